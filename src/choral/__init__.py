@@ -1,0 +1,1 @@
+"""choral: a calibrated ensemble for about the price of one network."""

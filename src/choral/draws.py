@@ -1,0 +1,262 @@
+"""Random draws inside a forward pass, by counting instead of by state.
+
+A draw is a hash of (key, step, site, element): the n-th random call of a forward pass is site n. It needs no
+generator state, so it works under `torch.func.vmap` with one key per member and gives the same numbers under every
+executor, after a resume and on every device. Layers call `uniform`, `normal`, `integers` or `dropout`; within a
+`keyed` block these follow the key, outside of one they use torch's own generator, so that the layers also work in
+anybody's own training loop. `keyed` also catches `torch.nn.functional.dropout` and its relatives in networks that are
+not ours.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_MASK32 = 0xFFFFFFFF
+
+
+def _signed(value: int) -> int:
+    value &= _MASK32
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def _mix_int(value: int) -> int:
+    value &= _MASK32
+    value = ((value ^ (value >> 16)) * 0x21F0AAAD) & _MASK32
+    value = ((value ^ (value >> 15)) * 0x735A2D97) & _MASK32
+    return value ^ (value >> 15)
+
+
+def words(*keys: int) -> Tensor:
+    """Return the keys as int32 words for `keyed`: shape (2,) for one key, (key, 2) for several.
+
+    >>> words(5).shape, words(5, 6, 7).shape
+    (torch.Size([2]), torch.Size([3, 2]))
+    """
+    pairs = [(_signed(k), _signed(k >> 32)) for k in keys]
+    return torch.tensor(pairs[0] if len(pairs) == 1 else pairs, dtype=torch.int32)
+
+
+class _Stream:
+    """The key of the running forward pass and the number of draws made so far."""
+
+    def __init__(self, key: int | Tensor, step: int):
+        self.key = key
+        self.step = step
+        self.site = 0
+
+    def next_words(self) -> tuple[Any, Any]:
+        """Return the two words of the next site: Python ints for an int key, else scalar tensors."""
+        salt = _mix_int(self.step * 0x9E3779B1 + self.site * 0x85EBCA77 + 0x165667B1)
+        salt2 = _mix_int(salt + self.site * 0x27D4EB2F + self.step)
+        self.site += 1
+        if isinstance(self.key, int):
+            low = _mix_int((self.key & _MASK32) ^ salt)
+            return _signed(low), _signed(_mix_int((self.key >> 32) + salt2 + low))
+        low = _mix(self.key[0] ^ _signed(salt))
+        return low, _mix(self.key[1] + _signed(salt2) + low)
+
+
+_stack: list[_Stream] = []
+
+
+@lru_cache(maxsize=64)
+def _count(n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, dtype=torch.int32, device=device) * _signed(0x9E3779B1)
+
+
+def _mix(h: Tensor) -> Tensor:
+    h = (h ^ ((h >> 16) & 0xFFFF)) * 0x21F0AAAD
+    h = (h ^ ((h >> 15) & 0x1FFFF)) * 0x735A2D97
+    return h ^ ((h >> 15) & 0x1FFFF)
+
+
+def _mix_(h: Tensor) -> Tensor:
+    h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF)).mul_(0x21F0AAAD)
+    h.bitwise_xor_((h >> 15).bitwise_and_(0x1FFFF)).mul_(0x735A2D97)
+    return h.bitwise_xor_((h >> 15).bitwise_and_(0x1FFFF))
+
+
+def _bits(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Return int32 hash values, uniform over all 2^32 patterns, for the next site of the running stream."""
+    first, second = _stack[-1].next_words()
+    n = 1
+    for size in shape:
+        n *= size
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        h = _mix_(_count(n, device) + first)
+        h = _mix_(h.add_(second))
+        return h.view(tuple(shape))
+
+
+def active() -> bool:
+    """Return whether a `keyed` block is running."""
+    return bool(_stack)
+
+
+def uniform(shape: Sequence[int], *, like: Tensor) -> Tensor:
+    """Return uniform draws on (0, 1), open at both ends, in `like`'s dtype and device."""
+    if not _stack:
+        return torch.rand(tuple(shape), dtype=like.dtype, device=like.device)
+    # 23 bits and a half step: every value and its distance to 0 and 1 is exact in float32
+    bits = (_bits(shape, like.device) >> 9) & 0x7FFFFF
+    return ((bits.to(torch.float32) + 0.5) * 2.0**-23).to(like.dtype)
+
+
+def normal(shape: Sequence[int], *, like: Tensor) -> Tensor:
+    """Return standard normal draws in `like`'s dtype and device (within 5.2 standard deviations when keyed)."""
+    if not _stack:
+        return torch.randn(tuple(shape), dtype=like.dtype, device=like.device)
+    bits = (_bits(shape, like.device) >> 9) & 0x7FFFFF
+    centred = (bits.to(torch.float32) + (0.5 - 2.0**22)) * 2.0**-22
+    return (torch.erfinv(centred) * 2.0**0.5).to(like.dtype)
+
+
+def integers(high: int, shape: Sequence[int], *, device: torch.device) -> Tensor:
+    """Return integer draws (int64), uniform on 0..high-1."""
+    if not _stack:
+        return torch.randint(high, tuple(shape), device=device)
+    bits = (_bits(shape, device).to(torch.int64) & _MASK32) * high
+    return bits >> 32
+
+
+def keep_mask(shape: Sequence[int], rate: float, *, device: torch.device) -> Tensor:
+    """Return a boolean mask that is False with probability `rate`, element by element."""
+    if not _stack:
+        return torch.rand(tuple(shape), device=device) >= rate
+    threshold = min(int(rate * 2.0**32), _MASK32) - (1 << 31)
+    return _bits(shape, device) >= threshold
+
+
+def dropout(x: Tensor, rate: float) -> Tensor:
+    """Return x with elements zeroed with probability `rate` and the rest scaled by 1 / (1 - rate)."""
+    if rate <= 0:
+        return x
+    if rate >= 1:
+        return x * 0
+    return x * (keep_mask(x.shape, rate, device=x.device).to(x.dtype) * (1.0 / (1.0 - rate)))
+
+
+def _dropout_channels(x: Tensor, rate: float, dims: int) -> Tensor:
+    """Drop whole channels; the channel axis is `dims + 1` from the end and the axes before it are batch axes."""
+    if rate <= 0:
+        return x
+    if rate >= 1:
+        return x * 0
+    shape = tuple(x.shape[: x.dim() - dims]) + (1,) * dims
+    return x * (keep_mask(shape, rate, device=x.device).to(x.dtype) * (1.0 / (1.0 - rate)))
+
+
+def _alpha_dropout(x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
+    """Drop to the negative saturation value of SELU and correct mean and variance (Klambauer et al., 2017)."""
+    if rate <= 0:
+        return x
+    saturation = -1.7580993408473766
+    keep = keep_mask(shape, rate, device=x.device).to(x.dtype)
+    a = ((1 - rate) * (1 + rate * saturation**2)) ** -0.5
+    return a * (x * keep + saturation * (1 - keep)) - a * saturation * rate
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Scaled dot-product attention whose dropout follows the running key."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    if attn_mask is not None:
+        scores = (
+            scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
+        )
+    return dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def _caught(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return dropout(x, p) if training else x
+
+
+def _caught_functional(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return dropout(input, p) if training else input
+
+
+def _caught_channels(dims: int) -> Callable[..., Tensor]:
+    def catch(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return _dropout_channels(input, p, dims) if training else input
+
+    return catch
+
+
+def _caught_alpha(by_channel: bool) -> Callable[..., Tensor]:
+    def catch(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
+        if not training:
+            return input
+        shape = tuple(input.shape[:2]) + (1,) * (input.dim() - 2) if by_channel else tuple(input.shape)
+        return _alpha_dropout(input, p, shape)
+
+    return catch
+
+
+_CAUGHT: dict[Any, Callable[..., Tensor]] = {
+    torch.dropout: _caught,
+    F.dropout: _caught_functional,
+    F.dropout1d: _caught_channels(1),
+    F.dropout2d: _caught_channels(2),
+    F.dropout3d: _caught_channels(3),
+    F.alpha_dropout: _caught_alpha(by_channel=False),
+    F.feature_alpha_dropout: _caught_alpha(by_channel=True),
+    torch.rand_like: lambda x, **_: uniform(x.shape, like=x),
+    torch.randn_like: lambda x, **_: normal(x.shape, like=x),
+    torch.bernoulli: lambda x, **_: (uniform(x.shape, like=x) < x).to(x.dtype),
+}
+
+
+class _Catch(TorchFunctionMode):
+    """Send the random functions of torch.nn.functional to the running stream."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        replacement = _CAUGHT.get(func)
+        if replacement is not None:
+            return replacement(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and (kwargs.get("dropout_p") or (len(args) > 4 and args[4])):
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def keyed(key: int | Tensor, step: int = 0, *, catch: bool = True) -> Iterator[_Stream]:
+    """Make every draw of the block follow (key, step).
+
+    Args:
+        key: an integer key, or the int32 words of one (`words`), which may be batched by vmap.
+        step: any integer; another step gives other draws.
+        catch: also redirect torch's own dropout functions; leave out when the network is known to have none,
+            since catching costs a few microseconds for each torch call.
+    """
+    stream = _Stream(key, step)
+    _stack.append(stream)
+    try:
+        if catch:
+            with _Catch():
+                yield stream
+        else:
+            yield stream
+    finally:
+        _stack.pop()

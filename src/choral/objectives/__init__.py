@@ -1,0 +1,1 @@
+"""Objectives: likelihoods and penalties."""

@@ -1,0 +1,71 @@
+"""The contract of a structure: how members share weights and how they read a batch.
+
+A structure turns a plain network into a *joint* network holding `members` members, lays out every batch for it and
+gives member outputs back with the member axis first. The engine knows this contract and no method.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from choral.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure(Value, ABC):
+    """How members share weights and read a batch.
+
+    Three facts are declared rather than probed: `members` in one joint network, `draws` (stochastic passes for each
+    member at prediction; 1 means deterministic) and `undecayed` (name patterns of parameters that take no weight decay).
+    """
+
+    members: int = 1
+    draws: int = 1
+    undecayed: tuple[str, ...] = ()
+
+    @abstractmethod
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return a new joint network; the given plain network is never changed.
+
+        The generator feeds every draw the conversion needs (fresh rank-one vectors, masks, member weights).
+        """
+
+    @abstractmethod
+    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Lay out one batch: inputs as the joint network reads them, targets with the member axis first.
+
+        With targets it is a training batch, without them a prediction batch. Random layouts draw from `choral.draws`.
+
+        Shapes: x (batch, ...), y (batch, ...) -> joint inputs, targets (member, batch, ...).
+        """
+
+    @abstractmethod
+    def unfold(self, outputs: Tensor) -> Tensor:
+        """Return the joint network's outputs as (member, batch, ...)."""
+
+    @abstractmethod
+    def member(self, network: nn.Module, index: int) -> nn.Module:
+        """Return member `index` of a joint network as a plain network of its own, in evaluation the same function."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Independent(Structure):
+    """One member for each network: the plain network itself."""
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network as it is; nothing is changed, so nothing is copied."""
+        return network
+
+    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Give the batch to the only member."""
+        return x, None if y is None else y.unsqueeze(0)
+
+    def unfold(self, outputs: Tensor) -> Tensor:
+        """Add the member axis."""
+        return outputs.unsqueeze(0)
+
+    def member(self, network: nn.Module, index: int) -> nn.Module:
+        """Return the network itself."""
+        return network
