@@ -1,1 +1,91 @@
-"""models"""
+"""Reference networks, each once and plain, and the register by which saved ensembles find them again.
+
+Weights are drawn from torch's global generator while a network is built: two builds under the same
+`torch.manual_seed` are equal.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from choral.errors import InputError, did_you_mean
+from choral.models.attention import transformer, vit
+from choral.models.convnets import alexnet_cifar, lenet
+from choral.models.densenet import densenet121
+from choral.models.mlp import mlp
+from choral.models.preactivation import pyramidnet, wide_resnet
+from choral.models.recurrent import cnn_lstm
+from choral.models.resnet import resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50
+from choral.models.spec import spec_of, zoo
+
+__all__ = [
+    "MODELS",
+    "alexnet_cifar",
+    "cnn_lstm",
+    "densenet121",
+    "lenet",
+    "mlp",
+    "pyramidnet",
+    "rebuild",
+    "resnet18",
+    "resnet20_frn",
+    "resnet50",
+    "resnet_cifar",
+    "resnext50",
+    "spec_of",
+    "transformer",
+    "vit",
+    "wide_resnet",
+    "zoo",
+]
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "lenet": lenet,
+    "alexnet_cifar": alexnet_cifar,
+    "resnet_cifar": resnet_cifar,
+    "resnet20_frn": resnet20_frn,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "resnext50": resnext50,
+    "wide_resnet": wide_resnet,
+    "pyramidnet": pyramidnet,
+    "densenet121": densenet121,
+    "cnn_lstm": cnn_lstm,
+    "vit": vit,
+    "transformer": transformer,
+}
+
+
+def rebuild(spec: Mapping[str, Any]) -> nn.Module:
+    """Return a fresh network from what `spec_of` told of another: same names and shapes, newly drawn weights.
+
+    Only builders in `MODELS` are called and nothing is imported, so a spec may come from a file. A network of your own
+    takes part when its builder is marked `@zoo` and entered in `MODELS` under its name.
+
+    >>> spec_of(rebuild({"name": "mlp", "arguments": {"inputs": 8, "outputs": 1, "hidden": [50, 50]}}))["name"]
+    'mlp'
+    """
+    if not isinstance(spec, Mapping) or set(spec) != {"name", "arguments"}:
+        raise InputError(f"{spec!r} does not describe a network; give what spec_of returned: a name and its arguments.")
+    name, arguments = spec["name"], spec["arguments"]
+    if not isinstance(name, str) or name not in MODELS:
+        known = ", ".join(sorted(MODELS))
+        raise InputError(
+            f"network {name!r} is not in the model zoo; known networks: {known}.{did_you_mean(str(name), MODELS)}"
+        )
+    build = MODELS[name]
+    signature = inspect.signature(build)
+    if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
+        raise InputError(f"{name}: arguments={arguments!r} is not accepted; give a dict from argument names to values.")
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        near = "".join(did_you_mean(key, signature.parameters) for key in arguments if key not in signature.parameters)
+        raise InputError(
+            f"{name}: {error}; its arguments are {', '.join(signature.parameters)}, given were "
+            f"{', '.join(arguments) or 'none'}.{near}"
+        ) from error
+    return build(**arguments)

@@ -1,0 +1,61 @@
+"""Filter response normalisation: a normalisation that needs no batch and keeps no running statistics."""
+
+import torch
+from torch import Tensor, nn
+
+from choral.errors import InputError
+
+
+class FilterResponseNorm(nn.Module):
+    """Divide every channel of an image by its root mean square, then scale, shift and threshold it.
+
+    With nu^2 the mean of x^2 over height and width, z = max(gamma * x / sqrt(nu^2 + eps) + beta, tau): each example is
+    normalised on its own, so training and evaluation are the same function.
+
+    Args:
+        channels: number of channels, at least 1; `weight` is the paper's gamma, `bias` its beta, `tau` its threshold.
+        eps: the constant under the root, above 0.
+        learned_eps: add the absolute value of one learned scalar (starting at 1e-4) to eps, as the paper advises
+            where the maps are as small as 1x1.
+
+    Shapes: (batch, channel, height, width) -> the same.
+
+    Reference: Singh & Krishnan, "Filter Response Normalization Layer", 2020, arXiv:1911.09737, section 3.
+
+    >>> x = torch.tensor([3.0, -4.0]).view(1, 1, 1, 2)  # root mean square 5 / sqrt(2)
+    >>> FilterResponseNorm(1, eps=1e-12)(x).flatten()
+    tensor([0.8485, 0.0000], grad_fn=<ViewBackward0>)
+    """
+
+    def __init__(self, channels: int, *, eps: float = 1e-6, learned_eps: bool = False):
+        super().__init__()
+        if channels < 1:
+            raise InputError(f"FilterResponseNorm: channels={channels!r} is not a count; give at least 1.")
+        if not eps > 0:
+            raise InputError(f"FilterResponseNorm: eps={eps!r} would divide by zero; give a small number above 0.")
+        self.channels = channels
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(channels))
+        self.bias = nn.Parameter(torch.empty(channels))
+        self.tau = nn.Parameter(torch.empty(channels))
+        self.extra_eps = nn.Parameter(torch.empty(1)) if learned_eps else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set gamma to one, beta and tau to zero."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.tau)
+        if self.extra_eps is not None:
+            nn.init.constant_(self.extra_eps, 1e-4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised, thresholded maps."""
+        eps = self.eps if self.extra_eps is None else self.eps + self.extra_eps.abs()
+        nu2 = x.square().mean((-2, -1), keepdim=True)
+        y = self.weight.view(-1, 1, 1) * (x * torch.rsqrt(nu2 + eps)) + self.bias.view(-1, 1, 1)
+        return torch.maximum(y, self.tau.view(-1, 1, 1))
+
+    def extra_repr(self) -> str:
+        """Show the arguments."""
+        return f"{self.channels}, eps={self.eps}, learned_eps={self.extra_eps is not None}"
