@@ -50,6 +50,7 @@ class _Stream:
         self.key = key
         self.step = step
         self.site = 0
+        self.caught = 0
 
     def next_words(self) -> tuple[Any, Any]:
         """Return the two words of the next site: Python ints for an int key, else scalar tensors."""
@@ -234,8 +235,10 @@ class _Catch(TorchFunctionMode):
         kwargs = kwargs or {}
         replacement = _CAUGHT.get(func)
         if replacement is not None:
+            _stack[-1].caught += 1
             return replacement(*args, **kwargs)
         if func is F.scaled_dot_product_attention and (kwargs.get("dropout_p") or (len(args) > 4 and args[4])):
+            _stack[-1].caught += 1
             return _attention(*args, **kwargs)
         return func(*args, **kwargs)
 

@@ -1,0 +1,121 @@
+"""Blueprint: from a factory or a given network to joint networks and states."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral import rng
+from choral.errors import InputError
+from choral.plan.state import State
+from choral.structures.base import Structure
+from choral.types import Build, Params
+
+
+class Blueprint:
+    """Makes joint networks for states: builds, converts, shrinks, and moves values in and out.
+
+    Args:
+        build: a factory of plain networks, or a network, which is copied and serves as the given parent.
+        structure: how members share weights.
+        device: where networks live.
+        images: whether inputs are images, which convolutions read with channels last.
+    """
+
+    def __init__(self, build: Build | nn.Module, structure: Structure, *, device: torch.device, images: bool):
+        if not callable(build):
+            raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
+        self.structure = structure
+        self.device = device
+        self.images = images
+        self.parent = copy.deepcopy(build) if isinstance(build, nn.Module) else None
+        self._build = build
+        self._skeletons: dict[str, nn.Module] = {}
+
+    def plain(self) -> nn.Module:
+        """Return a new plain network, drawn from the current global generator."""
+        if self.parent is not None:
+            network = copy.deepcopy(self.parent)
+            redraw(network)
+            return network
+        network = self._build()
+        if not isinstance(network, nn.Module):
+            raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
+        return network
+
+    def joint(self, seed: int, *place: int | str) -> nn.Module:
+        """Return a new joint network drawn with the seed of a place."""
+        with rng.seeded(seed, *place, "build"):
+            network = self.plain()
+        return self.structure.convert(network, rng.generator(seed, *place, "structure"))
+
+    def fresh(self, seed: int, *place: int | str) -> State:
+        """Return the state of a new joint network."""
+        network = self.joint(seed, *place)
+        self._skeletons.setdefault("null", self._settle(network))
+        return state_of(network)
+
+    def given(self, seed: int, *place: int | str) -> State | None:
+        """Return the state of the given parent, converted by the structure; None for a factory."""
+        if self.parent is None:
+            return None
+        parent = copy.deepcopy(self.parent)
+        network = self.structure.convert(parent, rng.generator(seed, *place, "structure"))
+        return state_of(network)
+
+    def _settle(self, network: nn.Module) -> nn.Module:
+        network = copy.deepcopy(network).to(self.device)
+        if self.images:
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+        return network
+
+    def network(self, form: dict[str, Any] | None = None) -> nn.Module:
+        """Return the shared joint network of a form; its values are whatever was last put in."""
+        name = repr(form) if form else "null"
+        if name not in self._skeletons:
+            if "null" not in self._skeletons:
+                self._skeletons["null"] = self._settle(self.joint(0, "skeleton"))
+            if form:
+                from choral.compaction import shrink
+
+                self._skeletons[name] = self._settle(shrink(self._skeletons["null"], form))
+        return self._skeletons[name]
+
+    def load(self, state: State) -> nn.Module:
+        """Return the shared network of the state's form, holding the state's values."""
+        network = self.network(state.form)
+        with torch.no_grad():
+            for name, p in network.named_parameters():
+                p.copy_(state.params[name])
+            for name, b in network.named_buffers():
+                b.copy_(state.buffers[name])
+        return network
+
+
+def state_of(network: nn.Module) -> State:
+    """Return a network's parameters and buffers as a state (copies, in plain memory order)."""
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
+
+    params: Params = {n: copied(p) for n, p in network.named_parameters()}
+    return State(params, {n: copied(b) for n, b in network.named_buffers()})
+
+
+def redraw(network: nn.Module) -> None:
+    """Draw every parameter of a network afresh, in place.
+
+    Modules that know how to reset themselves do so. Parameters of other modules are shuffled: random values with the
+    distribution the given ones have.
+    """
+    covered: set[int] = set()
+    for module in network.modules():
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if callable(reset):
+            reset()
+            covered |= {id(p) for p in module.parameters(recurse=False)}
+    with torch.no_grad():
+        for p in network.parameters():
+            if id(p) not in covered:
+                p.copy_(p.flatten()[torch.randperm(p.numel())].view_as(p))

@@ -1,0 +1,178 @@
+"""Checkpoints: where a run stands, so that the same call goes on from there.
+
+A plan is walked in a fixed order; a checkpoint says how many leaf phases are done, how many epochs of the running one,
+and holds the state of every open frame: the group being worked on and the fork parents above it. Each frame is one
+safetensors file, written again only when it changed. The two newest manifests are kept; each lists the checksums of its
+files, so a damaged one is noticed and the one before is used.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from choral.engine.files import checksum, pack_tensors, read_checked, unpack_tensors, write_bytes, write_json
+from choral.plan.state import State
+
+Place = tuple[int | str, ...]
+
+
+@dataclass
+class Lane:
+    """One network on its way: its place in the plan (up to its last fork) and its state."""
+
+    place: Place
+    state: State | None = None
+
+
+@dataclass
+class Group:
+    """Lanes that walk together; `version` is the (position, epoch) of the last change."""
+
+    lanes: list[Lane]
+    version: tuple[int, int] = (-1, 0)
+    parents: list[Lane] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """A file name for this group, from the places of its lanes."""
+        text = repr([lane.place for lane in self.lanes])
+        return f"{checksum(text.encode())[:12]}-{self.version[0]}-{self.version[1]}"
+
+
+@dataclass
+class Snapshot:
+    """A checkpoint read back."""
+
+    position: int
+    epoch: int
+    frames: dict[str, State | None]
+    failed: dict[str, str]
+    counted: dict[str, float]
+    log_bytes: int = 0
+
+
+def _pack(states: Sequence[State | None]) -> bytes:
+    tensors = {f"{i}/{n}": t for i, s in enumerate(states) if s is not None for n, t in s.flat().items()}
+    forms = [None if s is None else s.form for s in states]
+    return pack_tensors(tensors, {"forms": forms, "empty": [s is None for s in states]})
+
+
+def _unpack(data: bytes, name: str) -> list[State | None]:
+    tensors, header = unpack_tensors(data, name)
+    parts: list[dict[str, Any]] = [{} for _ in header["empty"]]
+    for full, tensor in tensors.items():
+        lane, rest = full.split("/", 1)
+        parts[int(lane)][rest] = tensor
+    return [
+        None if empty else State.from_flat(part, form)
+        for part, form, empty in zip(parts, header["forms"], header["empty"])
+    ]
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoint folder of a run."""
+
+    folder: Path
+    messages: list[str] = field(default_factory=list)
+
+    def _manifests(self) -> list[Path]:
+        return sorted(self.folder.glob("manifest-*.json"), key=lambda p: int(p.stem.split("-")[1]))
+
+    def save(
+        self,
+        frames: Sequence[Group],
+        *,
+        position: int,
+        epoch: int,
+        failed: dict[str, str],
+        counted: dict[str, float],
+        log_bytes: int,
+    ) -> None:
+        """Write the frames that changed and a new manifest; forget all but the two newest."""
+        manifests = self._manifests()
+        known: dict[str, str] = {}
+        for path in manifests[-2:]:
+            known |= {f["file"]: f["checksum"] for f in _manifest(path).get("frames", [])}
+        entries = []
+        for group in frames:
+            file = f"{group.name}.safetensors"
+            if file not in known:
+                known[file] = write_bytes(self.folder / file, _pack([lane.state for lane in group.lanes]))
+            entries.append(
+                {"file": file, "checksum": known[file], "places": [list(lane.place) for lane in group.lanes]}
+            )
+        number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
+        content = {
+            "position": position,
+            "epoch": epoch,
+            "frames": entries,
+            "failed": failed,
+            "counted": counted,
+            "log_bytes": log_bytes,
+        }
+        body = json.dumps(content, sort_keys=True)
+        write_json(
+            self.folder / f"manifest-{number}.json", {"content": body, "checksum": checksum(body.encode())}
+        )
+        self._forget(keep=2)
+
+    def _forget(self, keep: int) -> None:
+        manifests = self._manifests()
+        for path in manifests[:-keep] if keep else manifests:
+            path.unlink(missing_ok=True)
+        needed = {f["file"] for path in self._manifests() for f in _manifest(path).get("frames", [])}
+        for path in self.folder.glob("*.safetensors"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob("*.part"):
+            path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove all checkpoints: the run is complete."""
+        if self.folder.exists():
+            self._forget(keep=0)
+
+    def latest(self) -> Snapshot | None:
+        """Return the newest checkpoint whose files are all whole; says what was damaged."""
+        for path in reversed(self._manifests()):
+            content = _manifest(path)
+            if not content:
+                self.messages.append(f"checkpoint {path.name} is damaged; going back to the one before")
+                continue
+            frames: dict[str, State | None] = {}
+            for entry in content["frames"]:
+                data = read_checked(self.folder / entry["file"], entry["checksum"])
+                if data is None:
+                    self.messages.append(
+                        f"checkpoint file {entry['file']} is damaged or missing; going back to the checkpoint before"
+                    )
+                    break
+                states = _unpack(data, entry["file"])
+                for place, state in zip(entry["places"], states):
+                    frames[repr(tuple(place))] = state
+            else:
+                return Snapshot(
+                    content["position"],
+                    content["epoch"],
+                    frames,
+                    content["failed"],
+                    content["counted"],
+                    content["log_bytes"],
+                )
+        if self._manifests():
+            self.messages.append("no whole checkpoint is left; starting from the beginning")
+        return None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return a manifest's content, or an empty dict if it is damaged."""
+    try:
+        outer = json.loads(path.read_text())
+        if checksum(outer["content"].encode()) != outer["checksum"]:
+            return {}
+        return dict(json.loads(outer["content"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

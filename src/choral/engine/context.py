@@ -1,0 +1,72 @@
+"""What an operator is lent while it acts on one lane."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from choral import draws, rng
+from choral.data.inputs import prepare
+from choral.data.sources import Source
+from choral.engine.checkpoint import Place
+from choral.engine.trainers import Task
+from choral.plan.state import State
+from choral.types import Params
+
+_BATCH = 256
+
+
+class LaneContext:
+    """The engine's side of `plan.phases.Context` for one lane at one place."""
+
+    def __init__(self, task: Task, source: Source, seed: int, lane: Place, suffix: Place):
+        self._task, self._source, self._seed = task, source, seed
+        self._place = lane + suffix
+        self._fork = lane[:-1] + suffix if lane else suffix
+        self.branch = int(str(lane[-1])[1:]) if lane else 0
+        self.points = source.points
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the generator of this place."""
+        return rng.generator(self._seed, *self._place, purpose)
+
+    def sibling_generator(self, purpose: str) -> torch.Generator:
+        """Return a generator all branches of the innermost fork share."""
+        return rng.generator(self._seed, *self._fork, "siblings", purpose)
+
+    def fresh(self) -> State:
+        """Return a newly built network's state."""
+        return self._task.blueprint.fresh(self._seed, *self._place)
+
+    def given(self) -> State | None:
+        """Return the state of the network the user handed over."""
+        return self._task.blueprint.given(self._seed, *self._place)
+
+    def network(self, state: State) -> nn.Module:
+        """Return the joint network holding the state, in evaluation mode."""
+        return self._task.blueprint.load(state).eval()
+
+    def inputs(self) -> Iterator[Tensor]:
+        """Yield all training inputs as the joint network reads them."""
+        order = torch.arange(self.points)
+        with draws.keyed(rng.key(self._seed, *self._place, "inputs")):
+            for x, _ in self._source.epoch(order, _BATCH):
+                ready = prepare(x.to(self._task.device), self._task.transforms, training=False)
+                yield self._task.structure.feed(ready, None)[0]
+
+    def gradients(self, state: State, batches: int) -> Params:
+        """Return the objective's gradient summed over some training batches."""
+        network = self._task.blueprint.load(state).train()
+        network.zero_grad(set_to_none=True)
+        order = torch.randperm(self.points, generator=self.generator("gradients"))[: batches * _BATCH]
+        key = rng.key(self._seed, *self._place, "gradients")
+        for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
+            with draws.keyed(key, i):
+                loss = self._task.forward_loss(network, x.to(self._task.device), y.to(self._task.device))
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
+        grads = {
+            n: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone().contiguous().cpu()
+            for n, p in network.named_parameters()
+        }
+        network.zero_grad(set_to_none=True)
+        return grads

@@ -1,0 +1,110 @@
+"""Executors: how many branches of a fork are walked together.
+
+'sequential' walks them one by one and keeps one network in memory. 'vectorised' trains equal-shaped branches stacked.
+'auto' takes a few steps of each on the real data and keeps the faster.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from choral.data.sources import Source
+from choral.engine.run import WIDEST
+from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
+from choral.errors import InputError
+from choral.plan.phases import Fork, Phase, Repeat, Seq, Train
+from choral.plan.state import State
+
+Executor = Literal["auto", "sequential", "vectorised"]
+_BYTES = 2 << 30  # of stacked parameters, gradients and optimiser memory
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The executor a run uses, and what was measured to choose it (seconds for one step of one network)."""
+
+    name: str
+    width: Callable[[Fork, int], int]
+    measured: dict[str, float] = field(default_factory=dict)
+
+
+def _sequential(fork: Fork, lanes: int) -> int:
+    return 1
+
+
+def _first_train(plan: Phase, branches: int = 1) -> tuple[Train, int] | None:
+    """Return the first training phase that stands in a fork of more than one branch, and the branches."""
+    if isinstance(plan, Train):
+        return (plan, branches) if branches > 1 and plan.epochs else None
+    if isinstance(plan, Seq):
+        for phase in plan.phases:
+            found = _first_train(phase, branches)
+            if found:
+                return found
+        return None
+    if isinstance(plan, Repeat):
+        return _first_train(plan.body, branches) if plan.times else None
+    if isinstance(plan, Fork):
+        return _first_train(plan.body, branches * plan.branches)
+    return None
+
+
+def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: str | None = None) -> Settled:
+    """Return the executor to use.
+
+    Args:
+        executor: what the user asked for.
+        settled: what an earlier part of the same run settled on; it is kept, so that a resumed run is the same.
+    """
+    if executor not in ("auto", "sequential", "vectorised"):
+        raise InputError(f"executor is {executor!r}; give 'auto', 'sequential' or 'vectorised'.")
+    numbers = sum(p.numel() for p in task.blueprint.network().parameters())
+    widest = max(1, min(WIDEST, _BYTES // (16 * max(numbers, 1))))
+
+    def together(fork: Fork, lanes: int) -> int:
+        return min(lanes, widest)
+
+    wanted = settled or executor
+    if wanted == "sequential":
+        return Settled("sequential", _sequential)
+    if wanted == "vectorised":
+        return Settled("vectorised", together)
+    found = _first_train(plan)
+    if found is None or widest == 1:
+        return Settled("sequential", _sequential)
+    measured = _measure(task, source, found[0], min(found[1], widest))
+    if measured.get("vectorised", float("inf")) < measured["sequential"]:
+        return Settled("vectorised", together, measured)
+    return Settled("sequential", _sequential, measured)
+
+
+def _measure(task: Task, source: Source, phase: Train, lanes: int) -> dict[str, float]:
+    """Return seconds for one step of one network under both executors (vectorised missing if it cannot run)."""
+    state = task.blueprint.fresh(0, "measure")
+    order = torch.arange(min(source.points, phase.batch_size))
+    measured = {"sequential": _time(PlainTrainer, task, source, phase, [state], order)}
+    try:
+        orders = order.expand(lanes, -1)
+        measured["vectorised"] = _time(StackedTrainer, task, source, phase, [state] * lanes, orders) / lanes
+    except (RuntimeError, NotImplementedError, ValueError):
+        pass  # some networks cannot be mapped (recurrent ones, for example): they are trained one by one
+    return measured
+
+
+def _time(
+    kind: type[Trainer], task: Task, source: Source, phase: Train, states: list[State], order: torch.Tensor
+) -> float:
+    trainer = kind(task, phase, [source.points] * len(states))
+    slots = {s: {n: torch.zeros_like(p) for n, p in states[0].params.items()} for s in task.objective.slots}
+    trainer.mount([s.having(slots=slots) for s in states], list(range(len(states))))
+    x, y = next(iter(source.epoch(order, phase.batch_size)))
+    best = float("inf")
+    for step in range(4):
+        started = time.perf_counter()
+        trainer.step(x, y, step, 0.0, 0.0)
+        if step:
+            best = min(best, time.perf_counter() - started)
+    return best

@@ -1,0 +1,52 @@
+"""Floating-point operations of one training point and one predicted point, counted by torch."""
+
+import torch
+
+from choral import draws
+from choral.data.inputs import prepare
+from choral.data.sources import Source
+from choral.engine.trainers import Task
+from choral.plan.state import State
+
+
+class Flops:
+    """Counts a network's operations once for every form it takes (a compacted network costs less)."""
+
+    def __init__(self, task: Task, source: Source):
+        self.task, self.source = task, source
+        self._train: dict[str, float] = {}
+        self._predict: dict[str, float] = {}
+
+    def train(self, state: State | None) -> float:
+        """Return operations of one training point: forward and backward of the joint network."""
+        form = None if state is None else state.form
+        if repr(form) not in self._train:
+            self._count(form)
+        return self._train[repr(form)]
+
+    def predict(self, state: State | None) -> float:
+        """Return operations of one predicted point: one forward pass of the joint network."""
+        self.train(state)
+        return self._predict[repr(None if state is None else state.form)]
+
+    def _count(self, form: dict | None) -> None:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        network = self.task.blueprint.network(form)
+        saved = {n: b.detach().clone() for n, b in network.named_buffers()}
+        mode = network.training
+        x, y = self.source.example(4)
+        x, y = x.to(self.task.device), y.to(self.task.device)
+        with draws.keyed(0), FlopCounterMode(display=False) as counter:
+            loss = self.task.forward_loss(network.train(), x, y)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
+        self._train[repr(form)] = counter.get_total_flops() / len(x)
+        with draws.keyed(0), FlopCounterMode(display=False) as counter, torch.no_grad():
+            inputs, _ = self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)
+            network.eval()(inputs)
+        self._predict[repr(form)] = counter.get_total_flops() / len(x)
+        network.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, b in network.named_buffers():
+                b.copy_(saved[name])
+        network.train(mode)

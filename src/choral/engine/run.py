@@ -1,0 +1,300 @@
+"""Run a plan: walk its tree in a fixed order, phase by phase, with checkpoints on the way.
+
+The walk is the same for every executor. A fork's branches are walked in groups: groups of one are the sequential
+executor, larger groups are trained stacked. Each leaf phase has a position in the walk, so a checkpoint needs only the
+position and the open states.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from choral import rng, tree
+from choral.data.sources import Source
+from choral.engine.checkpoint import Checkpoints, Group, Lane, Place, Snapshot
+from choral.engine.context import LaneContext
+from choral.engine.flops import Flops
+from choral.engine.store import Log, MemberStore
+from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
+from choral.errors import DivergedError
+from choral.plan.cost import batches_in
+from choral.plan.phases import Collect, Every, Fork, Operator, Phase, Repeat, Seq, Train, visit
+from choral.plan.state import State
+
+WIDEST = 512  # branches stacked at once, at most
+
+
+class Run:
+    """One execution of a plan.
+
+    Args:
+        task: structure, objective, device: what stays the same.
+        source: training data.
+        plan: the plan.
+        seed: the root seed.
+        width: gives the number of branches to walk together for a fork.
+        store: where members go.
+        checkpoints: where to resume from, or None.
+        log: where events go.
+        seconds: least time between two checkpoints.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        source: Source,
+        plan: Phase,
+        *,
+        seed: int,
+        width: Callable[[Fork, int], int],
+        store: MemberStore,
+        checkpoints: Checkpoints | None,
+        log: Log,
+        seconds: float,
+    ):
+        self.task, self.source, self.plan, self.seed = task, source, plan, seed
+        self.width, self.store, self.checkpoints, self.log, self.seconds = width, store, checkpoints, log, seconds
+        self.position = 0
+        self.frames: list[Group] = []
+        self.failed: dict[str, str] = {}
+        self.counted: dict[str, float] = {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}
+        self.flops = Flops(task, source)
+        self.snapshot: Snapshot | None = None
+        self.skip_to = 0
+        self._saved_at = time.monotonic()
+        places: list[Place] = []
+        visit(plan, lambda node, place: places.append(place) if isinstance(node, Collect) else None)
+        self._member_of = {place: i for i, place in enumerate(places)}
+
+    def execute(self) -> None:
+        """Run the plan from its last checkpoint to its end; raises DivergedError if a branch was lost."""
+        if self.checkpoints is not None:
+            self.snapshot = self.checkpoints.latest()
+            for message in self.checkpoints.messages:
+                self.log.event(kind="warning", message=message)
+        if self.snapshot is not None:
+            self.skip_to, self.failed = self.snapshot.position, dict(self.snapshot.failed)
+            self.counted = dict(self.snapshot.counted)
+            self.log.rewind(self.snapshot.log_bytes)
+            self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=self.counted)
+        with torch.random.fork_rng(devices=[]):
+            self._walk(self.plan, Group([Lane(())]), ())
+        if self.failed:
+            kept = len(self._member_of) - len(self.store.missing(len(self._member_of)))
+            raise DivergedError(
+                "; ".join(self.failed.values())
+                + f". {kept} of {len(self._member_of)} members were kept; lower the rate or clip gradients and run again."
+            )
+
+    def _walk(self, node: Phase, group: Group, suffix: Place) -> None:
+        if isinstance(node, Seq):
+            for i, child in enumerate(node.phases):
+                self._walk(child, group, (*suffix, i))
+        elif isinstance(node, Repeat):
+            for i in range(node.times):
+                self._walk(node.body, group, (*suffix, f"r{i}"))
+        elif isinstance(node, Fork):
+            branches = [(lane, i) for lane in group.lanes for i in range(node.branches)]
+            width = max(1, self.width(node, len(branches)))
+            self.frames.append(group)
+            for start in range(0, len(branches), width):
+                lanes = [
+                    Lane((*lane.place, *suffix, f"f{i}"), lane.state) for lane, i in branches[start : start + width]
+                ]
+                self._walk(node.body, Group(lanes, group.version, parents=[p for p, _ in branches[start : start + width]]), ())
+            self.frames.pop()
+        else:
+            self._leaf(node, group, suffix)
+
+    def _leaf(self, node: Phase, group: Group, suffix: Place) -> None:
+        position, self.position = self.position, self.position + 1
+        if position < self.skip_to:
+            return
+        begin = 0
+        if self.snapshot is not None:
+            self._restore(group)
+            begin, self.snapshot = self.snapshot.epoch, None
+        lanes = [lane for lane in group.lanes if repr(lane.place) not in self.failed]
+        if isinstance(node, Train):
+            self._train(node, group, lanes, suffix, position, begin)
+        elif isinstance(node, Collect):
+            for lane in lanes:
+                assert lane.state is not None
+                self.store.put(self._member_of[lane.place + suffix], lane.state)
+                self.log.event(kind="collected", place=_path(lane.place + suffix))
+        else:
+            assert isinstance(node, Operator)
+            for lane in lanes:
+                lane.state = node.apply(lane.state, self._context(lane, suffix))
+                self.log.event(kind="operator", name=type(node).__name__, place=_path(lane.place + suffix))
+        group.version = (position + 1, 0)
+        self._checkpoint(group, position + 1, 0)
+
+    def _restore(self, group: Group) -> None:
+        """Give every open frame the state the checkpoint holds for it; lanes not yet begun take their parent's."""
+        assert self.snapshot is not None
+        for frame in [*self.frames, group]:
+            for i, lane in enumerate(frame.lanes):
+                saved = self.snapshot.frames.get(repr(lane.place))
+                if saved is not None:
+                    lane.state = saved
+                elif frame.parents:
+                    lane.state = frame.parents[i].state
+            frame.version = (self.snapshot.position, self.snapshot.epoch)
+
+    def _context(self, lane: Lane, suffix: Place) -> LaneContext:
+        return LaneContext(self.task, self.source, self.seed, lane.place, suffix)
+
+    def _checkpoint(self, group: Group, position: int, epoch: int) -> None:
+        if self.checkpoints is None or time.monotonic() - self._saved_at < self.seconds:
+            return
+        self.checkpoints.save(
+            [*self.frames, group],
+            position=position,
+            epoch=epoch,
+            failed=self.failed,
+            counted=self.counted,
+            log_bytes=self.log.sync(),
+        )
+        self._saved_at = time.monotonic()
+
+    def _train(self, phase: Train, group: Group, lanes: list[Lane], suffix: Place, position: int, begin: int) -> None:
+        """Train the lanes; those of equal shapes go together. `begin` counts epochs over all these teams."""
+        teams: dict[Any, list[Lane]] = {}
+        for lane in lanes:
+            assert lane.state is not None
+            subset = lane.state.slots.get("subset", {})
+            signature = (tree.signature(lane.state.params), repr(lane.state.form), tree.signature(subset))
+            teams.setdefault(signature, []).append(lane)
+        for number, team in enumerate(teams.values()):
+            first = begin - number * phase.epochs
+            if first >= phase.epochs and phase.epochs:
+                continue
+
+            def finished(epoch: int, number: int = number) -> None:
+                done = number * phase.epochs + epoch
+                group.version = (position, done)
+                self._checkpoint(group, position, done)
+
+            self._train_team(phase, team, suffix, max(first, 0), finished)
+
+    def _train_team(
+        self, phase: Train, team: list[Lane], suffix: Place, begin: int, finished: Callable[[int], None]
+    ) -> None:
+        states = [lane.state for lane in team]
+        if begin == 0:
+            for lane in team:
+                assert lane.state is not None
+                if phase.memory == "fresh":
+                    lane.state = lane.state.having(memory={})
+        if phase.epochs == 0:
+            return
+        keys = [rng.key(self.seed, *lane.place, *suffix, "train") for lane in team]
+        subsets = [_subset(lane.state) for lane in team]
+        points = [self.source.points if s is None else len(s) for s in subsets]
+        kind: type[Trainer] = PlainTrainer if len(team) == 1 else StackedTrainer
+        trainer = kind(self.task, phase, points)
+        trainer.mount([lane.state for lane in team if lane.state is not None], keys)
+        per_epoch = batches_in(points[0], phase.batch_size)
+        flops = self.flops.train(states[0]) * len(team)
+        for epoch in range(begin, phase.epochs):
+            started = time.perf_counter()
+            trainer.catch = True
+            torch.random.default_generator.manual_seed(rng.key(keys[0], "unkeyed", epoch))
+            orders = [_order(k, epoch, n, s) for k, n, s in zip(keys, points, subsets)]
+            order = orders[0] if len(team) == 1 else torch.stack(orders)
+            steps = phase.epochs * per_epoch
+            for i, (x, y) in enumerate(self.source.epoch(order, phase.batch_size)):
+                step = epoch * per_epoch + i
+                trainer.step(x, y, step, step / steps, phase.schedule.rate(step, steps))
+                self._apply_every(phase, "steps", step + 1, steps, trainer, team, keys, suffix)
+            self._apply_every(phase, "epochs", epoch + 1, phase.epochs, trainer, team, keys, suffix)
+            seconds = time.perf_counter() - started
+            losses = trainer.losses()
+            seen = min(per_epoch * phase.batch_size, points[0])
+            for name, amount in [
+                ("epochs", len(team)),
+                ("steps", per_epoch * len(team)),
+                ("points", seen * len(team)),
+                ("train_flops", flops * seen),
+                ("train_seconds", seconds),
+            ]:
+                self.counted[name] += amount
+            self.log.event(
+                kind="epoch",
+                places=[_path(lane.place + suffix) for lane in team],
+                epoch=epoch + 1,
+                epochs=phase.epochs,
+                losses=losses,
+                rate=phase.schedule.rate(epoch * per_epoch, steps),
+                seconds=seconds,
+                counted=self.counted,
+            )
+            self._note_diverged(team, losses, suffix, epoch)
+            if all(repr(lane.place) in self.failed for lane in team):
+                return
+            if epoch + 1 < phase.epochs and self._checkpoint_due():
+                _take_out(team, trainer)
+                finished(epoch + 1)
+        _take_out(team, trainer)
+
+    def _checkpoint_due(self) -> bool:
+        return self.checkpoints is not None and time.monotonic() - self._saved_at >= self.seconds
+
+    def _note_diverged(self, team: Sequence[Lane], losses: Sequence[float], suffix: Place, epoch: int) -> None:
+        for lane, loss in zip(team, losses):
+            if not math.isfinite(loss) and repr(lane.place) not in self.failed:
+                message = f"the loss became {loss} at {_path(lane.place + suffix)} in epoch {epoch + 1}"
+                self.failed[repr(lane.place)] = message
+                self.log.event(kind="diverged", place=_path(lane.place + suffix), message=message)
+
+    def _apply_every(
+        self,
+        phase: Train,
+        unit: str,
+        finished: int,
+        total: int,
+        trainer: Trainer,
+        team: list[Lane],
+        keys: Sequence[int],
+        suffix: Place,
+    ) -> None:
+        for number, rule in enumerate(phase.every):
+            if rule.unit == unit and rule.due(finished, total):
+                self._apply_rule(rule, trainer, team, keys, (*suffix, f"every{number}", finished))
+
+    def _apply_rule(self, rule: Every, trainer: Trainer, team: list[Lane], keys: Sequence[int], place: Place) -> None:
+        changed: list[State] = []
+        for lane, state in zip(team, trainer.states()):
+            changed.append(rule.phase.apply(state, self._context(lane, place)))
+        total, count = trainer.total, trainer.count
+        trainer.mount(changed, keys)
+        trainer.total, trainer.count = total, count
+
+
+def _take_out(team: Sequence[Lane], trainer: Trainer) -> None:
+    for lane, state in zip(team, trainer.states()):
+        lane.state = state
+
+
+def _subset(state: State | None) -> torch.Tensor | None:
+    assert state is not None
+    slot = state.slots.get("subset")
+    return None if slot is None else slot["indices"]
+
+
+def _order(key: int, epoch: int, points: int, subset: torch.Tensor | None) -> torch.Tensor:
+    order = torch.randperm(points, generator=rng.generator(key, "order", epoch))
+    return order if subset is None else subset[order]
+
+
+def _path(place: Place) -> str:
+    """Write a place for people.
+
+    >>> _path((0, "f3", 1))
+    '0/f3/1'
+    """
+    return "/".join(str(p) for p in place) or "start"

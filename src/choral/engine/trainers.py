@@ -1,0 +1,222 @@
+"""Two ways to take the same training steps: one network after the other, or equal-shaped networks stacked.
+
+A trainer holds the networks of one training phase: `mount` puts states in, `step` takes one step for all of them,
+`states` takes the results out. Both draw from the same keyed streams, so they give the same members up to rounding.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from choral import draws, tree
+from choral.data.inputs import Transform, prepare
+from choral.engine.blueprint import Blueprint, state_of
+from choral.objectives.combine import Objective
+from choral.objectives.likelihoods import Likelihood
+from choral.plan.optimiser import clip_gradients, memory_of, restore_memory
+from choral.plan.phases import Train
+from choral.plan.state import State
+from choral.structures.base import Structure
+from choral.types import Params
+
+
+@dataclass(frozen=True)
+class Task:
+    """What stays the same over a whole run: structure, objective, input transforms, device and precision."""
+
+    blueprint: Blueprint
+    structure: Structure
+    objective: Objective
+    likelihood: Likelihood
+    transforms: tuple[Transform, ...]
+    device: torch.device
+    precision: str
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the precision context of forward passes."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def forward_loss(self, network: Any, x: Tensor, y: Tensor) -> Tensor:
+        """Return the likelihood part of the loss of one batch; draws follow the running stream."""
+        with self.autocast():
+            x = prepare(x, self.transforms, training=True)
+            inputs, targets = self.structure.feed(x, y)
+            outputs = self.structure.unfold(network(inputs))
+        assert targets is not None
+        return self.likelihood.loss(outputs.float() if self.precision == "bf16" else outputs, targets)
+
+
+class Trainer(ABC):
+    """Takes training steps for one or more networks."""
+
+    def __init__(self, task: Task, phase: Train, points: Sequence[int]):
+        self.task, self.phase, self.points = task, phase, list(points)
+        self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
+
+    @abstractmethod
+    def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
+        """Take the states in, with the key of each network's draws."""
+
+    @abstractmethod
+    def step(self, x: Tensor, y: Tensor, step: int, progress: float, rate: float) -> None:
+        """Take one step."""
+
+    @abstractmethod
+    def states(self) -> list[State]:
+        """Return the current states, optimiser memory included."""
+
+    @abstractmethod
+    def losses(self) -> list[float]:
+        """Return the mean training loss of each network since the last call."""
+
+
+class PlainTrainer(Trainer):
+    """One network: the network itself, its own parameters, the plain loop."""
+
+    def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
+        """Load the state into the shared network and restore the optimiser."""
+        (self.state,), (self.key,) = states, keys
+        self.network = self.task.blueprint.load(self.state).train()
+        self.params = dict(self.network.named_parameters())
+        device = self.task.device
+        self.slots = {s: {n: t.to(device) for n, t in self.state.slots[s].items()} for s in self.task.objective.slots}
+        self.mask = [
+            (self.params[n], m.to(device, self.params[n].dtype)) for n, m in self.state.slots.get("mask", {}).items()
+        ]
+        with torch.no_grad():
+            for p, m in self.mask:
+                p.mul_(m)
+        self.optimiser = self.phase.optimiser.make(self.params, undecayed=self.task.structure.undecayed)
+        restore_memory(self.optimiser, self.params, self.state.memory)
+        self.total, self.count = torch.zeros((), device=device), 0
+
+    def step(self, x: Tensor, y: Tensor, step: int, progress: float, rate: float) -> None:
+        """Take one step, as a hand-written loop would."""
+        task, optimiser = self.task, self.optimiser
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        x, y = x.to(task.device), y.to(task.device)
+        with draws.keyed(self.key, step, catch=self.catch) as stream:
+            loss = task.forward_loss(self.network, x, y)
+        self.catch = stream.caught > 0
+        penalty = task.objective.penalty(self.params, self.slots, progress, self.points[0])
+        if penalty is not None:
+            loss = loss + penalty
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.phase.optimiser.clip is not None:
+            clip_gradients(self.params, self.phase.optimiser.clip)
+        optimiser.step()
+        if self.mask:
+            with torch.no_grad():
+                for p, m in self.mask:
+                    p.mul_(m)
+        self.total += loss.detach()
+        self.count += 1
+
+    def states(self) -> list[State]:
+        """Copy the values out."""
+        now = state_of(self.network)
+        memory = {n: t.cpu() for n, t in memory_of(self.optimiser, self.params).items()}
+        return [self.state.having(params=now.params, buffers=now.buffers, memory=memory)]
+
+    def losses(self) -> list[float]:
+        """Return the mean loss."""
+        mean = float(self.total) / max(self.count, 1)
+        self.total, self.count = torch.zeros_like(self.total), 0
+        return [mean]
+
+
+class StackedTrainer(Trainer):
+    """Several networks of equal shapes at once: stacked leaves, one mapped loss, one backward, one optimiser."""
+
+    def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
+        """Stack the states and restore the stacked optimiser."""
+        self.held = list(states)
+        device = self.task.device
+        self.network = self.task.blueprint.network(states[0].form).train()
+
+        def stacked(trees: Sequence[Params]) -> Params:
+            return {n: t.to(device) for n, t in tree.stack(trees).items()}
+
+        self.params = {n: t.requires_grad_() for n, t in stacked([s.params for s in states]).items()}
+        self.buffers = stacked([s.buffers for s in states])
+        self.slots = {slot: stacked([s.slots[slot] for s in states]) for slot in self.task.objective.slots}
+        masks = stacked([s.slots["mask"] for s in states]) if "mask" in states[0].slots else {}
+        self.mask = [(self.params[n], m.to(self.params[n].dtype)) for n, m in masks.items()]
+        with torch.no_grad():
+            for p, m in self.mask:
+                p.mul_(m)
+        self.words = draws.words(*keys).view(-1, 2).to(device)
+        self.optimiser = self.phase.optimiser.make(self.params, stacked=True, undecayed=self.task.structure.undecayed)
+        memory = {}
+        for name, first in states[0].memory.items():
+            memory[name] = torch.stack([s.memory[name] for s in states]) if first.dim() else first
+        restore_memory(self.optimiser, self.params, memory)
+        self.total, self.count = torch.zeros(len(states), device=device), 0
+        self._settings: tuple[int, float] = (0, 0.0)
+        self._mapped = vmap(self._loss, randomness="error")
+
+    def _loss(self, params: Params, buffers: Params, slots: Any, words: Tensor, points: Tensor, x: Tensor, y: Tensor):  # type: ignore[no-untyped-def]  # mapped by vmap, nested return
+        step, progress = self._settings
+        buffers = {n: b.clone() for n, b in buffers.items()}
+        with draws.keyed(words, step, catch=self.catch) as stream:
+            loss = self.task.forward_loss(lambda i: functional_call(self.network, (params, buffers), (i,)), x, y)
+        self._caught = stream.caught > 0
+        penalty = self.task.objective.penalty(params, slots, progress, 1)
+        if penalty is not None:
+            loss = loss + penalty / points
+        return loss, buffers
+
+    def step(self, x: Tensor, y: Tensor, step: int, progress: float, rate: float) -> None:
+        """Take one step for all networks."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        device = self.task.device
+        self._settings = (step, progress)
+        points = torch.tensor(self.points, dtype=torch.float32, device=device)
+        losses, buffers = self._mapped(
+            self.params, self.buffers, self.slots, self.words, points, x.to(device), y.to(device)
+        )
+        self.catch = self._caught
+        self.optimiser.zero_grad(set_to_none=True)
+        losses.sum().backward()
+        self.buffers = {n: b.detach() for n, b in buffers.items()}
+        if self.phase.optimiser.clip is not None:
+            clip_gradients(self.params, self.phase.optimiser.clip, stacked=True)
+        self.optimiser.step()
+        if self.mask:
+            with torch.no_grad():
+                for p, m in self.mask:
+                    p.mul_(m)
+        self.total += losses.detach()
+        self.count += 1
+
+    def states(self) -> list[State]:
+        """Unstack everything."""
+        count = len(self.held)
+        params = tree.unstack({n: p.detach().cpu() for n, p in self.params.items()}, count)
+        buffers = tree.unstack({n: b.cpu() for n, b in self.buffers.items()}, count)
+        memory = {n: t.cpu() for n, t in memory_of(self.optimiser, self.params).items()}
+        return [
+            s.having(
+                params=params[i],
+                buffers=buffers[i],
+                memory={n: t[i].clone() if t.dim() else t.clone() for n, t in memory.items()},
+            )
+            for i, s in enumerate(self.held)
+        ]
+
+    def losses(self) -> list[float]:
+        """Return the mean losses."""
+        means = (self.total / max(self.count, 1)).tolist()
+        self.total, self.count = torch.zeros_like(self.total), 0
+        return means

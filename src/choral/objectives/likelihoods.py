@@ -1,0 +1,136 @@
+"""Likelihoods: what a network's outputs mean, how wrong they are, and what they predict.
+
+Each likelihood gives the loss (see `objectives.penalties` for the scaling) and turns raw outputs into predictive
+quantities. Outputs and targets come with the member axis first.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from choral.errors import InputError
+from choral.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihood(Value, ABC):
+    """What the outputs of a network mean."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """'classification' or 'regression'."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over members of the batch mean of the negative log likelihood.
+
+        Shapes: outputs (member, batch, ...), targets (member, batch, ...) -> ().
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorical(Likelihood):
+    """Class labels; outputs are logits (member, batch, class, ...)."""
+
+    @property
+    def kind(self) -> str:
+        """Classification."""
+        return "classification"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return cross-entropy, averaged over the batch and summed over members."""
+        mean = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1))
+        return mean if outputs.shape[0] == 1 else mean * outputs.shape[0]
+
+    def probs(self, outputs: Tensor) -> Tensor:
+        """Return class probabilities (member, batch, class)."""
+        return outputs.softmax(2)
+
+
+class GaussianLikelihood(Likelihood, ABC):
+    """Real targets with Gaussian noise."""
+
+    @property
+    def kind(self) -> str:
+        """Regression."""
+        return "regression"
+
+    @abstractmethod
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, each (member, batch, target)."""
+
+
+def _columns(targets: Tensor, outputs: Tensor) -> Tensor:
+    return targets.unsqueeze(-1) if targets.dim() == outputs.dim() - 1 else targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedGaussian(GaussianLikelihood):
+    """Gaussian noise of known precision; outputs are means (member, batch, target).
+
+    Args:
+        precision: inverse variance of the noise, in the units the network is trained in.
+    """
+
+    precision: float = 1.0
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Gaussian negative log likelihood, constants included."""
+        squares = (outputs - _columns(targets, outputs)).square()
+        constant = 0.5 * outputs.shape[-1] * math.log(2 * math.pi / self.precision)
+        members = outputs.shape[0]
+        return members * (0.5 * self.precision * outputs.shape[-1] * squares.mean() + constant)
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs as means, and the fixed variance."""
+        return outputs, torch.full_like(outputs, 1.0 / self.precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedGaussian(GaussianLikelihood):
+    """Gaussian noise whose variance the network predicts; outputs are (member, batch, 2 * target).
+
+    The first half of the last axis is the mean, softplus of the second half plus `floor` the variance.
+
+    Reference: Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
+    2017, arXiv:1612.01474, Equation 1.
+    """
+
+    floor: float = 1e-6
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Gaussian negative log likelihood, constants included."""
+        mean, variance = self.moments(outputs)
+        squares = (mean - _columns(targets, mean)).square()
+        each = 0.5 * (squares / variance + variance.log() + math.log(2 * math.pi))
+        return outputs.shape[0] * mean.shape[-1] * each.mean()
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances."""
+        mean, raw = outputs.chunk(2, dim=-1)
+        return mean, F.softplus(raw) + self.floor
+
+
+def infer(targets: Tensor, outputs: int | None = None) -> Likelihood:
+    """Return the likelihood that fits the targets: integers are classes, reals are Gaussian.
+
+    Args:
+        targets: training targets.
+        outputs: outputs of the network for one point; twice the number of targets means a learned variance.
+    """
+    if not targets.dtype.is_floating_point:
+        return Categorical()
+    columns = 1 if targets.dim() == 1 else targets.shape[-1]
+    if outputs is None or outputs == columns:
+        return FixedGaussian()
+    if outputs == 2 * columns:
+        return LearnedGaussian()
+    raise InputError(
+        f"The network gives {outputs} outputs for {columns} real target(s); a Gaussian likelihood takes {columns} (mean) "
+        f"or {2 * columns} (mean and variance), and class labels must be integers. Change the last layer or y's type."
+    )

@@ -1,0 +1,183 @@
+"""Operators: starting, bagging, averaging and recalibrating one network's state."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from choral.errors import PlanError
+from choral.plan.phases import Context, Operator
+from choral.plan.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reset(Operator):
+    """Build the network again with the seed of this place, so nothing is left over from before."""
+
+    @property
+    def starts(self) -> bool:
+        """A reset makes weights."""
+        return True
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return a fresh state."""
+        return context.fresh()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Operator):
+    """Take the weights of the network the user handed over."""
+
+    @property
+    def starts(self) -> bool:
+        """A start makes weights."""
+        return True
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the given weights."""
+        given = context.given()
+        if given is None:
+            raise PlanError(
+                "Start needs trained weights, but fit was given a factory; hand over the trained nn.Module itself."
+            )
+        return given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bag(Operator):
+    """Restrict training to a random part of the points, drawn for this branch.
+
+    Args:
+        fraction: size of the part relative to all points.
+        replace: draw with replacement (the bootstrap) instead of a subset.
+    """
+
+    fraction: float = 0.9
+    replace: bool = False
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The slot 'subset' with the drawn indices."""
+        return ("subset",)
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with its own training points."""
+        assert state is not None
+        count = max(1, round(self.fraction * context.points))
+        generator = context.generator("bag")
+        if self.replace:
+            indices = torch.randint(context.points, (count,), generator=generator)
+        else:
+            indices = torch.randperm(context.points, generator=generator)[:count]
+        return state.with_slots(subset={"indices": indices.sort().values})
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateMoments(Operator):
+    """Take the current weights into running moments of the trajectory.
+
+    After n calls: mean = average of the n weights, square = average of their squares, deviations = the last `rank`
+    differences to the running mean. The average of 0, 1, 2 is 1.
+
+    Reference: Maddox et al., "A Simple Baseline for Bayesian Uncertainty", 2019, arXiv:1902.02476, Algorithm 1.
+    """
+
+    rank: int = 0
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The slots of the moments."""
+        return ("mean", "square", "deviations", "moment_count")
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with moments that include its weights."""
+        assert state is not None
+        seen = int(state.slots["moment_count"]["count"]) if "moment_count" in state.slots else 0
+        mean, square, deviations = {}, {}, {}
+        for name, p in state.params.items():
+            old_mean = state.slots["mean"][name] if seen else torch.zeros_like(p)
+            old_square = state.slots["square"][name] if seen else torch.zeros_like(p)
+            mean[name] = old_mean + (p - old_mean) / (seen + 1)
+            square[name] = old_square + (p * p - old_square) / (seen + 1)
+            if self.rank:
+                new = (p - mean[name]).unsqueeze(0)
+                old = state.slots["deviations"][name] if seen else new[:0]
+                deviations[name] = torch.cat([old, new])[-self.rank :]
+        count = {"count": torch.tensor(seen + 1)}
+        return state.with_slots(mean=mean, square=square, deviations=deviations, moment_count=count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseMean(Operator):
+    """Replace the weights by the collected mean."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The collected mean."""
+        return ("mean",)
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state at the mean of its trajectory."""
+        assert state is not None
+        return state.having(params={n: t.clone() for n, t in state.slots["mean"].items()}, memory={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawMoments(Operator):
+    """Draw weights from the Gaussian fitted to the trajectory.
+
+    Covariance = scale * (diag(square - mean^2) + D D^T / (rank - 1)); the paper's formula has scale 1/2.
+
+    Reference: Maddox et al., 2019, arXiv:1902.02476, Equation 1.
+    """
+
+    scale: float = 0.5
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The collected moments."""
+        return ("mean", "square", "deviations")
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with drawn weights."""
+        assert state is not None
+        generator = context.generator("moments")
+        drawn = {}
+        rank = next((d.shape[0] for d in state.slots["deviations"].values()), 0)
+        columns = torch.randn(rank, generator=generator) / max(rank - 1, 1) ** 0.5
+        for name, mean in state.slots["mean"].items():
+            variance = (state.slots["square"][name] - mean * mean).clamp(min=0)
+            noise = variance.sqrt() * torch.randn(mean.shape, generator=generator).to(mean)
+            if rank:
+                noise = noise + torch.tensordot(columns.to(mean), state.slots["deviations"][name], dims=1)
+            value = mean + self.scale**0.5 * noise
+            drawn[name] = value
+        return state.having(params=drawn, memory={})
+
+
+_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recalibrate(Operator):
+    """Estimate BatchNorm statistics again over the training data; a network without BatchNorm is left alone."""
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with statistics that fit its weights."""
+        assert state is not None
+        network = context.network(state)
+        norms = {n: m for n, m in network.named_modules() if isinstance(m, _NORMS) and m.track_running_stats}
+        if not norms:
+            return state
+        momenta = {n: m.momentum for n, m in norms.items()}
+        for norm in norms.values():
+            norm.reset_running_stats()
+            norm.momentum = None  # a cumulative average, so every batch counts the same
+            norm.train()
+        with torch.no_grad():
+            for x in context.inputs():
+                network(x)
+        for name, norm in norms.items():
+            norm.momentum = momenta[name]
+            norm.eval()
+        return state.having(buffers={n: b.detach().clone() for n, b in network.named_buffers()})

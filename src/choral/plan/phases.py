@@ -1,0 +1,206 @@
+"""Phases: the steps a plan is made of, and the combinators that order them.
+
+`seq` runs phases one after the other; `repeat` runs one several times, each from the state the last one left; `fork`
+runs a body several times from the *same* state, and then goes on with that state. Only forks may run side by side.
+An operator turns one network's state into another; `Train` is carried out by the engine; `Collect` keeps a member.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from choral.plan.optimiser import SGD, Optimiser
+from choral.plan.schedule import Constant, Schedule
+from choral.plan.state import State
+from choral.types import Params
+from choral.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(Value, ABC):
+    """One node of a plan."""
+
+
+class Context(Protocol):
+    """What the engine lends to an operator: randomness of its place, the network, the training data."""
+
+    points: int
+    branch: int
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the generator of this place."""
+        ...
+
+    def sibling_generator(self, purpose: str) -> torch.Generator:
+        """Return a generator that all branches of the innermost fork share (`branch` says which one this is)."""
+        ...
+
+    def fresh(self) -> State:
+        """Return a newly built network's state, drawn with the seed of this place."""
+        ...
+
+    def given(self) -> State | None:
+        """Return the weights of the network the user handed over, or None for a factory."""
+        ...
+
+    def network(self, state: State) -> nn.Module:
+        """Return the joint network holding a state, in evaluation mode; valid until the next call."""
+        ...
+
+    def inputs(self) -> Iterator[Tensor]:
+        """Yield the training inputs as the joint network reads them, in order, without augmentation."""
+        ...
+
+    def gradients(self, state: State, batches: int) -> Params:
+        """Return the gradient of the objective over some training batches, also where the mask is False."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator(Phase, ABC):
+    """A phase that turns one state into the next without training.
+
+    `needs` and `gives` name the slots it reads and writes; plans are checked for them before they run.
+    """
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Slots that must have been given before."""
+        return ()
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """Slots that exist afterwards."""
+        return ()
+
+    @property
+    def starts(self) -> bool:
+        """Whether this phase makes weights where there were none."""
+        return False
+
+    @abstractmethod
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the new state; the given one is not changed (it is None before the first start)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every(Value):
+    """An operator applied during training, after every `count` steps or epochs.
+
+    Args:
+        start: fraction of the phase that must have passed; stop: fraction after which it rests.
+    """
+
+    count: int
+    phase: Operator
+    unit: Literal["steps", "epochs"] = "steps"
+    start: float = 0.0
+    stop: float = 1.0
+
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether it is due after `finished` of `total` units.
+
+        >>> from choral.plan.operators import UpdateMoments
+        >>> [Every(count=2, phase=UpdateMoments()).due(n, 8) for n in (1, 2, 3, 4)]
+        [False, True, False, True]
+        """
+        part = finished / max(total, 1)
+        return finished % self.count == 0 and self.start <= part <= self.stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Phase):
+    """Minimise the objective for some epochs.
+
+    Args:
+        epochs: passes over this member's training points.
+        schedule: learning rate, spanning the phase.
+        optimiser: what updates the weights.
+        batch_size: points in a batch; a last batch of a single point is left out (BatchNorm cannot train on it).
+        memory: 'fresh' starts the optimiser anew, 'carried' goes on with the memory of the phase before.
+        every: operators applied while training.
+
+    Weights are held at exactly zero wherever the state's slot 'mask' is False.
+    """
+
+    epochs: int
+    schedule: Schedule = Constant(0.1)
+    optimiser: Optimiser = SGD()
+    batch_size: int = 128
+    memory: Literal["fresh", "carried"] = "fresh"
+    every: tuple[Every, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect(Phase):
+    """Keep the current weights as a member of the ensemble (or as all the members of a joint network)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq(Phase):
+    """Phases one after the other."""
+
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat(Phase):
+    """A phase several times, each from the state the one before left."""
+
+    times: int
+    body: Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fork(Phase):
+    """A phase several times, each from the same state; the state afterwards is the one before."""
+
+    branches: int
+    body: Phase
+
+
+def seq(*phases: Phase) -> Seq:
+    """Return the phases one after the other.
+
+    >>> seq(Collect(), Collect()).phases
+    (Collect(), Collect())
+    """
+    return Seq(phases=phases)
+
+
+def repeat(times: int, *body: Phase) -> Repeat:
+    """Return the body run `times` times, each from the state the one before left."""
+    return Repeat(times=times, body=body[0] if len(body) == 1 else seq(*body))
+
+
+def fork(branches: int, *body: Phase) -> Fork:
+    """Return the body run in `branches` branches that all start from the same state."""
+    return Fork(branches=branches, body=body[0] if len(body) == 1 else seq(*body))
+
+
+def every(count: int, phase: Operator, *, unit: Literal["steps", "epochs"] = "steps", start: float = 0.0) -> Every:
+    """Return an operator applied after every `count` steps or epochs of a training phase."""
+    return Every(count=count, phase=phase, unit=unit, start=start)
+
+
+def visit(plan: Phase, leaf: Callable[[Phase, tuple[int | str, ...]], None]) -> None:
+    """Call `leaf` with every phase that is not a combinator and its place, in plan order, repeats written out."""
+
+    def walk(node: Phase, place: tuple[int | str, ...]) -> None:
+        if isinstance(node, Seq):
+            for i, child in enumerate(node.phases):
+                walk(child, (*place, i))
+        elif isinstance(node, Repeat):
+            for i in range(node.times):
+                walk(node.body, (*place, f"r{i}"))
+        elif isinstance(node, Fork):
+            for i in range(node.branches):
+                walk(node.body, (*place, f"f{i}"))
+        else:
+            leaf(node, place)
+
+    walk(plan, ())

@@ -1,0 +1,155 @@
+"""Learning-rate schedules: the rate of step `step` out of `steps` in one training phase.
+
+A schedule spans the phase it is given to, whatever its length, and is evaluated for every step.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from choral.errors import InputError
+from choral.values import Value
+
+
+@dataclass(frozen=True)
+class Schedule(Value, ABC):
+    """The learning rate as a function of how far the phase is."""
+
+    @abstractmethod
+    def at(self, progress: float) -> float:
+        """Return the rate at a progress from 0 (first step) to 1 (end of the phase)."""
+
+    def rate(self, step: int, steps: int) -> float:
+        """Return the rate of step `step`, counted from 0, of `steps` in all."""
+        return self.at(step / max(steps, 1))
+
+
+def _between(start: float, end: float, part: float) -> float:
+    return start + (end - start) * min(max(part, 0.0), 1.0)
+
+
+def _cosine(start: float, end: float, part: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * min(max(part, 0.0), 1.0))) / 2
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same rate throughout."""
+
+    value: float
+
+    def at(self, progress: float) -> float:
+        """Return the value."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Steps(Schedule):
+    """A rate multiplied by `factor` at each milestone (fractions of the phase).
+
+    >>> [round(Steps(0.1, milestones=(0.5, 0.75)).at(p), 6) for p in (0.0, 0.5, 0.75)]
+    [0.1, 0.01, 0.001]
+    """
+
+    value: float
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    factor: float = 0.1
+
+    def at(self, progress: float) -> float:
+        """Return the value after the milestones passed so far."""
+        return self.value * self.factor ** sum(progress >= m for m in self.milestones)
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """Straight lines through (progress, rate) points; constant before the first and after the last.
+
+    >>> Linear(((0.0, 0.1), (0.5, 0.1), (0.9, 0.001))).at(0.7)
+    0.0505
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        where = [p for p, _ in self.points]
+        if not where or where != sorted(where):
+            raise InputError(f"Linear points must be at least one, in rising order of progress; got {self.points}.")
+
+    def at(self, progress: float) -> float:
+        """Return the interpolated rate."""
+        if progress <= self.points[0][0]:
+            return self.points[0][1]
+        for (left, low), (right, high) in zip(self.points, self.points[1:]):
+            if progress < right:
+                return _between(low, high, (progress - left) / (right - left))
+        return self.points[-1][1]
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from `start` down (or up) to `end`."""
+
+    start: float
+    end: float = 0.0
+
+    def at(self, progress: float) -> float:
+        """Return the rate on the half cosine."""
+        return _cosine(self.start, self.end, progress)
+
+
+@dataclass(frozen=True)
+class CosineRestarts(Schedule):
+    """`cycles` equal half cosines, each starting again at `start`.
+
+    >>> CosineRestarts(0.1, cycles=2).at(0.5)
+    0.1
+    """
+
+    start: float
+    end: float = 0.0
+    cycles: int = 1
+
+    def at(self, progress: float) -> float:
+        """Return the rate within the running cycle."""
+        return _cosine(self.start, self.end, math.modf(progress * self.cycles)[0])
+
+
+@dataclass(frozen=True)
+class Triangles(Schedule):
+    """`cycles` equal triangles from `start` to `turn` and back.
+
+    >>> [Triangles(0.5, 0.1, cycles=1).at(p) for p in (0.0, 0.5)]
+    [0.5, 0.1]
+    """
+
+    start: float
+    turn: float
+    cycles: int = 1
+
+    def at(self, progress: float) -> float:
+        """Return the rate within the running triangle."""
+        part = math.modf(progress * self.cycles)[0]
+        return _between(self.start, self.turn, 1 - abs(2 * part - 1))
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Up from `start` to `peak` over the first `warm` part, then down to `end`, both on half cosines.
+
+    The last step of the phase has exactly the rate `end`, as in the two-phase schedule of Smith and Topin.
+    """
+
+    peak: float
+    start: float = 0.001
+    end: float = 1e-7
+    warm: float = 0.1
+
+    def at(self, progress: float) -> float:
+        """Return the rate on the two half cosines."""
+        if progress < self.warm:
+            return _cosine(self.start, self.peak, progress / self.warm)
+        return _cosine(self.peak, self.end, (progress - self.warm) / (1 - self.warm))
+
+    def rate(self, step: int, steps: int) -> float:
+        """Return the rate of a step; the first is `start`, the last is `end`."""
+        return self.at(step / max(steps - 1, 1))

@@ -1,0 +1,76 @@
+"""A plan as a tree, in words: for people (`show`) and for machines (`tree`)."""
+
+from dataclasses import fields
+from typing import Any
+
+from choral.plan.cost import cost
+from choral.plan.phases import Every, Fork, Phase, Repeat, Seq, Train
+from choral.values import Value
+
+
+def _brief(item: Any) -> str:
+    if isinstance(item, Every):
+        return f"every {item.count} {item.unit}: {_brief(item.phase)}"
+    if isinstance(item, Value):
+        shown = [f"{f.name}={_brief(getattr(item, f.name))}" for f in fields(item) if getattr(item, f.name) != f.default]  # type: ignore[arg-type]  # every Value is a dataclass
+        return f"{type(item).__name__}({', '.join(shown)})"
+    if isinstance(item, tuple):
+        return "(" + ", ".join(_brief(i) for i in item) + ")"
+    return f"{item:g}" if isinstance(item, float) else str(item)
+
+
+def label(node: Phase) -> str:
+    """Return one line for a node of a plan.
+
+    >>> from choral.plan.schedule import Cosine
+    >>> label(Train(epochs=5, schedule=Cosine(0.1)))
+    'Train 5 epochs, Cosine(start=0.1), SGD(), batch 128'
+    """
+    if isinstance(node, Seq):
+        return "seq"
+    if isinstance(node, Repeat):
+        return f"repeat {node.times}x"
+    if isinstance(node, Fork):
+        return f"fork into {node.branches}"
+    if isinstance(node, Train):
+        parts = [f"Train {node.epochs} epochs", _brief(node.schedule), _brief(node.optimiser), f"batch {node.batch_size}"]
+        parts += ["optimiser memory carried"] if node.memory == "carried" else []
+        parts += [_brief(rule) for rule in node.every]
+        return ", ".join(parts)
+    return _brief(node)
+
+
+def children(node: Phase) -> tuple[Phase, ...]:
+    """Return the phases directly below a node (a body that is a seq is opened)."""
+    if isinstance(node, Seq):
+        return node.phases
+    if isinstance(node, Repeat | Fork):
+        return node.body.phases if isinstance(node.body, Seq) else (node.body,)
+    return ()
+
+
+def tree(node: Phase) -> dict[str, Any]:
+    """Return the plan as nested plain dicts: label, epochs, members and children of every node."""
+    total = cost(node)
+    return {
+        "label": label(node),
+        "epochs": total.epochs,
+        "networks": total.networks,
+        "children": [tree(c) for c in children(node)],
+    }
+
+
+def lines(node: Phase) -> list[str]:
+    """Return the tree as text lines, epochs of every branch at the right."""
+    rows: list[tuple[str, int]] = []
+
+    def walk(node: Phase, first: str, rest: str) -> None:
+        rows.append((first + label(node), cost(node).epochs))
+        below = children(node)
+        for i, child in enumerate(below):
+            last = i == len(below) - 1
+            walk(child, rest + ("`- " if last else "|- "), rest + ("   " if last else "|  "))
+
+    walk(node, "", "")
+    width = max(len(text) for text, _ in rows)
+    return [f"{text:<{width}}  {epochs:>6} epochs" if epochs else text for text, epochs in rows]

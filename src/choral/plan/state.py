@@ -1,0 +1,58 @@
+"""State: everything the next phase needs of one network, and nothing else."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from choral.types import Params, Slots
+
+
+@dataclass(frozen=True)
+class State:
+    """The weights of one network on their way through a plan.
+
+    Attributes:
+        params: trainable tensors by name.
+        buffers: the network's buffers by name.
+        slots: named extra tensors: 'mask' (held at zero where False), 'anchor', 'mean', ... each a dict by name.
+        memory: the optimiser's memory, a flat dict (`plan.optimiser.memory_of`).
+        form: how this network's shapes differ from the built one (JSON types), None if they do not.
+    """
+
+    params: Params
+    buffers: Params
+    slots: Slots = field(default_factory=dict)
+    memory: Params = field(default_factory=dict)
+    form: dict[str, Any] | None = None
+
+    def having(self, **changes: Any) -> "State":
+        """Return the state with some fields replaced."""
+        return replace(self, **changes)
+
+    def with_slots(self, **slots: Params) -> "State":
+        """Return the state with these slots set."""
+        return replace(self, slots=self.slots | slots)
+
+    def flat(self) -> dict[str, Tensor]:
+        """Return all tensors under 'part/name' keys; `State.from_flat` is the way back."""
+        tensors = {f"params/{n}": t for n, t in self.params.items()}
+        tensors |= {f"buffers/{n}": t for n, t in self.buffers.items()}
+        tensors |= {f"memory/{n}": t for n, t in self.memory.items()}
+        for slot, values in self.slots.items():
+            tensors |= {f"slots/{slot}/{n}": t for n, t in values.items()}
+        return tensors
+
+    @staticmethod
+    def from_flat(tensors: dict[str, Tensor], form: dict[str, Any] | None = None) -> "State":
+        """Return the state whose `flat` gave these tensors."""
+        parts: dict[str, Params] = {"params": {}, "buffers": {}, "memory": {}}
+        slots: Slots = {}
+        for full, tensor in tensors.items():
+            part, name = full.split("/", 1)
+            if part == "slots":
+                slot, name = name.split("/", 1)
+                slots.setdefault(slot, {})[name] = tensor
+            else:
+                parts[part][name] = tensor
+        return State(parts["params"], parts["buffers"], slots, parts["memory"], form)

@@ -1,0 +1,237 @@
+"""Ensemble: members in, predictions out; saved and loaded without pickle."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from choral import draws, models, rng, tree
+from choral.data.inputs import Transform, prepare
+from choral.data.sources import as_inputs
+from choral.engine.blueprint import Blueprint
+from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
+from choral.engine.store import MemberStore, member_tensors, state_from
+from choral.errors import InputError, RunError
+from choral.objectives.likelihoods import Categorical, GaussianLikelihood, Likelihood
+from choral.plan.state import State
+from choral.prediction import Classification, Prediction, Regression
+from choral.recipe import Recipe
+from choral.types import Build
+from choral.values import from_dict
+
+_FORMAT = 1
+_LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)  # faster, or only possible, one by one
+
+
+class Ensemble:
+    """Trained members and everything needed to predict with them.
+
+    Made by `choral.fit` and `choral.load`.
+    """
+
+    def __init__(
+        self,
+        build: Build | nn.Module,
+        recipe: Recipe,
+        likelihood: Likelihood,
+        store: MemberStore,
+        count: int,
+        *,
+        inputs: tuple[Transform, ...] = (),
+        table: dict[str, Any] | None = None,
+        info: dict[str, Any] | None = None,
+    ):
+        self.recipe, self.likelihood, self.inputs, self.table = recipe, likelihood, inputs, table
+        self.info = info or {}
+        self._store, self._count = store, count
+        self.networks = count
+        self._blueprint = Blueprint(build, recipe.structure, device=torch.device("cpu"), images=False)
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return self._count * self.recipe.structure.members
+
+    def states(self) -> Iterator[State]:
+        """Yield the state of each collected network."""
+        return (self._store.get(i) for i in range(self._count))
+
+    @property
+    def parameters(self) -> int:
+        """Stored parameters of all members; masked ones do not count."""
+        total = 0
+        for state in self.states():
+            mask = state.slots.get("mask", {})
+            total += sum(int(mask[n].sum()) if n in mask else p.numel() for n, p in state.params.items())
+        return total
+
+    def network(self, index: int = 0) -> nn.Module:
+        """Return a joint network holding collected weights, in evaluation mode."""
+        import copy
+
+        return copy.deepcopy(self._blueprint.load(self._store.get(index))).eval()
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as a plain network of its own, in evaluation mode."""
+        if not 0 <= index < self.members:
+            raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
+        which, inside = divmod(index, self.recipe.structure.members)
+        return self.recipe.structure.member(self.network(which), inside).eval()
+
+    def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+        """Return the raw outputs of every member (member * draws, batch, ...)."""
+        ready = as_inputs(x)
+        groups: dict[Any, list[tuple[int, State]]] = {}
+        for i, state in enumerate(self.states()):
+            groups.setdefault((tree.signature(state.params), repr(state.form)), []).append((i, state))
+        found: dict[int, Tensor] = {}
+        for group in groups.values():
+            looped = any(isinstance(m, _LOOPED) for m in self._blueprint.network(group[0][1].form).modules())
+            runner = self._one_by_one if looped or len(group) == 1 else self._stacked
+            for number, out in runner(group, ready, batch_size):
+                found[number] = out
+        return torch.cat([found[i] for i in range(self._count)])
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.recipe.structure.feed(prepare(x, self.inputs, training=False), None)[0]
+
+    def _one_by_one(self, group: list[tuple[int, State]], x: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+        structure = self.recipe.structure
+        for number, state in group:
+            network = self._blueprint.load(state).eval()
+            key = rng.key(0, "predict", number)
+            with torch.inference_mode():
+                parts = []
+                for chunk in x.split(size):
+                    passes = []
+                    for draw in range(structure.draws):
+                        with draws.keyed(key, draw):
+                            passes.append(structure.unfold(network(self._feed(chunk))))
+                    parts.append(torch.cat(passes))
+                yield number, torch.cat(parts, 1).clone()
+
+    def _stacked(self, group: list[tuple[int, State]], x: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+        structure = self.recipe.structure
+        network = self._blueprint.network(group[0][1].form).eval()
+        params = tree.stack([s.params for _, s in group])
+        buffers = tree.stack([s.buffers for _, s in group])
+        words = draws.words(*(rng.key(0, "predict", i) for i, _ in group)).view(-1, 2)
+
+        def forward(draw: int) -> Callable[..., Tensor]:
+            def run(p: Any, b: Any, w: Tensor, chunk: Tensor) -> Tensor:
+                with draws.keyed(w, draw):
+                    return structure.unfold(functional_call(network, (p, b), (self._feed(chunk),)))
+
+            return run
+
+        with torch.no_grad():
+            parts = []
+            for chunk in x.split(max(1, size // len(group)) if x.dim() > 2 else size):
+                passes = [
+                    vmap(forward(draw), in_dims=(0, 0, 0, None))(params, buffers, words, chunk)
+                    for draw in range(structure.draws)
+                ]
+                parts.append(torch.cat(passes, 1))
+            joined = torch.cat(parts, 2)
+        for row, (number, _) in enumerate(group):
+            yield number, joined[row]
+
+    def predict(self, x: Any, *, batch_size: int = 1024) -> Prediction:
+        """Return the ensemble's prediction for some inputs.
+
+        Args:
+            x: inputs as given to fit (arrays or tensors); for an ensemble fitted on a table, use `predict_table`.
+            batch_size: points evaluated at once.
+        """
+        outputs = self.outputs(x, batch_size=batch_size)
+        if isinstance(self.likelihood, Categorical):
+            names = tuple(self.table["classes"]) if self.table and self.table.get("classes") else None
+            return Classification(outputs, self.recipe.combine, names=names)
+        assert isinstance(self.likelihood, GaussianLikelihood)
+        means, variances = self.likelihood.moments(outputs)
+        if self.table and self.table.get("target_std"):
+            scale, shift = self.table["target_std"], self.table["target_mean"]
+            means, variances = means * scale + shift, variances * scale**2
+        return Regression(means, variances)
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
+        path = Path(path)
+        if path.is_dir():
+            raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
+        tensors, forms = {}, []
+        for i, state in enumerate(self.states()):
+            forms.append(state.form)
+            tensors |= {f"{i:05d}/{n}": t for n, t in member_tensors(state).items()}
+        header = {
+            "format": _FORMAT,
+            "recipe": self.recipe.to_dict(),
+            "likelihood": self.likelihood.to_dict(),
+            "inputs": [t.to_dict() for t in self.inputs],
+            "network": self._spec(),
+            "forms": forms,
+            "table": self.table,
+            "info": self.info,
+        }
+        write_bytes(path, pack_tensors(tensors, header))
+
+    def _spec(self) -> dict[str, Any] | None:
+        with rng.seeded(0, "spec"):
+            return models.spec_of(self._blueprint.plain())
+
+
+def build_for(spec: dict[str, Any] | None, build: Build | nn.Module | None, where: str) -> Build | nn.Module:
+    """Return the factory to use for a saved ensemble: the given one, or the zoo network the file names."""
+    if build is not None:
+        return build
+    if spec is None:
+        raise RunError(
+            f"{where} was saved from a network that is not in choral's own model zoo, and a file never decides what code is "
+            "run: give the factory yourself, choral.load(path, build=...)."
+        )
+    return lambda: models.rebuild(spec)
+
+
+def load_file(path: Path, build: Build | nn.Module | None) -> Ensemble:
+    """Return the ensemble of a file written by `Ensemble.save`."""
+    tensors, header = unpack_tensors(path.read_bytes(), str(path))
+    if header.get("format") != _FORMAT:
+        raise RunError(
+            f"{path} is not a choral ensemble of format {_FORMAT} (found {header.get('format')}); "
+            "save it again with this version of choral."
+        )
+    parts: list[dict[str, Tensor]] = [{} for _ in header["forms"]]
+    for full, tensor in tensors.items():
+        number, name = full.split("/", 1)
+        parts[int(number)][name] = tensor
+    store = MemberStore()
+    for i, (part, form) in enumerate(zip(parts, header["forms"])):
+        state = state_from(part, form)
+        store.put(i, state)
+    ensemble = Ensemble(
+        build_for(header["network"], build, str(path)),
+        from_dict(header["recipe"]),
+        from_dict(header["likelihood"]),
+        store,
+        len(parts),
+        inputs=tuple(from_dict(t) for t in header["inputs"]),
+        table=header["table"],
+        info=header["info"],
+    )
+    check_fits(ensemble, str(path))
+    return ensemble
+
+
+def check_fits(ensemble: Ensemble, where: str) -> None:
+    """Raise RunError if stored members do not have the names and shapes of the network that was built."""
+    state = ensemble._store.get(0)
+    network = ensemble._blueprint.network(state.form)
+    wanted = {n: tuple(p.shape) for n, p in network.named_parameters()}
+    found = {n: tuple(p.shape) for n, p in state.params.items()}
+    if wanted != found:
+        odd = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))[:4]
+        pairs = "; ".join(f"{n}: network {wanted.get(n)}, file {found.get(n)}" for n in odd)
+        raise RunError(f"the network that build makes does not fit {where}: {pairs}; give the build the ensemble was fitted with.")

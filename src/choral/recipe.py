@@ -1,0 +1,61 @@
+"""Recipe = structure + plan + objective: a whole method as one value."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from choral.objectives.combine import Objective
+from choral.plan.check import problems
+from choral.plan.cost import cost
+from choral.plan.phases import Phase
+from choral.plan.show import lines, tree
+from choral.structures.base import Independent, Structure
+from choral.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Value):
+    """A method: how members share weights, what happens to them, what is minimised.
+
+    Args:
+        name: the method's name, as in the registry.
+        plan: what happens to the weights.
+        structure: how members share weights and read a batch.
+        objective: what one training step minimises.
+        combine: how members become one prediction: 'probs' averages probabilities, 'logits' averages logits.
+    """
+
+    name: str
+    plan: Phase
+    structure: Structure = field(default_factory=Independent)
+    objective: Objective = field(default_factory=Objective)
+    combine: str = "probs"
+
+    @property
+    def epochs(self) -> int:
+        """Total epochs of training."""
+        return cost(self.plan).epochs
+
+    @property
+    def members(self) -> int:
+        """Members of the finished ensemble."""
+        return cost(self.plan).networks * self.structure.members
+
+    def problems(self) -> list[str]:
+        """Return everything that is wrong with the plan."""
+        return problems(self.plan, penalty_slots=self.objective.slots)
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, epochs, members, draws and the plan's tree as plain dicts."""
+        return {
+            "name": self.name,
+            "epochs": self.epochs,
+            "members": self.members,
+            "draws": self.structure.draws,
+            "structure": self.structure.to_dict(),
+            "objective": self.objective.to_dict(),
+            "tree": tree(self.plan),
+        }
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {self.members} member(s), {self.epochs} epochs, {type(self.structure).__name__}"
+        return "\n".join([head, *lines(self.plan)])
