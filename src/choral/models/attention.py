@@ -14,7 +14,7 @@ class EncoderBlock(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, dropout: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.dropout1 = nn.Dropout(dropout)
         self.norm2 = nn.LayerNorm(width)
         self.linear1 = nn.Linear(width, hidden)
@@ -101,7 +101,7 @@ def vit(
         depth: number of encoder blocks.
         heads: attention heads of each block.
         hidden: units between the two linear layers of a block.
-        dropout: rate on attention weights, hidden units and what each half of a block adds.
+        dropout: rate on the hidden units and on what each half of a block adds; attention weights have none.
 
     Shapes: (batch, channels, side, side) -> (batch, classes).
 

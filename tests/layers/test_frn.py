@@ -1,0 +1,73 @@
+import pytest
+import torch
+from torch.func import functional_call, vmap
+
+from choral.errors import InputError
+from choral.layers.frn import FilterResponseNorm
+
+
+def by_loops(x, gamma, beta, tau, eps):
+    """The definition, one channel of one example at a time."""
+    out = torch.empty_like(x)
+    for b in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            channel = x[b, c]
+            nu2 = sum(value.item() ** 2 for value in channel.flatten()) / channel.numel()
+            for i, value in enumerate(channel.flatten()):
+                y = gamma[c] * value / (nu2 + eps) ** 0.5 + beta[c]
+                out[b, c].view(-1)[i] = y if y > tau[c] else tau[c]
+    return out
+
+
+@pytest.mark.parametrize("learned_eps", [False, True])
+def test_equals_its_definition(learned_eps):
+    torch.manual_seed(0)
+    layer = FilterResponseNorm(3, eps=0.1, learned_eps=learned_eps).double()
+    for parameter in (layer.weight, layer.bias, layer.tau):
+        torch.nn.init.normal_(parameter)
+    eps = 0.1
+    if layer.extra_eps is not None:
+        torch.nn.init.constant_(layer.extra_eps, -0.3)
+        eps = 0.4
+    x = torch.randn(2, 3, 4, 5, dtype=torch.double)
+    torch.testing.assert_close(layer(x).detach(), by_loops(x, layer.weight, layer.bias, layer.tau, eps).detach())
+
+
+def test_an_example_does_not_depend_on_its_batch_nor_on_its_scale():
+    torch.manual_seed(0)
+    layer = FilterResponseNorm(2, eps=1e-12).double()
+    x = torch.randn(4, 2, 3, 3, dtype=torch.double)
+    torch.testing.assert_close(layer(x)[1:2], layer(x[1:2]))
+    torch.testing.assert_close(layer(100 * x), layer(x))
+
+
+def test_gradients_and_the_reset():
+    torch.manual_seed(0)
+    layer = FilterResponseNorm(2, learned_eps=True).double()
+    names = [name for name, _ in layer.named_parameters()]
+    assert names == ["weight", "bias", "tau", "extra_eps"]
+    x = torch.randn(2, 2, 3, 3, dtype=torch.double, requires_grad=True)
+    values = [torch.randn(p.shape, dtype=torch.double, requires_grad=True) for p in layer.parameters()]
+    assert torch.autograd.gradcheck(lambda x, *v: functional_call(layer, dict(zip(names, v)), (x,)), (x, *values))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(7.0)
+    layer.reset_parameters()
+    assert [p.unique().tolist() for p in layer.parameters()] == [[1.0], [0.0], [0.0], [1e-4]]
+
+
+def test_stacked_layers_equal_single_ones():
+    torch.manual_seed(0)
+    layer = FilterResponseNorm(3)
+    stacked = {name: torch.randn(4, *p.shape) for name, p in layer.named_parameters()}
+    x = torch.randn(2, 3, 4, 4)
+    joint = vmap(lambda p: functional_call(layer, p, (x,)))(stacked)
+    for i in range(4):
+        torch.testing.assert_close(joint[i], functional_call(layer, {n: p[i] for n, p in stacked.items()}, (x,)))
+
+
+def test_impossible_arguments_are_refused():
+    with pytest.raises(InputError, match="channels=0"):
+        FilterResponseNorm(0)
+    with pytest.raises(InputError, match=r"eps=0\.0"):
+        FilterResponseNorm(2, eps=0.0)
