@@ -1,0 +1,32 @@
+"""Masks: pure functions from shapes and a generator to dicts of bool tensors, True where a weight is kept.
+
+Every mask maker takes the same three choices. `unit` is what is kept or removed as a whole: a `connection` (one weight)
+or a `neuron` (one output row or filter). `scope` says whether the kept share holds in every `layer` or over all of them
+together (`global`). `groups` names layers that must keep the same neurons, because their outputs are summed. Masks have
+the shapes of the weights; `keep_vectors` and `expand_neurons` go between them, keep-vectors and whole parameters.
+"""
+
+from choral.masks.cells import Masks, Scope, Shapes, Unit, expand_neurons, keep_vectors
+from choral.masks.measures import density, overlap, total_distance
+from choral.masks.prunable import prunable
+from choral.masks.sampling import anti_random_pair, partition, random_masks
+from choral.masks.scoring import erk_densities, magnitude_masks, regrow
+
+__all__ = [
+    "Masks",
+    "Scope",
+    "Shapes",
+    "Unit",
+    "anti_random_pair",
+    "density",
+    "erk_densities",
+    "expand_neurons",
+    "keep_vectors",
+    "magnitude_masks",
+    "overlap",
+    "partition",
+    "prunable",
+    "random_masks",
+    "regrow",
+    "total_distance",
+]

@@ -1,0 +1,145 @@
+"""Cells: what a mask keeps or removes as a whole, and how a choice of cells becomes masks.
+
+With unit `connection` a cell is one weight; with unit `neuron` it is one output row, shared by all layers of a tied
+group. The mask makers only ever choose among cells, so they are written once for both units.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from choral.errors import InputError, did_you_mean
+
+Masks = dict[str, Tensor]
+Shapes = Mapping[str, Sequence[int]]
+Unit = Literal["connection", "neuron"]
+Scope = Literal["layer", "global"]
+Groups = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of each layer or tied group, and the weights they stand for.
+
+    Args:
+        sizes: number of cells, by the name of the layer's weight (for a group, of its first weight).
+        followers: all weight names that take the choice made for a name, itself included.
+        shapes: the shapes of all weights.
+        unit: what a cell is.
+    """
+
+    sizes: dict[str, int]
+    followers: dict[str, tuple[str, ...]]
+    shapes: dict[str, tuple[int, ...]]
+    unit: Unit
+
+    @property
+    def floor(self) -> int:
+        """The number of cells a layer may not go below: a layer with no neuron left would cut the network."""
+        return 1 if self.unit == "neuron" else 0
+
+    def expand(self, chosen: Mapping[str, Tensor]) -> Masks:
+        """Return weight-shaped masks from one flat choice for each layer or group."""
+        leaders = {name: leader for leader, names in self.followers.items() for name in names}
+        return {name: self._expand_one(chosen[leaders[name]], shape) for name, shape in self.shapes.items()}
+
+    def _expand_one(self, chosen: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self.unit == "connection":
+            return chosen.view(shape).clone()
+        return chosen.view(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
+
+
+def cells_of(shapes: Shapes, unit: str, groups: Groups = ()) -> Cells:
+    """Return the cells of the weights; groups hold layer names (or weight names) and only concern neurons."""
+    if unit not in get_args(Unit):
+        raise InputError(f"unit={unit!r} is not known; use 'connection' or 'neuron'.")
+    plain = {name: tuple(int(s) for s in shape) for name, shape in shapes.items()}
+    if unit == "connection":
+        return Cells({n: _numel(s) for n, s in plain.items()}, {n: (n,) for n in plain}, plain, "connection")
+    followers: dict[str, tuple[str, ...]] = {}
+    tied: set[str] = set()
+    for group in groups:
+        present = tuple(name for name in plain if name in group or name.removesuffix(".weight") in group)
+        rows = {name: plain[name][0] for name in present}
+        if len(set(rows.values())) > 1:
+            raise InputError(f"groups: tied layers must have the same number of neurons, received {rows}.")
+        if any(name in tied for name in present):
+            raise InputError(f"groups: a layer may stand in one group only, received {[list(g) for g in groups]}.")
+        tied.update(present)
+        if present:
+            followers[present[0]] = present
+    followers |= {name: (name,) for name in plain if name not in tied}
+    order = [name for name in plain if name in followers]
+    return Cells({n: plain[n][0] for n in order}, {n: followers[n] for n in order}, plain, "neuron")
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def is_global(scope: str) -> bool:
+    """Return whether the scope is 'global'; raises InputError for a scope that does not exist."""
+    if scope not in get_args(Scope):
+        raise InputError(f"scope={scope!r} is not known; use 'layer' or 'global'.")
+    return scope == "global"
+
+
+def kept_count(density: float, size: int, floor: int = 0) -> int:
+    """Return round(density * size), not below the floor.
+
+    >>> kept_count(0.3, 11), kept_count(0.01, 10, floor=1)
+    (3, 1)
+    """
+    if not 0.0 <= density <= 1.0:
+        raise InputError(f"density={density} is not a share; give a number from 0 (keep none) to 1 (keep all).")
+    return max(round(density * size), min(floor, size))
+
+
+def split(chosen: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return the pieces of one flat choice over all layers, by layer."""
+    return dict(zip(sizes, chosen.split(list(sizes.values()))))
+
+
+def keep_vectors(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the neurons that keep any weight, as bool vectors by layer name.
+
+    >>> import torch
+    >>> keep_vectors({"fc.weight": torch.tensor([[True, False], [False, False]])})
+    {'fc': tensor([ True, False])}
+    """
+    return {name.removesuffix(".weight"): mask.flatten(1).any(1) for name, mask in masks.items() if mask.dim() > 1}
+
+
+def expand_neurons(
+    shapes: Shapes, keep: Mapping[str, Tensor], *, norms: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Return the masks of all parameters that belong to neurons: weight rows and biases, and norm scales and shifts.
+
+    Args:
+        shapes: shapes of all the network's parameters, by name.
+        keep: bool vector over output neurons, by layer name.
+        norms: bool vector over channels, by the name of normalisation layers that read removed neurons: their weight
+            and bias are masked too, so that a removed neuron stays silent behind them
+            (`choral.compaction.neuron_param_mask` finds them).
+
+    >>> masks = expand_neurons({"fc.weight": (2, 3), "fc.bias": (2,)}, {"fc": torch.tensor([True, False])})
+    >>> masks["fc.weight"].sum(1).tolist(), masks["fc.bias"].tolist()
+    ([3, 0], [True, False])
+    """
+    masks: dict[str, Tensor] = {}
+    for layer, vector in {**keep, **(norms or {})}.items():
+        names = [f"{layer}.{part}" for part in ("weight", "bias") if f"{layer}.{part}" in shapes]
+        if not names:
+            raise InputError(
+                f"layer {layer!r} has no weight or bias among the parameters: {', '.join(shapes)}."
+                f"{did_you_mean(f'{layer}.weight', shapes)}"
+            )
+        for name in names:
+            shape = tuple(shapes[name])
+            if shape[0] != vector.numel():
+                raise InputError(f"{layer!r} has {shape[0]} neurons, but its keep-vector has {vector.numel()} entries.")
+            masks[name] = vector.bool().view(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
+    return masks

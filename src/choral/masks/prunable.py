@@ -1,0 +1,115 @@
+"""Which weights of a network masks are made for."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from choral.errors import InputError, did_you_mean
+from choral.masks.cells import Unit, cells_of
+
+_ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+def prunable(
+    network: nn.Module,
+    *,
+    unit: Unit = "connection",
+    keep_classifier: bool = True,
+    keep_first: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    example_input: Tensor | tuple[Any, ...] | None = None,
+) -> list[str]:
+    """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
+
+    Biases and normalisation layers are kept whole. The weights inside `nn.MultiheadAttention` count as linear ones for
+    connections, and are left alone for neurons, as are transposed convolutions.
+
+    Args:
+        network: any network; it is not changed.
+        unit: `connection` or `neuron`.
+        keep_classifier: leave out the last layer.
+        keep_first: leave out the first layer.
+        include: patterns of further parameters to mask (a bias, a norm, the classifier).
+        exclude: patterns of parameters to leave out; they win over all else.
+        example_input: with it, first and last mean the order of execution, else the order in which the network
+            declares its layers.
+
+    >>> prunable(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    ['0.weight', '2.weight']
+    """
+    cells_of({}, unit)  # refuses an unknown unit
+    layers = _layers(network)
+    order = list(layers) if example_input is None else _executed(network, layers, example_input)
+    chosen = {weight for name, weights in layers.items() for weight in weights if _fits(network, name, unit)}
+    if keep_classifier and order:
+        chosen -= set(layers[order[-1]])
+    if keep_first and order:
+        chosen -= set(layers[order[0]])
+    parameters = [name for name, _ in network.named_parameters()]
+    for argument, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in parameters):
+                raise InputError(
+                    f"{argument}: no parameter fits {pattern!r}; the network has {', '.join(parameters)}."
+                    f"{did_you_mean(pattern, parameters)}"
+                )
+    rows = {weight for name, weights in layers.items() for weight in weights if _fits(network, name, "neuron")}
+    for name in parameters:
+        if any(fnmatchcase(name, pattern) for pattern in include):
+            if unit == "neuron" and name not in rows:
+                raise InputError(
+                    f"include: {name!r} has no neurons; unit='neuron' takes convolutions and linear layers."
+                )
+            chosen.add(name)
+    return [name for name in parameters if name in chosen and not any(fnmatchcase(name, p) for p in exclude)]
+
+
+def _layers(network: nn.Module) -> dict[str, list[str]]:
+    """Return the weight names of every convolution, linear and attention layer, in the order of declaration."""
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    layers: dict[str, list[str]] = {}
+    for name, module in network.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            parts: tuple[str, ...] = _ATTENTION_WEIGHTS
+        elif isinstance(module, nn.Linear | _ConvNd):
+            parts = ("weight",)
+        else:
+            continue
+        weights = [names[id(p)] for part in parts if (p := module._parameters.get(part)) is not None]
+        if weights:
+            layers[name] = weights
+    return layers
+
+
+def _fits(network: nn.Module, layer: str, unit: Unit) -> bool:
+    if unit == "connection":
+        return True
+    module = network.get_submodule(layer)
+    inside_attention = layer.endswith("out_proj") and isinstance(
+        network.get_submodule(layer.rpartition(".")[0]), nn.MultiheadAttention
+    )
+    return not isinstance(module, nn.MultiheadAttention | _ConvTransposeNd) and not inside_attention
+
+
+def _executed(network: nn.Module, layers: dict[str, list[str]], example_input: Tensor | tuple[Any, ...]) -> list[str]:
+    """Return the layers in the order in which a forward pass in evaluation mode calls them."""
+    order: list[str] = []
+    modes = {module: module.training for module in network.modules()}
+    hooks = []
+    for name in layers:
+        hooks.append(network.get_submodule(name).register_forward_hook(lambda *_, name=name: order.append(name)))
+    try:
+        network.eval()
+        with torch.no_grad():
+            network(*(example_input if isinstance(example_input, tuple) else (example_input,)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return order or list(layers)

@@ -1,0 +1,146 @@
+"""Masks that follow from shapes or weights: ERK densities, magnitude, and the drop-and-grow step of sparse training."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from choral.errors import InputError
+from choral.masks.cells import Groups, Masks, Scope, Shapes, Unit, cells_of, is_global, kept_count, split
+from choral.types import Params
+
+
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """Return the choice of the `count` largest scores; ties go to the first, so the result never varies."""
+    chosen = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    chosen[torch.sort(scores, descending=True, stable=True).indices[:count]] = True
+    return chosen
+
+
+def magnitude_masks(
+    params: Params,
+    *,
+    density: float = 0.5,
+    unit: Unit = "connection",
+    scope: Scope = "layer",
+    groups: Groups = (),
+) -> Masks:
+    """Return masks that keep the largest weights, or the neurons whose weights have the largest mean square.
+
+    A tied group is judged by the mean square over the rows of all its layers. With unit `neuron` every layer keeps at
+    least its best neuron.
+
+    Args:
+        params: the weights to mask, by name.
+        density: share of kept cells, 0 to 1.
+        unit: `connection` or `neuron`.
+        scope: `layer` ranks in each layer, `global` over all layers together.
+        groups: tied layers (unit `neuron` only).
+
+    >>> magnitude_masks({"a": torch.tensor([[1.0, -3.0], [2.0, 0.5]])})["a"].tolist()
+    [[False, True], [True, False]]
+    """
+    cells = cells_of({name: value.shape for name, value in params.items()}, unit, groups)
+    values = {name: value.detach().to("cpu", torch.float32) for name, value in params.items()}
+    if unit == "connection":
+        scores = {name: values[name].abs().flatten() for name in cells.sizes}
+    else:
+        rows = {n: torch.cat([values[f].flatten(1) for f in cells.followers[n]], dim=1) for n in cells.sizes}
+        scores = {name: row.square().mean(1) for name, row in rows.items()}
+    if not is_global(scope):
+        return cells.expand({n: _largest(s, kept_count(density, s.numel(), cells.floor)) for n, s in scores.items()})
+    if not scores:
+        return {}
+    flat = torch.cat(list(scores.values()))
+    count = kept_count(density, flat.numel(), cells.floor * len(scores))
+    if cells.floor:  # the best neuron of each layer comes before all others
+        best = torch.cat([_largest(s, 1) for s in scores.values()])
+        flat = flat.masked_fill(best, math.inf)
+    return cells.expand(split(_largest(flat, count), cells.sizes))
+
+
+def erk_densities(shapes: Shapes, *, sparsity: float) -> dict[str, float]:
+    """Return Erdos-Renyi-Kernel densities: layer l gets a density proportional to sum(shape_l) / prod(shape_l).
+
+    Layers whose share would pass 1 stay dense and the others share the rest. Densities are whole numbers of weights, so
+    `random_masks` with them keeps exactly round((1 - sparsity) * n) of all n weights.
+
+    Args:
+        shapes: shapes of the weights, by name.
+        sparsity: share of weights removed in total, 0 to 1.
+
+    Reference: Evci et al., "Rigging the Lottery", ICML 2020, arXiv:1911.11134, section 3; for linear layers Mocanu et
+    al., 2018, arXiv:1707.04780.
+
+    >>> erk_densities({"a": (2, 4), "b": (8, 8)}, sparsity=0.5)
+    {'a': 1.0, 'b': 0.4375}
+    """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    total = kept_count(1.0 - sparsity, sum(sizes.values()))
+    weights = {name: float(sum(shape)) for name, shape in shapes.items()}
+    exact: dict[str, float] = {}
+    open_names = set(sizes)
+    while open_names:
+        budget = total - sum(sizes[name] for name in sizes if name not in open_names)
+        scale = budget / sum(weights[name] for name in open_names)
+        full = {name for name in open_names if scale * weights[name] > sizes[name]}
+        if not full:
+            exact |= {name: scale * weights[name] for name in open_names}
+            break
+        open_names -= full
+    counts = {name: math.floor(exact.get(name, sizes[name])) for name in sizes}
+    remainders = sorted(sizes, key=lambda name: counts[name] - exact.get(name, sizes[name]))
+    for name in remainders[: total - sum(counts.values())]:
+        counts[name] += 1
+    return {name: counts[name] / sizes[name] for name in sizes}
+
+
+def regrow(
+    masks: Mapping[str, Tensor],
+    weights: Params,
+    gradients: Params | None = None,
+    *,
+    rate: float,
+    generator: torch.Generator | None = None,
+) -> Masks:
+    """Return masks after one drop-and-grow step; every layer keeps its number of weights.
+
+    In each layer the `rate` share of kept weights with the smallest magnitude is dropped, and as many are grown among
+    those that were already removed: where the gradient is largest, or at random. Weights dropped here are never grown
+    back in the same step, so no more are dropped than there is room to grow.
+
+    Args:
+        masks: the masks before the step.
+        weights: the weights, at least for the masked names.
+        gradients: dense gradients of the same weights; None grows at random.
+        rate: share of kept weights replaced in each layer (zeta), 0 to 1.
+        generator: decides random growth; needed when gradients is None.
+
+    Reference: Evci et al., "Rigging the Lottery", ICML 2020, arXiv:1911.11134, Algorithm 1 (by gradient); Mocanu et
+    al., 2018, arXiv:1707.04780 (at random).
+
+    Differs from the papers: just dropped weights may not be grown back.
+
+    >>> masks, weights = {"a": torch.tensor([True, True, False, False])}, {"a": torch.tensor([0.1, 2.0, 0.0, 0.0])}
+    >>> regrow(masks, weights, {"a": torch.tensor([9.0, 0.0, 0.5, -1.0])}, rate=0.5)["a"].tolist()
+    [False, True, False, True]
+    """
+    if not 0.0 <= rate <= 1.0:
+        raise InputError(f"rate={rate} is not a share; give a number from 0 to 1.")
+    if gradients is None and generator is None:
+        raise InputError("regrow needs gradients to grow by their size, or a generator to grow at random; got neither.")
+    grown: Masks = {}
+    for name, mask in masks.items():
+        flat = mask.flatten()
+        kept = int(flat.sum())
+        count = min(int(rate * kept), flat.numel() - kept)
+        magnitude = weights[name].detach().abs().flatten().masked_fill(~flat, math.inf)
+        dropped = _largest(-magnitude, count)
+        if gradients is None:
+            appeal = torch.rand(flat.numel(), generator=generator).to(flat.device)
+        else:
+            appeal = gradients[name].detach().abs().flatten()
+        added = _largest(appeal.masked_fill(flat, -1.0), count)
+        grown[name] = ((flat & ~dropped) | added).view(mask.shape)
+    return grown
