@@ -1,0 +1,133 @@
+"""Closed-form KL divergences between variational posteriors and their priors, found by parameter name.
+
+Both penalties are sums over parameters, as the convention in `penalties.py` asks: the loss gets KL / N.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from choral.errors import InputError
+from choral.objectives.penalties import Penalty, matches
+from choral.types import Params, Slots
+from choral.variational import GATE, layer_of, posteriors, std_of
+
+
+def gaussian_kl(mean: Tensor, std: Tensor, *, prior_mean: float, prior_std: float) -> Tensor:
+    """Return KL(N(mean, std^2), N(prior_mean, prior_std^2)) element by element.
+
+    log(s0 / s) + (s^2 + (m - m0)^2) / (2 s0^2) - 1/2
+
+    >>> gaussian_kl(torch.tensor([0.0, 1.0]), torch.ones(2), prior_mean=0.0, prior_std=1.0).tolist()
+    [0.0, 0.5]
+    """
+    ratio = std / prior_std
+    return 0.5 * (ratio.square() + ((mean - prior_mean) / prior_std).square() - 1) - ratio.log()
+
+
+def bernoulli_kl(logit: Tensor, *, inclusion: float) -> Tensor:
+    """Return KL(Bernoulli(sigmoid(logit)), Bernoulli(inclusion)) element by element.
+
+    >>> bernoulli_kl(torch.zeros(1), inclusion=0.5).item()
+    0.0
+    """
+    gamma = logit.sigmoid()
+    # gamma log(gamma / lambda) + (1 - gamma) log((1 - gamma) / (1 - lambda)), with the logs of gamma from its logit
+    kept = F.logsigmoid(logit) - math.log(inclusion)
+    removed = F.logsigmoid(-logit) - math.log1p(-inclusion)
+    return gamma * kept + (1 - gamma) * removed
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianKL(Penalty):
+    """KL from every factorised Gaussian posterior (`X_mean`, `X_rho`) to N(prior_mean, prior_std^2).
+
+    Args:
+        prior_mean: mean of the prior; 1 for rank-one factors.
+        prior_std: standard deviation of the prior, above 0; 0.2 for weights, 0.1 for rank-one factors.
+        anneal: share of the training phase over which the weight of the KL rises linearly from 0 to 1; 0 is at once.
+        include: patterns of the posteriors it concerns, by their name without suffix ("fc.weight"); all by default.
+        exclude: patterns of posteriors it leaves alone.
+
+    Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424, Eq. 1, in closed form;
+        for rank-one factors Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020,
+        arXiv:2005.07186.
+    """
+
+    prior_mean: float = 0.0
+    prior_std: float = 0.2
+    anneal: float = 0.0
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.prior_std, self.anneal)
+
+    def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
+        """Return the sum of the divergences."""
+        terms = [
+            gaussian_kl(mean, std_of(rho), prior_mean=self.prior_mean, prior_std=self.prior_std).sum()
+            for name, mean, rho in posteriors(params)
+            if matches(name, self.include) and not matches(name, self.exclude)
+        ]
+        return annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeSlabKL(Penalty):
+    """KL of node spike-and-slab posteriors: KL(Bernoulli(gamma), Bernoulli(lambda)) + gamma * Gaussian KL, by node.
+
+    The node's Gaussian KL is summed over its weights and bias. Gaussian posteriors in layers without a gate (the
+    classifier, normalisation) count in full, as in `GaussianKL`.
+
+    Args:
+        prior_std: standard deviation of the slab (sigma_0), above 0.
+        inclusion: prior probability that a node is in the network (lambda), between 0 and 1, both excluded.
+        anneal: as in `GaussianKL`.
+
+    Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and
+        appendix A.
+    """
+
+    prior_std: float = 0.2
+    inclusion: float = 1e-4
+    anneal: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.prior_std, self.anneal)
+        if not 0 < self.inclusion < 1:
+            raise InputError(f"inclusion={self.inclusion!r}, but a prior probability is above 0 and below 1.")
+
+    def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
+        """Return the sum of the divergences."""
+        terms = [
+            bernoulli_kl(logit, inclusion=self.inclusion).sum()
+            for name, logit in params.items()
+            if name == GATE or name.endswith("." + GATE)
+        ]
+        for name, mean, rho in posteriors(params):
+            kl = gaussian_kl(mean, std_of(rho), prior_mean=0.0, prior_std=self.prior_std)
+            gate = params.get(layer_of(name) + GATE)
+            if gate is not None:
+                kl = gate.sigmoid() * kl.reshape(gate.shape[0], -1).sum(1)  # (node)
+            terms.append(kl.sum())
+        return annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
+
+
+def annealed(progress: float, anneal: float) -> float:
+    """Return the weight of a KL: rises from 0 to 1 over the first `anneal` of the phase, then stays 1.
+
+    >>> [annealed(p, 0.8) for p in (0.0, 0.4, 0.8, 1.0)], annealed(0.0, 0.0)
+    ([0.0, 0.5, 1.0, 1.0], 1.0)
+    """
+    return min(1.0, progress / anneal) if anneal > 0 else 1.0
+
+
+def _check(prior_std: float, anneal: float) -> None:
+    if not prior_std > 0:
+        raise InputError(f"prior_std={prior_std!r}, but a standard deviation is above 0.")
+    if not 0 <= anneal <= 1:
+        raise InputError(f"anneal={anneal!r}, but it is a share of the training phase: from 0 to 1.")
