@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +76,8 @@ def fit(
     with _claimed(folder):
         identity = _identity(task, source, recipe, seed, executor)
         width = _settle_folder(folder, identity, task, source, recipe, executor)
+        if folder is not None and table is not None:
+            write_json(folder / "table.json", table)
         store = MemberStore(None if folder is None else folder / "members")
         count = cost(recipe.plan).networks
         results = None if folder is None else _read(folder / "results.json")

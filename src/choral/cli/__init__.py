@@ -1,1 +1,20 @@
-"""cli"""
+"""The `choral` command. This module imports nothing heavy, so that `choral --help` answers at once."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line: exit 2 with one sentence for a user's mistake, 130 when interrupted."""
+    from choral.cli.app import app
+    from choral.errors import ChoralError
+
+    try:
+        app(standalone_mode=True)
+    except ChoralError as error:
+        sys.stderr.write(f"choral: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("choral: interrupted; run the same command again to go on from the last checkpoint.\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)

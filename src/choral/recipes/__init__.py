@@ -1,1 +1,74 @@
-"""recipes"""
+"""Recipes: one short file for each method, and the dict that lists them."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from choral.errors import InputError, did_you_mean
+from choral.recipe import Recipe
+from choral.recipes.bagged import bagged
+from choral.recipes.deep_ensemble import deep_ensemble
+from choral.recipes.fge import fge
+from choral.recipes.single import single
+from choral.recipes.snapshot import snapshot
+from choral.recipes.swa import swa
+from choral.recipes.swag import swag
+
+__all__ = ["METHODS", "Method", "bagged", "deep_ensemble", "fge", "make", "single", "snapshot", "swa", "swag"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method: its builder and the family it belongs to."""
+
+    build: Callable[..., Recipe]
+    family: str
+
+    @property
+    def summary(self) -> str:
+        """The first line of the builder's docstring."""
+        return (inspect.getdoc(self.build) or "").splitlines()[0]
+
+    @property
+    def paper(self) -> str:
+        """The reference its module names, or an empty string."""
+        text = inspect.getdoc(sys.modules[self.build.__module__]) or ""
+        _, _, reference = text.partition("Reference: ")
+        return " ".join(reference.split("\n\n")[0].split())
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The builder's arguments."""
+        return dict(inspect.signature(self.build).parameters)
+
+
+METHODS: dict[str, Method] = {
+    "single": Method(single, "independent"),
+    "deep_ensemble": Method(deep_ensemble, "independent"),
+    "bagged": Method(bagged, "independent"),
+    "snapshot": Method(snapshot, "sequential"),
+    "fge": Method(fge, "sequential"),
+    "swa": Method(swa, "sequential"),
+    "swag": Method(swag, "sequential"),
+}
+
+
+def make(name: str, **options: Any) -> Recipe:
+    """Return the recipe of a method by name; options that are None are left at their defaults.
+
+    >>> make("snapshot", epochs=30, members=3).members
+    3
+    """
+    if name not in METHODS:
+        raise InputError(f"there is no method '{name}'; known: {', '.join(METHODS)}.{did_you_mean(name, METHODS)}")
+    method = METHODS[name]
+    given = {k: v for k, v in options.items() if v is not None}
+    for option in given:
+        if option not in method.options:
+            raise InputError(
+                f"'{name}' has no option '{option}'; it takes {', '.join(method.options)}."
+                + did_you_mean(option, method.options)
+            )
+    return method.build(**given)

@@ -1,0 +1,49 @@
+# Everything starts here: `make demo` shows choral at work, `make test` runs what continuous integration runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+
+.PHONY: help setup demo test lint format bench clean
+
+help:
+	@echo "make setup   make $(VENV) and install choral with pinned versions"
+	@echo "make demo    compare every method on the digits data and write a report"
+	@echo "make test    the whole quick test suite"
+	@echo "make lint    formatter, linter and type checker"
+	@echo "make bench   the speed ratios (benchmarks/engine.py)"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -e '.[tables,plots,images]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install -e '.[tables,plots,images,dev]'
+	@touch $@
+
+setup: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/choral compare --data digits --methods all --epochs 24 --out demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/engine.py
+
+clean:
+	rm -rf $(VENV) demo runs build dist

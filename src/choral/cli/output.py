@@ -1,0 +1,108 @@
+"""What the shell shows: JSON for machines, tables and a progress bar for people."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+HIGHER = {"accuracy", "coverage_95"}
+
+
+def write_json(content: Any) -> None:
+    """Print JSON on standard output (numbers that JSON lacks become null)."""
+    sys.stdout.write(json.dumps(_finite(content), indent=1) + "\n")
+
+
+def _finite(item: Any) -> Any:
+    if isinstance(item, float) and item != item or item in (float("inf"), float("-inf")):
+        return None
+    if isinstance(item, dict):
+        return {k: _finite(v) for k, v in item.items()}
+    if isinstance(item, list | tuple):
+        return [_finite(v) for v in item]
+    return item
+
+
+def say(text: str) -> None:
+    """Print a line for people on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """Print a line on standard error, where it does not disturb output read by machines."""
+    sys.stderr.write(text + "\n")
+
+
+def number(value: Any) -> str:
+    """Return a value as a table cell.
+
+    >>> number(0.12345), number(1234567), number(3.2e12)
+    ('0.1235', '1,234,567', '3.2e+12')
+    """
+    if isinstance(value, bool) or value is None:
+        return "" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.2g}" if abs(value) >= 1e5 else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows as a table; the best of accuracy, rmse, nll and ece is bold."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        shown.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i == 0)
+    best: dict[str, Any] = {}
+    for column in columns:
+        values = [r[column] for r in rows if isinstance(r.get(column), float)]
+        if values and column in ("accuracy", "nll", "ece", "rmse", "crps"):
+            best[column] = max(values) if column in HIGHER else min(values)
+    for row in rows:
+        cells = [number(row.get(c)) for c in columns]
+        marked = [c in best and row.get(c) == best[c] for c in columns]
+        shown.add_row(*(f"[bold]{cell}[/bold]" if m else cell for cell, m in zip(cells, marked)))
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(shown)
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str, int], Callable[[dict[str, Any]], None]]]:
+    """Yield a function (name, epochs) -> event listener that draws a bar with the time left.
+
+    Nothing is drawn when `quiet` or when standard error is not a terminal; warnings are always said.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    drawn = sys.stderr.isatty() and not quiet
+    bars = Progress(
+        TextColumn("{task.description:<20}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not drawn,
+    )
+
+    def listener(name: str, epochs: int) -> Callable[[dict[str, Any]], None]:
+        task = bars.add_task(name, total=epochs, loss=0.0)
+
+        def hear(event: dict[str, Any]) -> None:
+            if event["kind"] == "warning":
+                note(f"choral: {event['message']}")
+            elif event["kind"] == "epoch":
+                bars.update(task, completed=event["counted"]["epochs"], loss=sum(event["losses"]) / len(event["losses"]))
+            elif event["kind"] == "resumed":
+                bars.update(task, completed=event["counted"]["epochs"])
+                note(f"choral: {name}: going on from a checkpoint after {event['counted']['epochs']:.0f} epochs")
+
+        return hear
+
+    with bars:
+        yield listener

@@ -1,0 +1,154 @@
+"""compare: several methods on the same network and data at equal budget, in one table."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from choral.data.inputs import Transform
+from choral.data.problems import Problem
+from choral.engine.files import write_json
+from choral.engine.store import Listener
+from choral.errors import InputError
+from choral.fit import fit
+from choral.predict import Ensemble
+from choral.prediction import Classification
+from choral.recipe import Recipe
+from choral.recipes import METHODS, make
+from choral.training import Training
+from choral.types import Build
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of measures, one for each method, and the settings they share."""
+
+    rows: list[dict[str, Any]]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return rows and settings as plain types."""
+        return {"rows": self.rows, "settings": self.settings}
+
+    def __str__(self) -> str:
+        names = ["method", "members", "epochs"]
+        names += ["accuracy", "nll", "ece"] if "accuracy" in self.rows[0] else ["rmse", "nll", "coverage_95"]
+        names += ["parameters", "train_seconds"]
+        cells = [names] + [[_cell(row.get(n)) for n in names] for row in self.rows]
+        widths = [max(len(r[i]) for r in cells) for i in range(len(names))]
+        return "\n".join("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))) for r in cells)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def measure(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024) -> dict[str, Any]:
+    """Return every measure of an ensemble on labelled data, with what it cost to make."""
+    from choral.metrics import evaluate_classification, evaluate_regression
+
+    started = time.perf_counter()
+    prediction = ensemble.predict(x, batch_size=batch_size)
+    seconds = time.perf_counter() - started
+    targets = torch.as_tensor(np.asarray(y))
+    if isinstance(prediction, Classification):
+        scores = evaluate_classification(prediction.member_probs, targets.long(), pairs=ensemble.members > 1)
+    else:
+        targets = targets.float().view(prediction.mean.shape)
+        scores = evaluate_regression(prediction.member_means, prediction.member_variances, targets)
+    counted = ensemble.info.get("counted", {})
+    return {
+        "method": ensemble.recipe.name,
+        "members": ensemble.members,
+        "epochs": ensemble.recipe.epochs,
+        **scores,
+        "parameters": ensemble.info.get("parameters", ensemble.parameters),
+        "train_flops": counted.get("train_flops"),
+        "predict_flops": ensemble.info.get("predict_flops"),
+        "train_seconds": counted.get("train_seconds"),
+        "predict_seconds": seconds,
+    }
+
+
+def recipes_for(
+    methods: Sequence[str | Recipe], *, epochs: int, members: int | None, training: Training
+) -> list[Recipe]:
+    """Return recipes at the same budget; names take the shared settings, recipes stay as they are.
+
+    `members` is given to the methods for which more than one member makes sense.
+    """
+    found = []
+    for method in methods:
+        if isinstance(method, Recipe):
+            found.append(method)
+            continue
+        options: dict[str, Any] = {"epochs": epochs, "training": training}
+        default = METHODS[method].options.get("members") if method in METHODS else None
+        if members is not None and default is not None and default.default != 1:
+            options["members"] = members
+        found.append(make(method, **options))
+    if not found:
+        raise InputError("methods is empty; name at least one method.")
+    return found
+
+
+def compare(
+    build: Build | nn.Module,
+    data: Problem | tuple[Any, Any, Any, Any],
+    methods: Sequence[str | Recipe],
+    *,
+    epochs: int = 60,
+    members: int | None = None,
+    training: Training = Training(),
+    run_dir: str | Path | None = None,
+    seed: int = 0,
+    inputs: tuple[Transform, ...] = (),
+    listener: Callable[[str], Listener] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Fit several methods with the same budget and return one table.
+
+    Args:
+        build: the network, as for `fit`.
+        data: (x_train, y_train, x_test, y_test) or a problem.
+        methods: names or recipes.
+        epochs: total budget of each method.
+        members: members where a method has a choice; its own default if None.
+        training: optimiser, rate, batch size and schedule shared by all.
+        run_dir: a folder for all runs: each resumes by itself; `results.json` holds the table.
+        seed: root seed of every method.
+        inputs: transforms of input batches.
+        listener: gives the event listener of a method by name.
+        options: passed on to `fit`.
+    """
+    recipes = recipes_for(methods, epochs=epochs, members=members, training=training)
+    problem = data if isinstance(data, Problem) else Problem("arrays", *(np.asarray(d) for d in data))
+    rows = []
+    for number, recipe in enumerate(recipes):
+        twin = sum(r.name == recipe.name for r in recipes[:number])
+        name = recipe.name + (f"_{twin + 1}" if twin else "")
+        folder = None if run_dir is None else Path(run_dir) / name
+        ensemble = fit(
+            build,
+            (problem.x_train, problem.y_train),
+            recipe,
+            run_dir=folder,
+            seed=seed,
+            inputs=inputs,
+            table=problem.table,
+            listener=None if listener is None else listener(name),
+            **options,
+        )
+        rows.append(measure(ensemble, problem.x_test, problem.y_test) | {"method": name})
+    settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
+    comparison = Comparison(rows, settings)
+    if run_dir is not None:
+        write_json(Path(run_dir) / "results.json", comparison.to_dict())
+    return comparison

@@ -1,0 +1,34 @@
+"""Bagged ensemble: independent networks, each on its own random part of the training data.
+
+Reference: Breiman, "Bagging Predictors", Machine Learning 24, 1996; 90 % parts as in Whitaker & Whitley, "Prune and
+Tune Ensembles", AAAI 2022, arXiv:2202.11782, Table 1.
+"""
+
+from choral.errors import InputError
+from choral.plan import Bag, Collect, Reset, fork
+from choral.recipe import Recipe
+from choral.training import Training, share
+
+
+def bagged(
+    *,
+    epochs: int = 200,
+    members: int = 4,
+    fraction: float = 0.9,
+    replace: bool = False,
+    training: Training = Training(),
+) -> Recipe:
+    """Independent networks, each on its own random 90 % of the training points.
+
+    Args:
+        epochs: total budget; each member gets epochs // members passes over its own part.
+        members: networks trained.
+        fraction: size of each part relative to all points, in (0, 1].
+        replace: draw with replacement (the bootstrap).
+        training: optimiser, rate, batch size and schedule of each member.
+    """
+    if not 0 < fraction <= 1:
+        raise InputError(f"fraction is {fraction}; give a number above 0 and at most 1.")
+    each = training.phase(share(epochs, members))
+    bag = Bag(fraction=fraction, replace=replace)
+    return Recipe(name="bagged", plan=fork(members, Reset(), bag, each, Collect()))

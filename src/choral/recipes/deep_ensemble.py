@@ -1,0 +1,23 @@
+"""Deep ensemble: independent networks that differ in initialisation and batch order.
+
+Reference: Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep
+Ensembles", NeurIPS 2017, arXiv:1612.01474.
+"""
+
+from choral.plan import Collect, Reset, fork
+from choral.recipe import Recipe
+from choral.training import Training, share
+
+
+def deep_ensemble(*, epochs: int = 200, members: int = 4, training: Training = Training()) -> Recipe:
+    """Independent networks from different random starts; the budget is split evenly.
+
+    Args:
+        epochs: total budget; each member gets epochs // members.
+        members: networks trained.
+        training: optimiser, rate, batch size and schedule of each member.
+
+    Differs from the paper: no adversarial training.
+    """
+    each = training.phase(share(epochs, members))
+    return Recipe(name="deep_ensemble", plan=fork(members, Reset(), each, Collect()))

@@ -1,0 +1,34 @@
+"""SWAG: draw members from a Gaussian fitted to the weights of the last epochs.
+
+Reference: Maddox et al., "A Simple Baseline for Bayesian Uncertainty in Deep Learning", NeurIPS 2019,
+arXiv:1902.02476, Algorithm 1.
+"""
+
+from choral.plan import Collect, DrawMoments, Recalibrate, Reset, fork, seq
+from choral.recipe import Recipe
+from choral.recipes.swa import averaging_phases
+from choral.training import Training
+
+
+def swag(
+    *,
+    epochs: int = 200,
+    members: int = 20,
+    rank: int = 20,
+    scale: float = 0.5,
+    start: float = 0.75,
+    training: Training = Training(),
+) -> Recipe:
+    """Members drawn from a low-rank plus diagonal Gaussian around the average of the last epochs.
+
+    Args:
+        epochs: total budget.
+        members: draws kept; drawing takes no training, but BatchNorm statistics are estimated again for each.
+        rank: last deviations kept (K).
+        scale: factor of the covariance; 0.5 is the paper's formula.
+        start: part of the budget before collecting begins.
+        training: optimiser, rate and batch size; collecting runs at half the rate.
+    """
+    down, level = averaging_phases(epochs, rank, start, training)
+    draw = fork(members, DrawMoments(scale=scale), Recalibrate(), Collect())
+    return Recipe(name="swag", plan=seq(Reset(), down, level, draw))

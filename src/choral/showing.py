@@ -1,0 +1,59 @@
+"""show: the plan as a tree with epochs, members, parameters and operations, before any training."""
+
+from typing import Any
+
+from torch import nn
+
+from choral.plan.cost import cost
+from choral.recipe import Recipe
+from choral.types import Build
+
+
+def show(recipe: Recipe, build: Build | nn.Module | None = None, data: Any = None) -> str:
+    """Return a recipe's plan in words, with its cost in units of one plain network.
+
+    Args:
+        recipe: the method.
+        build: the network; adds parameters of all members.
+        data: training data (x, y); adds training and prediction operations (FLOPs).
+
+    >>> from choral.recipes import deep_ensemble
+    >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
+    deep_ensemble: 2 member(s), 8 epochs, Independent
+    """
+    text = [str(recipe)]
+    if build is None:
+        return text[0]
+    from choral.data.sources import source_of
+    from choral.engine.flops import Flops
+    from choral.fit import make_task
+    from choral.structures.base import Independent
+
+    networks = cost(recipe.plan).networks
+    if data is None:
+        import torch
+
+        from choral.engine.blueprint import Blueprint
+
+        def size(structure: Any) -> int:
+            made = Blueprint(build, structure, device=torch.device("cpu"), images=False).network()
+            return sum(p.numel() for p in made.parameters())
+
+        plain, joint = size(Independent()), size(recipe.structure)
+        text.append(f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})")
+        return "\n".join(text)
+    source = source_of(data)
+    both = []
+    for structure in (Independent(), recipe.structure):
+        task = make_task(build, source, Recipe(name="plain", plan=recipe.plan, structure=structure))
+        flops = Flops(task, source)
+        size_ = sum(p.numel() for p in task.blueprint.network().parameters())
+        both.append((size_, flops.train(None), flops.predict(None)))
+    (plain, train, predict), (joint, joint_train, joint_predict) = both
+    total = joint_train * source.points * recipe.epochs
+    text.append(f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})")
+    text.append(
+        f"training: {total:.3g} FLOPs ({total / (train * source.points):.1f} epochs of the plain network); "
+        f"prediction: {networks * recipe.structure.draws * joint_predict / predict:.2f} x the plain network"
+    )
+    return "\n".join(text)
