@@ -1,0 +1,193 @@
+"""Scores of Gaussian and Gaussian-mixture predictions: RMSE, NLL, CRPS, quantiles, intervals and their coverage.
+
+An ensemble's prediction for one target is the mixture sum_m w_m N(mean_m, variance_m). All functions treat every
+entry after the batch axis as a target of its own and average over all of them. A member without a variance
+(variance 0) is a point; CRPS, quantiles and coverage allow it, a likelihood does not.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from choral.errors import InputError
+from choral.metrics.inputs import checked_finite, checked_regression, checked_weights
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def rmse(means: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> float:
+    """Return the root mean squared error of the members' (weighted) average.
+
+    Shapes: means (member, batch, ...), targets (batch, ...), weights (member,).
+
+    >>> rmse(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([2.0, 4.0]))
+    1.4142135623730951
+    """
+    means, _, targets = checked_regression(means, None, targets)
+    weights = checked_weights(weights, members=len(means), like=means)
+    return math.sqrt(float((torch.einsum("m,m...->...", weights, means) - targets).square().mean()))
+
+
+def gaussian_log_scores(means: Tensor, variances: Tensor, targets: Tensor) -> Tensor:
+    """Return log N(target; mean, variance) of each member in float64.
+
+    Shapes: means and variances (member, batch, ...), targets (batch, ...) -> (member, batch, ...).
+    """
+    means, variances, targets = checked_regression(means, variances, targets)
+    if float(variances.min()) <= 0:
+        raise InputError(
+            "variances holds a 0, under which a likelihood is infinite; give the noise variance, or use crps, which "
+            "allows points."
+        )
+    return -0.5 * (targets - means).square() / variances - 0.5 * variances.log() - _HALF_LOG_TWO_PI
+
+
+def mixture_nll(means: Tensor, variances: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> float:
+    """Return the mean negative log density of the targets under the members' mixture, in nats.
+
+    -log sum_m w_m N(y; mean_m, variance_m); with more than one target in a row, the mean over targets.
+
+    Shapes: means and variances (member, batch, ...), targets (batch, ...), weights (member,).
+
+    >>> round(mixture_nll(torch.zeros(2, 1), torch.ones(2, 1), torch.zeros(1)), 6)
+    0.918939
+    """
+    log_scores = gaussian_log_scores(means, variances, targets)
+    weights = checked_weights(weights, members=len(log_scores), like=log_scores)
+    shaped = weights.log().reshape(-1, *[1] * (log_scores.ndim - 1))
+    return float(-(log_scores + shaped).logsumexp(0).mean())
+
+
+def _cdf(centred: Tensor, scales: Tensor) -> Tensor:
+    """Return the normal distribution function at centred values; a step (1/2 at 0) where the scale is 0."""
+    z = torch.where(scales > 0, centred / scales.clamp_min(1e-300), centred.sign() * math.inf)
+    return torch.special.ndtr(torch.where(centred == 0, 0.0, z))
+
+
+def _expected_distance(centred: Tensor, scales: Tensor) -> Tensor:
+    """Return E|X| of X ~ N(centred, scales²): 2 s phi(c/s) + c (2 Phi(c/s) - 1), and |c| where the scale is 0."""
+    z = centred / scales.clamp_min(1e-300)
+    density = torch.exp(-0.5 * z.square() - _HALF_LOG_TWO_PI)
+    smooth = 2.0 * scales * density + centred * torch.special.erf(z / math.sqrt(2.0))
+    return torch.where(scales > 0, smooth, centred.abs())
+
+
+def gaussian_crps(means: Tensor, variances: Tensor, targets: Tensor) -> float:
+    """Return the mean continuous ranked probability score of one Gaussian for each target.
+
+    Shapes: means, variances and targets (batch, ...).
+
+    Reference: Gneiting et al., "Calibrated probabilistic forecasting using ensemble model output statistics and minimum
+    CRPS estimation", 2005, equation 5.
+
+    >>> round(gaussian_crps(torch.zeros(1), torch.ones(1), torch.zeros(1)), 6)
+    0.233695
+    """
+    return float(crps_rows(means.unsqueeze(0), variances.unsqueeze(0), targets).mean())
+
+
+def crps_rows(means: Tensor, variances: Tensor | None, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Return each target's score as in `crps`. Memory grows with the members, not with their pairs."""
+    means, variances, targets = checked_regression(means, variances, targets)
+    weights = checked_weights(weights, members=len(means), like=means)
+    to_target = torch.einsum("m,m...->...", weights, _expected_distance(targets - means, variances.sqrt()))
+    between = torch.zeros_like(targets)
+    for i in range(len(means)):
+        distance = _expected_distance(means[i] - means, (variances[i] + variances).sqrt())
+        between += weights[i] * torch.einsum("m,m...->...", weights, distance)
+    return to_target - 0.5 * between
+
+
+def crps(means: Tensor, variances: Tensor | None, targets: Tensor, *, weights: Tensor | None = None) -> float:
+    """Return the mean continuous ranked probability score of the members' Gaussian mixture, in closed form.
+
+    E|X - y| - E|X - X'| / 2 with X, X' independent draws of the mixture; both expectations are sums of folded normal
+    means. With variances None the members are points and this is the score of an empirical distribution.
+
+    Shapes: means and variances (member, batch, ...), targets (batch, ...), weights (member,).
+
+    Reference: Grimit et al., "The continuous ranked probability score for circular variables and its application to
+    mesoscale forecast ensemble verification", 2006, equation 5.
+    """
+    return float(crps_rows(means, variances, targets, weights=weights).mean())
+
+
+def mixture_cdf(means: Tensor, variances: Tensor, values: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Return the members' mixture distribution function at the values.
+
+    Shapes: means and variances (member, batch, ...), values (batch, ...) -> (batch, ...).
+    """
+    means, variances, values = checked_regression(means, variances, values)
+    weights = checked_weights(weights, members=len(means), like=means)
+    return torch.einsum("m,m...->...", weights, _cdf(values - means, variances.sqrt())).clamp(0.0, 1.0)
+
+
+def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights: Tensor | None = None) -> Tensor:
+    """Return the value below which the members' mixture puts probability `level`, by bisection to machine precision.
+
+    Shapes: means and variances (member, batch, ...) -> (batch, ...).
+
+    >>> round(float(mixture_quantile(torch.zeros(1, 1), torch.ones(1, 1), 0.975)), 4)
+    1.96
+    """
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    means, variances, _ = checked_regression(means, variances, means[0])
+    weights = checked_weights(weights, members=len(means), like=means)
+    scales = variances.sqrt()
+    each = means + scales * torch.special.ndtri(torch.tensor(level, dtype=torch.float64, device=means.device))
+    low, high = each.min(0).values, each.max(0).values  # the mixture's quantile lies between its parts' quantiles
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        below = torch.einsum("m,m...->...", weights, _cdf(middle - means, scales)) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return 0.5 * (low + high)
+
+
+def mixture_interval(
+    means: Tensor, variances: Tensor, *, level: float, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the lower and upper ends of the central interval that holds probability `level` of the mixture.
+
+    Shapes: means and variances (member, batch, ...) -> two of (batch, ...).
+    """
+    tail = 0.5 * (1.0 - level)
+    lower = mixture_quantile(means, variances, tail, weights=weights)
+    return lower, mixture_quantile(means, variances, 1.0 - tail, weights=weights)
+
+
+def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> float:
+    """Return the share of targets that lie in their closed interval; infinite ends are allowed.
+
+    Shapes: lower, upper and targets (batch, ...).
+
+    >>> interval_coverage(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.5, 2.0]))
+    0.5
+    """
+    targets = checked_finite(targets, "targets")
+    if lower.shape != targets.shape or upper.shape != targets.shape:
+        raise InputError(
+            f"lower has shape {tuple(lower.shape)}, upper {tuple(upper.shape)} and targets {tuple(targets.shape)}; "
+            "they must be equal."
+        )
+    return float(((lower <= targets) & (targets <= upper)).double().mean())
+
+
+def interval_width(lower: Tensor, upper: Tensor) -> float:
+    """Return the mean length of the intervals."""
+    return float((upper.double() - lower.double()).mean())
+
+
+def coverage(
+    means: Tensor, variances: Tensor, targets: Tensor, *, level: float, weights: Tensor | None = None
+) -> float:
+    """Return the share of targets inside the mixture's central interval of probability `level`.
+
+    Read from the mixture's distribution function, (1 - level) / 2 <= F(y) <= (1 + level) / 2, without computing the
+    interval.
+
+    Shapes: means and variances (member, batch, ...), targets (batch, ...).
+    """
+    at_target = mixture_cdf(means, variances, targets, weights=weights)
+    return float(((at_target - 0.5).abs() <= 0.5 * level).double().mean())
