@@ -1,0 +1,99 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from choral import draws
+from choral.errors import ConversionError, InputError
+from choral.layers.sampling import at_means
+from choral.structures.rank_one_gaussian import RankOneGaussian
+from choral.values import from_dict
+
+MEMBERS = 3
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4))
+    return nn.Sequential(body, nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+
+
+X = torch.randn(5, 2, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def trained() -> tuple[RankOneGaussian, nn.Module]:
+    """A joint network whose members differ everywhere they can."""
+    structure = RankOneGaussian(members=MEMBERS)
+    joint = structure.convert(network(), torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        for p in joint.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+        joint(torch.randn(MEMBERS * 7, 2, 4, 4, dtype=torch.float64))  # BatchNorm statistics
+    return structure, joint
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_row_i_equals_member_i_run_alone(training):
+    structure, joint = trained()
+    inputs, _ = structure.feed(X, None)
+    members = [structure.member(joint, i).train(training) for i in range(MEMBERS)]
+    with at_means():
+        rows = structure.unfold(joint.train(training)(inputs))
+    assert rows.shape == (MEMBERS, 5, 3)
+    for row, member in zip(rows, members):
+        assert not any("choral" in type(m).__module__ for m in member.modules())
+        torch.testing.assert_close(row, member(X))
+
+
+def test_a_members_loss_has_no_gradient_in_another_members_own_parameters():
+    structure, joint = trained()
+    structure.unfold(joint.train()(structure.feed(X, None)[0]))[1].square().sum().backward()
+    own = 0
+    for name, p in joint.named_parameters():
+        assert p.grad is not None
+        by_member = p.grad.unflatten(0, (MEMBERS, -1)) if ".norm." in name else p.grad
+        if name.endswith(("_mean", "_rho", "bias")) or ".norm." in name:
+            if by_member.shape[0] != MEMBERS or name.startswith("0.3"):
+                continue  # GroupNorm is shared
+            own += 1
+            assert (by_member[[0, 2]] == 0).all(), name
+            assert (by_member[1] != 0).any(), name
+    assert own == 3 * 5 + 2 * 2
+
+
+def test_one_member_is_the_plain_network_and_the_original_is_unchanged():
+    plain = network()
+    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    joint = RankOneGaussian(members=1).convert(plain, torch.Generator())
+    for training in (True, False):
+        with at_means():
+            torch.testing.assert_close(joint.train(training)(X), plain.train(training)(X))
+    fresh = network()
+    RankOneGaussian().convert(fresh, torch.Generator())(RankOneGaussian().feed(X, None)[0])
+    assert all(torch.equal(fresh.state_dict()[name], value) for name, value in before.items())
+
+
+def test_targets_repeat_for_every_member_and_draws_follow_the_key():
+    structure, joint = trained()
+    inputs, targets = structure.feed(X, torch.arange(5))
+    assert targets is not None
+    assert targets.tolist() == [list(range(5))] * MEMBERS
+    joint.eval()
+
+    def run(step):
+        with draws.keyed(4, step):
+            return joint(inputs)
+
+    assert torch.equal(run(0), run(0))
+    assert not torch.allclose(run(0), run(1))
+
+
+def test_misuse_is_refused():
+    with pytest.raises(InputError, match="members=0"):
+        RankOneGaussian(members=0)
+    with pytest.raises(ConversionError, match="no layer for factors"):
+        RankOneGaussian().convert(nn.Sequential(nn.ReLU()), torch.Generator())
+    joint: Any = RankOneGaussian(exclude=("4",)).convert(network(), torch.Generator())
+    assert type(joint[4]) is nn.Linear
+    assert from_dict(RankOneGaussian(members=2).to_dict()) == RankOneGaussian(members=2)
