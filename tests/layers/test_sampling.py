@@ -32,7 +32,7 @@ def test_a_draw_is_the_mean_plus_scaled_noise():
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("padding", [0, 2, (1, 2), "valid", "same"])
 def test_an_operation_does_what_its_plain_layer_does(mode, padding):
-    layer = nn.Conv2d(2, 4, (3, 4), padding=padding, dilation=(2, 1), groups=2, padding_mode=mode)
+    layer = nn.Conv2d(2, 4, (3, 5), padding=padding, dilation=(2, 1), groups=2, padding_mode=mode)
     operation, x = operation_of(layer), torch.randn(3, 2, 7, 8)
     torch.testing.assert_close(operation(x, layer.weight, layer.bias), layer(x))
     twin = operation.plain(layer.weight, layer.bias)
