@@ -1,0 +1,119 @@
+"""Forms: which entries of every parameter and buffer a compacted network has, as plain JSON types.
+
+    {"axes": {"fc1.weight": {"0": [0, 2, 5]}, ...}, "attributes": {"fc1": {"out_features": 3}, ...}}
+
+`axes` lists the kept indices along the shortened axes; whatever it does not name stays whole. `attributes` are the
+sizes that layers state about themselves. A form holds no values: a small network is rebuilt from a freshly built one.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral.errors import InputError, did_you_mean
+from choral.types import Params
+
+Form = dict[str, Any]
+
+SIZES = ("out_features", "out_channels", "num_features", "num_channels", "num_parameters", "channels")
+"""Attributes in which layers state the number of their output channels."""
+_KNOWN = {*SIZES, "in_features", "in_channels", "groups", "num_groups"}
+
+
+def slice_params(params: Params, form: Form) -> Params:
+    """Return the entries a form keeps, of parameters, buffers or anything with their names and shapes (momenta, masks).
+
+    Names that the form does not mention are returned as they are.
+
+    >>> slice_params({"fc.weight": torch.arange(6).view(3, 2)}, {"axes": {"fc.weight": {"0": [0, 2]}}})
+    {'fc.weight': tensor([[0, 1],
+            [4, 5]])}
+    """
+    axes = _axes(form)
+    return {name: _slice(name, value, axes.get(name, {})) for name, value in params.items()}
+
+
+def _axes(form: Form) -> Mapping[str, Mapping[str, list[int]]]:
+    if not isinstance(form, Mapping) or not isinstance(form.get("axes"), Mapping):
+        raise InputError(
+            f"a form is a dict with 'axes' and 'attributes', as plan_compaction gives it; received {form!r}."
+        )
+    return form["axes"]
+
+
+def _slice(name: str, value: Tensor, axes: Mapping[str, list[int]]) -> Tensor:
+    for key, indices in axes.items():
+        axis = int(key)
+        if axis >= value.dim() or (indices and not 0 <= min(indices) <= max(indices) < value.shape[axis]):
+            raise InputError(
+                f"the form keeps index {max(indices, default=0)} of axis {axis} of {name!r}, which has shape "
+                f"{tuple(value.shape)}; it belongs to another network, or the parameters are already sliced."
+            )
+        value = value.index_select(axis, torch.tensor(indices, dtype=torch.long, device=value.device))
+    return value
+
+
+def shrink(network: nn.Module, form: Form) -> nn.Module:
+    """Return a new network with the smaller layers that a form describes; needs no data, the given one stays as it is.
+
+    The kept values are those of the given network; load others with `load_state_dict`.
+
+    >>> form = {"axes": {"weight": {"0": [1]}, "bias": {"0": [1]}}, "attributes": {"": {"out_features": 1}}}
+    >>> shrink(nn.Linear(3, 2), form)
+    Linear(in_features=3, out_features=1, bias=True)
+    """
+    axes = _axes(form)
+    small = copy.deepcopy(network)
+    modules = dict(small.named_modules())
+    known = {name for owner, module in modules.items() for name in _tensor_names(owner, module)}
+    for name in axes:
+        if name not in known:
+            raise InputError(f"the form names {name!r}, which the network does not have.{did_you_mean(name, known)}")
+    done: dict[int, Tensor] = {}  # shared parameters stay shared
+    for owner, module in modules.items():
+        for store in (module._parameters, module._buffers):
+            for part, tensor in store.items():
+                name = f"{owner}.{part}" if owner else part
+                if tensor is None or name not in axes:
+                    continue
+                if id(tensor) not in done:
+                    smaller = _slice(name, tensor.detach(), axes[name])
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    done[id(tensor)] = nn.Parameter(smaller, tensor.requires_grad) if is_parameter else smaller
+                store[part] = done[id(tensor)]
+    for owner, attributes in form.get("attributes", {}).items():
+        for attribute, size in attributes.items():
+            if owner not in modules or attribute not in _KNOWN or not isinstance(size, int):
+                raise InputError(
+                    f"the form sets {attribute}={size!r} of {owner!r}; only sizes of layers that the network has can "
+                    f"be set: {', '.join(sorted(_KNOWN))}."
+                )
+            setattr(modules[owner], attribute, size)
+    return small
+
+
+def _tensor_names(owner: str, module: nn.Module) -> list[str]:
+    parts = [*module._parameters, *module._buffers]
+    return [f"{owner}.{part}" if owner else part for part in parts]
+
+
+def follow(form: Form, leaders: Mapping[str, tuple[str, Mapping[int, int]]]) -> Form:
+    """Return the form with more names that are cut where others are: the posterior of a weight, the gates of a layer.
+
+    Args:
+        form: a form.
+        leaders: for each new name the name it follows, and which of its own axes is which axis of that one.
+
+    >>> form = {"axes": {"fc.weight": {"0": [1], "1": [0, 2]}}, "attributes": {}}
+    >>> follow(form, {"fc.gate": ("fc.weight", {0: 0})})["axes"]["fc.gate"]
+    {'0': [1]}
+    """
+    axes = dict(_axes(form))
+    for name, (leader, pairs) in leaders.items():
+        cut = {str(mine): axes[leader][str(its)] for mine, its in pairs.items() if str(its) in axes.get(leader, {})}
+        if cut:
+            axes[name] = cut
+    return {**form, "axes": axes}

@@ -1,0 +1,258 @@
+"""From a traced network to what can be removed: the form, the constants to fold, and what is kept with its reason."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral.compaction.form import SIZES, Form
+from choral.compaction.layer_rules import LAYER_RULES
+from choral.compaction.pointwise_rules import POINTWISE_RULES
+from choral.compaction.shape_rules import SHAPE_RULES
+from choral.compaction.tracer import Tracer
+from choral.errors import InputError, did_you_mean
+
+RULES = {**LAYER_RULES, **SHAPE_RULES, **POINTWISE_RULES}
+Example = Tensor | tuple[Any, ...]
+_VARIES = "it is not constant"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Channels that were asked to go but stay: the layer, the channels, and why."""
+
+    layer: str
+    channels: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Constants that a layer's bias takes over from removed input channels."""
+
+    weight: str
+    bias: str
+    channels: Tensor
+    constants: Tensor
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What to do: the form, the folds before it, what stays, and how many channels go, by layer."""
+
+    form: Form
+    folds: tuple[Fold, ...]
+    kept: tuple[Kept, ...]
+    removed: dict[str, int]
+
+
+def run(network: nn.Module, example: Example) -> Any:
+    """Return the network's outputs on an example, without gradients."""
+    with torch.no_grad():
+        return network(*(example if isinstance(example, tuple) else (example,)))
+
+
+def checked(network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the keep-vectors as bool; raises InputError for a layer that does not exist or has another width."""
+    modules = dict(network.named_modules())
+    result: dict[str, Tensor] = {}
+    for layer, vector in keep.items():
+        weight = modules[layer]._parameters.get("weight") if layer in modules else None
+        if weight is None:
+            raise InputError(
+                f"keep names {layer!r}, which is not a layer with a weight of its own.{did_you_mean(layer, modules)}"
+            )
+        if tuple(vector.shape) != (weight.shape[0],):
+            raise InputError(
+                f"keep[{layer!r}] has shape {tuple(vector.shape)}, but the layer has {weight.shape[0]} output channels."
+            )
+        result[layer] = vector.detach().bool().cpu()
+    return result
+
+
+def masked(network: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy in which the removed neurons' weights and biases are zero."""
+    copied = copy.deepcopy(network)
+    with torch.no_grad():
+        for layer, vector in keep.items():
+            module = copied.get_submodule(layer)
+            for parameter in (module._parameters.get("weight"), module._parameters.get("bias")):
+                if parameter is not None:
+                    parameter[~vector.to(parameter.device)] = 0
+    return copied
+
+
+def traced(network: nn.Module, keep: Mapping[str, Tensor], example: Example, *, silence: bool = False) -> Tracer:
+    """Return what one forward pass in evaluation mode tells about the channels of a network with removed neurons."""
+    watched = masked(network, keep).eval()
+    canonical = _canonical(watched)
+    dead = {canonical[f"{layer}.weight" if layer else "weight"]: ~vector for layer, vector in keep.items()}
+    tracer = Tracer(watched, dead=dead, rules=RULES, silence=silence)
+    with tracer:
+        outputs = run(watched, example)
+    tracer.finish(outputs)
+    return tracer
+
+
+def _canonical(network: nn.Module) -> dict[str, str]:
+    """Return for every name of a parameter or buffer the first name of the same tensor."""
+    every = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in every}
+
+
+def solve(
+    network: nn.Module, keep: Mapping[str, Tensor], tracer: Tracer, refused: Mapping[str, str] | None = None
+) -> Solution:
+    """Return what can be removed.
+
+    A unit goes if the removal of one of its channels was asked for, nothing locks it, and wherever a layer mixes it
+    with others it is a constant which the layer's bias can take over.
+    """
+    roots = tracer.units.roots()
+    canonical = _canonical(network)
+    rows = {layer: tracer.rows.get(canonical[f"{layer}.weight" if layer else "weight"]) for layer in keep}
+    reasons: dict[int, str] = {}
+    wanted = torch.zeros(roots.numel(), dtype=torch.bool)
+
+    def stay(units: Tensor, reason: str) -> None:
+        for root in roots[units].unique().tolist():
+            reasons.setdefault(root, reason)
+
+    for layer, units in rows.items():
+        if units is not None:
+            wanted[roots[units[~keep[layer]]]] = True
+            if refused and layer in refused:
+                stay(units[~keep[layer]], refused[layer])
+    for units, reason in tracer.units.locks():
+        stay(units, reason)
+    _check_uses(tracer, stay)
+    for root in reasons:
+        wanted[root] = False
+    for (name, _), units in tracer.bound.items():
+        if bool(wanted[roots[units]].all()):
+            wanted[roots[units[0]]] = False
+            stay(units[:1], f"{name} needs at least one channel")
+    gone = wanted[roots]
+    kept, removed = _account(keep, rows, roots, gone, reasons, tracer, canonical)
+    return Solution(_form(network, tracer, gone), _folds(tracer, gone), kept, removed)
+
+
+def _check_uses(tracer: Tracer, stay: Any) -> None:
+    readings = [use.weight for use in tracer.uses]
+    for use in tracer.uses:
+        varies = use.constants.isnan()
+        stay(use.units[varies], f"{_VARIES} where {use.weight} reads it")
+        constant = ~varies & (use.constants != 0)
+        emits = "it emits a constant"
+        if use.padded:
+            stay(use.units[constant], f"{emits}, which the zero-padding around the input of {use.weight} makes uneven")
+        elif use.bias is None:
+            stay(use.units[constant], f"{emits}, and the layer of {use.weight} has no bias to take it over")
+        elif readings.count(use.weight) > 1:
+            stay(use.units[constant], f"{emits}, and {use.weight} is used more than once")
+
+
+def _account(
+    keep: Mapping[str, Tensor],
+    rows: Mapping[str, Tensor | None],
+    roots: Tensor,
+    gone: Tensor,
+    reasons: Mapping[int, str],
+    tracer: Tracer,
+    canonical: Mapping[str, str],
+) -> tuple[tuple[Kept, ...], dict[str, int]]:
+    """Return what stays, layer by layer and reason by reason, and how many channels go."""
+    kept: list[Kept] = []
+    removed: dict[str, int] = {}
+    alive = _alive(keep, rows, roots, tracer)
+    for layer, units in rows.items():
+        dead = (~keep[layer]).nonzero().flatten()
+        if units is None:
+            name = canonical[f"{layer}.weight" if layer else "weight"]
+            why = tracer.elsewhere.get(name, "no linear map or convolution with it was seen")
+            if dead.numel():
+                kept.append(Kept(layer, tuple(dead.tolist()), why))
+            removed[layer] = 0
+            continue
+        by_reason: dict[str, list[int]] = {}
+        tied: list[int] = []
+        partners: dict[str, None] = {}
+        for channel in dead[~gone[units[dead]]].tolist():
+            root = int(roots[units[channel]])
+            if reasons[root].startswith(_VARIES) and root in alive:
+                tied.append(channel)
+                partners |= dict.fromkeys(alive[root])
+            else:
+                by_reason.setdefault(reasons[root], []).append(channel)
+        if tied:
+            names = ", ".join(list(partners)[:3]) + (f" and {len(partners) - 3} more" if len(partners) > 3 else "")
+            by_reason[f"it can only go together with live channels of {names}"] = tied
+        kept += [Kept(layer, tuple(channels), why) for why, channels in by_reason.items()]
+        removed[layer] = int(gone[units].sum())
+    return tuple(kept), removed
+
+
+def _alive(
+    keep: Mapping[str, Tensor], rows: Mapping[str, Tensor | None], roots: Tensor, tracer: Tracer
+) -> dict[int, list[str]]:
+    """Return the layers that have a live channel in a unit."""
+    layers = {id(units): layer for layer, units in rows.items()}
+    alive: dict[int, list[str]] = {}
+    for weight, units in tracer.rows.items():
+        layer = layers.get(id(units))
+        for root in roots[units if layer is None else units[keep[layer]]].unique().tolist():
+            alive.setdefault(root, []).append(weight.removesuffix(".weight"))
+    return alive
+
+
+def _folds(tracer: Tracer, gone: Tensor) -> tuple[Fold, ...]:
+    folds = []
+    for use in tracer.uses:
+        channels = (gone[use.units] & (use.constants != 0)).nonzero().flatten()
+        if channels.numel() and use.bias is not None:
+            folds.append(Fold(use.weight, use.bias, channels, use.constants[channels]))
+    return tuple(folds)
+
+
+def _form(network: nn.Module, tracer: Tracer, gone: Tensor) -> Form:
+    axes: dict[str, dict[str, list[int]]] = {}
+    canonical = _canonical(network)
+    for name, first in canonical.items():
+        for (bound, axis), units in tracer.bound.items():
+            if bound == first and bool(gone[units].any()):
+                axes.setdefault(name, {})[str(axis)] = (~gone[units]).nonzero().flatten().tolist()
+    attributes: dict[str, dict[str, int]] = {}
+    for owner, module in network.named_modules(remove_duplicate=False):
+        sizes = _attributes(owner, module, axes, tracer, gone)
+        if sizes:
+            attributes[owner] = sizes
+    return {"axes": axes, "attributes": attributes}
+
+
+def _attributes(
+    owner: str, module: nn.Module, axes: Mapping[str, Mapping[str, list[int]]], tracer: Tracer, gone: Tensor
+) -> dict[str, int]:
+    """Return the new sizes of a layer, under the names by which it states them."""
+    stated = {name: size for name, size in vars(module).items() if isinstance(size, int)}
+    weight = module._parameters.get("weight")
+    cut = axes.get(f"{owner}.weight" if owner else "weight", {})
+    sizes: dict[str, int] = {}
+    before, after = 0, 0
+    if weight is not None and "0" in cut:
+        before, after = weight.shape[0], len(cut["0"])
+    elif owner in tracer.norms and bool(gone[tracer.norms[owner]].any()):
+        before, after = tracer.norms[owner].numel(), int((~gone[tracer.norms[owner]]).sum())
+    if before:
+        sizes |= {name: after for name in SIZES if stated.get(name) == before}
+        for name in ("groups", "num_groups"):
+            if stated.get(name, 1) > 1:
+                sizes[name] = stated[name] * after // before
+        if "groups" in sizes and weight is not None:
+            sizes["in_channels"] = weight.shape[1] * sizes["groups"]
+    if weight is not None and "1" in cut:
+        sizes |= {n: len(cut["1"]) for n in ("in_features", "in_channels") if stated.get(n) == weight.shape[1]}
+    return sizes
