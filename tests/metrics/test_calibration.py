@@ -11,7 +11,8 @@ from choral.metrics import adaptive_ece, ece, mce, reliability_table
 def random_case(seed: int, batch: int = 500, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     probs = torch.randn(batch, classes, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
-    return probs, torch.randint(classes, (batch,), generator=generator)
+    # Labels drawn from the probabilities: the gaps have both signs, so the binning matters.
+    return probs, torch.multinomial(probs, 1, generator=generator).squeeze(1)
 
 
 def slow_gaps(probs: torch.Tensor, labels: torch.Tensor, bins: int) -> list[tuple[int, float]]:

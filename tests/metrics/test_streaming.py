@@ -62,9 +62,9 @@ def test_batches_give_the_same_numbers_as_the_plain_functions(
 
 
 def test_scores_of_batches_equal_scores_of_the_whole() -> None:
-    logits = torch.randn(4, 500, 6, generator=torch.Generator().manual_seed(0)) * 3
+    logits = torch.randn(4, 3000, 6, generator=torch.Generator().manual_seed(0)) * 3
     stream = ScoreStream()
-    for part in logits.split(170, 1):
+    for part in logits.split(700, 1):
         stream.update(part.softmax(-1), member_logits=part)
     whole = ood_scores(logits.softmax(-1), member_logits=logits)
     got = stream.compute()
