@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.func import functional_call, vmap
 
 from choral.errors import InputError
 from choral.models import transformer, vit
@@ -31,6 +32,21 @@ def test_a_block_has_a_gradient_in_both_modes(training):
     block = EncoderBlock(8, 2, 16, 0.0).double().train(training)
     x = torch.randn(1, 3, 8, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(block, (x,))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_stacked_blocks_meet_no_kernel_without_a_rule(grad):
+    torch.manual_seed(0)
+    block = EncoderBlock(8, 2, 16, 0.0).double().eval()  # torch's fused kernels are those of evaluation
+    params = {k: torch.stack([p, 2 * p]).detach().requires_grad_(grad) for k, p in block.named_parameters()}
+    x = torch.randn(3, 5, 8, dtype=torch.double)
+    joint = vmap(lambda p: functional_call(block, p, (x,)))(params)
+    for i in range(2):
+        alone = functional_call(block, {k: p[i] for k, p in params.items()}, (x,))
+        torch.testing.assert_close(joint[i], alone)
+    if grad:
+        joint.sum().backward()
+        assert all(p.grad is not None for p in params.values())
 
 
 @pytest.mark.parametrize(("side", "patch", "tokens"), [(8, 2, 16), (8, 4, 4), (32, 4, 64), (32, 8, 16)])
