@@ -240,7 +240,32 @@ class _Catch(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and (kwargs.get("dropout_p") or (len(args) > 4 and args[4])):
             _stack[-1].caught += 1
             return _attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with _inside_attention():
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+@contextmanager
+def _inside_attention() -> Iterator[None]:
+    """Let multi-head attention find our dropout: while torch runs it, a function mode does not see what it calls."""
+
+    def attention(*args: Any, **kwargs: Any) -> Tensor:
+        if kwargs.get("dropout_p") or (len(args) > 4 and args[4]):
+            _stack[-1].caught += 1
+            return _attention(*args, **kwargs)
+        return plain(*args, **kwargs)
+
+    def drop(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        _stack[-1].caught += 1
+        return _caught_functional(input, p, training)
+
+    plain, plain_drop = F.scaled_dot_product_attention, F.dropout
+    F.scaled_dot_product_attention, F.dropout = attention, drop
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention, F.dropout = plain, plain_drop
 
 
 @contextmanager

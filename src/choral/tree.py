@@ -29,8 +29,8 @@ def unstack(tree: Params, count: int) -> list[Params]:
 
 
 def signature(tree: Params) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """Return names, shapes and dtypes: equal signatures can be stacked."""
-    return tuple((name, tuple(value.shape), str(value.dtype)) for name, value in tree.items())
+    """Return names, shapes and dtypes, in the order of names: equal signatures can be stacked."""
+    return tuple((name, tuple(tree[name].shape), str(tree[name].dtype)) for name in sorted(tree))
 
 
 def count(params: Params) -> int:

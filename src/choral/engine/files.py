@@ -40,7 +40,13 @@ def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None
     """Return tensors and a JSON header as the bytes of a safetensors file (equal input, equal bytes)."""
     from safetensors.torch import save
 
-    ready = {n: tensors[n].detach().cpu().contiguous() for n in sorted(tensors)}
+    ready: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        ready[name] = tensor.clone() if place in taken else tensor  # the format refuses tensors that share memory
+        taken.add(place)
     return save(ready, metadata={"choral": json.dumps(header or {}, sort_keys=True)})
 
 
@@ -54,7 +60,8 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    if data[:2] == b"PK" or data[:1] == b"\x80":
+    pickled = len(data) > 1 and data[0] == 0x80 and data[1] in range(2, 6) and data[8:9] != b"{"
+    if data[:2] == b"PK" or pickled:  # a zip of pickles, or a bare one; a safetensors header opens with a brace
         raise RunError(
             f"{name} is a pickle (such as torch.save makes), which choral never opens because loading one can run any "
             "code; save with Ensemble.save, or load the weights yourself and hand the network to choral.fit."

@@ -1,0 +1,78 @@
+"""CIFAR-10 at small, equal budgets: suites of methods on one network, several seeds, resumable.
+
+    CHORAL_DATA=... python benchmarks/cifar.py baselines --runs /some/folder [--seeds 3] [--threads 2]
+
+Every run has its own run folder, so the same command goes on where it stopped; the table is written to
+benchmarks/results/cifar_SUITE.json after every finished run.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10
+from machine import write
+
+from choral import models
+from choral.compare import measure
+from choral.data import Normalise
+from choral.fit import fit
+from choral.plan import Adam
+from choral.recipe import Recipe
+from choral.recipes import make
+from choral.training import Training
+
+ADAM = Training(rate=0.001, optimiser=Adam(), batch_size=128, schedule="constant")
+Suite = tuple[Callable[[], torch.nn.Module], dict[str, Callable[[], Recipe]]]
+
+
+def suites() -> dict[str, Suite]:
+    """Return every suite: its network and its recipes by label."""
+
+    def lenet(size: str) -> Callable[[], torch.nn.Module]:
+        return lambda: models.lenet(size)
+
+    baselines: dict[str, Callable[[], Recipe]] = {
+        "single": lambda: make("single", epochs=16, training=ADAM),
+        "deep_ensemble 8x2": lambda: make("deep_ensemble", epochs=16, members=8, training=ADAM),
+        "snapshot 4x4": lambda: make("snapshot", epochs=16, members=4, training=ADAM),
+    }
+    return {"baselines": (lenet("S"), baselines)}
+
+
+def main() -> None:
+    """Run a suite."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", choices=list(suites()))
+    parser.add_argument("--runs", type=Path, required=True, help="folder for the runs, outside the repository")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--only", default="", help="labels that contain this text")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    build, recipes = suites()[arguments.suite]
+    x, y, x_test, y_test = cifar10()
+    inputs = (Normalise(mean=CIFAR10_MEAN, std=CIFAR10_STD),)
+    rows: list[dict[str, Any]] = []
+    for seed in range(arguments.seeds):
+        for label, recipe in recipes.items():
+            if arguments.only not in label:
+                continue
+            folder = arguments.runs / arguments.suite / f"{label.replace(' ', '_')}-{seed}"
+            ensemble = fit(
+                build, (x, y), recipe(), run_dir=folder, seed=seed, inputs=inputs, executor="sequential", checkpoint_seconds=20
+            )
+            row = {"label": label, "seed": seed} | measure(ensemble, x_test, y_test)
+            rows.append(row)
+            print(f"{label} seed {seed}: accuracy {row['accuracy']:.4f} nll {row['nll']:.4f} ece {row['ece']:.4f}")
+            sys.stdout.flush()
+            settings = {n: r().describe() for n, r in recipes.items()}
+            write(f"cifar_{arguments.suite}", {"rows": rows, "settings": settings})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Small networks and data that every method must cope with."""
+
+import torch
+from torch import nn
+
+from choral import models
+from choral.plan import SGD, Adam
+from choral.training import Training
+
+CALM = Training(rate=0.05, optimiser=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4), batch_size=16)
+ADAM = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+
+
+class Branching(nn.Module):
+    """BatchNorm, dropout, a residual sum and nested containers, with a parameter no reset method owns."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, 12), nn.Sequential(nn.BatchNorm1d(12), nn.ReLU()))
+        self.inner = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Dropout(0.2))
+        self.scale = nn.Parameter(torch.randn(12) * 0.1 + 1)
+        self.last = nn.Linear(12, outputs)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last((h + self.inner(h)) * self.scale)
+
+
+class Convolving(nn.Module):
+    """A convolutional network with BatchNorm and dropout."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+        self.more = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Dropout2d(0.1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.last = nn.Linear(6, outputs)
+
+    def forward(self, x):
+        return self.last(self.more(self.body(x)))
+
+
+def classification(rows: int = 82):
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 6, generator=g)
+    return x, (x[:, 0] + 0.5 * x[:, 1] > 0).long() + (x[:, 2] > 0.7).long()
+
+
+def regression(rows: int = 82):
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(rows, 6, generator=g)
+    return x, x[:, :1] - 0.5 * x[:, 1:2] + 0.1 * torch.randn(rows, 1, generator=g)
+
+
+def images(rows: int = 48):
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, 1, 8, 8, generator=g)
+    return x, (x.mean((1, 2, 3)) > 0).long()
+
+
+PROBLEMS = {
+    "classification": (lambda: Branching(3), classification),
+    "regression": (lambda: models.mlp(6, 2, hidden=(8,)), regression),
+    "images": (lambda: Convolving(2), images),
+}

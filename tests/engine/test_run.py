@@ -1,0 +1,333 @@
+"""The engine: exactness of branches, resets, divergence, damaged checkpoints, refused folders."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from choral import models
+from choral.data import HorizontalFlip, Normalise, PadCrop
+from choral.engine.blueprint import redraw
+from choral.errors import DivergedError, InputError, PlanError, RunError
+from choral.fit import fit
+from choral.plan import SGD, Adam, Collect, Constant, Recalibrate, Reset, Start, Train, UpdateMoments, UseMean, every, fork, repeat, seq
+from choral.recipe import Recipe
+from choral.recipes import make
+from choral.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(90, 4, generator=G)
+Y = (X[:, 0] > 0).long()
+QUICK = Training(rate=0.05, optimiser=SGD(), batch_size=16)
+
+
+def build():
+    return models.mlp(4, 2, hidden=(8,), norm="batch", dropout=0.1)
+
+
+def params(ensemble):
+    return [s.params for s in ensemble.states()]
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_branch_3_is_the_same_whether_4_or_40_are_asked_for(executor):
+    def plan(branches):
+        return Recipe(name="r", plan=fork(branches, Reset(), Train(epochs=2, batch_size=16), Collect()))
+
+    few, many = (params(fit(build, (X, Y), plan(n), executor=executor)) for n in (4, 40))
+    for i in range(4):
+        for n in few[i]:
+            assert torch.allclose(few[i][n], many[i][n], atol=1e-6)
+    if executor == "sequential":
+        assert all(torch.equal(few[3][n], many[3][n]) for n in few[3])
+
+
+def test_a_plain_loop_written_by_hand_gives_the_same_network():
+    from choral import rng
+
+    recipe = Recipe(name="r", plan=seq(Reset(), Train(epochs=3, batch_size=16, schedule=Constant(0.05)), Collect()))
+    network = lambda: models.mlp(4, 2, hidden=(8,))  # noqa: E731  # a factory
+    (found,) = params(fit(network, (X, Y), recipe, seed=5))
+    with rng.seeded(5, 0, "build"):
+        mine = network()
+    optimiser = torch.optim.SGD(mine.parameters(), lr=0.05, momentum=0.9)
+    key = rng.key(5, 1, "train")
+    for epoch in range(3):
+        order = torch.randperm(90, generator=rng.generator(key, "order", epoch))
+        for start in range(0, 90, 16):
+            index = order[start : start + 16]
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(mine(X[index]), Y[index]).backward()
+            optimiser.step()
+    for name, p in mine.named_parameters():
+        assert torch.allclose(found[name], p, atol=1e-6)
+
+
+def test_repeat_goes_on_and_fork_starts_again():
+    nothing = Train(epochs=0)
+    once = Train(epochs=1, batch_size=16)
+    line = params(fit(build, (X, Y), Recipe(name="r", plan=seq(Reset(), repeat(2, once, Collect())))))
+    star = params(fit(build, (X, Y), Recipe(name="r", plan=seq(Reset(), fork(2, nothing, Collect()), Collect()))))
+    assert all(torch.equal(star[0][n], star[i][n]) for i in (1, 2) for n in star[0])
+    assert not torch.equal(line[0]["output.weight"], line[1]["output.weight"])
+
+
+def test_reset_draws_every_parameter_afresh_also_those_no_reset_method_owns():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(4, 2)
+            self.own = nn.Parameter(torch.randn(2))
+
+        def forward(self, x):
+            return self.line(x) * self.own
+
+    plan = seq(Reset(), Train(epochs=2), Collect(), Reset(), Collect())
+    trained, again = params(fit(Odd, (X, Y), Recipe(name="r", plan=plan)))
+    assert all(not torch.equal(trained[n], again[n]) for n in trained)
+    given = Odd()
+    before = {n: p.clone() for n, p in given.named_parameters()}
+    redraw(given)
+    assert all(not torch.equal(before[n], p) for n, p in given.named_parameters())
+    assert sorted(given.own.tolist()) == sorted(before["own"].tolist())
+
+
+def test_start_takes_the_given_weights_and_needs_a_network():
+    given = build()
+    recipe = Recipe(name="r", plan=seq(Start(), Collect()))
+    (found,) = params(fit(given, (X, Y), recipe))
+    assert all(torch.equal(found[n], p) for n, p in given.named_parameters())
+    with pytest.raises(PlanError, match="hand over the trained nn.Module"):
+        fit(build, (X, Y), recipe)
+
+
+def test_weight_averages_in_training_and_batchnorm_statistics_of_the_averaged_weights():
+    train = Train(epochs=3, batch_size=16, every=(every(1, UpdateMoments(), unit="epochs"),))
+    snapshots = Train(epochs=1, batch_size=16, memory="carried")
+    recipe = Recipe(name="r", plan=seq(Reset(), train, UseMean(), Recalibrate(), Collect()))
+    ensemble = fit(build, (X, Y), recipe)
+    network = ensemble.network(0)
+    norm = next(m for m in network.modules() if isinstance(m, nn.BatchNorm1d))
+    hidden = nn.functional.linear(X, network.linear1.weight, network.linear1.bias)
+    assert torch.allclose(norm.running_mean, hidden.mean(0), atol=1e-5)
+    assert torch.allclose(norm.running_var, hidden.var(0), atol=1e-5)
+    assert snapshots.memory == "carried"
+
+
+def test_masked_weights_stay_exactly_zero_under_every_optimiser_and_executor():
+    from dataclasses import dataclass
+
+    from choral.plan import Operator
+
+    @dataclass(frozen=True, kw_only=True)
+    class HalfMask(Operator):
+        def apply(self, state, context):
+            masks = {"linear1.weight": torch.rand(state.params["linear1.weight"].shape, generator=context.generator("m")) < 0.5}
+            return state.with_slots(mask=masks)
+
+    for optimiser in (SGD(momentum=0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1)):
+        pre, post = (Train(epochs=2, batch_size=16, optimiser=optimiser, memory="carried") for _ in range(2))
+        recipe = Recipe(name="r", plan=fork(3, Reset(), pre, HalfMask(), post, Collect()))
+        both = [list(fit(build, (X, Y), recipe, executor=e).states()) for e in ("sequential", "vectorised")]
+        for one, many in zip(*both):
+            mask = one.slots["mask"]["linear1.weight"]
+            assert torch.equal(mask, many.slots["mask"]["linear1.weight"])
+            for state in (one, many):
+                assert (state.params["linear1.weight"][~mask] == 0).all()
+                assert (state.params["linear1.weight"][mask] != 0).all()
+
+
+def test_a_branch_that_diverges_is_named_and_the_rest_is_kept(tmp_path):
+    class Fragile(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(4, 2)
+            self.bad = nn.Parameter(torch.tensor(float("nan")) if torch.rand(()) < 0.5 else torch.tensor(1.0))
+
+        def forward(self, x):
+            return self.line(x) * self.bad
+
+    recipe = Recipe(name="r", plan=fork(6, Reset(), Train(epochs=2, batch_size=16), Collect()))
+    for executor in ("sequential", "vectorised"):
+        folder = tmp_path / executor
+        with pytest.raises(DivergedError, match=r"the loss became nan at f\d/1 in epoch 1.*of 6 members were kept") as caught:
+            fit(Fragile, (X, Y), recipe, run_dir=folder, executor=executor)
+        kept = len(list((folder / "members").glob("*.safetensors")))
+        assert 0 < kept < 6
+        assert str(caught.value).count("the loss became") == 6 - kept
+
+
+def test_a_changed_plan_seed_or_data_is_refused_with_both_values(tmp_path):
+    fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
+    with pytest.raises(RunError, match=r"seed was 0, now 1"):
+        fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path, seed=1)
+    with pytest.raises(RunError, match=r"epochs was 2, now 3"):
+        fit(build, (X, Y), make("single", epochs=3, training=QUICK), run_dir=tmp_path)
+    with pytest.raises(RunError, match=r"data was .*, now "):
+        fit(build, (X + 1, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
+    with pytest.raises(RunError, match=r"network was"):
+        fit(lambda: models.mlp(4, 2, hidden=(9,)), (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
+
+
+def test_a_finished_run_is_loaded_not_trained_again(tmp_path):
+    recipe = make("snapshot", epochs=4, members=2, training=QUICK)
+    first = fit(build, (X, Y), recipe, run_dir=tmp_path)
+    events = []
+    again = fit(build, (X, Y), recipe, run_dir=tmp_path, listener=events.append)
+    assert events == []
+    assert torch.equal(first.outputs(X), again.outputs(X))
+    assert not list((tmp_path / "checkpoints").glob("*"))
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("damage", ["newest file", "newest manifest", "everything"])
+def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, damage):
+    recipe = make("deep_ensemble", epochs=8, members=2, training=QUICK)
+    whole = fit(build, (X, Y), recipe, executor="sequential")
+
+    def stop(event):
+        if event["kind"] == "epoch" and event["counted"]["epochs"] == 6:
+            raise Stop
+
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        fit(build, (X, Y), recipe, run_dir=folder, executor="sequential", checkpoint_seconds=0, listener=stop)
+    manifests = sorted((folder / "checkpoints").glob("manifest-*"), key=lambda p: int(p.stem.split("-")[1]))
+    files = {f["file"] for f in json.loads(json.loads(manifests[-1].read_text())["content"])["frames"]}
+    older = {f["file"] for f in json.loads(json.loads(manifests[-2].read_text())["content"])["frames"]}
+    targets = {
+        "newest file": [folder / "checkpoints" / f for f in files - older],
+        "newest manifest": [manifests[-1]],
+        "everything": [p for p in (folder / "checkpoints").iterdir() if p.suffix == ".safetensors"],
+    }[damage]
+    assert targets
+    for path in targets:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(bytes(data))
+    events = []
+    again = fit(build, (X, Y), recipe, run_dir=folder, executor="sequential", listener=events.append)
+    said = [e["message"] for e in events if e["kind"] == "warning"]
+    assert any("damaged" in m for m in said)
+    assert ("starting from the beginning" in said[-1]) == (damage == "everything")
+    assert all(torch.equal(a[n], b[n]) for a, b in zip(params(whole), params(again)) for n in a)
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    def nested(event):
+        fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
+
+    with pytest.raises(RunError, match="in use by another process"):
+        fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path, listener=nested)
+
+
+def test_another_thread_count_is_said(tmp_path):
+    recipe = make("single", epochs=2, training=QUICK)
+    fit(build, (X, Y), recipe, run_dir=tmp_path)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["environment"]["threads"] = 77
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.warns(UserWarning, match="not bit for bit"):
+        fit(build, (X, Y), recipe, run_dir=tmp_path)
+
+
+def conv():
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3)
+    )
+
+
+IMAGES = torch.randint(0, 256, (60, 3, 8, 8), generator=G).to(torch.uint8)
+LABELS = torch.randint(0, 3, (60,), generator=G)
+INPUTS = (Normalise(mean=(0.5,) * 3, std=(0.25,) * 3), PadCrop(pixels=2), HorizontalFlip())
+
+
+def test_convolutions_with_batchnorm_dropout_bagging_and_augmentation_agree_across_executors():
+    recipe = make("bagged", epochs=9, members=3, training=QUICK)
+    one, many = (fit(conv, (IMAGES, LABELS), recipe, inputs=INPUTS, executor=e) for e in ("sequential", "vectorised"))
+    for a, b in zip(one.states(), many.states()):
+        for n in a.params:
+            assert torch.allclose(a.params[n], b.params[n], atol=1e-4), n
+        for n in a.buffers:
+            assert torch.allclose(a.buffers[n].float(), b.buffers[n].float(), atol=1e-4), n
+
+
+def test_bf16_trains_close_to_fp32():
+    recipe = make("single", epochs=3, training=QUICK)
+    a, b = (fit(build, (X, Y), recipe, precision=p) for p in ("fp32", "bf16"))
+    assert torch.allclose(a.outputs(X), b.outputs(X), atol=0.1)
+    assert not torch.equal(a.outputs(X), b.outputs(X))
+
+
+def test_datasets_and_loaders_give_the_members_that_arrays_give():
+    from torch.utils.data import DataLoader, TensorDataset
+
+    recipe = make("bagged", epochs=4, members=2, training=QUICK)
+    dataset = TensorDataset(X, Y)
+    for executor in ("sequential", "vectorised"):
+        arrays = params(fit(build, (X, Y), recipe, executor=executor))
+        for data in (dataset, DataLoader(dataset, batch_size=3, shuffle=True)):
+            assert all(torch.equal(a[n], b[n]) for a, b in zip(arrays, params(fit(build, data, recipe, executor=executor))) for n in a)
+
+
+def test_auto_measures_and_remembers(tmp_path):
+    recipe = make("deep_ensemble", epochs=4, members=4, training=QUICK)
+    fit(build, (X, Y), recipe, run_dir=tmp_path, executor="auto")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert set(plan["measured"]) == {"sequential", "vectorised"}
+    faster = min(plan["measured"], key=plan["measured"].get)
+    assert plan["executor"] == faster
+
+
+def test_auto_falls_back_to_sequential_for_a_network_that_cannot_be_mapped(tmp_path):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.last = nn.LSTM(1, 5, batch_first=True), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.last(self.cell(x.unsqueeze(-1))[0][:, -1])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of its own slow path while we measure
+        fit(Recurrent, (X, Y), make("deep_ensemble", epochs=2, members=2, training=QUICK), run_dir=tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["executor"] in ("sequential", "vectorised")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X, Y.float() + 0.5), "2 outputs for 1 real target"),
+        ((X, Y + 5), "class label 6 but the network gives 2 outputs"),
+        ((X, -Y), "negative label"),
+        ((X, ["a"] * 90), "encode labels as integers"),
+        ((X[:5], Y), "5 rows and y has 90"),
+        ((torch.where(X > 2, torch.nan, X), Y), r"NaN or infinite values in \d+ row"),
+        ((X[:, :3], Y), "the network cannot read x"),
+        ((X[:0], Y[:0]), "empty"),
+        ("nonsense", "give a pair"),
+    ],
+)
+def test_bad_data_is_refused_in_one_sentence_before_anything_is_written(data, message, tmp_path):
+    if isinstance(data, tuple) and data[0].shape == X.shape and torch.is_tensor(data[1]) and data[1].dtype.is_floating_point:
+        network = lambda: models.mlp(4, 5, hidden=(8,))  # noqa: E731  # five outputs fit no Gaussian
+        message = "5 outputs for 1 real target"
+    else:
+        network = build
+    with pytest.raises(InputError, match=message):
+        fit(network, data, make("single", epochs=2, training=QUICK), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_settings_are_refused():
+    recipe = make("single", epochs=2)
+    for options, message in [({"executor": "magic"}, "executor is 'magic'"), ({"precision": "fp8"}, "precision is 'fp8'"), ({"device": "warp"}, "device is 'warp'")]:
+        with pytest.raises(InputError, match=message):
+            fit(build, (X, Y), recipe, **options)
+    with pytest.raises(InputError, match="must return a new nn.Module"):
+        fit(lambda: 3, (X, Y), recipe)  # type: ignore[arg-type, return-value]  # wrong on purpose

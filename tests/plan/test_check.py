@@ -1,0 +1,32 @@
+import pytest
+
+from choral.errors import PlanError
+from choral.plan import Collect, DrawMoments, Reset, Train, UpdateMoments, UseMean, check, cost, every, fork, problems, repeat, seq
+from choral.plan.show import lines
+
+
+def test_every_problem_is_in_one_message():
+    plan = seq(Train(epochs=-1), UseMean(), fork(0, Collect()), Train(epochs=1, batch_size=0, every=(every(0, DrawMoments()),)))
+    with pytest.raises(PlanError) as caught:
+        check(plan, penalty_slots=("anchor",))
+    text = str(caught.value)
+    for part in ("seq[0] Train", "epochs is -1", "'mean'", "branches is 0", "batch_size is 0", "every(0", "'anchor'"):
+        assert part in text
+
+
+def test_slots_given_inside_a_fork_do_not_leak_out():
+    inner = Train(epochs=1, every=(every(1, UpdateMoments()),))
+    assert problems(seq(Reset(), fork(2, inner, UseMean(), Collect()))) == []
+    assert "needs the slot 'mean'" in problems(seq(Reset(), fork(2, inner, Collect()), UseMean()))[0]
+
+
+def test_cost_multiplies_through_repeats_and_forks():
+    plan = seq(Reset(), Train(epochs=5), fork(3, repeat(2, Train(epochs=2), Collect())))
+    assert (cost(plan).epochs, cost(plan).networks, cost(plan).phases) == (17, 6, 7)
+
+
+def test_the_shown_tree_has_a_line_for_every_phase():
+    text = "\n".join(lines(seq(Reset(), fork(3, Train(epochs=2), Collect()))))
+    assert "fork into 3" in text
+    assert "Train 2 epochs" in text
+    assert "6 epochs" in text

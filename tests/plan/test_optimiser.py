@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from choral.plan import SGD, Adam, AdamW
+from choral.plan.optimiser import clip_gradients, memory_of, restore_memory
+
+
+def params(seed=0, lanes=None):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"w": (3, 4), "b": (3,)}
+    lead = () if lanes is None else (lanes,)
+    return {n: torch.randn(*lead, *s, generator=generator).requires_grad_() for n, s in shapes.items()}
+
+
+def test_decay_groups_leave_vectors_and_named_parameters_alone():
+    for stacked, p in ((False, params()), (True, params(lanes=2))):
+        groups = SGD(weight_decay=0.1, decay_vectors=False).make(p, stacked=stacked, undecayed=()).param_groups
+        assert {g["weight_decay"]: len(g["params"]) for g in groups} == {0.1: 1, 0.0: 1}
+        groups = SGD(weight_decay=0.1).make(p, stacked=stacked, undecayed=("w",)).param_groups
+        assert {g["weight_decay"]: g["params"][0].dim() - stacked for g in groups} == {0.1: 1, 0.0: 2}
+
+
+def test_clipping_by_member_equals_torch_s_for_each():
+    stacked = params(lanes=3)
+    for p in stacked.values():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * torch.tensor([0.01, 1, 10]).view(3, *[1] * (p.dim() - 1))
+    singles = []
+    for i in range(3):
+        single = {n: torch.nn.Parameter(p[i].detach().clone()) for n, p in stacked.items()}
+        for n, p in single.items():
+            p.grad = stacked[n].grad[i].clone()
+        torch.nn.utils.clip_grad_norm_(list(single.values()), 1.0)
+        singles.append(single)
+    clip_gradients(stacked, 1.0, stacked=True)
+    for i in range(3):
+        for n, p in stacked.items():
+            assert torch.allclose(p.grad[i], singles[i][n].grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", [SGD(nesterov=True), Adam(), AdamW()])
+def test_a_restored_memory_goes_on_as_if_never_stopped(optimiser):
+    def steps(p, made, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            for t in p.values():
+                t.grad = torch.randn(t.shape, generator=generator)
+            made.step()
+
+    whole = params()
+    made = optimiser.make(whole)
+    steps(whole, made, 3, 1)
+    halfway = {n: t.detach().clone().requires_grad_() for n, t in whole.items()}
+    memory = memory_of(made, whole)
+    steps(whole, made, 3, 2)
+    again = optimiser.make(halfway)
+    restore_memory(again, halfway, memory)
+    steps(halfway, again, 3, 2)
+    assert all(torch.equal(whole[n], halfway[n]) for n in whole)
+    fresh = {n: t.clone() for n, t in memory.items()}
+    assert fresh.keys() == memory.keys()
