@@ -79,6 +79,7 @@ def test_frozen_gates_stay_frozen():
     assert torch.equal(once[1]["fc.frozen_gate"], again[1]["fc.frozen_gate"])
     fixed = {**free_gates(), "fc.frozen_gate": torch.zeros(60)}
     assert not gate_keep(params, fixed)["fc"].any()  # what is frozen counts, not gamma
+    assert not freeze_gates(params, fixed, rule="threshold")[1]["fc.frozen_gate"].any()
 
 
 def test_posteriors_are_pairs_of_mean_and_rho():

@@ -24,6 +24,7 @@ PLAIN = [
     (nn.Conv1d(4, 6, 3, padding=1, groups=2), (2, 4, 7)),
     (nn.Conv2d(2, 4, 3, stride=2, padding=(1, 2), bias=False), (2, 2, 7, 8)),
     (nn.Conv2d(2, 4, (3, 4), padding="same", padding_mode="circular", dilation=2), (2, 2, 9, 9)),
+    (nn.Conv1d(2, 4, 4, padding="same", padding_mode="replicate"), (2, 2, 9)),
     (nn.Conv2d(2, 4, 3, padding=(1, 2), padding_mode="reflect"), (2, 2, 6, 7)),
     (nn.Conv2d(2, 4, 3, padding="valid", padding_mode="replicate"), (2, 2, 6, 7)),
     (nn.Conv3d(1, 2, 2), (2, 1, 3, 4, 3)),
