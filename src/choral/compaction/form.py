@@ -67,7 +67,7 @@ def shrink(network: nn.Module, form: Form) -> nn.Module:
     """
     axes = _axes(form)
     small = copy.deepcopy(network)
-    modules = dict(small.named_modules())
+    modules = dict(small.named_modules(remove_duplicate=False))
     known = {name for owner, module in modules.items() for name in _tensor_names(owner, module)}
     for name in axes:
         if name not in known:
@@ -82,7 +82,8 @@ def shrink(network: nn.Module, form: Form) -> nn.Module:
                 if id(tensor) not in done:
                     smaller = _slice(name, tensor.detach(), axes[name])
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    done[id(tensor)] = nn.Parameter(smaller, tensor.requires_grad) if is_parameter else smaller
+                    smaller = nn.Parameter(smaller, tensor.requires_grad) if is_parameter else smaller
+                    done[id(tensor)] = done[id(smaller)] = smaller
                 store[part] = done[id(tensor)]
     for owner, attributes in form.get("attributes", {}).items():
         for attribute, size in attributes.items():

@@ -185,8 +185,8 @@ def _group_norm(
     whole = whole.expand(num_groups, channels.units.numel() // num_groups).flatten()
     inside = channels.valued(channels.constants.masked_fill(whole, torch.nan))
     scale, shift = (None if t is None else tracer.act(t, inside) for t in (weight, bias))
-    values = F.group_norm(inside.constants.to(input)[None], num_groups, scale, shift, eps)
-    return channels.valued(values[0].cpu())
+    places = inside.constants.to(input)[None, :, None].expand(1, -1, 2)  # the function refuses a single place
+    return channels.valued(F.group_norm(places, num_groups, scale, shift, eps)[0, :, 0].cpu())
 
 
 def _layer_norm(

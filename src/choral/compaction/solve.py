@@ -55,6 +55,18 @@ def run(network: nn.Module, example: Example) -> Any:
         return network(*(example if isinstance(example, tuple) else (example,)))
 
 
+class Untraceable(Exception):
+    """A network that runs by itself but not while it is watched; it stays whole."""
+
+
+def runs(network: nn.Module, example: Example) -> Any:
+    """Return the outputs in evaluation mode; raises InputError if the network does not run on the example."""
+    try:
+        return run(copy.deepcopy(network).eval(), example)
+    except Exception as error:
+        raise InputError(f"example_input: the network does not run on it: {type(error).__name__}: {error}") from error
+
+
 def checked(network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the keep-vectors as bool; raises InputError for a layer that does not exist or has another width."""
     modules = dict(network.named_modules())
@@ -89,12 +101,23 @@ def traced(network: nn.Module, keep: Mapping[str, Tensor], example: Example, *, 
     """Return what one forward pass in evaluation mode tells about the channels of a network with removed neurons."""
     watched = masked(network, keep).eval()
     canonical = _canonical(watched)
-    dead = {canonical[f"{layer}.weight" if layer else "weight"]: ~vector for layer, vector in keep.items()}
+    dead: dict[str, Tensor] = {}
+    for layer, vector in keep.items():
+        name = canonical[_weight(layer)]
+        dead[name] = dead.get(name, torch.zeros_like(vector)) | ~vector
     tracer = Tracer(watched, dead=dead, rules=RULES, silence=silence)
-    with tracer:
-        outputs = run(watched, example)
+    try:
+        with tracer:
+            outputs = run(watched, example)
+    except Exception as error:
+        runs(network, example)  # a network that does not run at all is the caller's mistake
+        raise Untraceable(f"the network could not be traced: {type(error).__name__}: {error}") from error
     tracer.finish(outputs)
     return tracer
+
+
+def _weight(layer: str) -> str:
+    return f"{layer}.weight" if layer else "weight"
 
 
 def _canonical(network: nn.Module) -> dict[str, str]:
@@ -114,7 +137,7 @@ def solve(
     """
     roots = tracer.units.roots()
     canonical = _canonical(network)
-    rows = {layer: tracer.rows.get(canonical[f"{layer}.weight" if layer else "weight"]) for layer in keep}
+    rows = {layer: tracer.rows.get(canonical[_weight(layer)]) for layer in keep}
     reasons: dict[int, str] = {}
     wanted = torch.zeros(roots.numel(), dtype=torch.bool)
 
@@ -172,11 +195,9 @@ def _account(
     for layer, units in rows.items():
         dead = (~keep[layer]).nonzero().flatten()
         if units is None:
-            name = canonical[f"{layer}.weight" if layer else "weight"]
-            why = tracer.elsewhere.get(name, "no linear map or convolution with it was seen")
+            why = tracer.elsewhere.get(canonical[_weight(layer)], "no linear map or convolution with it was seen")
             if dead.numel():
                 kept.append(Kept(layer, tuple(dead.tolist()), why))
-            removed[layer] = 0
             continue
         by_reason: dict[str, list[int]] = {}
         tied: list[int] = []
@@ -192,7 +213,9 @@ def _account(
             names = ", ".join(list(partners)[:3]) + (f" and {len(partners) - 3} more" if len(partners) > 3 else "")
             by_reason[f"it can only go together with live channels of {names}"] = tied
         kept += [Kept(layer, tuple(channels), why) for why, channels in by_reason.items()]
-        removed[layer] = int(gone[units].sum())
+    for weight, units in tracer.rows.items():
+        if bool(gone[units].any()):
+            removed[weight.removesuffix("weight").removesuffix(".")] = int(gone[units].sum())
     return tuple(kept), removed
 
 
@@ -239,7 +262,7 @@ def _attributes(
     """Return the new sizes of a layer, under the names by which it states them."""
     stated = {name: size for name, size in vars(module).items() if isinstance(size, int)}
     weight = module._parameters.get("weight")
-    cut = axes.get(f"{owner}.weight" if owner else "weight", {})
+    cut = axes.get(_weight(owner), {})
     sizes: dict[str, int] = {}
     before, after = 0, 0
     if weight is not None and "0" in cut:

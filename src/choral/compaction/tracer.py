@@ -254,7 +254,7 @@ class Tracer(TorchFunctionMode):
         self.bind(name, max(range(len(shape)), key=lambda axis: shape[axis]), channels.units)
         values = tensor.detach().flatten()
         if unchanged and self.silence(name, channels.constants):
-            values = values * channels.constants.isnan()
+            values = values * channels.constants.isnan().to(values.device)
         return values
 
     def silence(self, name: str | None, constants: Tensor) -> bool:

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from choral.compaction.form import Form, shrink
-from choral.compaction.solve import Example, Kept, Solution, checked, masked, run, solve, traced
+from choral.compaction.solve import Example, Kept, Solution, Untraceable, checked, masked, run, runs, solve, traced
 from choral.compaction.tracer import tensors_in
-from choral.errors import InputError
-from choral.masks import expand_neurons
 
 _TOLERANCE = 1e-4
 
@@ -108,14 +106,11 @@ def _solve_and_check(
     """Return a solution that was run on the example, the small network, and how far its outputs are."""
     wanted = checked(network, keep)
     dead = masked(network, wanted)
-    try:
-        expected = run(copy.deepcopy(dead).eval(), example)
-    except Exception as error:
-        raise InputError(f"example_input: the network does not run on it: {type(error).__name__}: {error}") from error
+    expected = runs(dead, example)
     try:
         tracer = traced(network, wanted, example)
-    except Exception as error:  # whatever a network does that the tracer cannot follow, the network itself ran
-        return _untouched(wanted, dead, f"the network could not be traced: {type(error).__name__}: {error}")
+    except Untraceable as reason:
+        return _untouched(wanted, dead, str(reason))
     solution = solve(network, wanted, tracer)
     small, distance, problem = _attempt(dead, solution, example, expected)
     if not problem:
@@ -138,7 +133,7 @@ def _solve_and_check(
 def _untouched(keep: Mapping[str, Tensor], dead: nn.Module, reason: str) -> tuple[Solution, nn.Module, float]:
     kept = tuple(Kept(k, tuple((~v).nonzero().flatten().tolist()), reason) for k, v in keep.items() if not v.all())
     form: Form = {"axes": {}, "attributes": {}}
-    return Solution(form, (), kept, dict.fromkeys(keep, 0)), copy.deepcopy(dead), 0.0
+    return Solution(form, (), kept, {}), copy.deepcopy(dead), 0.0
 
 
 def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: object) -> tuple[nn.Module, float, str]:
@@ -161,8 +156,8 @@ def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: ob
     pairs = list(zip(tensors_in(outputs), tensors_in(expected)))
     if any(one.shape != other.shape for one, other in pairs):
         return small, float("inf"), "its outputs have other shapes"
-    distance = max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()), default=0.0)
-    scale = max((float(b.double().abs().max()) for _, b in pairs if b.numel()), default=0.0)
+    distance = max((float((a - b).detach().abs().max()) for a, b in pairs if a.numel()), default=0.0)
+    scale = max((float(b.detach().abs().max()) for _, b in pairs if b.numel()), default=0.0)
     if not distance <= _TOLERANCE * max(1.0, scale):
         return small, distance, f"its outputs differ by {distance:.2g}"
     return small, distance, ""
@@ -188,44 +183,3 @@ def _seconds(before: nn.Module, after: nn.Module, example: Example, repeats: int
             if turn:
                 best[i] = min(best[i], time.perf_counter() - start)
     return best[0], best[1]
-
-
-def tied_groups(network: nn.Module, example_input: Example) -> list[list[str]]:
-    """Return the layers that must lose the same neurons to lose any: their outputs are summed, multiplied, or feed a
-    depthwise convolution one to one.
-
-    Give them as `groups` to the functions of `choral.masks`. Layers that are tied only in part are not listed.
-
-    Args:
-        network: any network; it is not changed.
-        example_input: as in `compact`.
-    """
-    tracer = traced(network, {}, example_input)
-    roots = tracer.units.roots()
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for weight, units in tracer.rows.items():
-        groups.setdefault(tuple(roots[units].tolist()), []).append(weight.removesuffix(".weight"))
-    return [layers for layers in groups.values() if len(layers) > 1]
-
-
-def neuron_param_mask(network: nn.Module, keep: Mapping[str, Tensor], example_input: Example) -> dict[str, Tensor]:
-    """Return the masks of all parameters that belong to removed neurons: rows, biases, and what acts on them alone.
-
-    The scale and shift of a BatchNorm behind a removed neuron (and any other parameter that only ever meets its
-    constant: a PReLU slope, the row of a depthwise convolution) are masked with it. Then a removed neuron is silent
-    all the way to the next layer, and compaction removes it with nothing to fold.
-
-    Args:
-        network: any network; it is not changed.
-        keep: True for the output channels that stay, by layer name.
-        example_input: as in `compact`.
-    """
-    wanted = checked(network, keep)
-    shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
-    masks = expand_neurons(shapes, wanted)
-    for name, mask in traced(network, wanted, example_input, silence=True).silenced.items():
-        shape = shapes[name]
-        rows = mask.view(shape) if mask.numel() == shape.numel() else mask.view(-1, *[1] * (len(shape) - 1))
-        if not bool(mask.all()):
-            masks[name] = rows.expand(shape) & masks.get(name, torch.ones(shape, dtype=torch.bool))
-    return masks
