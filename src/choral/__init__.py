@@ -32,11 +32,43 @@ _WHERE = {
     "seq": "choral.plan",
     "show": "choral.showing",
 }
-_MODULES = ("compaction", "corruptions", "data", "layers", "masks", "metrics", "models", "plan", "posthoc", "recipes", "structures")
+_MODULES = (
+    "compaction",
+    "corruptions",
+    "data",
+    "layers",
+    "masks",
+    "metrics",
+    "models",
+    "plan",
+    "posthoc",
+    "recipes",
+    "structures",
+)
 
-__all__ = [  # noqa: F822  # defined by __getattr__
-    "Adam", "AdamW", "ChoralError", "Collect", "Comparison", "Ensemble", "Objective", "Prediction", "Recipe", "Reset",
-    "SGD", "Start", "Train", "Training", "compare", "every", "fit", "fork", "load", "repeat", "seq", "show",
+__all__ = [  # defined by __getattr__
+    "SGD",
+    "Adam",
+    "AdamW",
+    "ChoralError",
+    "Collect",
+    "Comparison",
+    "Ensemble",
+    "Objective",
+    "Prediction",
+    "Recipe",
+    "Reset",
+    "Start",
+    "Train",
+    "Training",
+    "compare",
+    "every",
+    "fit",
+    "fork",
+    "load",
+    "repeat",
+    "seq",
+    "show",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

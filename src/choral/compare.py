@@ -41,7 +41,9 @@ class Comparison:
         names += ["parameters", "train_seconds"]
         cells = [names] + [[_cell(row.get(n)) for n in names] for row in self.rows]
         widths = [max(len(r[i]) for r in cells) for i in range(len(names))]
-        return "\n".join("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))) for r in cells)
+        return "\n".join(
+            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))) for r in cells
+        )
 
 
 def _cell(value: Any) -> str:
@@ -129,7 +131,10 @@ def compare(
         options: passed on to `fit`.
     """
     recipes = recipes_for(methods, epochs=epochs, members=members, training=training)
-    problem = data if isinstance(data, Problem) else Problem("arrays", *(np.asarray(d) for d in data))
+    if not isinstance(data, Problem):
+        x_train, y_train, x_test, y_test = (np.asarray(d) for d in data)
+        data = Problem("arrays", x_train, y_train, x_test, y_test)
+    problem = data
     rows = []
     for number, recipe in enumerate(recipes):
         twin = sum(r.name == recipe.name for r in recipes[:number])

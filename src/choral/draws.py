@@ -60,8 +60,8 @@ class _Stream:
         if isinstance(self.key, int):
             low = _mix_int((self.key & _MASK32) ^ salt)
             return _signed(low), _signed(_mix_int((self.key >> 32) + salt2 + low))
-        low = _mix(self.key[0] ^ _signed(salt))
-        return low, _mix(self.key[1] + _signed(salt2) + low)
+        first = _mix(self.key[0] ^ _signed(salt))
+        return first, _mix(self.key[1] + _signed(salt2) + first)
 
 
 _stack: list[_Stream] = []
@@ -183,9 +183,7 @@ def _attention(
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(future, float("-inf"))
     if attn_mask is not None:
-        scores = (
-            scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
-        )
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
     return dropout(scores.softmax(-1), dropout_p) @ value
 
 

@@ -104,9 +104,7 @@ def fit(
                 write_json(folder / "results.json", results)
                 assert checkpoints is not None
                 checkpoints.clear()
-    return Ensemble(
-        build, recipe, task.likelihood, store, count, inputs=inputs, table=table, info=results
-    )
+    return Ensemble(build, recipe, task.likelihood, store, count, inputs=inputs, table=table, info=results)
 
 
 def make_task(
@@ -124,7 +122,9 @@ def make_task(
         place = torch.device(device)
         torch.empty(1, device=place)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'.") from error
+        raise InputError(
+            f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'."
+        ) from error
     x, y = source.example()
     blueprint = Blueprint(build, recipe.structure, device=place, images=x.dim() == 4)
     network = blueprint.network().eval()
@@ -200,7 +200,9 @@ def _settle_folder(folder, identity, task, source, recipe, executor):  # type: i
         lines = list(_differences(stored["identity"], json.loads(json.dumps(identity))))
         if lines:
             raise RunError(
-                f"{folder} holds another run: " + "; ".join(lines[:4]) + ". Use another run_dir, or repeat the old call."
+                f"{folder} holds another run: "
+                + "; ".join(lines[:4])
+                + ". Use another run_dir, or repeat the old call."
             )
         if stored["environment"] != environment:
             import warnings
@@ -314,7 +316,9 @@ def load(path: str | Path, build: Build | nn.Module | None = None) -> Ensemble:
     count = cost(recipe.plan).networks
     missing = store.missing(count)
     if missing:
-        raise RunError(f"the run in {path} is not complete: {len(missing)} of {count} networks are missing; run it again to finish.")
+        raise RunError(
+            f"the run in {path} is not complete: {len(missing)} of {count} networks are missing; run it again to finish."
+        )
     ensemble = Ensemble(
         build_for(stored["network"], build, str(path)),
         recipe,

@@ -22,7 +22,9 @@ SIZES: dict[str, Callable[[Problem], nn.Module]] = {
 def _images(problem: Problem, build: Callable[[int, int], nn.Module]) -> nn.Module:
     shape = problem.x_train.shape
     if len(shape) != 4:
-        raise InputError(f"this network reads images (row, channel, height, width), but x has shape {shape}; use --model mlp.")
+        raise InputError(
+            f"this network reads images (row, channel, height, width), but x has shape {shape}; use --model mlp."
+        )
     return build(shape[1], shape[2])
 
 
@@ -52,7 +54,9 @@ def training_for(
     """Return training settings: Adam for perceptrons, SGD with momentum for images, unless said otherwise."""
     name = optimiser or ("sgd" if default_model(problem) != "mlp" else "adam")
     if name not in OPTIMISERS:
-        raise InputError(f"there is no optimiser '{name}'; known: {', '.join(OPTIMISERS)}.{did_you_mean(name, OPTIMISERS)}")
+        raise InputError(
+            f"there is no optimiser '{name}'; known: {', '.join(OPTIMISERS)}.{did_you_mean(name, OPTIMISERS)}"
+        )
     return Training(
         rate=rate if rate is not None else (0.05 if name == "sgd" else 0.003),
         optimiser=OPTIMISERS[name],

@@ -1,5 +1,6 @@
 """Ensemble: members in, predictions out; saved and loaded without pickle."""
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,6 @@ class Ensemble:
 
     def network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""
-        import copy
-
         return copy.deepcopy(self._blueprint.load(self._store.get(index))).eval()
 
     def member(self, index: int) -> nn.Module:
@@ -162,7 +161,8 @@ class Ensemble:
         path = Path(path)
         if path.is_dir():
             raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
-        tensors, forms = {}, []
+        tensors: dict[str, Tensor] = {}
+        forms: list[Any] = []
         for i, state in enumerate(self.states()):
             forms.append(state.form)
             tensors |= {f"{i:05d}/{n}": t for n, t in member_tensors(state).items()}
@@ -234,4 +234,6 @@ def check_fits(ensemble: Ensemble, where: str) -> None:
     if wanted != found:
         odd = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))[:4]
         pairs = "; ".join(f"{n}: network {wanted.get(n)}, file {found.get(n)}" for n in odd)
-        raise RunError(f"the network that build makes does not fit {where}: {pairs}; give the build the ensemble was fitted with.")
+        raise RunError(
+            f"the network that build makes does not fit {where}: {pairs}; give the build the ensemble was fitted with."
+        )

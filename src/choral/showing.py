@@ -40,7 +40,9 @@ def show(recipe: Recipe, build: Build | nn.Module | None = None, data: Any = Non
             return sum(p.numel() for p in made.parameters())
 
         plain, joint = size(Independent()), size(recipe.structure)
-        text.append(f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})")
+        text.append(
+            f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})"
+        )
         return "\n".join(text)
     source = source_of(data)
     both = []
@@ -51,7 +53,9 @@ def show(recipe: Recipe, build: Build | nn.Module | None = None, data: Any = Non
         both.append((size_, flops.train(None), flops.predict(None)))
     (plain, train, predict), (joint, joint_train, joint_predict) = both
     total = joint_train * source.points * recipe.epochs
-    text.append(f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})")
+    text.append(
+        f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})"
+    )
     text.append(
         f"training: {total:.3g} FLOPs ({total / (train * source.points):.1f} epochs of the plain network); "
         f"prediction: {networks * recipe.structure.draws * joint_predict / predict:.2f} x the plain network"

@@ -32,7 +32,9 @@ class Convolving(nn.Module):
     def __init__(self, outputs: int):
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
-        self.more = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Dropout2d(0.1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.more = nn.Sequential(
+            nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Dropout2d(0.1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
         self.last = nn.Linear(6, outputs)
 
     def forward(self, x):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from conformance.problem import CALM, PROBLEMS
+from tests.conformance.problem import CALM, PROBLEMS
 
 import choral
 from choral.fit import fit
@@ -30,7 +30,9 @@ def members_of(ensemble):
 
 
 def equal(a, b):
-    return len(a) == len(b) and all(x.keys() == y.keys() and all(torch.equal(x[n], y[n]) for n in x) for x, y in zip(a, b))
+    return len(a) == len(b) and all(
+        x.keys() == y.keys() and all(torch.equal(x[n], y[n]) for n in x) for x, y in zip(a, b)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,9 +126,12 @@ def test_a_run_stopped_anywhere_and_resumed_equals_an_unbroken_one_byte_for_byte
     names = sorted(p.name for p in (tmp_path / "whole" / "members").iterdir())
     assert len(names) == whole.networks
     for file in names:
-        assert (tmp_path / "broken" / "members" / file).read_bytes() == (tmp_path / "whole" / "members" / file).read_bytes()
+        assert (tmp_path / "broken" / "members" / file).read_bytes() == (
+            tmp_path / "whole" / "members" / file
+        ).read_bytes()
     logs = [
-        [json.loads(line) for line in (tmp_path / d / "log.jsonl").read_text().splitlines()] for d in ("whole", "broken")
+        [json.loads(line) for line in (tmp_path / d / "log.jsonl").read_text().splitlines()]
+        for d in ("whole", "broken")
     ]
     epochs = [[(e["places"], e["epoch"], e["losses"]) for e in log if e["kind"] == "epoch"] for log in logs]
     assert epochs[0] == epochs[1]

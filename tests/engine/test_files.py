@@ -69,7 +69,10 @@ def test_a_network_of_the_user_s_own_needs_its_build_again(tmp_path):
         choral.load(tmp_path / "e.choral")
     assert torch.equal(choral.load(tmp_path / "e.choral", build=own).outputs(X), ensemble.outputs(X))
     with pytest.raises(RunError, match=r"0.weight: network \(5, 3\), file \(4, 3\)"):
-        choral.load(tmp_path / "e.choral", build=lambda: torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)))
+        choral.load(
+            tmp_path / "e.choral",
+            build=lambda: torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)),
+        )
 
 
 def test_an_unfinished_run_folder_says_so(tmp_path):

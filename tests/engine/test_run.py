@@ -12,7 +12,22 @@ from choral.data import HorizontalFlip, Normalise, PadCrop
 from choral.engine.blueprint import redraw
 from choral.errors import DivergedError, InputError, PlanError, RunError
 from choral.fit import fit
-from choral.plan import SGD, Adam, Collect, Constant, Recalibrate, Reset, Start, Train, UpdateMoments, UseMean, every, fork, repeat, seq
+from choral.plan import (
+    SGD,
+    Adam,
+    Collect,
+    Constant,
+    Recalibrate,
+    Reset,
+    Start,
+    Train,
+    UpdateMoments,
+    UseMean,
+    every,
+    fork,
+    repeat,
+    seq,
+)
 from choral.recipe import Recipe
 from choral.recipes import make
 from choral.training import Training
@@ -99,7 +114,7 @@ def test_start_takes_the_given_weights_and_needs_a_network():
     recipe = Recipe(name="r", plan=seq(Start(), Collect()))
     (found,) = params(fit(given, (X, Y), recipe))
     assert all(torch.equal(found[n], p) for n, p in given.named_parameters())
-    with pytest.raises(PlanError, match="hand over the trained nn.Module"):
+    with pytest.raises(PlanError, match=r"hand over the trained nn\.Module"):
         fit(build, (X, Y), recipe)
 
 
@@ -124,7 +139,10 @@ def test_masked_weights_stay_exactly_zero_under_every_optimiser_and_executor():
     @dataclass(frozen=True, kw_only=True)
     class HalfMask(Operator):
         def apply(self, state, context):
-            masks = {"linear1.weight": torch.rand(state.params["linear1.weight"].shape, generator=context.generator("m")) < 0.5}
+            masks = {
+                "linear1.weight": torch.rand(state.params["linear1.weight"].shape, generator=context.generator("m"))
+                < 0.5
+            }
             return state.with_slots(mask=masks)
 
     for optimiser in (SGD(momentum=0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1)):
@@ -152,7 +170,9 @@ def test_a_branch_that_diverges_is_named_and_the_rest_is_kept(tmp_path):
     recipe = Recipe(name="r", plan=fork(6, Reset(), Train(epochs=2, batch_size=16), Collect()))
     for executor in ("sequential", "vectorised"):
         folder = tmp_path / executor
-        with pytest.raises(DivergedError, match=r"the loss became nan at f\d/1 in epoch 1.*of 6 members were kept") as caught:
+        with pytest.raises(
+            DivergedError, match=r"the loss became nan at f\d/1 in epoch 1.*of 6 members were kept"
+        ) as caught:
             fit(Fragile, (X, Y), recipe, run_dir=folder, executor=executor)
         kept = len(list((folder / "members").glob("*.safetensors")))
         assert 0 < kept < 6
@@ -238,7 +258,13 @@ def test_another_thread_count_is_said(tmp_path):
 
 def conv():
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3)
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 3),
     )
 
 
@@ -272,7 +298,11 @@ def test_datasets_and_loaders_give_the_members_that_arrays_give():
     for executor in ("sequential", "vectorised"):
         arrays = params(fit(build, (X, Y), recipe, executor=executor))
         for data in (dataset, DataLoader(dataset, batch_size=3, shuffle=True)):
-            assert all(torch.equal(a[n], b[n]) for a, b in zip(arrays, params(fit(build, data, recipe, executor=executor))) for n in a)
+            assert all(
+                torch.equal(a[n], b[n])
+                for a, b in zip(arrays, params(fit(build, data, recipe, executor=executor)))
+                for n in a
+            )
 
 
 def test_auto_measures_and_remembers(tmp_path):
@@ -314,7 +344,12 @@ def test_auto_falls_back_to_sequential_for_a_network_that_cannot_be_mapped(tmp_p
     ],
 )
 def test_bad_data_is_refused_in_one_sentence_before_anything_is_written(data, message, tmp_path):
-    if isinstance(data, tuple) and data[0].shape == X.shape and torch.is_tensor(data[1]) and data[1].dtype.is_floating_point:
+    if (
+        isinstance(data, tuple)
+        and data[0].shape == X.shape
+        and torch.is_tensor(data[1])
+        and data[1].dtype.is_floating_point
+    ):
         network = lambda: models.mlp(4, 5, hidden=(8,))  # noqa: E731  # five outputs fit no Gaussian
         message = "5 outputs for 1 real target"
     else:
@@ -326,8 +361,12 @@ def test_bad_data_is_refused_in_one_sentence_before_anything_is_written(data, me
 
 def test_bad_settings_are_refused():
     recipe = make("single", epochs=2)
-    for options, message in [({"executor": "magic"}, "executor is 'magic'"), ({"precision": "fp8"}, "precision is 'fp8'"), ({"device": "warp"}, "device is 'warp'")]:
+    for options, message in [
+        ({"executor": "magic"}, "executor is 'magic'"),
+        ({"precision": "fp8"}, "precision is 'fp8'"),
+        ({"device": "warp"}, "device is 'warp'"),
+    ]:
         with pytest.raises(InputError, match=message):
             fit(build, (X, Y), recipe, **options)
-    with pytest.raises(InputError, match="must return a new nn.Module"):
+    with pytest.raises(InputError, match=r"must return a new nn\.Module"):
         fit(lambda: 3, (X, Y), recipe)  # type: ignore[arg-type, return-value]  # wrong on purpose

@@ -20,7 +20,10 @@ def test_the_loss_of_members_is_the_sum_of_their_own_losses():
     alone = sum(F.cross_entropy(outputs[m], labels[m]) for m in range(3))
     assert torch.allclose(Categorical().loss(outputs, labels), alone)
     reals = torch.randn(3, 5, 4, generator=g, dtype=torch.float64)
-    for likelihood, out in ((FixedGaussian(precision=2.5), outputs), (LearnedGaussian(), torch.cat([outputs, outputs.flip(2)], -1))):
+    for likelihood, out in (
+        (FixedGaussian(precision=2.5), outputs),
+        (LearnedGaussian(), torch.cat([outputs, outputs.flip(2)], -1)),
+    ):
         alone = sum(likelihood.loss(out[m : m + 1], reals[m : m + 1]) for m in range(3))
         assert torch.allclose(likelihood.loss(out, reals), alone)
 
@@ -42,7 +45,10 @@ def test_batches_add_up_to_the_full_negative_log_posterior():
     labels = torch.randint(3, (1, 12), generator=g)
     params = {"w": torch.randn(4, 4, generator=g, dtype=torch.float64)}
     objective = Objective(penalties=(L2(precision=3.0),))
-    batches = [Categorical().loss(outputs[:, i : i + 4], labels[:, i : i + 4]) + objective.penalty(params, {}, 0.0, 12) for i in (0, 4, 8)]
+    batches = [
+        Categorical().loss(outputs[:, i : i + 4], labels[:, i : i + 4]) + objective.penalty(params, {}, 0.0, 12)
+        for i in (0, 4, 8)
+    ]
     full = F.cross_entropy(outputs[0], labels[0], reduction="sum") + 1.5 * params["w"].square().sum()
     assert torch.allclose(12 * sum(batches) / 3, full)
 

@@ -1,12 +1,28 @@
 import pytest
 
 from choral.errors import PlanError
-from choral.plan import Collect, DrawMoments, Reset, Train, UpdateMoments, UseMean, check, cost, every, fork, problems, repeat, seq
+from choral.plan import (
+    Collect,
+    DrawMoments,
+    Reset,
+    Train,
+    UpdateMoments,
+    UseMean,
+    check,
+    cost,
+    every,
+    fork,
+    problems,
+    repeat,
+    seq,
+)
 from choral.plan.show import lines
 
 
 def test_every_problem_is_in_one_message():
-    plan = seq(Train(epochs=-1), UseMean(), fork(0, Collect()), Train(epochs=1, batch_size=0, every=(every(0, DrawMoments()),)))
+    plan = seq(
+        Train(epochs=-1), UseMean(), fork(0, Collect()), Train(epochs=1, batch_size=0, every=(every(0, DrawMoments()),))
+    )
     with pytest.raises(PlanError) as caught:
         check(plan, penalty_slots=("anchor",))
     text = str(caught.value)

@@ -23,7 +23,9 @@ def test_decay_groups_leave_vectors_and_named_parameters_alone():
 def test_clipping_by_member_equals_torch_s_for_each():
     stacked = params(lanes=3)
     for p in stacked.values():
-        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * torch.tensor([0.01, 1, 10]).view(3, *[1] * (p.dim() - 1))
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * torch.tensor([0.01, 1, 10]).view(
+            3, *[1] * (p.dim() - 1)
+        )
     singles = []
     for i in range(3):
         single = {n: torch.nn.Parameter(p[i].detach().clone()) for n, p in stacked.items()}

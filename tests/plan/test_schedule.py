@@ -12,7 +12,13 @@ def test_one_cycle_is_the_two_phase_cosine_of_torch():
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimiser = torch.optim.SGD([parameter], lr=0.1)
     theirs = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, max_lr=0.1, total_steps=steps, pct_start=0.1, div_factor=100, final_div_factor=1e4, cycle_momentum=False
+        optimiser,
+        max_lr=0.1,
+        total_steps=steps,
+        pct_start=0.1,
+        div_factor=100,
+        final_div_factor=1e4,
+        cycle_momentum=False,
     )
     rates = []
     for _ in range(steps):

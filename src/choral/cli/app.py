@@ -81,7 +81,9 @@ def _columns(rows: list[dict[str, Any]]) -> list[str]:
 
 @app.command()
 def fit(
-    data: Annotated[str, typer.Argument(help="digits, diabetes, wine, breast_cancer, or a .npz, .csv or .parquet file.")],
+    data: Annotated[
+        str, typer.Argument(help="digits, diabetes, wine, breast_cancer, or a .npz, .csv or .parquet file.")
+    ],
     target: Target = None,
     method: Annotated[str, typer.Option("--method", help="The method; see choral methods.")] = "deep_ensemble",
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; the same command resumes.")] = None,
@@ -136,7 +138,9 @@ def compare(
     methods: Annotated[str, typer.Option("--methods", help="Names with commas, or all.")] = "all",
     epochs: Epochs = 60,
     members: Members = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the comparison; the same command resumes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the comparison; the same command resumes.")
+    ] = None,
     target: Target = None,
     task: Task = None,
     model: Model = None,
@@ -203,7 +207,11 @@ def evaluate(
     if json:
         write_json(row)
     else:
-        table(f"{ensemble} on {data}: {len(x)} rows", ["measure", "value"], [{"measure": k, "value": v} for k, v in row.items()])
+        table(
+            f"{ensemble} on {data}: {len(x)} rows",
+            ["measure", "value"],
+            [{"measure": k, "value": v} for k, v in row.items()],
+        )
 
 
 def _labelled(loaded: Any, data: str) -> tuple[Any, Any]:
@@ -224,10 +232,13 @@ def _labelled(loaded: Any, data: str) -> tuple[Any, Any]:
 def predict(
     ensemble: Saved,
     data: Annotated[Path, typer.Argument(help="A .csv or .parquet table, or an .npz with x.")],
-    out: Annotated[Path | None, typer.Option("--out", help="A .csv file for the predictions; printed if left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A .csv file for the predictions; printed if left out.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Predict with a saved ensemble: one line for each row, with how sure it is."""
+    import contextlib
     import csv
     import sys
 
@@ -238,15 +249,12 @@ def predict(
     if json:
         write_json(rows)
         return
-    handle = sys.stdout if out is None else open(out, "w", newline="")
-    try:
+    with contextlib.nullcontext(sys.stdout) if out is None else out.open("w", newline="") as handle:
         writer = csv.DictWriter(handle, list(rows[0]))
         writer.writeheader()
         writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-    finally:
-        if out is not None:
-            handle.close()
-            note(f"choral: {len(rows)} predictions written to {out}")
+    if out is not None:
+        note(f"choral: {len(rows)} predictions written to {out}")
 
 
 def _unlabelled(loaded: Any, data: Path) -> Any:

@@ -15,7 +15,7 @@ def write_json(content: Any) -> None:
 
 
 def _finite(item: Any) -> Any:
-    if isinstance(item, float) and item != item or item in (float("inf"), float("-inf")):
+    if (isinstance(item, float) and item != item) or item in (float("inf"), float("-inf")):
         return None
     if isinstance(item, dict):
         return {k: _finite(v) for k, v in item.items()}
@@ -97,7 +97,9 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int], Callable[[dict[str, A
             if event["kind"] == "warning":
                 note(f"choral: {event['message']}")
             elif event["kind"] == "epoch":
-                bars.update(task, completed=event["counted"]["epochs"], loss=sum(event["losses"]) / len(event["losses"]))
+                bars.update(
+                    task, completed=event["counted"]["epochs"], loss=sum(event["losses"]) / len(event["losses"])
+                )
             elif event["kind"] == "resumed":
                 bars.update(task, completed=event["counted"]["epochs"])
                 note(f"choral: {name}: going on from a checkpoint after {event['counted']['epochs']:.0f} epochs")

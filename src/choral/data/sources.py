@@ -43,7 +43,9 @@ def as_targets(y: Any) -> Tensor:
     if y.dtype.is_floating_point:
         if not torch.isfinite(y).all():
             rows = (~torch.isfinite(y)).flatten().nonzero().flatten()[:5].tolist()
-            raise InputError(f"y holds NaN or infinite values, the first at {rows}; fill or drop these rows before fitting.")
+            raise InputError(
+                f"y holds NaN or infinite values, the first at {rows}; fill or drop these rows before fitting."
+            )
         return y.float()
     y = y.long()
     if y.dim() == 2 and y.shape[1] == 1:

@@ -36,7 +36,11 @@ def _check_column(frame: Any, name: str, path: str) -> None:
 
 def _check_missing(frame: Any, path: str) -> None:
     missing = {c: np.flatnonzero(frame[c].isna().to_numpy()) for c in frame.columns}
-    found = [f"'{c}' (rows {', '.join(str(r + 2) for r in rows[:5])}{', ...' if len(rows) > 5 else ''})" for c, rows in missing.items() if len(rows)]
+    found = [
+        f"'{c}' (rows {', '.join(str(r + 2) for r in rows[:5])}{', ...' if len(rows) > 5 else ''})"
+        for c, rows in missing.items()
+        if len(rows)
+    ]
     if found:
         raise InputError(
             f"{path} has missing values in {'; '.join(found)}, lines counted as in the file with its header; "
@@ -74,7 +78,9 @@ def learn_encoding(frame: Any, target: str, *, task: str | None = None, path: st
             if not np.isfinite(values).all():
                 raise InputError(f"{path}: column '{name}' holds infinite values; replace them first.")
             std = float(values.std())
-            columns.append({"name": name, "kind": "number", "mean": float(values.mean()), "std": std if std > 0 else 1.0})
+            columns.append(
+                {"name": name, "kind": "number", "mean": float(values.mean()), "std": std if std > 0 else 1.0}
+            )
         else:
             known = sorted({str(v) for v in column})
             columns.append({"name": name, "kind": "category", "values": known})
@@ -87,10 +93,14 @@ def learn_encoding(frame: Any, target: str, *, task: str | None = None, path: st
         ordered = sorted(values.unique()) if _is_number(values) else sorted({str(v) for v in values})
         encoding["classes"] = [str(v) for v in ordered]
         if len(ordered) < 2:
-            raise InputError(f"{path}: the target '{target}' has a single value, {ordered[0]}; there is nothing to learn.")
+            raise InputError(
+                f"{path}: the target '{target}' has a single value, {ordered[0]}; there is nothing to learn."
+            )
     else:
         if not _is_number(frame[target]):
-            raise InputError(f"{path}: the target '{target}' holds text, so it cannot be a regression; use classification.")
+            raise InputError(
+                f"{path}: the target '{target}' holds text, so it cannot be a regression; use classification."
+            )
         numbers = frame[target].to_numpy(np.float64)
         encoding |= {"target_mean": float(numbers.mean()), "target_std": float(numbers.std()) or 1.0}
     return encoding
@@ -129,7 +139,9 @@ def encode_target(frame: Any, encoding: dict[str, Any], *, scaled: bool) -> np.n
         text = [str(v) for v in column]
         odd = sorted(set(text) - set(number))
         if odd:
-            raise InputError(f"the target '{encoding['target']}' holds {odd[0]!r}, a class the training data did not have.")
+            raise InputError(
+                f"the target '{encoding['target']}' holds {odd[0]!r}, a class the training data did not have."
+            )
         return np.array([number[v] for v in text], dtype=np.int64)
     values = column.to_numpy(np.float64)
     if scaled:

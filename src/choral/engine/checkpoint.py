@@ -114,9 +114,7 @@ class Checkpoints:
             "log_bytes": log_bytes,
         }
         body = json.dumps(content, sort_keys=True)
-        write_json(
-            self.folder / f"manifest-{number}.json", {"content": body, "checksum": checksum(body.encode())}
-        )
+        write_json(self.folder / f"manifest-{number}.json", {"content": body, "checksum": checksum(body.encode())})
         self._forget(keep=2)
 
     def _forget(self, keep: int) -> None:

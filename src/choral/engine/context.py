@@ -63,7 +63,7 @@ class LaneContext:
         for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
             with draws.keyed(key, i):
                 loss = self._task.forward_loss(network, x.to(self._task.device), y.to(self._task.device))
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
+            loss.backward()
         grads = {
             n: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone().contiguous().cpu()
             for n, p in network.named_parameters()

@@ -39,7 +39,7 @@ class Flops:
         x, y = x.to(self.task.device), y.to(self.task.device)
         with draws.keyed(0), FlopCounterMode(display=False) as counter:
             loss = self.task.forward_loss(network.train(), x, y)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
+            loss.backward()
         self._train[repr(form)] = counter.get_total_flops() / len(x)
         with draws.keyed(0), FlopCounterMode(display=False) as counter, torch.no_grad():
             inputs, _ = self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)

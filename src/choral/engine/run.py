@@ -104,7 +104,9 @@ class Run:
                 lanes = [
                     Lane((*lane.place, *suffix, f"f{i}"), lane.state) for lane, i in branches[start : start + width]
                 ]
-                self._walk(node.body, Group(lanes, group.version, parents=[p for p, _ in branches[start : start + width]]), ())
+                self._walk(
+                    node.body, Group(lanes, group.version, parents=[p for p, _ in branches[start : start + width]]), ()
+                )
             self.frames.pop()
         else:
             self._leaf(node, group, suffix)

@@ -93,7 +93,7 @@ class Log:
 
     def __init__(self, path: Path | None = None, listener: Listener | None = None):
         self.path, self.listener = path, listener
-        self._handle = None if path is None else open(path, "a", encoding="utf8")
+        self._handle = None if path is None else path.open("a", encoding="utf8")
 
     def event(self, **content: Any) -> None:
         """Write one event."""

@@ -59,6 +59,7 @@ class Trainer(ABC):
 
     def __init__(self, task: Task, phase: Train, points: Sequence[int]):
         self.task, self.phase, self.points = task, phase, list(points)
+        self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
 
     @abstractmethod
@@ -85,7 +86,7 @@ class PlainTrainer(Trainer):
         """Load the state into the shared network and restore the optimiser."""
         (self.state,), (self.key,) = states, keys
         self.network = self.task.blueprint.load(self.state).train()
-        self.params = dict(self.network.named_parameters())
+        self.params: Params = dict(self.network.named_parameters())
         device = self.task.device
         self.slots = {s: {n: t.to(device) for n, t in self.state.slots[s].items()} for s in self.task.objective.slots}
         self.mask = [

@@ -4,7 +4,21 @@ from choral.plan.check import check, problems
 from choral.plan.cost import Cost, batches_in, cost
 from choral.plan.operators import Bag, DrawMoments, Recalibrate, Reset, Start, UpdateMoments, UseMean
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
-from choral.plan.phases import Collect, Context, Every, Fork, Operator, Phase, Repeat, Seq, Train, every, fork, repeat, seq
+from choral.plan.phases import (
+    Collect,
+    Context,
+    Every,
+    Fork,
+    Operator,
+    Phase,
+    Repeat,
+    Seq,
+    Train,
+    every,
+    fork,
+    repeat,
+    seq,
+)
 from choral.plan.schedule import Constant, Cosine, CosineRestarts, Linear, OneCycle, Schedule, Steps, Triangles
 from choral.plan.state import State
 

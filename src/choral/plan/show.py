@@ -1,6 +1,6 @@
 """A plan as a tree, in words: for people (`show`) and for machines (`tree`)."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from choral.plan.cost import cost
@@ -11,8 +11,10 @@ from choral.values import Value
 def _brief(item: Any) -> str:
     if isinstance(item, Every):
         return f"every {item.count} {item.unit}: {_brief(item.phase)}"
-    if isinstance(item, Value):
-        shown = [f"{f.name}={_brief(getattr(item, f.name))}" for f in fields(item) if getattr(item, f.name) != f.default]  # type: ignore[arg-type]  # every Value is a dataclass
+    if isinstance(item, Value) and is_dataclass(item):
+        shown = [
+            f"{f.name}={_brief(getattr(item, f.name))}" for f in fields(item) if getattr(item, f.name) != f.default
+        ]
         return f"{type(item).__name__}({', '.join(shown)})"
     if isinstance(item, tuple):
         return "(" + ", ".join(_brief(i) for i in item) + ")"
@@ -33,7 +35,12 @@ def label(node: Phase) -> str:
     if isinstance(node, Fork):
         return f"fork into {node.branches}"
     if isinstance(node, Train):
-        parts = [f"Train {node.epochs} epochs", _brief(node.schedule), _brief(node.optimiser), f"batch {node.batch_size}"]
+        parts = [
+            f"Train {node.epochs} epochs",
+            _brief(node.schedule),
+            _brief(node.optimiser),
+            f"batch {node.batch_size}",
+        ]
         parts += ["optimiser memory carried"] if node.memory == "carried" else []
         parts += [_brief(rule) for rule in node.every]
         return ", ".join(parts)

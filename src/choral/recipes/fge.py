@@ -10,9 +10,7 @@ from choral.recipe import Recipe
 from choral.training import Training
 
 
-def fge(
-    *, epochs: int = 200, members: int | None = None, cycle: int = 4, training: Training = Training()
-) -> Recipe:
+def fge(*, epochs: int = 200, members: int | None = None, cycle: int = 4, training: Training = Training()) -> Recipe:
     """Train for 78 % of the budget, then swing the rate in short triangles and keep the low points.
 
     Args:
