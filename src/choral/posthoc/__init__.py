@@ -1,0 +1,35 @@
+"""After training: corrections fitted on held-out data that none of the members has seen.
+
+Each fitted thing is a frozen value of plain numbers with an `apply`, so it can be written as JSON beside the ensemble.
+"""
+
+from choral.posthoc.coverage import conformal_threshold, evaluate_intervals, evaluate_sets
+from choral.posthoc.intervals import (
+    ConformalQuantile,
+    ConformalResidual,
+    fit_quantile_intervals,
+    fit_residual_intervals,
+)
+from choral.posthoc.selection import MemberSelection, select_members
+from choral.posthoc.sets import ConformalSets, fit_conformal_sets
+from choral.posthoc.stacking import StackingWeights, fit_stacking, label_log_scores
+from choral.posthoc.temperature import Temperature, fit_temperature
+
+__all__ = [
+    "ConformalQuantile",
+    "ConformalResidual",
+    "ConformalSets",
+    "MemberSelection",
+    "StackingWeights",
+    "Temperature",
+    "conformal_threshold",
+    "evaluate_intervals",
+    "evaluate_sets",
+    "fit_conformal_sets",
+    "fit_quantile_intervals",
+    "fit_residual_intervals",
+    "fit_stacking",
+    "fit_temperature",
+    "label_log_scores",
+    "select_members",
+]
