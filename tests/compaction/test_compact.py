@@ -372,6 +372,8 @@ def test_outputs_are_those_of_the_masked_network(name, silent, tied):
         assert_same(result.network, zeroed(network, keep), example(name, count=5, seed=9))
         assert all(torch.equal(network.state_dict()[key], value) for key, value in before.items())
         removed_channels(result, keep)
+        if name != "written":  # everywhere else the rules alone must be right, before any check on the example
+            assert not any("the smaller network failed" in kept.reason for kept in result.report.kept)
         # the form alone rebuilds the small network from a fresh one
         form = json.loads(json.dumps(result.form))
         assert form == plan_compaction(network, keep, x) == result.form
@@ -444,7 +446,7 @@ def test_a_constant_behind_batch_norm_is_folded_into_the_next_bias():
     [
         (nn.Conv2d(8, 4, 3, padding=1), "zero-padding around the input of 2.weight"),
         (nn.Conv2d(8, 4, 3, bias=False), "no bias to take it over"),
-        (nn.Sequential(nn.LayerNorm(10), nn.Conv2d(8, 4, 3)), "LayerNorm '2.0'|layer_norm"),
+        (nn.Sequential(nn.LayerNorm(10), nn.Conv2d(8, 4, 3)), "layer_norm in LayerNorm '2.0'"),
         (nn.Sequential(nn.Softmax(1), nn.Conv2d(8, 4, 3)), "softmax in Softmax '2.0'"),
         (nn.Identity(), "output of the network"),
     ],
@@ -456,7 +458,7 @@ def test_what_cannot_go_stays_and_is_named(after, reason):
     result = compact(network, keep, x, repeats=0)
     (kept,) = result.report.kept
     assert (kept.layer, kept.channels) == ("0", (0, 1, 2))
-    assert any(part in kept.reason for part in reason.split("|"))
+    assert reason in kept.reason
     assert result.form == {"axes": {}, "attributes": {}}
     assert kept.reason in str(result.report)
     assert_same(result.network, zeroed(network, keep), x)
@@ -733,3 +735,4 @@ def test_any_assembly_of_layers(steps, seed, silent, tied, share):
     fresh = torch.randn(4, 3, 7, 7, generator=torch.Generator().manual_seed(seed + 1))
     assert_same(result.network, zeroed(network, keep), fresh)
     removed_channels(result, keep)
+    assert not any("the smaller network failed" in kept.reason for kept in result.report.kept)

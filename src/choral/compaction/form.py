@@ -74,17 +74,16 @@ def shrink(network: nn.Module, form: Form) -> nn.Module:
             raise InputError(f"the form names {name!r}, which the network does not have.{did_you_mean(name, known)}")
     done: dict[int, Tensor] = {}  # shared parameters stay shared
     for owner, module in modules.items():
-        for store in (module._parameters, module._buffers):
-            for part, tensor in store.items():
-                name = f"{owner}.{part}" if owner else part
-                if tensor is None or name not in axes:
-                    continue
-                if id(tensor) not in done:
-                    smaller = _slice(name, tensor.detach(), axes[name])
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    smaller = nn.Parameter(smaller, tensor.requires_grad) if is_parameter else smaller
-                    done[id(tensor)] = done[id(smaller)] = smaller
-                store[part] = done[id(tensor)]
+        for part, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            name = f"{owner}.{part}" if owner else part
+            if name not in axes:
+                continue
+            if id(tensor) not in done:
+                smaller = _slice(name, tensor.detach(), axes[name])
+                is_parameter = isinstance(tensor, nn.Parameter)
+                smaller = nn.Parameter(smaller, tensor.requires_grad) if is_parameter else smaller
+                done[id(tensor)] = done[id(smaller)] = smaller
+            setattr(module, part, done[id(tensor)])
     for owner, attributes in form.get("attributes", {}).items():
         for attribute, size in attributes.items():
             if owner not in modules or attribute not in _KNOWN or not isinstance(size, int):
@@ -97,8 +96,8 @@ def shrink(network: nn.Module, form: Form) -> nn.Module:
 
 
 def _tensor_names(owner: str, module: nn.Module) -> list[str]:
-    parts = [*module._parameters, *module._buffers]
-    return [f"{owner}.{part}" if owner else part for part in parts]
+    parts = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return [f"{owner}.{part}" if owner else part for part, _ in parts]
 
 
 def follow(form: Form, leaders: Mapping[str, tuple[str, Mapping[int, int]]]) -> Form:

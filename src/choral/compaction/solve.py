@@ -67,12 +67,16 @@ def runs(network: nn.Module, example: Example) -> Any:
         raise InputError(f"example_input: the network does not run on it: {type(error).__name__}: {error}") from error
 
 
+def _own(module: nn.Module, name: str) -> nn.Parameter | None:
+    return dict(module.named_parameters(recurse=False)).get(name)
+
+
 def checked(network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the keep-vectors as bool; raises InputError for a layer that does not exist or has another width."""
     modules = dict(network.named_modules())
     result: dict[str, Tensor] = {}
     for layer, vector in keep.items():
-        weight = modules[layer]._parameters.get("weight") if layer in modules else None
+        weight = _own(modules[layer], "weight") if layer in modules else None
         if weight is None:
             raise InputError(
                 f"keep names {layer!r}, which is not a layer with a weight of its own.{did_you_mean(layer, modules)}"
@@ -91,7 +95,7 @@ def masked(network: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     with torch.no_grad():
         for layer, vector in keep.items():
             module = copied.get_submodule(layer)
-            for parameter in (module._parameters.get("weight"), module._parameters.get("bias")):
+            for parameter in (_own(module, "weight"), _own(module, "bias")):
                 if parameter is not None:
                     parameter[~vector.to(parameter.device)] = 0
     return copied
@@ -261,7 +265,7 @@ def _attributes(
 ) -> dict[str, int]:
     """Return the new sizes of a layer, under the names by which it states them."""
     stated = {name: size for name, size in vars(module).items() if isinstance(size, int)}
-    weight = module._parameters.get("weight")
+    weight = _own(module, "weight")
     cut = axes.get(_weight(owner), {})
     sizes: dict[str, int] = {}
     before, after = 0, 0

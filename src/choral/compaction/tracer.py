@@ -112,6 +112,8 @@ class Tracer(TorchFunctionMode):
         self._bound_now: set[str] = set()
         self._pinned: set[tuple[str, int]] = set()
         for name, module in network.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks, and what happens inside is not seen: the check of the result has to do
             module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name))
             module.register_forward_hook(self._leave)
 
@@ -152,7 +154,7 @@ class Tracer(TorchFunctionMode):
         self._bound_now = set()
         known = self._apply_rule(call)
         if known is NotImplemented:
-            reason = f"{call.name.strip('_')} in {self.place} has no rule that would let it go"
+            reason = f"it cannot be followed through {call.name.strip('_')} in {self.place}"
             self._lock(read, reason)
             known = None
         for name in named:

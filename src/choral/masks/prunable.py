@@ -80,7 +80,8 @@ def _layers(network: nn.Module) -> dict[str, list[str]]:
             parts = ("weight",)
         else:
             continue
-        weights = [names[id(p)] for part in parts if (p := module._parameters.get(part)) is not None]
+        own = dict(module.named_parameters(recurse=False))
+        weights = [names[id(own[part])] for part in parts if part in own]
         if weights:
             layers[name] = weights
     return layers
