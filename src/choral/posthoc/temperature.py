@@ -77,7 +77,7 @@ def fit_temperature(
     labels = checked_labels(labels, batch=batch, classes=classes).to(logits.device)
     shares = checked_weights(weights, members=members, like=logits)
 
-    grid = np.linspace(-np.log(_HOTTEST), -np.log(_COLDEST), 25)  # of log inverse temperatures
+    grid = np.linspace(-np.log(_HOTTEST), -np.log(_COLDEST), 9)  # of log inverse temperatures
     start = min(grid, key=lambda point: _nll_and_slope(np.full(members, point), logits, labels, shares)[0])
 
     def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
