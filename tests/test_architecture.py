@@ -10,12 +10,35 @@ import choral
 ROOT = Path(choral.__file__).parent
 LEVELS = [
     ["types", "errors", "values", "rng", "draws", "tree"],
-    ["masks", "packing", "walks", "variational", "layers", "objectives", "metrics", "models", "compaction", "posthoc", "corruptions"],
+    [
+        "masks",
+        "packing",
+        "walks",
+        "variational",
+        "layers",
+        "objectives",
+        "metrics",
+        "models",
+        "compaction",
+        "posthoc",
+        "corruptions",
+    ],
     ["structures", "plan", "data"],
     ["training", "recipe", "recipes"],
     ["engine"],
-    ["prediction", "predict", "fit", "showing", "networks", "compare", "sklearn", "report"],
-    ["cli"],
+    [
+        "prediction",
+        "corrections",
+        "predict",
+        "fit",
+        "evaluation",
+        "showing",
+        "networks",
+        "compare",
+        "sklearn",
+        "report",
+    ],
+    ["cli", "__main__"],
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 
@@ -62,6 +85,11 @@ def test_importing_the_public_names_loads_nothing_heavy_beyond_torch():
 def test_the_command_line_s_help_does_not_load_torch():
     code = "import sys; import choral.cli.app; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     assert fresh(code).strip() == "[]"
+
+
+def test_functions_are_not_hidden_by_the_modules_they_live_in():
+    code = "import choral, choral.fit, choral.compare; choral.load; print([callable(f) for f in (choral.fit, choral.fit, choral.compare)])"
+    assert fresh(code).strip() == "[True, True, True]"
 
 
 def test_every_public_name_exists():

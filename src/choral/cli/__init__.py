@@ -13,8 +13,9 @@ def main() -> None:
     except ChoralError as error:
         sys.stderr.write(f"choral: {error}\n")
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("choral: interrupted; run the same command again to go on from the last checkpoint.\n")
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == 130:
+            sys.stderr.write("choral: interrupted; run the same command again to go on from the last checkpoint.\n")
+        raise
     except BrokenPipeError:
         sys.exit(0)

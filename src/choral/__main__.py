@@ -1,0 +1,5 @@
+"""`python -m choral` is the `choral` command."""
+
+from choral.cli import main
+
+main()
