@@ -3,7 +3,9 @@
 Names are loaded when they are first used, so that importing the package, and the command line's help, stay quick.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -82,6 +84,17 @@ if TYPE_CHECKING:
     from choral.recipe import Recipe
     from choral.showing import show
     from choral.training import Training
+
+
+class _Package(ModuleType):
+    """Keeps `choral.fit` and `choral.compare` the functions: loading the modules of those names would replace them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _WHERE and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -3,13 +3,13 @@
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from choral import draws, models, rng, tree
+from choral import corrections, draws, models, rng, tree
 from choral.data.inputs import Transform, prepare
 from choral.data.sources import as_inputs
 from choral.engine.blueprint import Blueprint
@@ -21,7 +21,7 @@ from choral.plan.state import State
 from choral.prediction import Classification, Prediction, Regression
 from choral.recipe import Recipe
 from choral.types import Build
-from choral.values import from_dict
+from choral.values import Value, from_dict
 
 _FORMAT = 1
 _LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)  # faster, or only possible, one by one
@@ -44,12 +44,19 @@ class Ensemble:
         inputs: tuple[Transform, ...] = (),
         table: dict[str, Any] | None = None,
         info: dict[str, Any] | None = None,
+        posthoc: tuple[Value, ...] = (),
     ):
         self.recipe, self.likelihood, self.inputs, self.table = recipe, likelihood, inputs, table
         self.info = info or {}
+        self.posthoc = corrections.checked(posthoc, task=self.task)
         self._store, self._count = store, count
         self.networks = count
         self._blueprint = Blueprint(build, recipe.structure, device=torch.device("cpu"), images=False)
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        """What it predicts."""
+        return "classification" if isinstance(self.likelihood, Categorical) else "regression"
 
     @property
     def members(self) -> int:
@@ -145,6 +152,9 @@ class Ensemble:
             x: inputs as given to fit (arrays or tensors); for an ensemble fitted on a table, use `predict_table`.
             batch_size: points evaluated at once.
         """
+        return corrections.correct(self._uncorrected(x, batch_size), self.posthoc)
+
+    def _uncorrected(self, x: Any, batch_size: int) -> Prediction:
         outputs = self.outputs(x, batch_size=batch_size)
         if isinstance(self.likelihood, Categorical):
             names = tuple(self.table["classes"]) if self.table and self.table.get("classes") else None
@@ -155,6 +165,30 @@ class Ensemble:
             scale, shift = self.table["target_std"], self.table["target_mean"]
             means, variances = means * scale + shift, variances * scale**2
         return Regression(means, variances)
+
+    def with_posthoc(self, *values: Value) -> "Ensemble":
+        """Return the same members with these corrections of `choral.posthoc` instead of any there were.
+
+        Predictions apply a member selection, a temperature and stacking weights, and offer conformal sets
+        (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.
+        """
+        import copy
+
+        twin = copy.copy(self)
+        twin.posthoc = corrections.checked(values, task=self.task)
+        return twin
+
+    def calibrated(self, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
+        """Return the same members with corrections fitted on held-out data (rows no member was trained on).
+
+        Args:
+            x: held-out inputs, as given to predict.
+            y: their labels or targets.
+            batch_size: points evaluated at once.
+            options: what to fit, as in `choral.corrections.fit_corrections`: select=4, temperature='ensemble',
+                stacking=True, level=0.9.
+        """
+        return self.with_posthoc(*corrections.fit_corrections(self._uncorrected(x, batch_size), y, **options))
 
     def save(self, path: str | Path) -> None:
         """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
@@ -175,6 +209,7 @@ class Ensemble:
             "forms": forms,
             "table": self.table,
             "info": self.info,
+            "posthoc": [v.to_dict() for v in self.posthoc],
         }
         write_bytes(path, pack_tensors(tensors, header))
 
@@ -220,6 +255,7 @@ def load_file(path: Path, build: Build | nn.Module | None) -> Ensemble:
         inputs=tuple(from_dict(t) for t in header["inputs"]),
         table=header["table"],
         info=header["info"],
+        posthoc=tuple(from_dict(v) for v in header.get("posthoc", ())),
     )
     check_fits(ensemble, str(path))
     return ensemble

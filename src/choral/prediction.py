@@ -10,6 +10,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from choral.errors import InputError
+from choral.posthoc import ConformalQuantile, ConformalResidual, ConformalSets
+
+_UNFITTED = "this ensemble has no conformal rule; fit one on held-out data: ensemble.calibrated(x, y, level=0.9)."
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -20,12 +25,14 @@ class Classification:
         combine: 'probs' averages member probabilities (a mixture), 'logits' averages logits first.
         weights: weight of each member, uniform if None.
         names: the class labels as they were in the data, if they were not 0, 1, 2, ...
+        conformal: the rule behind `sets`, if one was fitted.
     """
 
     logits: Tensor
     combine: str = "probs"
     weights: tuple[float, ...] | None = None
     names: tuple[str, ...] | None = None
+    conformal: ConformalSets | None = None
 
     def _average(self, values: Tensor) -> Tensor:
         if self.weights is None:
@@ -96,6 +103,12 @@ class Classification:
         """Largest mean logit (batch,)."""
         return self._average(self.logits).max(-1).values
 
+    def sets(self, *, seed: int = 0) -> Tensor:
+        """Return the conformal set of each point as booleans (batch, class)."""
+        if self.conformal is None:
+            raise InputError(_UNFITTED)
+        return self.conformal.apply(self.probs, seed=seed)
+
 
 @dataclass(frozen=True)
 class Regression:
@@ -105,11 +118,13 @@ class Regression:
         member_means: (member, batch, target).
         member_variances: (member, batch, target).
         weights: weight of each member, uniform if None.
+        conformal: the rule behind `conformal_interval`, if one was fitted.
     """
 
     member_means: Tensor
     member_variances: Tensor
     weights: tuple[float, ...] | None = None
+    conformal: ConformalResidual | ConformalQuantile | None = None
 
     def _average(self, values: Tensor) -> Tensor:
         if self.weights is None:
@@ -145,6 +160,22 @@ class Regression:
         """Return the central interval of the moment-matched Gaussian (batch, target)."""
         width = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
         return self.mean - width * self.std, self.mean + width * self.std
+
+    def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the central interval of the mixture itself, from its quantiles (batch, target)."""
+        from choral.metrics import mixture_interval
+
+        weights = None if self.weights is None else torch.tensor(self.weights, dtype=torch.float64)
+        return mixture_interval(self.member_means, self.member_variances, level=level, weights=weights)
+
+    def conformal_interval(self) -> tuple[Tensor, Tensor]:
+        """Return the interval that holds the target with the promised probability (batch, target)."""
+        if self.conformal is None:
+            raise InputError(_UNFITTED)
+        if isinstance(self.conformal, ConformalQuantile):
+            return self.conformal.apply(*self.mixture_interval(self.conformal.level))
+        scales = self.std.double() if self.conformal.scaled else None
+        return self.conformal.apply(self.mean.double(), scales=scales)
 
 
 Prediction = Classification | Regression
