@@ -105,8 +105,7 @@ class GaussianConv3d(GaussianLayer):
     plain_kind = nn.Conv3d
 
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_CHANNEL_NORMS = (*_BATCH_NORMS, nn.GroupNorm)
+_CHANNEL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
 _TRAILING_NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
@@ -135,25 +134,24 @@ class GaussianNorm(nn.Module):
         if scale is None:
             accepted = ", ".join(kind.__name__ for kind in (*_CHANNEL_NORMS, *_TRAILING_NORMS))
             raise ConversionError(f"GaussianNorm was given {norm}; it takes one of {accepted} that has a scale.")
-        self.norm = deepcopy(norm)
-        _set_affine(self.norm, weight=None, bias=None)
+        self.norm = _without_affine(norm)
         add_posterior(self, "weight", scale, rho)
         add_posterior(self, "bias", shift, rho)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised input under one draw of scale and shift."""
-        scale, shift = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
-        if isinstance(self.norm, _CHANNEL_NORMS):  # the channel is axis 1, spatial axes follow
-            axes = (-1,) + (1,) * (x.dim() - 2)
-            scale, shift = scale.view(axes), None if shift is None else shift.view(axes)
-        x = self.norm(x)
-        return x * scale if shift is None else torch.addcmul(shift, x, scale)
+        # lent to the plain layer for this pass, so that torch's fused kernel applies them; vars() keeps torch from
+        # registering them
+        lent = vars(self.norm)
+        lent["weight"], lent["bias"] = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
+        try:
+            return self.norm(x)
+        finally:
+            lent["weight"] = lent["bias"] = None
 
     def plain(self) -> nn.Module:
         """Return a plain normalisation layer with the posterior means as scale and shift."""
-        norm = deepcopy(self.norm)
-        _set_affine(norm, weight=self.weight_mean, bias=self.bias_mean)
-        return norm
+        return _with_affine(self.norm, self.weight_mean, self.bias_mean)
 
 
 def _affine_of(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
@@ -164,13 +162,29 @@ def _affine_of(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     return own.get("weight"), own.get("bias")
 
 
-def _set_affine(norm: nn.Module, *, weight: Tensor | None, bias: Tensor | None) -> None:
-    """Give a normalisation layer copies of a scale and shift, or none, and have it say so."""
-    norm.register_parameter("weight", None if weight is None else nn.Parameter(weight.detach().clone()))
-    if not isinstance(norm, nn.RMSNorm):
-        norm.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach().clone()))
-    flag = "elementwise_affine" if isinstance(norm, _TRAILING_NORMS) else "affine"
-    setattr(norm, flag, weight is not None)
+def _without_affine(norm: nn.Module) -> Any:
+    """Return a copy of a normalisation layer in which scale and shift are not parameters but plain attributes, None."""
+    norm = deepcopy(norm)
+    for name in ("weight", "bias"):
+        norm._parameters.pop(name, None)
+        setattr(norm, name, None)
+    setattr(norm, _affine_flag(norm), False)
+    return norm
+
+
+def _with_affine(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Return a copy of such a layer with copies of a scale and shift as its parameters."""
+    norm = deepcopy(norm)
+    for name, value in (("weight", weight), ("bias", bias)):
+        delattr(norm, name)
+        if name == "weight" or not isinstance(norm, nn.RMSNorm):
+            norm.register_parameter(name, None if value is None else nn.Parameter(value.detach().clone()))
+    setattr(norm, _affine_flag(norm), True)
+    return norm
+
+
+def _affine_flag(norm: nn.Module) -> str:
+    return "elementwise_affine" if isinstance(norm, _TRAILING_NORMS) else "affine"
 
 
 _KINDS: dict[type[nn.Module], type[GaussianLayer]] = {

