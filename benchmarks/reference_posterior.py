@@ -213,7 +213,7 @@ class Chain:
 
     def _save(self) -> None:
         part = self.path.with_suffix(".part.npz")
-        np.savez(part, **self.state)
+        np.savez(part, **self.state)  # type: ignore[arg-type]  # numpy's stub takes a dict for its flag
         os.replace(part, self.path)
 
 
