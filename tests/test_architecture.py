@@ -31,6 +31,7 @@ LEVELS = [
         "corrections",
         "predict",
         "fit",
+        "projection",
         "evaluation",
         "showing",
         "networks",

@@ -1,35 +1,44 @@
 """compare: several methods on the same network and data at equal budget, in one table."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
+from choral.data.images import holds_images, strange
 from choral.data.inputs import Transform
 from choral.data.problems import Problem
 from choral.engine.files import write_json
 from choral.engine.store import Listener
 from choral.errors import InputError
+from choral.evaluation import MAP_ROWS, Trial, corruption_errors, judge, keep, make_trial, measure, row_of, sketch
 from choral.fit import fit
-from choral.predict import Ensemble
-from choral.prediction import Classification
+from choral.projection import pca, tsne
 from choral.recipe import Recipe
 from choral.recipes import METHODS, make
 from choral.training import Training
 from choral.types import Build
 
+__all__ = ["Comparison", "compare", "measure", "recipes_for"]
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of measures, one for each method, and the settings they share."""
+    """Rows of measures, one for each method, the settings they share, and what a report shows beyond them.
+
+    Attributes:
+        rows: one flat dict for each method.
+        settings: data, budget, seed and training.
+        details: evaluation (by method, see `choral.evaluation.judge`), map (members in function space),
+            corruption_errors.
+    """
 
     rows: list[dict[str, Any]]
     settings: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return rows and settings as plain types."""
@@ -50,33 +59,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def measure(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024) -> dict[str, Any]:
-    """Return every measure of an ensemble on labelled data, with what it cost to make."""
-    from choral.metrics import evaluate_classification, evaluate_regression
-
-    started = time.perf_counter()
-    prediction = ensemble.predict(x, batch_size=batch_size)
-    seconds = time.perf_counter() - started
-    targets = torch.as_tensor(np.asarray(y))
-    if isinstance(prediction, Classification):
-        scores = evaluate_classification(prediction.member_probs, targets.long(), pairs=ensemble.members > 1)
-    else:
-        targets = targets.float().view(prediction.mean.shape)
-        scores = evaluate_regression(prediction.member_means, prediction.member_variances, targets)
-    counted = ensemble.info.get("counted", {})
-    return {
-        "method": ensemble.recipe.name,
-        "members": ensemble.members,
-        "epochs": ensemble.recipe.epochs,
-        **scores,
-        "parameters": ensemble.info.get("parameters", ensemble.parameters),
-        "train_flops": counted.get("train_flops"),
-        "predict_flops": ensemble.info.get("predict_flops"),
-        "train_seconds": counted.get("train_seconds"),
-        "predict_seconds": seconds,
-    }
 
 
 def recipes_for(
@@ -113,6 +95,8 @@ def compare(
     seed: int = 0,
     inputs: tuple[Transform, ...] = (),
     listener: Callable[[str], Listener] | None = None,
+    ood: Any = None,
+    corruptions: Sequence[str] | str = "all",
     **options: Any,
 ) -> Comparison:
     """Fit several methods with the same budget and return one table.
@@ -128,6 +112,8 @@ def compare(
         seed: root seed of every method.
         inputs: transforms of input batches.
         listener: gives the event listener of a method by name.
+        ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
+        corruptions: names of corruptions, 'all' or none; images only.
         options: passed on to `fit`.
     """
     recipes = recipes_for(methods, epochs=epochs, members=members, training=training)
@@ -135,7 +121,8 @@ def compare(
         x_train, y_train, x_test, y_test = (np.asarray(d) for d in data)
         data = Problem("arrays", x_train, y_train, x_test, y_test)
     problem = data
-    rows = []
+    trial = _trial(problem, ood, corruptions)
+    rows, evaluations, sketches = [], {}, {}
     for number, recipe in enumerate(recipes):
         twin = sum(r.name == recipe.name for r in recipes[:number])
         name = recipe.name + (f"_{twin + 1}" if twin else "")
@@ -151,9 +138,39 @@ def compare(
             listener=None if listener is None else listener(name),
             **options,
         )
-        rows.append(measure(ensemble, problem.x_test, problem.y_test) | {"method": name})
+        evaluations[name] = judge(ensemble, trial)
+        sketches[name] = sketch(ensemble.predict(problem.x_test[:MAP_ROWS]))
+        rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
+        if folder is not None:
+            keep(folder, evaluations[name])
+    details: dict[str, Any] = {"evaluation": evaluations, "map": {"pca": pca(sketches), "tsne": tsne(sketches)}}
+    errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else rows[0]["method"])
+    if errors is not None:
+        details["corruption_errors"] = errors
+        rows = [row | errors["methods"][row["method"]] for row in rows]
     settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
-    comparison = Comparison(rows, settings)
+    settings |= {"train_rows": len(problem.x_train), "test_rows": len(problem.x_test)}
+    comparison = Comparison(rows, settings, details)
     if run_dir is not None:
-        write_json(Path(run_dir) / "results.json", comparison.to_dict())
+        write_json(Path(run_dir) / "results.json", comparison.to_dict() | details)
     return comparison
+
+
+def _trial(problem: Problem, ood: Any, corruptions: Sequence[str] | str) -> Trial:
+    """Return what all methods are judged by: the test rows, strange ones, and corrupted ones if they are images."""
+    shape = problem.image_shape
+    name = "the given second data set"
+    if ood is None:
+        ood, name = strange(problem.x_test, shape=shape)
+    images = problem.task == "classification" and holds_images(problem.x_test, shape=shape)
+    if not images and corruptions == "all":
+        corruptions = ()
+    return make_trial(
+        problem.x_test,
+        problem.y_test,
+        ood=ood,
+        ood_name=name,
+        corruptions=corruptions,
+        image_shape=shape,
+        corrupted_rows=200,
+    )

@@ -104,7 +104,7 @@ def fit(
                 write_json(folder / "results.json", results)
                 assert checkpoints is not None
                 checkpoints.clear()
-    return Ensemble(build, recipe, task.likelihood, store, count, inputs=inputs, table=table, info=results)
+    return Ensemble(build, recipe, task.likelihood, store, count, inputs=inputs, table=table, info=_summary(results))
 
 
 def make_task(
@@ -295,6 +295,11 @@ def _results(run: Run, store: MemberStore, count: int, seconds: float) -> dict[s
     }
 
 
+def _summary(results: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what an ensemble keeps of a run's results: its costs, not the evaluations and curves of a report."""
+    return {k: v for k, v in (results or {}).items() if k not in ("evaluation", "history", "plans", "rows", "settings")}
+
+
 def load(path: str | Path, build: Build | nn.Module | None = None) -> Ensemble:
     """Return a saved ensemble, from a file made by `Ensemble.save` or from a run folder.
 
@@ -327,7 +332,7 @@ def load(path: str | Path, build: Build | nn.Module | None = None) -> Ensemble:
         count,
         inputs=tuple(from_dict(t) for t in identity["inputs"]),
         table=_read(path / "table.json"),
-        info=_read(path / "results.json"),
+        info=_summary(_read(path / "results.json")),
     )
     check_fits(ensemble, str(path))
     return ensemble

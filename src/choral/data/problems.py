@@ -21,6 +21,7 @@ class Problem:
         x_train, y_train: training data; real targets are in training units.
         x_test, y_test: test data; real targets are in their own units.
         table: how a table's columns became inputs, or the scale of the target; None for plain arrays.
+        image_shape: height and width, where inputs are images stored flat.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Problem:
     x_test: np.ndarray
     y_test: np.ndarray
     table: dict[str, Any] | None = None
+    image_shape: tuple[int, int] | None = None
 
     @property
     def task(self) -> str:
@@ -61,7 +63,9 @@ def _built_in(name: str, holdout: float, seed: int) -> Problem:
         mean, std = x[train].mean(0), x[train].std(0)
         x = ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
     if name != "diabetes":
-        return Problem(name, x[train], y[train].astype(np.int64), x[test], y[test].astype(np.int64))
+        shape = (8, 8) if name == "digits" else None
+        y = y.astype(np.int64)
+        return Problem(name, x[train], y[train], x[test], y[test], image_shape=shape)
     shift, scale = float(y[train].mean()), float(y[train].std())
     scaled = ((y[train] - shift) / scale).astype(np.float32)
     table = {"target_mean": shift, "target_std": scale}

@@ -1,0 +1,382 @@
+"""Evaluation: everything a report shows about one ensemble, as plain numbers.
+
+A `Trial` holds the rows ensembles are judged by (clean, strange and corrupted ones), made once so that all see the
+same; `judge` turns an ensemble into a dict of JSON types; `evaluate` does both for one ensemble.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from choral import metrics
+from choral.data.images import from_images, to_images
+from choral.engine.files import write_json
+from choral.errors import InputError, did_you_mean
+from choral.predict import Ensemble
+from choral.prediction import Classification, Prediction, Regression
+from choral.projection import chains, pca
+
+SEVERITIES = (1, 2, 3, 4, 5)
+_SHOWN = 32  # members in matrices, at most
+_BINS = 20
+MAP_ROWS = 200
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Rows that ensembles are judged by.
+
+    Attributes:
+        x, y: clean test data.
+        ood: inputs from elsewhere, or None.
+        ood_name: what they are.
+        corrupted: corruption -> inputs at each severity, all of the rows `corrupted_y` labels.
+        corrupted_y: labels of corrupted rows.
+        severities: the severities.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    ood: np.ndarray | None = None
+    ood_name: str = ""
+    corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    corrupted_y: np.ndarray | None = None
+    severities: tuple[int, ...] = SEVERITIES
+
+
+def make_trial(
+    x: Any,
+    y: Any,
+    *,
+    ood: Any = None,
+    ood_name: str = "a second data set",
+    corruptions: Sequence[str] | str = (),
+    severities: Sequence[int] = SEVERITIES,
+    image_shape: tuple[int, int] | None = None,
+    corrupted_rows: int = 500,
+    seed: int = 0,
+) -> Trial:
+    """Return the rows to judge by.
+
+    Args:
+        x: test inputs as given to predict.
+        y: their labels or targets.
+        ood: inputs of another data set.
+        ood_name: what to call them.
+        corruptions: names of `choral.corruptions`, or 'all' for the fifteen common ones; images only (bytes, or numbers from 0 to 1).
+        severities: from 1 to 5.
+        image_shape: height and width of images stored flat.
+        corrupted_rows: rows that are corrupted, at most; drawn by the seed.
+        seed: of the corruptions.
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    if len(x) != len(y) or not len(x):
+        raise InputError(f"x has {len(x)} rows and y {len(y)}; give as many of both, and at least one.")
+    names = _names(corruptions)
+    if not names:
+        return Trial(x, y, None if ood is None else np.asarray(ood), ood_name)
+    from choral.corruptions import corrupt
+
+    keep = np.sort(np.random.default_rng(seed).permutation(len(x))[:corrupted_rows])
+    images = to_images(x[keep], shape=image_shape)
+    corrupted = {
+        name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities] for name in names
+    }
+    return Trial(x, y, None if ood is None else np.asarray(ood), ood_name, corrupted, y[keep], tuple(severities))
+
+
+def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:
+    if not corruptions:
+        return ()
+    from choral.corruptions import COMMON, EXTRA
+
+    if isinstance(corruptions, str):
+        corruptions = COMMON if corruptions == "all" else tuple(n.strip() for n in corruptions.split(","))
+    for name in corruptions:
+        if name not in COMMON + EXTRA:
+            known = COMMON + EXTRA
+            raise InputError(
+                f"there is no corruption '{name}'; known: all, {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    return tuple(corruptions)
+
+
+def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> dict[str, Any]:
+    """Return everything that is measured about an ensemble, as plain JSON types.
+
+    Args:
+        ensemble: the ensemble.
+        x: test inputs.
+        y: their labels or targets.
+        batch_size: points evaluated at once.
+        options: ood, corruptions, severities, ... as in `make_trial`.
+    """
+    return judge(ensemble, make_trial(x, y, **options), batch_size=batch_size)
+
+
+def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[str, Any]:
+    """Return everything that is measured about an ensemble on a trial.
+
+    Keys: task, rows, members, scores, cost, reliability or coverage and intervals, sizes (measures with members added
+    one by one), diversity, map, and with a second set or corruptions: histograms, ood, corruptions.
+    """
+    started = time.perf_counter()
+    prediction = ensemble.predict(trial.x, batch_size=batch_size)
+    seconds = time.perf_counter() - started
+    targets = targets_of(prediction, trial.y)
+    found: dict[str, Any] = {
+        "task": ensemble.task,
+        "rows": len(trial.x),
+        "members": _members(prediction),
+        "scores": scores(prediction, targets),
+        "cost": _cost(ensemble, seconds),
+        "sizes": _sizes(prediction, targets),
+        "map": {"chains": chains(ensemble), **pca({"members": sketch(prediction)})},
+    }
+    if isinstance(prediction, Classification):
+        table = metrics.reliability_table(prediction.probs, targets)
+        found["reliability"] = {n: plain(getattr(table, n)) for n in ("edges", "counts", "confidence", "accuracy")}
+        matrix = metrics.disagreement_matrix(prediction.member_probs[:_SHOWN])
+        found["diversity"] = {"measure": "disagreement", "matrix": plain(matrix)}
+        if trial.corrupted:
+            found["corruptions"] = _corruptions(ensemble, trial, batch_size)
+    else:
+        matrix = metrics.correlation_matrix(prediction.member_means[:_SHOWN] - targets)
+        found["diversity"] = {"measure": "correlation of errors", "matrix": plain(matrix)}
+        found |= _regression_details(prediction, targets)
+    other = None if trial.ood is None else ensemble.predict(trial.ood, batch_size=batch_size)
+    found["histograms"] = _histograms(prediction, other)
+    if other is not None:
+        found["ood"] = {"name": trial.ood_name, "rows": len(trial.ood), "scores": _ood(prediction, other)}  # type: ignore[arg-type]  # a prediction of it exists
+    return found
+
+
+def measure(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024) -> dict[str, Any]:
+    """Return every scalar measure of an ensemble on labelled data, with what it cost to make, as one flat row."""
+    started = time.perf_counter()
+    prediction = ensemble.predict(x, batch_size=batch_size)
+    seconds = time.perf_counter() - started
+    return _row(ensemble, scores(prediction, targets_of(prediction, y)), _cost(ensemble, seconds))
+
+
+def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """Return the flat row `measure` gives, from an evaluation, with the means over corruptions and the AUROC."""
+    row = _row(ensemble, evaluation["scores"], evaluation["cost"])
+    row |= evaluation.get("corruptions", {}).get("means", {})
+    if "ood" in evaluation:
+        best = "entropy" if ensemble.task == "classification" else "variance"
+        row["ood_auroc"] = evaluation["ood"]["scores"][best]["auroc"]
+    return row
+
+
+def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -> dict[str, Any]:
+    head = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": ensemble.recipe.epochs}
+    return head | measured | cost
+
+
+def keep(folder: Path, evaluation: dict[str, Any]) -> None:
+    """Write an evaluation into the results.json of a run folder, where `choral report` finds it."""
+    path = folder / "results.json"
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    write_json(path, stored | {"evaluation": evaluation})
+
+
+def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: str) -> dict[str, Any] | None:
+    """Return each method's mean corruption error and relative one against a baseline (1 = the baseline), or None.
+
+    Corruptions that cost the baseline less than half a point on average are left out of the relative error, whose
+    divisor they would bring near zero.
+
+    Args:
+        evaluations: by method, from `judge`; None is returned where they hold no corruptions.
+        baseline: the method compared with.
+    """
+    tables = {n: e["corruptions"]["table"] for n, e in evaluations.items() if "corruptions" in e}
+    if baseline not in tables:
+        return None
+    errors = {n: {c: [1 - cell["accuracy"] for cell in cells] for c, cells in t.items()} for n, t in tables.items()}
+    clean = {n: 1 - evaluations[n]["scores"]["accuracy"] for n in tables}
+    own = errors[baseline]
+    all_of = [c for c in own if sum(own[c]) > 0]
+    hurt = [c for c in own if sum(own[c]) / len(own[c]) - clean[baseline] >= 0.005]
+    found: dict[str, dict[str, float]] = {}
+    for name, table in errors.items():
+        found[name] = {}
+        if all_of:
+            pair = [{c: t[c] for c in all_of} for t in (table, own)]
+            found[name]["corruption_error"] = metrics.mean_corruption_error(*pair)
+        if hurt:
+            pair = [{c: t[c] for c in hurt} for t in (table, own)]
+            found[name]["relative_corruption_error"] = metrics.relative_mean_corruption_error(
+                *pair, clean_error=clean[name], baseline_clean_error=clean[baseline]
+            )
+    return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
+
+
+def scores(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+    """Return every scalar measure of a prediction, as the ensemble combines its members (see `choral.metrics`)."""
+    weights = None if prediction.weights is None else torch.tensor(prediction.weights, dtype=torch.float64)
+    pairs = _members(prediction) > 1
+    if isinstance(prediction, Regression):
+        return metrics.evaluate_regression(
+            prediction.member_means, prediction.member_variances, targets, weights=weights
+        )
+    found = metrics.evaluate_classification(prediction.member_probs, targets, weights=weights, pairs=pairs)
+    if prediction.combine == "logits":
+        joint = metrics.evaluate_classification(prediction.probs.unsqueeze(0), targets, pairs=False)
+        found |= {n: joint[n] for n in ("accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "entropy")}
+    return found
+
+
+def targets_of(prediction: Prediction, y: Any) -> Tensor:
+    """Return labels as whole numbers, or targets in the shape of the predicted mean."""
+    targets = torch.as_tensor(np.asarray(y))
+    if isinstance(prediction, Classification):
+        return targets.long()
+    return targets.float().reshape(prediction.mean.shape)
+
+
+def sketch(prediction: Prediction, *, rows: int = MAP_ROWS) -> Tensor:
+    """Return what each member says about the first rows, (member, value): the point it takes in function space."""
+    values = prediction.member_probs if isinstance(prediction, Classification) else prediction.member_means
+    return values[:, :rows].flatten(1).double()
+
+
+def plain(values: Tensor, digits: int = 6) -> Any:
+    """Return a tensor as nested lists of floats with a few significant digits."""
+    if values.dim():
+        return [plain(v, digits) for v in values]
+    return float(f"{float(values):.{digits}g}")
+
+
+def _members(prediction: Prediction) -> int:
+    return len(prediction.logits if isinstance(prediction, Classification) else prediction.member_means)
+
+
+def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
+    counted = ensemble.info.get("counted", {})
+    return {
+        "parameters": ensemble.info.get("parameters", ensemble.parameters),
+        "train_flops": counted.get("train_flops"),
+        "predict_flops": ensemble.info.get("predict_flops"),
+        "train_seconds": counted.get("train_seconds"),
+        "predict_seconds": seconds,
+    }
+
+
+def _first(prediction: Prediction, count: int) -> Prediction:
+    """Return the prediction of the first members alone, their weights rescaled."""
+    kept = prediction.weights
+    if kept is not None:
+        total = sum(kept[:count])
+        kept = tuple(w / total for w in kept[:count]) if total else None
+    if isinstance(prediction, Classification):
+        return Classification(prediction.logits[:count], prediction.combine, kept)
+    return Regression(prediction.member_means[:count], prediction.member_variances[:count], kept)
+
+
+def _sizes(prediction: Prediction, targets: Tensor) -> list[dict[str, float]]:
+    members = _members(prediction)
+    counts = sorted({round(c) for c in np.geomspace(1, members, 24)} | set(range(1, min(members, 24) + 1)))
+    found = []
+    for count in counts:
+        part = _first(prediction, count)
+        if isinstance(part, Classification):
+            cell = _cell(part, targets)
+        else:
+            weights = None if part.weights is None else torch.tensor(part.weights, dtype=torch.float64)
+            cell = {
+                "rmse": metrics.rmse(part.member_means, targets, weights=weights),
+                "nll": metrics.mixture_nll(part.member_means, part.member_variances, targets, weights=weights),
+            }
+        found.append({"members": count, **cell})
+    return found
+
+
+def _cell(prediction: Classification, labels: Tensor) -> dict[str, float]:
+    probs = prediction.probs
+    return {
+        "accuracy": metrics.accuracy(probs, labels),
+        "nll": metrics.nll(probs, labels),
+        "ece": metrics.ece(probs, labels),
+    }
+
+
+def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str, Any]:
+    assert trial.corrupted_y is not None
+    labels = torch.as_tensor(trial.corrupted_y).long()
+    table: dict[str, list[dict[str, float]]] = {}
+    for name, severities in trial.corrupted.items():
+        joint = ensemble.predict(np.concatenate(severities), batch_size=batch_size)
+        assert isinstance(joint, Classification)
+        parts = joint.logits.split(len(labels), 1)
+        table[name] = [_cell(Classification(part, joint.combine, joint.weights), labels) for part in parts]
+    levels = [
+        {"severity": s}
+        | {n: sum(rows[i][n] for rows in table.values()) / len(table) for n in ("accuracy", "nll", "ece")}
+        for i, s in enumerate(trial.severities)
+    ]
+    return {
+        "rows": len(labels),
+        "severities": list(trial.severities),
+        "table": table,
+        "levels": levels,
+        "means": metrics.corrupted_means(table),
+    }
+
+
+def _histogram(values: Tensor, low: float, high: float) -> list[float]:
+    counts = torch.histc(values.double().clamp(low, high), bins=_BINS, min=low, max=high)
+    return plain(counts / len(values))
+
+
+def _histograms(prediction: Prediction, other: Prediction | None) -> dict[str, Any]:
+    """Return shares of rows by confidence (classes) or predicted deviation (regression), in and out of distribution."""
+    if isinstance(prediction, Classification):
+        name, low, high = "confidence", 0.0, 1.0
+        inside = prediction.confidence
+        outside = other.confidence if isinstance(other, Classification) else None
+    else:
+        inside = prediction.std[:, 0]
+        outside = other.std[:, 0] if isinstance(other, Regression) else None
+        name, low = "deviation", 0.0
+        high = float((inside if outside is None else torch.cat([inside, outside])).quantile(0.99)) or 1.0
+    edges = plain(torch.linspace(low, high, _BINS + 1))
+    found = {"of": name, "edges": edges, "in": _histogram(inside, low, high)}
+    return found if outside is None else found | {"out": _histogram(outside, low, high)}
+
+
+def _ood(prediction: Prediction, other: Prediction) -> dict[str, dict[str, float]]:
+    if isinstance(prediction, Classification) and isinstance(other, Classification):
+        both = []
+        for p in (prediction, other):
+            weights = None if p.weights is None else torch.tensor(p.weights, dtype=torch.float64)
+            both.append(metrics.ood_scores(p.member_probs, member_logits=p.logits, weights=weights))
+        return metrics.evaluate_ood(*both)
+    found = {
+        n: [getattr(p, n)[:, 0].double() for p in (prediction, other)] for n in ("variance", "epistemic", "aleatoric")
+    }
+    return {name: metrics.evaluate_scores(*pair) for name, pair in found.items()}
+
+
+def _regression_details(prediction: Regression, targets: Tensor) -> dict[str, Any]:
+    weights = None if prediction.weights is None else torch.tensor(prediction.weights, dtype=torch.float64)
+    at = metrics.mixture_cdf(prediction.member_means, prediction.member_variances, targets, weights=weights)
+    levels = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
+    covered = [{"level": n, "coverage": float(((at - 0.5).abs() <= n / 2).double().mean())} for n in levels]
+    order = prediction.mean[:, 0].argsort()
+    shown = order[torch.linspace(0, len(order) - 1, min(len(order), 60)).round().long()]
+    low, high = prediction.mixture_interval(0.9)
+    names = ("target", "mean", "low", "high")
+    columns = [plain(v[shown, 0]) for v in (targets, prediction.mean, low, high)]
+    return {
+        "coverage": covered,
+        "intervals": {"level": 0.9, "rows": [dict(zip(names, row)) for row in zip(*columns)]},
+    }
