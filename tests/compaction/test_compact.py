@@ -121,6 +121,11 @@ class Written(nn.Module):
         return self.fc2(F.relu(self.fc1(x.view(-1, 8 * 3 * 3))))
 
 
+class Total(nn.Module):
+    def forward(self, x):
+        return x.sum((2, 3))
+
+
 class Shared(nn.Module):
     """One layer used twice, and one weight under two names."""
 
@@ -448,6 +453,13 @@ def test_a_constant_behind_batch_norm_is_folded_into_the_next_bias():
         (nn.Conv2d(8, 4, 3, bias=False), "no bias to take it over"),
         (nn.Sequential(nn.LayerNorm(10), nn.Conv2d(8, 4, 3)), "layer_norm in LayerNorm '2.0'"),
         (nn.Sequential(nn.Softmax(1), nn.Conv2d(8, 4, 3)), "softmax in Softmax '2.0'"),
+        (
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 4, 3)),
+            "go together with live channels of 2.0",
+        ),
+        (nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(8, 4, 3)), "not constant where 2.1.weight reads it"),
+        (nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(8, 4, 3)), "not constant where 2.1.weight reads it"),
+        (nn.Sequential(Total(), nn.Linear(8, 4)), "not constant where 2.1.weight reads it"),
         (nn.Identity(), "output of the network"),
     ],
 )
@@ -461,6 +473,44 @@ def test_what_cannot_go_stays_and_is_named(after, reason):
     assert reason in kept.reason
     assert result.form == {"axes": {}, "attributes": {}}
     assert kept.reason in str(result.report)
+    assert_same(result.network, zeroed(network, keep), x)
+
+
+def test_a_layer_used_twice_cannot_take_over_two_constants():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(12, 8), nn.Linear(12, 8), nn.Linear(8, 3)
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x):
+            x = x.mean((1, 2))
+            return self.c(self.norm(self.a(x))) + self.c(self.b(x))
+
+    network, x = prepared(Twice), example("")
+    keep = dict.fromkeys("ab", torch.arange(8) < 5)
+    result = compact(network, keep, x, repeats=0)
+    assert {kept.reason for kept in result.report.kept} == {"it emits a constant, and c.weight is used more than once"}
+    result = compact(silenced(network, keep, x), keep, x, repeats=0)
+    assert result.report.removed == {"a": 3, "b": 3}
+    assert_same(result.network, silenced(network, keep, x), x)
+
+
+def test_a_weight_that_is_also_an_embedding_stays():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.inner, self.back = nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10, bias=False)
+            self.back.weight = self.words.weight
+
+        def forward(self, x):
+            return self.back(self.inner(self.words(x)).tanh())
+
+    network, x = prepared(Tied), torch.arange(6).view(2, 3)
+    keep = {"inner": torch.arange(8) < 5}
+    result = compact(network, keep, x, repeats=0)
+    (kept,) = result.report.kept
+    assert kept.reason == "embedding in Embedding 'words' uses words.weight"
     assert_same(result.network, zeroed(network, keep), x)
 
 
