@@ -246,12 +246,11 @@ def _folds(tracer: Tracer, gone: Tensor) -> tuple[Fold, ...]:
 
 
 def _form(network: nn.Module, tracer: Tracer, gone: Tensor) -> Form:
-    axes: dict[str, dict[str, list[int]]] = {}
-    canonical = _canonical(network)
-    for name, first in canonical.items():
-        for (bound, axis), units in tracer.bound.items():
-            if bound == first and bool(gone[units].any()):
-                axes.setdefault(name, {})[str(axis)] = (~gone[units]).nonzero().flatten().tolist()
+    cuts: dict[str, dict[str, list[int]]] = {}
+    for (name, axis), units in tracer.bound.items():
+        if bool(gone[units].any()):
+            cuts.setdefault(name, {})[str(axis)] = (~gone[units]).nonzero().flatten().tolist()
+    axes = {name: cuts[first] for name, first in _canonical(network).items() if first in cuts}
     attributes: dict[str, dict[str, int]] = {}
     for owner, module in network.named_modules(remove_duplicate=False):
         sizes = _attributes(owner, module, axes, tracer, gone)

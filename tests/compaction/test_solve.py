@@ -1,0 +1,211 @@
+"""What cannot be removed stays and is named; what can be goes, with the constants it emits."""
+
+import pytest
+import torch
+from tests.compaction.networks import (
+    Vit,
+    Written,
+    assert_same,
+    drawn,
+    example,
+    nested,
+    prepared,
+    residual,
+    silenced,
+    zeroed,
+)
+from torch import nn
+
+from choral.compaction import compact, neuron_param_mask, tied_groups
+
+
+class Total(nn.Module):
+    def forward(self, x):
+        return x.sum((2, 3))
+
+
+def test_a_constant_behind_batch_norm_is_folded_into_the_next_bias():
+    network = prepared(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 4, 3)))
+    keep = {"0": torch.arange(8) >= 3}
+    x = example("", 2)
+    result = compact(network, keep, x, repeats=0)
+    assert result.report.removed == {"0": 3}
+    norm = network[1]
+    emitted = torch.tanh(norm.bias - norm.weight * norm.running_mean / (norm.running_var + norm.eps).sqrt())[:3]
+    expected = network[3].bias + network[3].weight[:, :3].sum((2, 3)) @ emitted
+    torch.testing.assert_close(result.network.get_parameter("3.bias"), expected)
+    assert_same(result.network, zeroed(network, keep), x)
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        (nn.Conv2d(8, 4, 3, padding=1), "zero-padding around the input of 2.weight"),
+        (nn.Conv2d(8, 4, 3, bias=False), "no bias to take it over"),
+        (nn.Sequential(nn.LayerNorm(10), nn.Conv2d(8, 4, 3)), "layer_norm in LayerNorm '2.0'"),
+        (nn.Sequential(nn.Softmax(1), nn.Conv2d(8, 4, 3)), "softmax in Softmax '2.0'"),
+        (
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 4, 3)),
+            "go together with live channels of 2.0",
+        ),
+        (nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(8, 4, 3)), "not constant where 2.1.weight reads it"),
+        (nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(8, 4, 3)), "not constant where 2.1.weight reads it"),
+        (nn.Sequential(Total(), nn.Linear(8, 4)), "not constant where 2.1.weight reads it"),
+        (nn.Identity(), "output of the network"),
+    ],
+)
+def test_what_cannot_go_stays_and_is_named(after, reason):
+    network = prepared(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), after))
+    keep = {"0": torch.arange(8) >= 3}
+    x = example("", 2)
+    result = compact(network, keep, x, repeats=0)
+    (kept,) = result.report.kept
+    assert (kept.layer, kept.channels) == ("0", (0, 1, 2))
+    assert reason in kept.reason
+    assert result.form == {"axes": {}, "attributes": {}}
+    assert kept.reason in str(result.report)
+    assert_same(result.network, zeroed(network, keep), x)
+
+
+def test_a_layer_used_twice_cannot_take_over_two_constants():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(12, 8), nn.Linear(12, 8), nn.Linear(8, 3)
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x):
+            x = x.mean((1, 2))
+            return self.c(self.norm(self.a(x))) + self.c(self.b(x))
+
+    network, x = prepared(Twice), example("")
+    keep = dict.fromkeys("ab", torch.arange(8) < 5)
+    result = compact(network, keep, x, repeats=0)
+    assert {kept.reason for kept in result.report.kept} == {"it emits a constant, and c.weight is used more than once"}
+    result = compact(silenced(network, keep, x), keep, x, repeats=0)
+    assert result.report.removed == {"a": 3, "b": 3}
+    assert_same(result.network, silenced(network, keep, x), x)
+
+
+def test_a_weight_that_is_also_an_embedding_stays():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.inner, self.back = nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10, bias=False)
+            self.back.weight = self.words.weight
+
+        def forward(self, x):
+            return self.back(self.inner(self.words(x)).tanh())
+
+    network, x = prepared(Tied), torch.arange(6).view(2, 3)
+    keep = {"inner": torch.arange(8) < 5}
+    result = compact(network, keep, x, repeats=0)
+    (kept,) = result.report.kept
+    assert kept.reason == "embedding in Embedding 'words' uses words.weight"
+    assert_same(result.network, zeroed(network, keep), x)
+
+
+def test_residual_sums_keep_what_is_alive_in_any_layer():
+    network = prepared(residual)
+    x = example("residual")
+    keep = {"0.0": torch.arange(8) >= 4, "2.0.body.2.0": torch.arange(8) >= 2}
+    result = compact(silenced(network, keep, x), keep, x, repeats=0)
+    assert result.report.removed == {"0.0": 2, "2.0.body.2.0": 2}
+    (kept,) = result.report.kept
+    assert kept.channels == (2, 3)
+    assert kept.reason == "it can only go together with live channels of 2.0.body.2.0"
+
+
+def test_attention_and_its_norms_are_left_alone_and_hidden_neurons_go():
+    network = prepared(Vit)
+    x = example("vit")
+    g = torch.Generator().manual_seed(1)
+    layers = ("patches", "hidden", "back", "attention.out_proj")
+    keep = {n: torch.rand(network.get_parameter(f"{n}.weight").shape[0], generator=g) < 0.5 for n in layers}
+    result = compact(network, keep, x, repeats=0)
+    assert result.report.removed == {"hidden": int((~keep["hidden"]).sum())}
+    reasons = {kept.layer: kept.reason for kept in result.report.kept}
+    assert set(reasons) == {"patches", "back", "attention.out_proj"}
+    assert "multi_head_attention_forward" in reasons["attention.out_proj"]
+    assert_same(result.network, zeroed(network, keep), x)
+
+
+def test_whole_groups_go_under_group_norm_and_grouped_convolutions():
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 12, 3, groups=4), nn.ReLU(), nn.Conv2d(12, 2, 3)
+    )
+    network = prepared(lambda: network)
+    x = example("")
+    keep = {"0": torch.tensor([1, 1, 0, 0, 0, 1, 1, 1]).bool(), "3": torch.arange(12) // 3 != 1}
+    result = compact(network, keep, x, repeats=0)
+    assert result.report.removed == {"0": 2, "3": 3}
+    norm, conv = result.network.get_submodule("1"), result.network.get_submodule("3")
+    assert (norm.num_groups, conv.groups, conv.in_channels) == (3, 3, 6)
+    assert [(k.layer, k.channels) for k in result.report.kept] == [("0", (4,))]
+    assert_same(result.network, zeroed(network, keep), x)
+
+
+def test_a_size_written_into_forward_only_costs_the_layer_it_concerns():
+    network = prepared(Written)
+    x = example("written")
+    keep = drawn(network, x, 0, tied=False)
+    result = compact(network, keep, x, repeats=0)
+    assert result.report.removed == {"conv1": 3, "fc1": 5}
+    (kept,) = result.report.kept
+    assert kept.layer == "conv2"
+    assert "the smaller network failed" in kept.reason
+
+
+def test_a_layer_never_loses_its_last_channel():
+    network = prepared(nested)
+    x = example("nested")
+    keep = {"1": torch.zeros(20).bool(), "3.0.0": torch.zeros(16).bool()}
+    result = compact(silenced(network, keep, x), keep, x, repeats=0)
+    assert result.report.removed == {"1": 19, "3.0.0": 15}
+    assert all("at least one channel" in kept.reason for kept in result.report.kept)
+
+
+def test_networks_that_cannot_be_traced_stay_whole():
+    class Shy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(12, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            if torch.overrides._is_torch_function_mode_enabled():
+                raise RuntimeError("no way through")
+            return self.two(self.one(x.mean((1, 2))))
+
+    network, x = prepared(Shy), example("")
+    keep = {"one": torch.arange(8) < 6}
+    result = compact(network, keep, x, repeats=0)
+    (kept,) = result.report.kept
+    assert (kept.layer, kept.channels) == ("one", (6, 7))
+    assert "no way through" in kept.reason
+    assert_same(result.network, zeroed(network, keep), x)
+    assert tied_groups(network, x) == []
+    assert set(neuron_param_mask(network, keep, x)) == {"one.weight", "one.bias"}
+
+
+def test_steps_hidden_from_the_tracer_are_caught_by_the_check():
+    class Hidden(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.from_numpy(x.numpy().cumsum(1))
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(12, 8), nn.Linear(8, 2)
+            self.three, self.four = nn.Linear(2, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.four(self.three(self.two(Hidden.apply(self.one(x.mean((1, 2)))))))
+
+    network = prepared(Network)
+    x = example("")
+    keep = drawn(network, x, 0, tied=False)
+    result = compact(network, keep, x, repeats=0)
+    assert_same(result.network, zeroed(network, keep), x)
+    assert result.report.removed.get("three") == 3
+    assert "one" in {kept.layer for kept in result.report.kept}
