@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10
-from machine import write
 
 from choral import models
 from choral.compare import measure
@@ -25,6 +23,8 @@ from choral.plan import Adam
 from choral.recipe import Recipe
 from choral.recipes import make
 from choral.training import Training
+from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10
+from machine import write
 
 ADAM = Training(rate=0.001, optimiser=Adam(), batch_size=128, schedule="constant")
 Suite = tuple[Callable[[], torch.nn.Module], dict[str, Callable[[], Recipe]]]
@@ -41,7 +41,27 @@ def suites() -> dict[str, Suite]:
         "deep_ensemble 8x2": lambda: make("deep_ensemble", epochs=16, members=8, training=ADAM),
         "snapshot 4x4": lambda: make("snapshot", epochs=16, members=4, training=ADAM),
     }
-    return {"baselines": (lenet("S"), baselines)}
+    small = {
+        "single": baselines["single"],
+        "deep_ensemble 8x2": baselines["deep_ensemble 8x2"],
+        "pat anti_random": lambda: pat("anti_random"),
+        "pat random": lambda: pat("random"),
+        "dst": lambda: make("dst", epochs=16, members=3, training=ADAM),
+        "edst": lambda: make("edst", epochs=16, members=3, training=ADAM),
+    }
+    few = {n: small[n] for n in ("single", "pat anti_random", "pat random")}
+    bagged = {"bagged": lambda: make("bagged", epochs=16, members=8, training=ADAM)}
+    return {
+        "baselines": (lenet("S"), baselines),
+        "pat_s": (lenet("S"), small),
+        "pat_m": (lenet("M"), few),
+        "pat_l": (lenet("L"), few | bagged),
+    }
+
+
+def pat(pruning: str) -> Recipe:
+    """Return Prune and Tune at its small budget: 8 + 8 x 1 epochs, constant rate."""
+    return make("prune_and_tune", epochs=16, members=8, pruning=pruning, tuning="constant", training=ADAM)
 
 
 def main() -> None:
@@ -64,7 +84,14 @@ def main() -> None:
                 continue
             folder = arguments.runs / arguments.suite / f"{label.replace(' ', '_')}-{seed}"
             ensemble = fit(
-                build, (x, y), recipe(), run_dir=folder, seed=seed, inputs=inputs, executor="sequential", checkpoint_seconds=20
+                build,
+                (x, y),
+                recipe(),
+                run_dir=folder,
+                seed=seed,
+                inputs=inputs,
+                executor="sequential",
+                checkpoint_seconds=20,
             )
             row = {"label": label, "seed": seed} | measure(ensemble, x_test, y_test)
             rows.append(row)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,27 @@ from choral.types import Build
 from choral.values import Value, from_dict
 
 _FORMAT = 1
+_STACKED = 1 << 26  # parameters kept stacked in memory, at most
+_TRACED_AFTER = 4  # calls with the same shape before its operations are recorded
 _LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)  # faster, or only possible, one by one
+
+
+@dataclass
+class _Team:
+    """Members of equal shapes; stacked (params, buffers, draw words) when they are evaluated together."""
+
+    numbers: list[int]
+    form: dict[str, Any] | None
+    stacked: tuple[Any, Any, Tensor] | None = None
+    seen: dict[Any, int] = field(default_factory=dict)
+    traced: dict[Any, Callable[..., Tensor]] = field(default_factory=dict)
+
+
+def _trace(function: Callable[..., Tensor], example: tuple[Any, ...]) -> Callable[..., Tensor]:
+    """Return the same operations without the cost of mapping: for shapes that are predicted again and again."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)(*example)
 
 
 class Ensemble:
@@ -51,6 +72,7 @@ class Ensemble:
         self.posthoc = corrections.checked(posthoc, task=self.task)
         self._store, self._count = store, count
         self.networks = count
+        self._kept: list[_Team] | None = None
         self._blueprint = Blueprint(build, recipe.structure, device=torch.device("cpu"), images=False)
 
     @property
@@ -90,24 +112,43 @@ class Ensemble:
     def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...)."""
         ready = as_inputs(x)
-        groups: dict[Any, list[tuple[int, State]]] = {}
-        for i, state in enumerate(self.states()):
-            groups.setdefault((tree.signature(state.params), repr(state.form)), []).append((i, state))
         found: dict[int, Tensor] = {}
-        for group in groups.values():
-            looped = any(isinstance(m, _LOOPED) for m in self._blueprint.network(group[0][1].form).modules())
-            runner = self._one_by_one if looped or len(group) == 1 else self._stacked
-            for number, out in runner(group, ready, batch_size):
+        for team in self._teams():
+            runner = self._one_by_one if team.stacked is None else self._stacked
+            for number, out in runner(team, ready, batch_size):
                 found[number] = out
-        return torch.cat([found[i] for i in range(self._count)])
+        return found[0] if self._count == 1 else torch.cat([found[i] for i in range(self._count)])
+
+    def _teams(self) -> list["_Team"]:
+        """Return the members in teams of equal shapes; small networks stay stacked for the next call."""
+        if self._kept is not None:
+            return self._kept
+        groups: dict[Any, list[int]] = {}
+        for i, state in enumerate(self.states()):
+            groups.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
+        teams = []
+        for numbers in groups.values():
+            form = self._store.get(numbers[0]).form
+            network = self._blueprint.network(form)
+            small = len(numbers) * sum(p.numel() for p in network.parameters()) <= _STACKED
+            looped = any(isinstance(m, _LOOPED) for m in network.modules())
+            if looped or len(numbers) == 1 or not small:
+                teams.append(_Team(numbers, form))
+                continue
+            states = [self._store.get(i) for i in numbers]
+            words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2)
+            stacked = (tree.stack([s.params for s in states]), tree.stack([s.buffers for s in states]), words)
+            teams.append(_Team(numbers, form, stacked))
+        self._kept = teams
+        return teams
 
     def _feed(self, x: Tensor) -> Tensor:
         return self.recipe.structure.feed(prepare(x, self.inputs, training=False), None)[0]
 
-    def _one_by_one(self, group: list[tuple[int, State]], x: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    def _one_by_one(self, team: "_Team", x: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
         structure = self.recipe.structure
-        for number, state in group:
-            network = self._blueprint.load(state).eval()
+        for number in team.numbers:
+            network = self._blueprint.load(self._store.get(number)).eval()
             key = rng.key(0, "predict", number)
             with torch.inference_mode():
                 parts = []
@@ -117,32 +158,35 @@ class Ensemble:
                         with draws.keyed(key, draw):
                             passes.append(structure.unfold(network(self._feed(chunk))))
                     parts.append(torch.cat(passes))
-                yield number, torch.cat(parts, 1).clone()
+                joined = torch.cat(parts, 1)
+            yield number, joined.clone()
 
-    def _stacked(self, group: list[tuple[int, State]], x: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    def _stacked(self, team: "_Team", x: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
         structure = self.recipe.structure
-        network = self._blueprint.network(group[0][1].form).eval()
-        params = tree.stack([s.params for _, s in group])
-        buffers = tree.stack([s.buffers for _, s in group])
-        words = draws.words(*(rng.key(0, "predict", i) for i, _ in group)).view(-1, 2)
+        network = self._blueprint.network(team.form).eval()
+        assert team.stacked is not None
 
-        def forward(draw: int) -> Callable[..., Tensor]:
+        def mapped(draw: int) -> Callable[..., Tensor]:
             def run(p: Any, b: Any, w: Tensor, chunk: Tensor) -> Tensor:
                 with draws.keyed(w, draw):
                     return structure.unfold(functional_call(network, (p, b), (self._feed(chunk),)))
 
-            return run
+            return vmap(run, in_dims=(0, 0, 0, None))
 
         with torch.no_grad():
             parts = []
-            for chunk in x.split(max(1, size // len(group)) if x.dim() > 2 else size):
-                passes = [
-                    vmap(forward(draw), in_dims=(0, 0, 0, None))(params, buffers, words, chunk)
-                    for draw in range(structure.draws)
-                ]
-                parts.append(torch.cat(passes, 1))
-            joined = torch.cat(parts, 2)
-        for row, (number, _) in enumerate(group):
+            for chunk in x.split(size):
+                seen = (tuple(chunk.shape), chunk.dtype)
+                team.seen[seen] = team.seen.get(seen, 0) + 1
+                if structure.draws == 1 and team.seen[seen] == _TRACED_AFTER:
+                    team.traced[seen] = _trace(mapped(0), (*team.stacked, chunk))
+                if seen in team.traced:
+                    parts.append(team.traced[seen](*team.stacked, chunk))
+                else:
+                    passes = [mapped(draw)(*team.stacked, chunk) for draw in range(structure.draws)]
+                    parts.append(passes[0] if len(passes) == 1 else torch.cat(passes, 1))
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        for row, number in enumerate(team.numbers):
             yield number, joined[row]
 
     def predict(self, x: Any, *, batch_size: int = 1024) -> Prediction:

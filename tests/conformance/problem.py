@@ -16,7 +16,9 @@ class Branching(nn.Module):
 
     def __init__(self, outputs: int):
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(6, 12), nn.Sequential(nn.BatchNorm1d(12), nn.ReLU()))
+        # smooth behind the norm: a sparse method may leave a channel constant, and a ReLU's kink at its exact zero would
+        # turn rounding into a different gradient
+        self.first = nn.Sequential(nn.Linear(6, 12), nn.Sequential(nn.BatchNorm1d(12), nn.SiLU()))
         self.inner = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Dropout(0.2))
         self.scale = nn.Parameter(torch.randn(12) * 0.1 + 1)
         self.last = nn.Linear(12, outputs)

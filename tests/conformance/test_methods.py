@@ -19,10 +19,10 @@ NAMES = sorted(METHODS)
 
 
 def several(name):
-    """A method's recipe with three members where it has a choice, in a small budget."""
+    """A method's recipe with four members where it has a choice, in a small budget."""
     default = METHODS[name].options["members"].default if "members" in METHODS[name].options else 1
     chooses = default is not inspect.Parameter.empty and default not in (1, None)
-    return make(name, epochs=EPOCHS, training=CALM, members=3 if chooses else None)
+    return make(name, epochs=EPOCHS, training=CALM, members=4 if chooses else None)
 
 
 def members_of(ensemble):

@@ -46,6 +46,12 @@ class LaneContext:
         """Return the joint network holding the state, in evaluation mode."""
         return self._task.blueprint.load(state).eval()
 
+    def example(self) -> Tensor:
+        """Return the first training inputs as the joint network reads them."""
+        with draws.keyed(rng.key(self._seed, *self._place, "example")):
+            x = prepare(self._source.example()[0].to(self._task.device), self._task.transforms, training=False)
+            return self._task.structure.feed(x, None)[0]
+
     def inputs(self) -> Iterator[Tensor]:
         """Yield all training inputs as the joint network reads them."""
         order = torch.arange(self.points)

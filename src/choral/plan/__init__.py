@@ -20,11 +20,12 @@ from choral.plan.phases import (
     seq,
 )
 from choral.plan.schedule import Constant, Cosine, CosineRestarts, Linear, OneCycle, Schedule, Steps, Triangles
+from choral.plan.sparse import Compact, Prune, Regrow
 from choral.plan.state import State
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Bag", "Collect", "Constant", "Context", "Cosine", "CosineRestarts", "Cost", "DrawMoments",
-    "Every", "Fork", "Linear", "OneCycle", "Operator", "Optimiser", "Phase", "Recalibrate", "Repeat", "Reset",
+    "SGD", "Adam", "AdamW", "Bag", "Collect", "Compact", "Constant", "Context", "Cosine", "CosineRestarts", "Cost", "DrawMoments",
+    "Every", "Fork", "Linear", "OneCycle", "Operator", "Optimiser", "Phase", "Prune", "Recalibrate", "Regrow", "Repeat", "Reset",
     "Schedule", "Seq", "Start", "State", "Steps", "Train", "Triangles", "UpdateMoments", "UseMean", "batches_in",
     "check", "cost", "every", "fork", "problems", "repeat", "seq",
 ]  # fmt: skip

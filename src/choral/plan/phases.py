@@ -51,6 +51,10 @@ class Context(Protocol):
         """Return the joint network holding a state, in evaluation mode; valid until the next call."""
         ...
 
+    def example(self) -> Tensor:
+        """Return a few training inputs as the joint network reads them."""
+        ...
+
     def inputs(self) -> Iterator[Tensor]:
         """Yield the training inputs as the joint network reads them, in order, without augmentation."""
         ...

@@ -26,6 +26,12 @@ class State:
     memory: Params = field(default_factory=dict)
     form: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        # one order of names everywhere, so that operators draw in the same order before and after a resume
+        for part in ("params", "buffers", "memory"):
+            object.__setattr__(self, part, dict(sorted(getattr(self, part).items())))
+        object.__setattr__(self, "slots", {s: dict(sorted(v.items())) for s, v in sorted(self.slots.items())})
+
     def having(self, **changes: Any) -> "State":
         """Return the state with some fields replaced."""
         return replace(self, **changes)

@@ -10,13 +10,30 @@ from choral.errors import InputError, did_you_mean
 from choral.recipe import Recipe
 from choral.recipes.bagged import bagged
 from choral.recipes.deep_ensemble import deep_ensemble
+from choral.recipes.dst import dst
+from choral.recipes.edst import edst
 from choral.recipes.fge import fge
+from choral.recipes.prune_and_tune import prune_and_tune
 from choral.recipes.single import single
 from choral.recipes.snapshot import snapshot
 from choral.recipes.swa import swa
 from choral.recipes.swag import swag
 
-__all__ = ["METHODS", "Method", "bagged", "deep_ensemble", "fge", "make", "single", "snapshot", "swa", "swag"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "bagged",
+    "deep_ensemble",
+    "dst",
+    "edst",
+    "fge",
+    "make",
+    "prune_and_tune",
+    "single",
+    "snapshot",
+    "swa",
+    "swag",
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,9 @@ METHODS: dict[str, Method] = {
     "fge": Method(fge, "sequential"),
     "swa": Method(swa, "sequential"),
     "swag": Method(swag, "sequential"),
+    "prune_and_tune": Method(prune_and_tune, "sparse"),
+    "dst": Method(dst, "sparse"),
+    "edst": Method(edst, "sparse"),
 }
 
 

@@ -1,0 +1,185 @@
+"""Speed of the engine: every line a ratio measured in one run, by medians of interleaved repeats.
+
+    python benchmarks/engine.py [--quick]
+
+Writes benchmarks/results/engine.json. The targets are those of the design: vectorised training of 20 small perceptrons at
+least 12 times faster than a plain loop; one LeNet-S through the engine at most 3 % slower than a hand-written loop;
+prediction with 20 stacked perceptrons at least 5 times faster than a loop; memory that does not grow with the members.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from choral import models
+from choral.data.sources import TensorSource
+from choral.engine.run import Run
+from choral.engine.store import Log, MemberStore
+from choral.fit import fit, make_task
+from choral.plan import Adam, Collect, Constant, Reset, Train, fork, seq
+from choral.recipe import Recipe
+from machine import write
+
+
+def interleaved(first: Callable[[], None], second: Callable[[], None], repeats: int) -> tuple[float, float]:
+    """Return the median seconds of two functions run in turn."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in range(repeats + 1):
+        for function, seconds in zip((first, second), times):
+            started = time.perf_counter()
+            function()
+            if i:  # the first round warms up
+                seconds.append(time.perf_counter() - started)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def by_hand(build: Callable[[], torch.nn.Module], x: torch.Tensor, y: torch.Tensor, epochs: int, batch: int) -> None:
+    """Train one network as a user would without choral."""
+    network = build()
+    if x.dim() == 4:
+        network = network.to(memory_format=torch.channels_last)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3, fused=True)
+    for _ in range(epochs):
+        order = torch.randperm(len(x))
+        for start in range(0, len(x), batch):
+            index = order[start : start + batch]
+            out = network(x[index].permute(0, 3, 1, 2) if x.dim() == 4 else x[index])
+            loss = F.cross_entropy(out, y[index]) if y.dtype == torch.int64 else F.mse_loss(out, y[index])
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+
+
+def train_phase(epochs: int, batch: int) -> Train:
+    """Return the training phase of these benchmarks."""
+    return Train(epochs=epochs, batch_size=batch, schedule=Constant(1e-3), optimiser=Adam())
+
+
+def vectorised_training(repeats: int) -> dict[str, float]:
+    """20 MLP members (8-50-1, batch 100): stacked against a plain loop of the same members."""
+    x = torch.randn(1000, 8)
+    y = x[:, :1].sin()
+
+    def build() -> torch.nn.Module:
+        return models.mlp(8, 1, hidden=(50,))
+
+    recipe = Recipe(name="deep", plan=fork(20, Reset(), train_phase(5, 100), Collect()))
+
+    def loop() -> None:
+        for _ in range(20):
+            by_hand(build, x, y, 5, 100)
+
+    plain, stacked = interleaved(loop, lambda: fit(build, (x, y), recipe, executor="vectorised") and None, repeats)
+    _, engine = interleaved(
+        lambda: None, lambda: fit(build, (x, y), recipe, executor="sequential") and None, max(1, repeats // 2)
+    )
+    return {
+        "loop_seconds": plain,
+        "vectorised_seconds": stacked,
+        "faster": plain / stacked,
+        "sequential_seconds": engine,
+    }
+
+
+def engine_overhead(repeats: int) -> dict[str, float]:
+    """One LeNet-S (batch 128) through the engine against a hand-written loop, both with channels last."""
+    x = torch.randn(128 * 24, 3, 32, 32)
+    y = torch.randint(10, (len(x),))
+    held = x.permute(0, 2, 3, 1).contiguous()
+
+    def build() -> torch.nn.Module:
+        return models.lenet("S")
+
+    recipe = Recipe(name="single", plan=seq(Reset(), train_phase(1, 128), Collect()))
+    source = TensorSource(x, y)
+    task = make_task(build, source, recipe)
+
+    def through() -> None:
+        run = Run(
+            task,
+            source,
+            recipe.plan,
+            seed=0,
+            width=lambda fork, lanes: 1,
+            store=MemberStore(),
+            checkpoints=None,
+            log=Log(),
+            seconds=1e9,
+        )
+        run.flops._train["None"] = 0.0  # counted once for a whole run, not part of a step
+        run.execute()
+
+    plain, engine = interleaved(lambda: by_hand(build, held, y, 1, 128), through, repeats)
+    return {"loop_seconds": plain, "engine_seconds": engine, "overhead": engine / plain - 1}
+
+
+def stacked_prediction(repeats: int) -> dict[str, float]:
+    """Predicting with 20 stacked MLPs against a loop over them."""
+    x = torch.randn(2000, 8)
+    recipe = Recipe(name="deep", plan=fork(20, Reset(), Collect()))
+    ensemble = fit(lambda: models.mlp(8, 1, hidden=(50,)), (x, x[:, :1]), recipe)
+    networks = [ensemble.member(i) for i in range(20)]
+    points = x[:100]
+
+    def loop() -> None:
+        with torch.inference_mode():
+            for _ in range(10):
+                torch.stack([network(points) for network in networks])
+
+    def stacked() -> None:
+        for _ in range(10):
+            ensemble.outputs(points)
+
+    plain, fast = interleaved(loop, stacked, repeats)
+    return {"loop_seconds": plain, "stacked_seconds": fast, "faster": plain / fast}
+
+
+MEMORY = """
+import resource, sys, tempfile, torch
+from choral import models
+from choral.fit import fit
+from choral.plan import *
+from choral.recipe import Recipe
+torch.set_num_threads(2)
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(512, 3, 32, 32, generator=generator); y = torch.randint(10, (512,), generator=generator)
+plan = fork(int(sys.argv[1]), Reset(), Train(epochs=1, optimiser=Adam()), Collect())
+with tempfile.TemporaryDirectory() as folder:
+    fit(lambda: models.lenet("L"), (x, y), Recipe(name="deep", plan=plan), run_dir=folder, executor="sequential")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def memory() -> dict[str, float]:
+    """Peak memory of 8 sequential LeNet-L members against 2, in MiB."""
+    peaks = {}
+    for members in (2, 8):
+        done = subprocess.run([sys.executable, "-c", MEMORY, str(members)], capture_output=True, text=True, check=True)
+        peaks[members] = float(done.stdout)
+    return {"mib_of_2": peaks[2], "mib_of_8": peaks[8], "growth": peaks[8] / peaks[2] - 1}
+
+
+def main() -> None:
+    """Measure everything and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    repeats = 3 if parser.parse_args().quick else 9
+    results = {
+        "training_20_mlps": vectorised_training(repeats),
+        "lenet_s_overhead": engine_overhead(repeats),
+        "predicting_20_mlps": stacked_prediction(repeats * 3),
+        "memory_8_against_2": memory(),
+    }
+    for name, row in results.items():
+        print(name, {k: round(v, 4) for k, v in row.items()})
+    print(write("engine", {"ratios": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""DST ensemble: sparse networks trained from scratch, each moving its few weights to where the gradient wants them.
+
+Reference: Liu et al., "Deep Ensembling with No Overhead for either Training or Testing: The All-Round Blessings of Dynamic
+Sparsity", ICLR 2022, arXiv:2106.14568, section 3.1; Evci et al., 2020, arXiv:1911.11134 for the updates.
+"""
+
+from choral.plan import Collect, Every, Prune, Regrow, Reset, fork
+from choral.recipe import Recipe
+from choral.training import Training, share
+
+
+def dst(
+    *,
+    epochs: int = 450,
+    members: int = 3,
+    sparsity: float = 0.8,
+    interval: int = 1000,
+    rate: float = 0.5,
+    training: Training = Training(),
+) -> Recipe:
+    """Independent sparse networks whose connections move while they train.
+
+    Args:
+        epochs: total budget, split evenly.
+        members: networks trained.
+        sparsity: share of weights that are zero at any time (Erdos-Renyi-Kernel densities).
+        interval: steps between two moves.
+        rate: share of living weights moved each time.
+        training: optimiser, rate, batch size and schedule of each member.
+    """
+    move = Every(count=interval, phase=Regrow(rate=rate), stop=0.75)
+    each = training.phase(share(epochs, members), every=(move,))
+    return Recipe(name="dst", plan=fork(members, Reset(), Prune(pruning="erk", sparsity=sparsity), each, Collect()))

@@ -1,0 +1,84 @@
+"""Prune and Tune: prune one trained parent into diverse children, then tune each briefly.
+
+Reference: Whitaker & Whitley, "Prune and Tune Ensembles: Low-Cost Ensemble Learning With Sparse Independent
+Subnetworks", AAAI 2022, arXiv:2202.11782.
+"""
+
+import warnings
+from typing import Literal
+
+from choral.errors import InputError
+from choral.plan import Bag, Collect, Compact, Constant, OneCycle, Phase, Prune, Recalibrate, Reset, Start, fork, seq
+from choral.recipe import Recipe
+from choral.training import Training
+
+
+def prune_and_tune(
+    *,
+    epochs: int = 200,
+    members: int = 6,
+    parent_epochs: int | None = None,
+    pruning: Literal["anti_random", "random", "partition"] = "anti_random",
+    sparsity: float | None = None,
+    unit: Literal["connection", "neuron"] = "connection",
+    scope: Literal["layer", "global"] = "layer",
+    tuning: Literal["one_cycle", "constant"] = "one_cycle",
+    bagging: float | None = None,
+    recalibrate: bool = False,
+    keep_classifier: bool = True,
+    keep_first: bool = False,
+    training: Training = Training(schedule="linear_drop"),
+) -> Recipe:
+    """One trained parent, cloned and pruned into complementary children, each tuned for a few epochs.
+
+    Args:
+        epochs: total budget; children share 30 % of it (at least one epoch each), the parent gets the rest: 140 + 6 x 10
+            of 200, 8 + 8 x 1 of 16.
+        members: children.
+        parent_epochs: epochs of the parent; 0 starts from the trained network handed to fit.
+        pruning: complementary pairs, independent draws, or disjoint parts that cover the parent.
+        sparsity: share removed; 0.5, or 1 - 1/members for a partition.
+        unit: single weights, or whole neurons and filters: those members are stored and run as smaller networks.
+        scope: by layer or over the whole network.
+        tuning: 'one_cycle' (a hundredth of the rate, up to it over the first tenth, down to a millionth) or 'constant'.
+        bagging: part of the training points each child sees; all of them if None.
+        recalibrate: estimate BatchNorm statistics again after pruning.
+        keep_classifier, keep_first: leave the output layer, or the first layer, whole.
+        training: optimiser, rate, batch size, and the parent's schedule.
+    """
+    if members < 1:
+        raise InputError(f"members is {members}; give 1 or more.")
+    child = max(1, round(0.3 * epochs / members) if parent_epochs is None else (epochs - parent_epochs) // members)
+    parent = epochs - members * child if parent_epochs is None else parent_epochs
+    if parent < 0 or (parent == 0 and parent_epochs is None) or parent + members * child > epochs:
+        raise InputError(
+            f"epochs is {epochs}, too few for a parent and {members} children of at least 1 epoch each; "
+            f"give at least {members + max(parent_epochs or 1, 1)} epochs or fewer members."
+        )
+    exact = {"anti_random": 0.5, "partition": 1 - 1 / members}.get(pruning)
+    if exact is not None and sparsity is not None and abs(sparsity - exact) > 1e-9:
+        raise InputError(
+            f"sparsity is {sparsity}, but '{pruning}' masks of {members} members need {exact:g}; leave it out."
+        )
+    if pruning == "anti_random" and members % 2:
+        warnings.warn(
+            f"{members} members: the last one has no complementary partner; give an even number.", stacklevel=2
+        )
+    cut = Prune(
+        pruning=pruning,
+        sparsity=exact if exact is not None else 0.5 if sparsity is None else sparsity,
+        unit=unit,
+        scope=scope,
+        members=members,
+        keep_classifier=keep_classifier,
+        keep_first=keep_first,
+    )
+    rate = training.rate
+    schedule = OneCycle(rate, start=rate / 100, end=rate * 1e-6) if tuning == "one_cycle" else Constant(rate)
+    body: list[Phase] = [cut]
+    body += [Compact()] if unit == "neuron" else []
+    body += [Recalibrate()] if recalibrate else []
+    body += [Bag(fraction=bagging)] if bagging is not None else []
+    start = [Start()] if parent == 0 else [Reset(), training.phase(parent)]
+    plan = seq(*start, fork(members, *body, training.phase(child, schedule), Collect()))
+    return Recipe(name="prune_and_tune", plan=plan)
