@@ -67,12 +67,20 @@ def test_vmapped_keys_give_the_same_numbers_as_single_keys(key, step, lanes):
 
     def run(words):
         with draws.keyed(words, step):
-            return F.dropout(torch.ones(5, 3), 0.4), draws.normal((4,), like=LIKE), draws.integers(9, (6,), device=LIKE.device)
+            return (
+                F.dropout(torch.ones(5, 3), 0.4),
+                draws.normal((4,), like=LIKE),
+                draws.integers(9, (6,), device=LIKE.device),
+            )
 
     mapped = torch.func.vmap(run)(draws.words(*keys).view(-1, 2))
     for i, k in enumerate(keys):
         with draws.keyed(k, step):
-            alone = F.dropout(torch.ones(5, 3), 0.4), draws.normal((4,), like=LIKE), draws.integers(9, (6,), device=LIKE.device)
+            alone = (
+                F.dropout(torch.ones(5, 3), 0.4),
+                draws.normal((4,), like=LIKE),
+                draws.integers(9, (6,), device=LIKE.device),
+            )
         for a, b in zip(alone, mapped):
             assert torch.equal(a, b[i])
 
@@ -87,7 +95,11 @@ def test_dropout_keeps_the_mean_and_the_rate():
 
 @pytest.mark.parametrize(
     ("layer", "shape", "axes"),
-    [(nn.Dropout2d(0.5), (3, 4, 5, 5), (2, 3)), (nn.Dropout1d(0.5), (3, 4, 5), (2,)), (nn.Dropout3d(0.5), (2, 4, 3, 3, 3), (2, 3, 4))],
+    [
+        (nn.Dropout2d(0.5), (3, 4, 5, 5), (2, 3)),
+        (nn.Dropout1d(0.5), (3, 4, 5), (2,)),
+        (nn.Dropout3d(0.5), (2, 4, 3, 3, 3), (2, 3, 4)),
+    ],
 )
 def test_channel_dropout_drops_whole_channels(layer, shape, axes):
     with draws.keyed(1):
@@ -120,7 +132,9 @@ def test_attention_dropout_is_caught_and_without_dropout_attention_is_torch_s_ow
     q, k, v = torch.randn(3, 2, 4, 6, 8)
     mask = torch.zeros(6, 6).masked_fill(torch.ones(6, 6).triu(1) > 0, float("-inf"))
     assert torch.allclose(draws._attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask), atol=1e-6)
-    assert torch.allclose(draws._attention(q, k, v, is_causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=1e-6)
+    assert torch.allclose(
+        draws._attention(q, k, v, is_causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=1e-6
+    )
 
 
 def test_outside_a_keyed_block_draws_follow_torch_s_generator():

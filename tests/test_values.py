@@ -10,7 +10,12 @@ from choral.values import from_dict
 def test_a_nested_plan_survives_json_and_compares_by_value():
     plan = seq(
         Reset(),
-        fork(3, repeat(2, Train(epochs=4, schedule=Linear(((0.0, 0.1), (1.0, 0.0))), every=(every(5, UpdateMoments(rank=2)),)))),
+        fork(
+            3,
+            repeat(
+                2, Train(epochs=4, schedule=Linear(((0.0, 0.1), (1.0, 0.0))), every=(every(5, UpdateMoments(rank=2)),))
+            ),
+        ),
         Train(epochs=1, schedule=OneCycle(0.1), memory="carried"),
     )
     again = from_dict(json.loads(json.dumps(plan.to_dict())))

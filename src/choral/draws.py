@@ -286,3 +286,48 @@ def keyed(key: int | Tensor, step: int = 0, *, catch: bool = True) -> Iterator[_
             yield stream
     finally:
         _stack.pop()
+
+
+class Branch:
+    """Streams of the members of a joint network, taken from one site of the running stream; see `branch`."""
+
+    def __init__(self, outer: _Stream | None):
+        self._outer = outer
+        self._words = outer.next_words() if outer else (0, 0)
+
+    @contextmanager
+    def member(self, index: int | Tensor) -> Iterator[None]:
+        """Give the block the draws of member `index`: an integer, or an int32 scalar mapped by vmap."""
+        if self._outer is None:
+            yield
+            return
+        low, high = self._words
+        if isinstance(low, int) and isinstance(index, int):
+            key: int | Tensor = _mix_int(low + index * 0x9E3779B1) | _mix_int(high ^ (index * 0x85EBCA77)) << 32
+        else:
+            index = torch.as_tensor(index, dtype=torch.int32)
+            key = torch.stack((_mix(low + index * _signed(0x9E3779B1)), _mix(high ^ (index * _signed(0x85EBCA77)))))
+        _stack.append(stream := _Stream(key, self._outer.step))
+        try:
+            yield
+        finally:
+            _stack.pop()
+            self._outer.caught += stream.caught
+
+
+def branch() -> Branch:
+    """Return streams for the members of a joint network, so that each member draws numbers of its own.
+
+    A member's draws depend on the running key, step and its index alone: not on how many members there are, nor on
+    whether they run one after the other or together under vmap. Outside of a `keyed` block it changes nothing.
+
+    >>> with keyed(7):
+    ...     members = branch()
+    ...     with members.member(0):
+    ...         a = uniform((3,), like=torch.zeros(()))
+    ...     with members.member(1):
+    ...         b = uniform((3,), like=torch.zeros(()))
+    >>> torch.equal(a, b)
+    False
+    """
+    return Branch(_stack[-1] if _stack else None)

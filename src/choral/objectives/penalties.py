@@ -65,5 +65,7 @@ class L2(Penalty):
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return precision / 2 times the sum of squares."""
-        squares = [p.square().sum() for n, p in params.items() if matches(n, self.include) and not matches(n, self.exclude)]
+        squares = [
+            p.square().sum() for n, p in params.items() if matches(n, self.include) and not matches(n, self.exclude)
+        ]
         return 0.5 * self.precision * torch.stack(squares).sum() if squares else torch.zeros(())
