@@ -69,6 +69,8 @@ def test_line_blur_of_a_horizontal_step() -> None:
     # The pixel d before the step sees it through the taps d, d + 1, ...
     expected = [weights[max(0, 10 - place) :].sum() for place in range(20)]
     np.testing.assert_allclose(got, expected, atol=1e-3)
+    turned = line_blur(np.swapaxes(images, 1, 2), np.full(1, 90.0), radius=3, sigma=1.5)
+    np.testing.assert_allclose(turned[0, :, 1, 0], expected, atol=1e-3)  # 90 degrees reads from below
 
 
 def test_lengths_grow_with_larger_images_only() -> None:
