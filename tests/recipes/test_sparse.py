@@ -1,0 +1,233 @@
+"""Prune and Tune, DST and EDST: masks as promised, exact zeros, smaller networks, users' own networks."""
+
+import pytest
+import torch
+from torch import nn
+
+from choral import masks, models
+from choral.compaction import compact
+from choral.engine.store import encode_member
+from choral.errors import InputError
+from choral.fit import fit
+from choral.plan import SGD, Adam, Prune, Regrow, State
+from choral.recipes import make, prune_and_tune
+from choral.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(64, 6, generator=G)
+Y = torch.randint(3, (64,), generator=G)
+IMAGES = torch.randn(32, 3, 12, 12, generator=G)
+QUICK = Training(rate=0.05, optimiser=SGD(), batch_size=16)
+
+
+def wide():
+    return models.mlp(6, 3, hidden=(32, 24))
+
+
+def test_budgets_of_the_paper():
+    big, small = prune_and_tune(), prune_and_tune(epochs=16, members=8)
+    assert (big.epochs, big.members, small.epochs, small.members) == (200, 6, 16, 8)
+    text = str(big), str(small)
+    assert "Train 140 epochs" in text[0]
+    assert "Train 10 epochs, OneCycle(peak=0.1)" in text[0]  # its defaults are 0.001 and 1e-7
+    assert "Train 8 epochs" in text[1]
+    assert "Train 1 epochs" in text[1]
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("optimiser", [SGD(momentum=0.9, nesterov=True, weight_decay=1e-3), Adam(weight_decay=1e-3)])
+def test_anti_random_children_are_complementary_pairs_with_exact_zeros(executor, optimiser):
+    training = Training(rate=0.02, optimiser=optimiser, batch_size=16)
+    states = list(
+        fit(wide, (X, Y), make("prune_and_tune", epochs=8, members=4, training=training), executor=executor).states()
+    )
+    for first, second in (states[:2], states[2:]):
+        for name, mask in first.slots["mask"].items():
+            other = second.slots["mask"][name]
+            assert torch.equal(mask, ~other)
+            assert abs(int(mask.sum()) - mask.numel() / 2) <= 0.5
+            assert (first.params[name][~mask] == 0).all()
+            assert (first.params[name][mask] != 0).float().mean() > 0.99
+    assert not torch.equal(states[0].slots["mask"]["linear1.weight"], states[2].slots["mask"]["linear1.weight"])
+    assert "output.weight" not in states[0].slots["mask"]
+
+
+def test_a_partition_covers_everything_once_and_random_masks_have_the_density():
+    states = list(
+        fit(wide, (X, Y), make("prune_and_tune", epochs=6, members=3, pruning="partition", training=QUICK)).states()
+    )
+    for name in states[0].slots["mask"]:
+        assert (sum(s.slots["mask"][name].int() for s in states) == 1).all()
+    random = list(
+        fit(
+            wide, (X, Y), make("prune_and_tune", epochs=6, members=3, pruning="random", sparsity=0.75, training=QUICK)
+        ).states()
+    )
+    assert all(int(m.sum()) == round(0.25 * m.numel()) for s in random for m in s.slots["mask"].values())
+    assert masks.total_distance([s.slots["mask"] for s in states]) > masks.total_distance(
+        [s.slots["mask"] for s in random]
+    )
+
+
+def test_both_executors_draw_the_same_masks_and_another_seed_draws_others():
+    recipe = make("prune_and_tune", epochs=6, members=4, training=QUICK)
+    runs = [
+        list(fit(wide, (X, Y), recipe, executor=e, seed=s).states())
+        for e, s in (("sequential", 0), ("vectorised", 0), ("sequential", 1))
+    ]
+    for a, b, c in zip(*runs):
+        for name in a.slots["mask"]:
+            assert torch.equal(a.slots["mask"][name], b.slots["mask"][name])
+            assert not torch.equal(a.slots["mask"][name], c.slots["mask"][name])
+
+
+def test_a_trained_parent_is_taken_as_it_is():
+    torch.manual_seed(0)
+    parent = wide()
+    recipe = make(
+        "prune_and_tune",
+        epochs=2,
+        members=2,
+        parent_epochs=0,
+        tuning="constant",
+        training=Training(rate=1e-12, optimiser=SGD()),
+    )
+    for state in fit(parent, (X, Y), recipe).states():
+        for name, p in parent.named_parameters():
+            mask = state.slots["mask"].get(name, torch.ones_like(p, dtype=torch.bool))
+            assert torch.allclose(state.params[name], p.detach() * mask, atol=1e-6)
+
+
+def test_odd_members_are_said_and_wrong_settings_refused():
+    with pytest.warns(UserWarning, match="no complementary partner"):
+        assert prune_and_tune(members=3).members == 3
+    for options, message in [
+        ({"sparsity": 0.7}, "need 0.5"),
+        ({"pruning": "partition", "members": 4, "sparsity": 0.5}, "need 0.75"),
+        ({"epochs": 6, "members": 6}, "too few for a parent and 6 children"),
+        ({"pruning": "random", "sparsity": 1.0}, "not including, 1"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            prune_and_tune(**options)
+
+
+def test_bagged_children_train_on_their_own_points():
+    plan = str(make("prune_and_tune", epochs=6, members=2, bagging=0.9, training=QUICK))
+    assert "Bag()" in plan
+    ensemble = fit(wide, (X, Y), make("prune_and_tune", epochs=6, members=2, bagging=0.9, training=QUICK))
+    assert ensemble.info["counted"]["points"] == 4 * 64 + 2 * 58
+
+
+def test_neuron_pruned_members_are_physically_smaller_with_the_same_outputs():
+    def build():
+        return models.resnet_cifar(8, channels=3, classes=3)
+
+    recipe = make("prune_and_tune", epochs=3, members=2, unit="neuron", training=QUICK)
+    ensemble = fit(build, (IMAGES, Y[:32]), recipe)
+    dense = sum(p.numel() for p in build().parameters())
+    for i, state in enumerate(ensemble.states()):
+        assert state.form is not None
+        assert sum(p.numel() for p in state.params.values()) < 0.4 * dense
+        with torch.no_grad():
+            assert torch.allclose(ensemble.member(i)(IMAGES[:4]), ensemble.outputs(IMAGES[:4])[i], atol=1e-5)
+    whole = fit(build, (IMAGES, Y[:32]), make("prune_and_tune", epochs=3, members=2, training=QUICK))
+    saved = whole.info["counted"]["train_flops"] - ensemble.info["counted"]["train_flops"]
+    assert (
+        saved > 0.6 * 2 / 3 * whole.info["counted"]["train_flops"]
+    )  # two of three epochs at about a quarter of the cost
+
+
+def test_compacting_a_pruned_network_keeps_its_function():
+    torch.manual_seed(1)
+    network = models.lenet("5", side=16).eval()
+    x = torch.randn(3, 3, 16, 16)
+    keep = {"conv1": torch.rand(6) < 0.5, "fc1": torch.rand(120) < 0.5}
+    result = compact(network, keep, x, repeats=0)
+    with torch.no_grad():
+        for layer, vector in keep.items():
+            module = network.get_submodule(layer)
+            module.weight[~vector] = 0
+            module.bias[~vector] = 0
+        assert torch.allclose(result.network(x), network(x), atol=1e-5)
+
+
+def test_a_half_masked_member_is_stored_in_at_most_0_56_of_the_dense_bytes():
+    def build():
+        return models.mlp(64, 10, hidden=(256, 256))
+
+    torch.manual_seed(0)
+    state = State({n: p.detach() for n, p in build().named_parameters()}, {})
+
+    class Place:
+        branch, points = 0, 10
+
+        def network(self, state):
+            return build()
+
+        def example(self):
+            return torch.zeros(2, 64)
+
+        def generator(self, purpose):
+            return torch.Generator().manual_seed(0)
+
+        sibling_generator = generator
+
+    pruned = Prune(pruning="anti_random", keep_classifier=False).apply(state, Place())
+    assert len(encode_member(pruned)) <= 0.56 * len(encode_member(state))
+
+
+def test_grown_weights_start_with_zero_value_and_zero_momentum():
+    params = {"w": torch.tensor([[0.1, 5.0, 0.0, 0.0]])}
+    memory = {"momentum_buffer/w": torch.full((1, 4), 7.0), "step/w": torch.tensor(3.0)}
+    state = State(params, {}, {"mask": {"w": torch.tensor([[True, True, False, False]])}}, memory)
+
+    class Place:
+        def gradients(self, state, batches):
+            return {"w": torch.tensor([[9.0, 0.0, 0.5, -1.0]])}
+
+        def generator(self, purpose):
+            return torch.Generator().manual_seed(0)
+
+    new = Regrow(rate=0.5).apply(state, Place())
+    assert new.slots["mask"]["w"].tolist() == [[False, True, False, True]]
+    assert new.params["w"].tolist() == [[0.0, 5.0, 0.0, 0.0]]
+    assert new.memory["momentum_buffer/w"].tolist() == [[0.0, 7.0, 0.0, 0.0]]
+    assert new.memory["step/w"] == 3
+
+
+@pytest.mark.parametrize("name", ["dst", "edst"])
+def test_dynamic_sparse_members_keep_their_density_and_differ_in_their_masks(name):
+    recipe = make(name, epochs=12, members=3, interval=3, training=QUICK)
+    states = list(fit(wide, (X, Y), recipe).states())
+    total = sum(m.numel() for m in states[0].slots["mask"].values())
+    for state in states:
+        assert sum(int(m.sum()) for m in state.slots["mask"].values()) == round(0.2 * total)
+        assert all((state.params[n][~m] == 0).all() for n, m in state.slots["mask"].items())
+    assert float(masks.overlap([s.slots["mask"] for s in states])[0, 1]) < 0.9
+
+
+class OwnResidual(nn.Module):
+    """Nested Sequentials, a residual sum, BatchNorm: a user's network that knows nothing of choral."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)), nn.ReLU())
+        self.block = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
+        )
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        h = self.stem(x)
+        return self.head(torch.relu(h + self.block(h)))
+
+
+@pytest.mark.parametrize("unit", ["connection", "neuron"])
+@pytest.mark.parametrize(
+    "build", [OwnResidual, lambda: models.vit(12, patch=4, classes=3, width=16, depth=2, heads=2, hidden=32)]
+)
+def test_users_own_networks_go_through_without_changes(build, unit):
+    ensemble = fit(build, (IMAGES, Y[:32]), make("prune_and_tune", epochs=4, members=2, unit=unit, training=QUICK))
+    assert torch.isfinite(ensemble.outputs(IMAGES)).all()
+    dense = sum(p.numel() for p in build().parameters())
+    assert ensemble.parameters < 0.85 * 2 * dense
