@@ -1,8 +1,45 @@
 """Structures: how members share weights and read a batch."""
 
 from choral.structures.base import Independent, Structure
+from choral.structures.batch_ensemble import BatchEnsemble
 from choral.structures.gaussian import Gaussian
+from choral.structures.independence import check_independence
+from choral.structures.masksembles import Masksembles
+from choral.structures.mimo import Mimo
+from choral.structures.packed import Packed
+from choral.structures.patched import Patched
 from choral.structures.rank_one_gaussian import RankOneGaussian
 from choral.structures.spike_slab import SpikeSlab
+from choral.structures.stochastic import Stochastic
+from choral.structures.treenet import TreeNet
 
-__all__ = ["Gaussian", "Independent", "RankOneGaussian", "SpikeSlab", "Structure"]
+__all__ = [
+    "STRUCTURES",
+    "BatchEnsemble",
+    "Gaussian",
+    "Independent",
+    "Masksembles",
+    "Mimo",
+    "Packed",
+    "Patched",
+    "RankOneGaussian",
+    "SpikeSlab",
+    "Stochastic",
+    "Structure",
+    "TreeNet",
+    "check_independence",
+]
+
+STRUCTURES: dict[str, type[Structure]] = {
+    "independent": Independent,
+    "packed": Packed,
+    "batch_ensemble": BatchEnsemble,
+    "masksembles": Masksembles,
+    "mimo": Mimo,
+    "treenet": TreeNet,
+    "patched": Patched,
+    "stochastic": Stochastic,
+    "gaussian": Gaussian,
+    "spike_slab": SpikeSlab,
+    "rank_one_gaussian": RankOneGaussian,
+}

@@ -1,0 +1,72 @@
+"""BatchEnsemble: members share every weight and own two vectors for each layer.
+
+Reference: Wen et al., "BatchEnsemble: An Alternative Approach to Efficient Ensemble and Lifelong Learning", 2020,
+arXiv:2002.06715.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from choral.errors import ConversionError
+from choral.layers.attention import open_attention
+from choral.layers.convert import swap
+from choral.layers.joint import Joint
+from choral.layers.own_statistics import member_norm
+from choral.layers.narrow import CELLS
+from choral.layers.operations import WEIGHTED, own_kind
+from choral.layers.rank_one import RankOneLayer
+from choral.structures.joint import JointStructure
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchEnsemble(JointStructure):
+    """Member m has the weights W * (r_m s_m^T), elementwise, and biases of its own.
+
+    The shared weights start at those of the given network, so a trained one can be turned into an ensemble. Linear maps and
+    (transposed) convolutions get vectors, those inside attention included; embeddings and bare parameters are shared;
+    normalisation statistics are kept by member.
+
+    Args:
+        members: how many members.
+        start: 'normal' draws r and s from N(1, spread^2), 'signs' from {-1, 1}.
+        spread: standard deviation of the normal start.
+        own_norms: whether every member gets a scale and shift of its own in normalisation layers.
+        kernel: see `JointStructure`.
+        include: patterns of the layers that get vectors; all linear maps and convolutions when empty.
+        exclude: patterns of layers that stay wholly shared.
+        undecayed: r and s take no weight decay.
+
+    Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other, and every
+    member reads the whole batch instead of its part of it.
+    """
+
+    undecayed: tuple[str, ...] = ("*.r", "*.s")
+    start: str = "normal"
+    spread: float = 0.5
+    own_norms: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network with vectors in its layers; its weights are the shared ones."""
+
+        def vectors(name: str, layer: nn.Module) -> nn.Module | None:
+            if own_kind(layer, WEIGHTED):
+                return RankOneLayer(
+                    layer, members=self.members, start=self.start, spread=self.spread, generator=generator
+                )
+            if isinstance(layer, (*WEIGHTED, nn.RNNBase, *CELLS)):
+                raise ConversionError(
+                    f"layer {name!r} ({type(layer).__name__}) computes something else than torch's linear maps and "
+                    f"convolutions, so it cannot get rank-one vectors; share it whole with exclude=({name!r},)."
+                )
+            return None
+
+        tree = open_attention(network, include=self.include, exclude=self.exclude)
+        tree = swap(tree, vectors, include=self.include, exclude=self.exclude)
+        if not any(isinstance(module, RankOneLayer) for module in tree.modules()):
+            raise ConversionError(f"BatchEnsemble found no linear map or convolution in {type(network).__name__}.")
+        tree = swap(tree, lambda _, m: member_norm(m, members=self.members, own_affine=self.own_norms))
+        return Joint(tree, members=self.members, kernel=self.kernel).train(network.training)

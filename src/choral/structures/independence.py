@@ -1,0 +1,91 @@
+"""Check that the members of a joint network do not see each other.
+
+One forward pass in training mode, and one backward pass from each member's output: no gradient may reach the tensors, or
+the inputs, that belong to another member. It is meant to be run once before training, on a few rows of data; nothing in
+the network is changed.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from choral import draws
+from choral.errors import ConversionError
+from choral.layers.joint import Joint
+from choral.layers.pack import PackedNetwork
+from choral.structures.base import Structure
+
+ROWS = 4
+
+
+def check_independence(structure: Structure, network: nn.Module, x: Tensor) -> None:
+    """Raise ConversionError if a member's output depends on what belongs to another member.
+
+    Structures without tensors of their own for each member (`Mimo`, `Patched`, `Stochastic`, ...) have nothing to check.
+
+    Args:
+        structure: the structure that converted the network.
+        network: the joint network.
+        x: some rows of data as the plain network reads them, (batch, ...); the first few are used.
+
+    The message names the last layer, in the order in which layers run, whose tensors another member's output depends on:
+    the members are mixed in it or right behind it.
+    """
+    if not isinstance(network, Joint) or network.members == 1:
+        return
+    inputs, _ = structure.feed(x[:ROWS], None)
+    if network.own_inputs and inputs.is_floating_point():
+        inputs = inputs.clone().requires_grad_()
+    params: dict[str, Tensor] = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
+    buffers = {n: b.clone() for n, b in network.named_buffers()}
+    own = {n: params[n] for n in params if n.removeprefix("network.") in network.stacked}
+    order, outputs = _run(structure, network, {**params, **buffers}, inputs)
+    weights = torch.randn(outputs.shape[1:], generator=torch.Generator().manual_seed(0)).to(outputs)
+    sought = [*own.values(), *([inputs] if inputs.requires_grad else [])]
+    for i in range(network.members):
+        found = torch.autograd.grad((outputs[i] * weights).sum(), sought, retain_graph=True, allow_unused=True)
+        mixed = [_foreign(gradient, i) for gradient in found]
+        if inputs.requires_grad and mixed.pop():
+            raise ConversionError(f"the output of member {i} depends on the inputs of another member.")
+        names = [name for name, bad in zip(own, mixed) if bad]
+        if names:
+            layers = [name.rpartition(".")[0] for name in names]
+            fault = max(layers, key=lambda layer: order.index(layer) if layer in order else -1)
+            kind = type(network.get_submodule(fault)).__name__
+            raise ConversionError(
+                f"members are not independent: the output of member {i} depends on weights of other members, up to layer "
+                f"{fault.removeprefix('network.')!r} ({kind}). They are mixed in that layer or right behind it, for example by "
+                "an operation over the batch axis; use kernel='loop', or change the operation."
+            )
+
+
+def _foreign(gradient: Tensor | None, member: int) -> bool:
+    """Return whether a gradient (member, ...) reaches any member but this one."""
+    if gradient is None:
+        return False
+    others = torch.cat((gradient[:member], gradient[member + 1 :]))
+    return bool((others != 0).any())
+
+
+def _run(structure: Structure, network: Joint, tensors: dict[str, Tensor], inputs: Tensor) -> tuple[list[str], Tensor]:
+    """Return the names of modules in the order in which they ran, and the outputs by member."""
+    order: list[str] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: None if name in order else order.append(name))
+        for name, module in network.named_modules()
+    ]
+    was_training = network.training
+    network.train()
+    try:
+        with draws.keyed(0), torch.enable_grad():
+            return order, structure.unfold(functional_call(network, tensors, (inputs,)))
+    except RuntimeError as error:
+        report = f"\n{network.report()}" if isinstance(network, PackedNetwork) else ""
+        raise ConversionError(
+            f"the joint network cannot run on this data: {error}. If its forward code states a width as a number, or widths were "
+            f"rounded up where tensors are added or concatenated, choose width and members so that they divide.{report}"
+        ) from error
+    finally:
+        network.train(was_training)
+        for hook in hooks:
+            hook.remove()

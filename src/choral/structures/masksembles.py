@@ -1,0 +1,78 @@
+"""Masksembles: members share every weight and differ by fixed binary masks over channels.
+
+Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, arXiv:2012.08334.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from choral.errors import ConversionError, InputError
+from choral.layers.convert import swap
+from choral.layers.joint import Joint
+from choral.layers.masked import MaskedLayer
+from choral.layers.own_statistics import member_norm
+from choral.layers.operations import WEIGHTED, own_kind
+from choral.layers.pack import ends_of
+from choral.structures.joint import JointStructure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masksembles(JointStructure):
+    """Every linear map and convolution but the output layer is masked, with another fixed mask for each member.
+
+    In training the batch is split over the members; at prediction every member sees all of it. Masks are buffers, so they
+    are saved with the weights. The weights start at those of the given network.
+
+    Args:
+        members: how many masks.
+        scale: at least 1; 1 makes all masks full, a large one makes them nearly disjoint (see `overlapping_masks`).
+        kernel: see `JointStructure`.
+        include: patterns of the layers that get masks; all but the output layer when empty.
+        exclude: patterns of layers without masks.
+
+    Shapes: x (batch, ...) -> (member, ceil(batch / member), ...) in training, where a batch that cannot be split evenly is
+    filled up with its first rows.
+
+    Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
+    """
+
+    scale: float = 2.0
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale < 1:
+            raise InputError(f"Masksembles: scale={self.scale}; give at least 1 (1 makes every mask full).")
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network with masked layers; its weights are kept."""
+        ends = ends_of(network)
+        output = ends[-1][0] if ends and not self.include else None
+
+        def masks(name: str, layer: nn.Module) -> nn.Module | None:
+            if name == output or own_kind(layer, WEIGHTED) is None:
+                return None
+            return MaskedLayer(layer, members=self.members, scale=self.scale, generator=generator)
+
+        tree = swap(network, masks, include=self.include, exclude=self.exclude)
+        if not any(isinstance(module, MaskedLayer) for module in tree.modules()):
+            raise ConversionError(
+                f"Masksembles found no linear map or convolution to mask in {type(network).__name__}; the output layer "
+                "itself is only masked when include names it."
+            )
+        tree = swap(tree, lambda _, m: member_norm(m, members=self.members))
+        joint = Joint(tree, members=self.members, kernel=self.kernel, own_inputs=True)
+        return joint.train(network.training)
+
+    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Split a training batch over the members; give a prediction batch to all of them."""
+        if y is None:
+            return x.expand(self.members, *x.shape), None
+        each = -(-x.shape[0] // self.members)
+        if each * self.members > x.shape[0]:
+            rows = torch.arange(each * self.members, device=x.device) % x.shape[0]
+            x, y = x[rows], y[rows]
+        return x.unflatten(0, (self.members, each)), y.unflatten(0, (self.members, each))

@@ -1,0 +1,59 @@
+"""Packed-Ensembles: members of a fraction of the width, side by side in one network.
+
+Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", 2023, arXiv:2210.09184.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from choral.layers.pack import pack
+from choral.structures.joint import JointStructure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(JointStructure):
+    """PE-(alpha, M, gamma): M members that are the plain network with alpha / M times its inner widths.
+
+    All members see the same batch and differ by their initial weights. See `choral.layers.pack.pack` for how networks are
+    converted; `print(network.report())` on the joint network lists every layer's widths and effective gamma.
+
+    Args:
+        members: M.
+        width: alpha, the width of all members together over the width of the plain network.
+        subgroups: gamma, groups within a member.
+        minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
+        kernel: see `JointStructure`; the choice does not change results beyond rounding.
+        first: patterns of the layers that read the input, if not the first one registered.
+        last: patterns of the layers that give the output, if not the last one registered.
+        axes: pairs of a parameter outside torch's own layers and its axes that are widths, where that is ambiguous.
+
+    Example:
+        >>> plain = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+        >>> network = Packed(members=4).convert(plain, torch.Generator().manual_seed(0))
+        >>> network(torch.ones(5, 8)).shape
+        torch.Size([4, 5, 3])
+    """
+
+    width: float = 2.0
+    subgroups: int = 1
+    minimum_channels: int = 64
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the packed network, its weights drawn from the values of the given one."""
+        return pack(
+            network,
+            members=self.members,
+            width=self.width,
+            subgroups=self.subgroups,
+            minimum_channels=self.minimum_channels,
+            kernel=self.kernel,
+            first=self.first,
+            last=self.last,
+            axes=dict(self.axes),
+            generator=generator,
+        )

@@ -1,0 +1,126 @@
+"""Ensemble model patching: some layers are drawn from components in every pass, the others are shared.
+
+Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
+arXiv:1905.09453.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from choral.errors import ConversionError, InputError
+from choral.layers.attention import open_attention
+from choral.layers.convert import fits, swap
+from choral.layers.frn import FilterResponseNorm
+from choral.layers.operations import NORMS, own_kind
+from choral.layers.pack import ends_of
+from choral.layers.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
+from choral.structures.base import Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patched(Structure):
+    """One network whose patched layers hold K components each; every pass draws which of them are used.
+
+    `mixture` chooses the method: `choral.layers.patched.FAMILY` has EMP (one draw for a layer), ECMP (one for every
+    scalar), the explicit ensemble, dropout and DropConnect. Prediction averages `draws` passes. `member` gives the plain
+    network at the mean over components, which is not the same function as the average of the draws.
+
+    Args:
+        mixture: how patched layers are drawn.
+        draws: passes averaged at prediction, the paper's S.
+        norms: whether normalisation layers are patched.
+        output: whether the output layer (the last one registered) is patched.
+        include: patterns of further layers to patch.
+        exclude: patterns of layers that stay shared.
+        jitter: spread of norm scales over components at the start, relative to their value.
+        keep_weights: start components near the network's own (trained) weights instead of drawing them afresh; shared
+            layers always keep them.
+        undecayed: learned mixing probabilities take no weight decay.
+
+    The penalty is `choral.objectives.patching.PatchedL2`.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        >>> structure = Patched(mixture=Mixture(components=5))
+        >>> structure.overhead(network)
+        136
+    """
+
+    draws: int = 50
+    undecayed: tuple[str, ...] = ("*mixing",)
+    mixture: Mixture = field(default_factory=Mixture)
+    norms: bool = True
+    output: bool = True
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    jitter: float = 0.1
+    keep_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.members != 1 or self.draws < 1:
+            raise InputError(
+                f"Patched: members={self.members}, draws={self.draws}; a patched network is one member and has at least 1 draw."
+            )
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network with patched layers in place of the chosen ones; the others keep their weights."""
+        network = open_attention(network, include=self.include, exclude=self.exclude) if self.include else network
+        wanted = self._wanted(network)
+
+        def patch(name: str, layer: nn.Module) -> nn.Module | None:
+            if name not in wanted:
+                return None
+            return PatchedLayer(
+                layer, self.mixture, jitter=self.jitter, keep_weights=self.keep_weights, generator=generator
+            )
+
+        joint = swap(network, patch)
+        if self.mixture.assignment == "network":
+            joint = PatchedNetwork(joint, components=self.mixture.components).train(network.training)
+        return joint
+
+    def _wanted(self, network: nn.Module) -> set[str]:
+        """Return the names of the layers to patch; raises if there are none or one of them cannot be."""
+        ends = ends_of(network)
+        wanted = set()
+        for name, layer in network.named_modules():
+            own = list(layer.named_parameters(recurse=False))
+            norm = self.norms and isinstance(layer, (*NORMS, FilterResponseNorm)) and bool(own)
+            last = self.output and bool(ends) and name == ends[-1][0]
+            named = fits(name, self.include) and bool(own)
+            if fits(name, self.exclude) or not (norm or last or named):
+                continue
+            if own_kind(layer, PATCHABLE) is None:
+                raise ConversionError(
+                    f"layer {name!r} ({type(layer).__name__}) cannot be patched; patched can be "
+                    f"{', '.join(kind.__name__ for kind in PATCHABLE)}. Leave it shared with exclude=({name!r},)."
+                )
+            wanted.add(name)
+        if not wanted:
+            raise ConversionError(
+                f"Patched found nothing to patch in {type(network).__name__}: norms={self.norms}, output={self.output}, "
+                f"include={self.include}; name layers with include."
+            )
+        return wanted
+
+    def overhead(self, network: nn.Module) -> int:
+        """Return how many parameters patching adds to a plain network: (K - 1) times those of the patched layers."""
+        count = sum(
+            p.numel() for name in self._wanted(network) for p in network.get_submodule(name).parameters(recurse=False)
+        )
+        return (self.mixture.components - 1) * count
+
+    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Give the batch to the only member."""
+        return x, None if y is None else y.unsqueeze(0)
+
+    def unfold(self, outputs: Tensor) -> Tensor:
+        """Add the member axis."""
+        return outputs.unsqueeze(0)
+
+    def member(self, network: nn.Module, index: int) -> nn.Module:
+        """Return the plain network at the mean over components."""
+        tree = network.network if isinstance(network, PatchedNetwork) else network
+        return swap(tree, lambda _, module: module.plain() if isinstance(module, PatchedLayer) else None)

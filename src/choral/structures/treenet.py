@@ -1,0 +1,80 @@
+"""TreeNet: a shared trunk and a branch for each member.
+
+Reference: Lee et al., "Why M Heads are Better than One: Training a Diverse Ensemble of Deep Networks", 2015,
+arXiv:1511.06314, section 4.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from choral.errors import ConversionError, InputError
+from choral.layers.convert import fits
+from choral.layers.joint import Joint
+from choral.layers.narrow import redrawn
+from choral.layers.pack import ends_of, named
+from choral.structures.joint import JointStructure
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeNet(JointStructure):
+    """The layers up to some depth are shared, the others exist once for each member.
+
+    The trunk keeps the weights of the given network, and so does the branch of the first member; the other branches are
+    drawn from the values of its weights. The trunk is computed once for all members.
+
+    Args:
+        members: how many branches.
+        start: name (pattern) of the first branch layer: it and everything registered after it is in the branches.
+        branches: instead of start, patterns of all branch layers. The output layer if neither is given.
+        kernel: 'auto' or 'grouped': only together can members share one pass through the trunk.
+    """
+
+    start: str = ""
+    branches: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start and self.branches:
+            raise InputError(f"TreeNet: start={self.start!r} and branches={self.branches}; give one of the two.")
+        if self.kernel not in ("auto", "grouped"):
+            raise InputError(
+                f"TreeNet: kernel={self.kernel!r}; give 'auto' or 'grouped', which share the trunk's pass."
+            )
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network with the tensors of its branch layers stacked."""
+        chosen = self._branch_layers(network)
+        tree = copy.deepcopy(network)
+        stacked: list[str] = []
+        for name, module in list(tree.named_modules()):
+            if name not in chosen:
+                continue
+            if isinstance(module, nn.RNNBase):
+                raise ConversionError(
+                    f"layer {name!r} ({type(module).__name__}) cannot be in a branch: torch.func.vmap has no rule for it; "
+                    "start the branches after it."
+                )
+            for key, tensor in {**module._parameters, **module._buffers}.items():
+                if tensor is None:
+                    continue
+                stacked.append(f"{name}.{key}" if name else key)
+                if isinstance(tensor, nn.Parameter):
+                    own = redrawn(tensor, tensor.shape, members=self.members, spread=1.0, generator=generator)
+                    setattr(module, key, nn.Parameter(own, tensor.requires_grad))
+                else:
+                    module._buffers[key] = tensor.expand(self.members, *tensor.shape).clone()
+        return Joint(tree, members=self.members, stacked=stacked, kernel="grouped").train(network.training)
+
+    def _branch_layers(self, network: nn.Module) -> set[str]:
+        names = [name for name, _ in network.named_modules()]
+        if self.start:
+            first = named([n for n in names if n], (self.start,), "start")[0]
+            # everything from there on, but not the containers that also hold part of the trunk
+            later = names[names.index(first) :]
+            return set(later)
+        patterns = self.branches or (ends_of(network)[-1][0],)
+        roots = named([n for n in names if n], patterns, "branches")
+        return {n for n in names if any(n == root or n.startswith(root + ".") for root in roots) or fits(n, patterns)}
