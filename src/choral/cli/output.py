@@ -54,7 +54,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
 
     shown = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        shown.add_column(column, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i == 0)
+        words = all(isinstance(r.get(column), str) for r in rows)
+        shown.add_column(column, justify="left" if words else "right", overflow="fold", no_wrap=i == 0)
     best: dict[str, Any] = {}
     for column in columns:
         values = [r[column] for r in rows if isinstance(r.get(column), float)]
