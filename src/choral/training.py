@@ -1,12 +1,13 @@
 """Training: how plain training phases are run, said once and shared by the phases of a recipe."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from choral.errors import InputError, did_you_mean
+from choral.plan.operators import Reset
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
-from choral.plan.phases import Every, Train
+from choral.plan.phases import Collect, Every, Seq, Train, seq
 from choral.plan.schedule import Constant, Cosine, Linear, Schedule, Steps
 from choral.values import Value
 
@@ -75,6 +76,18 @@ class Training(Value):
             every=every,
             **changes,
         )
+
+    def without_decay(self) -> "Training":
+        """Return the same settings without weight decay, for objectives that hold the prior themselves."""
+        return replace(self, optimiser=replace(self.optimiser, weight_decay=0.0))
+
+    def whole(self, epochs: int) -> Seq:
+        """Return the plan of methods whose members share one network: build it, train it for the budget, keep it."""
+        return seq(Reset(), self.phase(epochs), Collect())
+
+    def clipped(self, norm: float) -> "Training":
+        """Return the same settings with gradients clipped at a norm, unless they are clipped already."""
+        return self if self.optimiser.clip is not None else replace(self, optimiser=replace(self.optimiser, clip=norm))
 
 
 def share(epochs: int, members: int, *, least: int = 1) -> int:

@@ -25,6 +25,12 @@ class LaneContext:
         self._fork = lane[:-1] + suffix if lane else suffix
         self.branch = int(str(lane[-1])[1:]) if lane else 0
         self.points = source.points
+        self.likelihood = task.likelihood
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of all training targets."""
+        return (self.points, *self._source.example(1)[1].shape[1:])
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the generator of this place."""
@@ -45,6 +51,10 @@ class LaneContext:
     def network(self, state: State) -> nn.Module:
         """Return the joint network holding the state, in evaluation mode."""
         return self._task.blueprint.load(state).eval()
+
+    def member(self, state: State, index: int) -> nn.Module:
+        """Return one member as a plain network, in evaluation mode."""
+        return self._task.structure.member(self.network(state), index).eval()
 
     def example(self) -> Tensor:
         """Return the first training inputs as the joint network reads them."""

@@ -1,5 +1,7 @@
 """Floating-point operations of one training point and one predicted point, counted by torch."""
 
+from collections.abc import Mapping
+
 import torch
 
 from choral import draws
@@ -7,6 +9,8 @@ from choral.data.inputs import prepare
 from choral.data.sources import Source
 from choral.engine.trainers import Task
 from choral.plan.state import State
+
+_ALL = "*"
 
 
 class Flops:
@@ -16,6 +20,8 @@ class Flops:
         self.task, self.source = task, source
         self._train: dict[str, float] = {}
         self._predict: dict[str, float] = {}
+        self._layers: dict[str, dict[str, int]] = {}  # operations of one training batch by layer, and of all
+        self._sizes: dict[str, dict[str, int]] = {}  # parameters by layer, and of all
 
     def train(self, state: State | None) -> float:
         """Return operations of one training point: forward and backward of the joint network."""
@@ -29,6 +35,23 @@ class Flops:
         self.train(state)
         return self._predict[repr(None if state is None else state.form)]
 
+    def remaining(self, state: State, share: Mapping[str, float]) -> dict[str, float]:
+        """Return the parameters and operations still at work, as shares of those of the network that was built.
+
+        Args:
+            state: gives the form, whose layers are counted.
+            share: nodes at work in each layer that can lose some, as a share of those its tensors hold.
+        """
+        for form in (None, state.form):
+            if repr(form) not in self._layers:
+                self._count(form)
+        shares = {}
+        for name, counts in (("parameters", self._sizes), ("flops", self._layers)):
+            now = counts[repr(state.form)]
+            closed = sum((1 - part) * now.get(layer, 0) for layer, part in share.items())
+            shares[name] = (now[_ALL] - closed) / max(counts["None"][_ALL], 1)
+        return shares
+
     def _count(self, form: dict | None) -> None:
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -41,6 +64,13 @@ class Flops:
             loss = self.task.forward_loss(network.train(), x, y)
             loss.backward()
         self._train[repr(form)] = counter.get_total_flops() / len(x)
+        root = type(network).__name__
+        by_layer = {
+            n.removeprefix(root).removeprefix("."): sum(c.values()) for n, c in counter.get_flop_counts().items()
+        }
+        self._layers[repr(form)] = by_layer | {_ALL: counter.get_total_flops()}
+        sizes = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
+        self._sizes[repr(form)] = sizes | {_ALL: sum(p.numel() for p in network.parameters())}
         with draws.keyed(0), FlopCounterMode(display=False) as counter, torch.no_grad():
             inputs, _ = self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)
             network.eval()(inputs)

@@ -168,8 +168,8 @@ class Run:
         teams: dict[Any, list[Lane]] = {}
         for lane in lanes:
             assert lane.state is not None
-            subset = lane.state.slots.get("subset", {})
-            signature = (tree.signature(lane.state.params), repr(lane.state.form), tree.signature(subset))
+            own = [tree.signature(lane.state.slots.get(slot, {})) for slot in ("subset", "target_shift")]
+            signature = (tree.signature(lane.state.params), repr(lane.state.form), *own)
             teams.setdefault(signature, []).append(lane)
         for number, team in enumerate(teams.values()):
             first = begin - number * phase.epochs
@@ -201,6 +201,8 @@ class Run:
         trainer = kind(self.task, phase, points)
         trainer.mount([lane.state for lane in team if lane.state is not None], keys)
         per_epoch = batches_in(points[0], phase.batch_size)
+        shift = _target_shift(team)
+        gated = self._remaining(states) is not None
         flops = self.flops.train(states[0]) * len(team)
         for epoch in range(begin, phase.epochs):
             started = time.perf_counter()
@@ -211,6 +213,8 @@ class Run:
             steps = phase.epochs * per_epoch
             for i, (x, y) in enumerate(self.source.epoch(order, phase.batch_size)):
                 step = epoch * per_epoch + i
+                if shift is not None:
+                    y = y + _picked(shift, order, i * phase.batch_size, y)
                 trainer.step(x, y, step, step / steps, phase.schedule.rate(step, steps))
                 self._apply_every(phase, "steps", step + 1, steps, trainer, team, keys, suffix)
             self._apply_every(phase, "epochs", epoch + 1, phase.epochs, trainer, team, keys, suffix)
@@ -234,6 +238,7 @@ class Run:
                 rate=phase.schedule.rate(epoch * per_epoch, steps),
                 seconds=seconds,
                 counted=self.counted,
+                **({"remaining": self._remaining(trainer.states())} if gated else {}),
             )
             self._note_diverged(team, losses, suffix, epoch)
             if all(repr(lane.place) in self.failed for lane in team):
@@ -242,6 +247,17 @@ class Run:
                 _take_out(team, trainer)
                 finished(epoch + 1)
         _take_out(team, trainer)
+
+    def _remaining(self, states: Sequence[State | None]) -> list[dict[str, float]] | None:
+        """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
+        shares = []
+        for state in states:
+            assert state is not None
+            left = self.task.structure.remaining(state.params, state.buffers)
+            if left is None:
+                return None
+            shares.append(self.flops.remaining(state, left))
+        return shares
 
     def _checkpoint_due(self) -> bool:
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= self.seconds
@@ -286,6 +302,21 @@ def _subset(state: State | None) -> torch.Tensor | None:
     assert state is not None
     slot = state.slots.get("subset")
     return None if slot is None else slot["indices"]
+
+
+def _target_shift(team: Sequence[Lane]) -> torch.Tensor | None:
+    """Return what is added to the targets, (point, ...) for one lane and (lane, point, ...) for several."""
+    shifts = [lane.state.slots["target_shift"] for lane in team if lane.state and "target_shift" in lane.state.slots]
+    values = [shift for slot in shifts for shift in slot.values()]
+    return None if not values else values[0] if len(team) == 1 else torch.stack(values)
+
+
+def _picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:
+    """Return the shift of the points of one batch, which begins at `start` of the order."""
+    if order.dim() == 1:
+        return shift[order[start : start + len(y)]]
+    index = order[:, start : start + y.shape[1]]
+    return shift[torch.arange(len(order)).unsqueeze(1), index]
 
 
 def _order(key: int, epoch: int, points: int, subset: torch.Tensor | None) -> torch.Tensor:

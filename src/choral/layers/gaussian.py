@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from choral.errors import ConversionError
 from choral.layers.sampling import (
-    Operation,
+    Sized,
     add_posterior,
     copy_means,
     describe,
@@ -30,7 +30,7 @@ from choral.layers.sampling import (
 RHO_START = -6.0
 
 
-class GaussianLayer(nn.Module, ABC):
+class GaussianLayer(Sized, ABC):
     """A linear map or convolution with Gaussian weights and bias; use its named kinds.
 
     Args:
@@ -58,7 +58,7 @@ class GaussianLayer(nn.Module, ABC):
         **options: Any,
     ):
         super().__init__()
-        self.operation: Operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
+        self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
         weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
         add_posterior(self, "weight", weight, rho)
         add_posterior(self, "bias", bias, rho)
@@ -109,6 +109,11 @@ _CHANNEL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
 _TRAILING_NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
+def _size(name: str) -> Any:
+    """Return a property that reads and sets one size of the plain layer inside a `GaussianNorm`."""
+    return property(lambda layer: getattr(layer.norm, name), lambda layer, size: setattr(layer.norm, name, size))
+
+
 class GaussianNorm(nn.Module):
     """A normalisation layer whose scale and shift are Gaussian.
 
@@ -127,6 +132,7 @@ class GaussianNorm(nn.Module):
     weight_rho: nn.Parameter
     bias_mean: nn.Parameter | None
     bias_rho: nn.Parameter | None
+    num_features, num_channels, num_groups = _size("num_features"), _size("num_channels"), _size("num_groups")
 
     def __init__(self, norm: nn.Module, *, rho: float = RHO_START):
         super().__init__()

@@ -6,7 +6,7 @@ Sampled layers draw their weights anew in every forward pass, in training and in
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
@@ -127,6 +127,14 @@ class Operation:
             layer.bias = nn.Parameter(bias.detach().clone())
         return layer
 
+    def resized(self, name: str, size: int) -> "Operation":
+        """Return the operation of a layer with another size, by the name the plain layer states it under."""
+        arguments = self.arguments | {name: size}
+        inputs = arguments["in_channels" if self.dims else "in_features"]
+        outputs = arguments["out_channels" if self.dims else "out_features"]
+        shape = (outputs, inputs // arguments.get("groups", 1), *self.weight_shape[2:])
+        return replace(self, arguments=arguments, weight_shape=shape, inputs=inputs, outputs=outputs)
+
     def _pads(self) -> list[int]:
         """Return the sizes F.pad wants: last axis first, before and after."""
         a, pads = self.arguments, []
@@ -138,6 +146,28 @@ class Operation:
                 size = 0 if a["padding"] == "valid" else a["padding"][i]
                 pads += [size, size]
         return pads
+
+
+def _size(name: str) -> Any:
+    """Return a property that reads and sets one size of a layer's operation."""
+
+    def read(layer: Any) -> int:
+        if name not in layer.operation.arguments:
+            raise AttributeError(f"{type(layer).__name__} has no size {name!r}")
+        return int(layer.operation.arguments[name])
+
+    def write(layer: Any, size: int) -> None:
+        layer.operation = layer.operation.resized(name, size)
+
+    return property(read, write)
+
+
+class Sized(nn.Module):
+    """A layer that states the sizes of its operation as the plain layer does, and can be given others by compaction."""
+
+    operation: Operation
+    in_features, out_features = _size("in_features"), _size("out_features")
+    in_channels, out_channels, groups = _size("in_channels"), _size("out_channels"), _size("groups")
 
 
 def operation_of(layer: nn.Module) -> Operation:

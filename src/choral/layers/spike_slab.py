@@ -21,7 +21,7 @@ from choral import draws
 from choral.errors import InputError
 from choral.layers.gaussian import RHO_START
 from choral.layers.sampling import (
-    Operation,
+    Sized,
     add_posterior,
     copy_means,
     describe,
@@ -35,7 +35,7 @@ from choral.layers.sampling import (
 GAMMA_START = 0.99
 
 
-class SpikeSlabLayer(nn.Module, ABC):
+class SpikeSlabLayer(Sized, ABC):
     """A linear map or convolution with Gaussian weights and a gate for each output node; use its named kinds.
 
     Args:
@@ -70,7 +70,7 @@ class SpikeSlabLayer(nn.Module, ABC):
         super().__init__()
         if not 0 < gamma < 1:
             raise InputError(f"gamma={gamma!r}, but an inclusion probability starts between 0 and 1, ends excluded.")
-        self.operation: Operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
+        self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
         self.temperature = temperature
         weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
         add_posterior(self, "weight", weight, rho)

@@ -25,6 +25,11 @@ class Likelihood(Value, ABC):
     def kind(self) -> str:
         """'classification' or 'regression'."""
 
+    @property
+    def noise_std(self) -> float | None:
+        """Standard deviation of the noise on every target; None if it is not one known number."""
+        return None
+
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over members of the batch mean of the negative log likelihood.
@@ -78,6 +83,11 @@ class FixedGaussian(GaussianLikelihood):
     """
 
     precision: float = 1.0
+
+    @property
+    def noise_std(self) -> float:
+        """The inverse square root of the precision."""
+        return float(self.precision**-0.5)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Gaussian negative log likelihood, constants included."""

@@ -1,5 +1,15 @@
 """Plans: what happens to the weights, in what order."""
 
+from choral.plan.bayes import (
+    CompactGates,
+    DrawAnchor,
+    DrawTargetShift,
+    FreezeGates,
+    Perturb,
+    ResetStds,
+    StepAnchor,
+    StepTargetShift,
+)
 from choral.plan.check import check, problems
 from choral.plan.cost import Cost, batches_in, cost
 from choral.plan.operators import Bag, DrawMoments, Recalibrate, Reset, Start, UpdateMoments, UseMean
@@ -24,8 +34,10 @@ from choral.plan.sparse import Compact, Prune, Regrow
 from choral.plan.state import State
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Bag", "Collect", "Compact", "Constant", "Context", "Cosine", "CosineRestarts", "Cost", "DrawMoments",
-    "Every", "Fork", "Linear", "OneCycle", "Operator", "Optimiser", "Phase", "Prune", "Recalibrate", "Regrow", "Repeat", "Reset",
-    "Schedule", "Seq", "Start", "State", "Steps", "Train", "Triangles", "UpdateMoments", "UseMean", "batches_in",
-    "check", "cost", "every", "fork", "problems", "repeat", "seq",
+    "SGD", "Adam", "AdamW", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
+    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "Every", "Fork", "FreezeGates",
+    "Linear", "OneCycle", "Operator", "Optimiser", "Perturb", "Phase", "Prune", "Recalibrate", "Regrow", "Repeat",
+    "Reset", "ResetStds", "Schedule", "Seq", "Start", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
+    "Triangles", "UpdateMoments", "UseMean", "batches_in", "check", "cost", "every", "fork", "problems", "repeat",
+    "seq",
 ]  # fmt: skip

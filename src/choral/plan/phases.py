@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import SGD, Optimiser
 from choral.plan.schedule import Constant, Schedule
 from choral.plan.state import State
@@ -30,6 +31,12 @@ class Context(Protocol):
 
     points: int
     branch: int
+    likelihood: Likelihood
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of all training targets, (point, ...)."""
+        ...
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the generator of this place."""
@@ -49,6 +56,10 @@ class Context(Protocol):
 
     def network(self, state: State) -> nn.Module:
         """Return the joint network holding a state, in evaluation mode; valid until the next call."""
+        ...
+
+    def member(self, state: State, index: int) -> nn.Module:
+        """Return one member of a state as a plain network of its own (`Structure.member`)."""
         ...
 
     def example(self) -> Tensor:

@@ -8,29 +8,44 @@ from typing import Any
 
 from choral.errors import InputError, did_you_mean
 from choral.recipe import Recipe
+from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
+from choral.recipes.bnn import bnn
+from choral.recipes.bnn_sequential import bnn_sequential
 from choral.recipes.deep_ensemble import deep_ensemble
 from choral.recipes.dst import dst
 from choral.recipes.edst import edst
 from choral.recipes.fge import fge
 from choral.recipes.prune_and_tune import prune_and_tune
+from choral.recipes.rank1_bnn import rank1_bnn
+from choral.recipes.sebays import sebays_freeze, sebays_no_freeze
+from choral.recipes.sequential_anchored import sequential_anchored
 from choral.recipes.single import single
 from choral.recipes.snapshot import snapshot
+from choral.recipes.ssbnn import ssbnn
 from choral.recipes.swa import swa
 from choral.recipes.swag import swag
 
 __all__ = [
     "METHODS",
     "Method",
+    "anchored",
     "bagged",
+    "bnn",
+    "bnn_sequential",
     "deep_ensemble",
     "dst",
     "edst",
     "fge",
     "make",
     "prune_and_tune",
+    "rank1_bnn",
+    "sebays_freeze",
+    "sebays_no_freeze",
+    "sequential_anchored",
     "single",
     "snapshot",
+    "ssbnn",
     "swa",
     "swag",
 ]
@@ -72,6 +87,14 @@ METHODS: dict[str, Method] = {
     "prune_and_tune": Method(prune_and_tune, "sparse"),
     "dst": Method(dst, "sparse"),
     "edst": Method(edst, "sparse"),
+    "anchored": Method(anchored, "bayesian"),
+    "sequential_anchored": Method(sequential_anchored, "bayesian"),
+    "bnn": Method(bnn, "bayesian"),
+    "bnn_sequential": Method(bnn_sequential, "bayesian"),
+    "ssbnn": Method(ssbnn, "bayesian"),
+    "sebays_freeze": Method(sebays_freeze, "bayesian"),
+    "sebays_no_freeze": Method(sebays_no_freeze, "bayesian"),
+    "rank1_bnn": Method(rank1_bnn, "bayesian"),
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from choral.types import Params
 from choral.values import Value
 
 
@@ -44,6 +45,10 @@ class Structure(Value, ABC):
     @abstractmethod
     def unfold(self, outputs: Tensor) -> Tensor:
         """Return the joint network's outputs as (member, batch, ...)."""
+
+    def remaining(self, params: Params, buffers: Params) -> dict[str, float] | None:
+        """Return the share of its nodes that each layer still uses, by name, or None if nodes never leave."""
+        return None
 
     @abstractmethod
     def member(self, network: nn.Module, index: int) -> nn.Module:

@@ -14,6 +14,8 @@ from choral.layers.convert import Replace, fits, layers_of
 from choral.layers.gaussian import gaussian_twin
 from choral.layers.spike_slab import GAMMA_START, spike_slab_twin
 from choral.structures.gaussian import Sampled
+from choral.types import Params
+from choral.variational import gate_keep
 
 _NODES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -74,3 +76,7 @@ class SpikeSlab(Sampled):
             return gaussian_twin(layer, keep_weights=self.keep_weights, rho=self.rho, generator=generator)
 
         return twin
+
+    def remaining(self, params: Params, buffers: Params) -> dict[str, float] | None:
+        """Return the share of open gates, frozen or more likely open than not, of each layer that has gates."""
+        return {name: float(kept.double().mean()) for name, kept in gate_keep(params, buffers).items()}

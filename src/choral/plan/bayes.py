@@ -1,0 +1,275 @@
+"""Bayesian operators: anchors and their walks, perturbed posteriors, frozen gates and what becomes of closed ones."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from choral.compaction import Form, follow, neuron_param_mask, plan_compaction, slice_params
+from choral.errors import InputError, PlanError
+from choral.plan.phases import Context, Operator
+from choral.plan.state import State
+from choral.types import Params
+from choral.variational import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds
+from choral.walks import Walk
+
+TARGETS = "targets"
+"""Name of the only tensor in the slot 'target_shift'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Walking(Operator):
+    """What operators on anchors share: a walk on the prior.
+
+    Args:
+        walk: how anchors move; its memory is kept beside the anchor.
+        prior_std: standard deviation of the Gaussian prior on every parameter.
+    """
+
+    walk: Walk
+    prior_std: float
+
+    def __post_init__(self) -> None:
+        if not self.prior_std > 0:
+            raise InputError(f"{type(self).__name__}: prior_std={self.prior_std!r}; give a number above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawAnchor(_Walking):
+    """Draw an anchor for every parameter from the prior.
+
+    Reference: Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649, Algorithms 1 and 2.
+    """
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The anchor, and the directions of a walk that keeps them."""
+        return ("anchor", "direction") if self.walk.directed else ("anchor",)
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with a fresh anchor."""
+        assert state is not None
+        anchor, memory = self.walk.start(state.params, self.prior_std, context.generator("anchor"))
+        return _with(state, anchor=anchor, direction=memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepAnchor(_Walking):
+    """Move the anchor by one step of the walk, which leaves the prior as it is.
+
+    Reference: Delaunoy & Louppe, 2021, arXiv:2201.00649, Algorithms 2 and 3.
+    """
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """An anchor to move."""
+        return ("anchor", "direction") if self.walk.directed else ("anchor",)
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with a neighbouring anchor."""
+        assert state is not None
+        held = state.slots["anchor"], state.slots.get("direction", {})
+        anchor, memory = self.walk.step(*held, self.prior_std, context.generator("anchor"))
+        return _with(state, anchor=anchor, direction=memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawTargetShift(_Walking):
+    """Draw likelihood noise to be added to this member's training targets.
+
+    With it the minima of an anchored loss around a linear model follow its posterior exactly; without it they are too
+    narrow (see `choral.objectives.anchored`). The likelihood must be Gaussian with a known precision.
+
+    Reference: Pearce et al., "Uncertainty in Neural Networks: Approximately Bayesian Ensembling", 2020,
+        arXiv:1810.05546, section 3; the noise on targets is that of randomise-then-optimise.
+    """
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The shift, and the directions of a walk that keeps them."""
+        return ("target_shift", "target_direction") if self.walk.directed else ("target_shift",)
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with its own noise."""
+        assert state is not None
+        std, like = _noise(context), {TARGETS: torch.empty(context.target_shape)}
+        noise, memory = self.walk.start(like, self.prior_std, context.generator("target shift"))
+        return _with(state, target_shift=_scaled(noise, std / self.prior_std), target_direction=memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTargetShift(_Walking):
+    """Move the noise on the targets by one step of the walk, as far relative to its size as the anchor moves."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """A shift to move."""
+        return ("target_shift", "target_direction") if self.walk.directed else ("target_shift",)
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with neighbouring noise."""
+        assert state is not None
+        scale = _noise(context) / self.prior_std
+        noise = _scaled(state.slots["target_shift"], 1 / scale)
+        memory = state.slots.get("target_direction", {})
+        noise, memory = self.walk.step(noise, memory, self.prior_std, context.generator("target shift"))
+        return _with(state, target_shift=_scaled(noise, scale), target_direction=memory)
+
+
+def _with(state: State, **slots: Params) -> State:
+    """Set slots; an empty one (the memory of a walk without any) is left out."""
+    return state.with_slots(**{name: held for name, held in slots.items() if held})
+
+
+def _scaled(tensors: Params, factor: float) -> Params:
+    return {name: value * factor for name, value in tensors.items()}
+
+
+def _noise(context: Context) -> float:
+    std = context.likelihood.noise_std
+    if std is None:
+        raise PlanError(
+            f"target noise needs a Gaussian likelihood of known precision, but this one is {context.likelihood}; give "
+            "fit likelihood=FixedGaussian(precision=...), or leave target_noise off."
+        )
+    return std
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturb(Operator):
+    """Move every posterior mean by plus or minus `factor` of its standard deviations, a fair coin for each.
+
+    Args:
+        factor: the perturbation factor (rho in the paper).
+
+    Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, Algorithm 1.
+    """
+
+    factor: float = 3.0
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with its means moved."""
+        assert state is not None
+        moved = perturb_means(state.params, self.factor, context.generator("perturb"))
+        return state.having(params=moved, memory={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetStds(Operator):
+    """Make every posterior narrow again.
+
+    Args:
+        how: 'small' sets every standard deviation to `std` (the paper), 'redraw' draws every rho anew from
+            N(rho, rho_spread^2) (the authors' code).
+        std: the standard deviation of 'small'.
+        rho, rho_spread: centre and spread of 'redraw'.
+
+    Reference: Jantre et al., 2022, arXiv:2206.00794, Algorithm 1.
+    """
+
+    how: Literal["small", "redraw"] = "small"
+    std: float = 1e-6
+    rho: float = -6.0
+    rho_spread: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.how not in ("small", "redraw"):
+            raise InputError(f"how is {self.how!r}; give 'small' or 'redraw'.")
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with narrow posteriors."""
+        assert state is not None
+        options = {"std": self.std, "rho": self.rho, "rho_spread": self.rho_spread}
+        narrow = reset_stds(state.params, how=self.how, generator=context.generator("stds"), **options)
+        return state.having(params=narrow, memory={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeGates(Operator):
+    """Fix every node gate to open or closed.
+
+    Args:
+        rule: 'draw' draws each gate from its inclusion probability (the authors' code), 'threshold' keeps nodes whose
+            probability is above one half.
+    """
+
+    rule: Literal["draw", "threshold"] = "draw"
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("draw", "threshold"):
+            raise InputError(f"rule is {self.rule!r}; give 'draw' or 'threshold'.")
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with certain gates."""
+        assert state is not None
+        params, buffers = freeze_gates(
+            state.params, state.buffers, rule=self.rule, generator=context.generator("gates")
+        )
+        return state.having(params=params, buffers=buffers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactGates(Operator):
+    """Make nodes with closed gates disappear: smaller tensors, so that training on really is cheaper.
+
+    A closed node gives zero. Where normalisation follows, that zero would come out as the layer's shift, a constant;
+    a node that disappears takes its scale and shift with it. Nodes that cannot go (summed with living ones, for example)
+    stay behind their closed gates, and everything about them is left as it was.
+    """
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state of the smaller network."""
+        assert state is not None
+        if state.form is not None:
+            raise PlanError("CompactGates met a network that is compacted already; compact it once, after FreezeGates.")
+        keep = gate_keep(state.params, state.buffers)
+        if all(bool(open_.all()) for open_ in keep.values()):
+            return state
+        twin, example = context.member(state, 0), context.example()
+        # behind a closed node the scale and shift of normalisation are zero, so that nothing is left to fold
+        silent = neuron_param_mask(twin, keep, example)
+        with torch.no_grad():
+            for name, p in twin.named_parameters():
+                if name in silent:
+                    p.mul_(silent[name].to(p))
+        form = variational_form(plan_compaction(twin, keep, example), [*state.params, *state.buffers])
+        if not form["axes"]:
+            return state
+        return State(
+            slice_params(state.params, form),
+            slice_params(state.buffers, form),
+            {name: slice_params(slot, form) for name, slot in state.slots.items()},
+            {},
+            form,
+        )
+
+
+def variational_form(form: Form, names: list[str]) -> Form:
+    """Return the form of a network with posteriors, from that of its plain twin.
+
+    Means and rhos are cut as the tensor they stand for, gates as the rows of their layer, and the statistics of a
+    normalisation layer inside its Gaussian one.
+
+    Args:
+        form: the plain network's.
+        names: parameters and buffers of the network with posteriors.
+
+    >>> plain = {"axes": {"fc.weight": {"0": [1], "1": [0]}}, "attributes": {"fc": {"out_features": 1}}}
+    >>> variational_form(plain, ["fc.weight_mean", "fc.gate_logit"])["axes"]
+    {'fc.weight_mean': {'0': [1], '1': [0]}, 'fc.gate_logit': {'0': [1]}}
+    """
+    axes = form["axes"]
+    leaders: dict[str, tuple[str, dict[int, int]]] = {}
+    for name in names:
+        owner, dot, part = name.rpartition(".")
+        if part in (GATE, FROZEN):
+            leaders[name] = (f"{owner}{dot}weight", {0: 0})
+            continue
+        stem = name.removesuffix(MEAN).removesuffix(RHO)
+        inside = f"{owner.removesuffix('norm').removesuffix('.')}.{part}".removeprefix(".")
+        for leader in (stem, inside):
+            if name not in axes and leader in axes:
+                leaders[name] = (leader, {int(axis): int(axis) for axis in axes[leader]})
+    known = set(names)
+    followed = follow(form, leaders)["axes"]
+    return {**form, "axes": {name: cut for name, cut in followed.items() if name in known}}

@@ -1,0 +1,88 @@
+"""Sequential anchored ensemble: anchors walk through the prior in short steps, and each member starts from the last.
+
+Reference: Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649, Algorithms 2 and 3; budgets
+in Tables 4 and 5.
+"""
+
+from math import isqrt
+
+from choral.errors import InputError
+from choral.objectives.anchored import Anchored
+from choral.objectives.combine import Objective
+from choral.plan import (
+    Collect,
+    DrawAnchor,
+    DrawTargetShift,
+    Operator,
+    Reset,
+    StepAnchor,
+    StepTargetShift,
+    fork,
+    repeat,
+)
+from choral.recipe import Recipe
+from choral.recipes.anchored import ADAM, PRIOR_STD
+from choral.training import Training, share
+from choral.walks import GuidedWalk, Walk
+
+GUIDED = GuidedWalk(step_std=0.02)
+
+
+def sequential_anchored(
+    *,
+    epochs: int = 200,
+    members: int | None = None,
+    chains: int | None = None,
+    first_epochs: int | None = None,
+    step_epochs: int | None = None,
+    prior_std: float = PRIOR_STD,
+    walk: Walk = GUIDED,
+    target_noise: bool = False,
+    training: Training = ADAM,
+) -> Recipe:
+    """Chains of anchored networks: the first trained long, each next one briefly after its anchor moved a little.
+
+    The paper's budgets: 200 epochs are 1 chain of 100 + 50 x 2 (51 members), 500 are 2 (100 + 75 x 2) = 152 members, 1,000
+    are 3 (100 + 116 x 2) = 351, 10,000 are 10 (100 + 450 x 2) = 4,510. With steps of 10 epochs: 11, 32, 72 and 910.
+
+    Args:
+        epochs: total budget, split evenly over the chains.
+        members: networks kept; as many as the budget holds if None.
+        chains: independent chains; the whole part of sqrt(epochs / 100) if None (a divisor of `members` if those are given).
+        first_epochs: epochs of a chain's first member; 100 if None, or half of the chain's budget if that is less.
+        step_epochs: epochs of every other member; 2 if None (10 in the paper's small regression problems), or what
+            `members` leaves.
+        prior_std: as in `anchored`.
+        walk: how anchors move; the step is in units of the parameters unless it says otherwise.
+        target_noise: as in `anchored`; the noise walks along with the anchor.
+        training: as in `anchored`; every member has a fresh optimiser and the whole schedule.
+    """
+    if chains is None:
+        chains = max(1, isqrt(epochs // 100))
+        if members is not None:
+            chains = max(c for c in range(1, chains + 1) if members % c == 0)
+    budget = share(epochs, chains)
+    if members is not None and (members < 1 or members % chains):
+        raise InputError(f"members is {members}, but {chains} chains have equally many; give a multiple of {chains}.")
+    first = (budget if members == chains else min(100, budget - budget // 2)) if first_epochs is None else first_epochs
+    if members is None:
+        length = 2 if step_epochs is None else step_epochs
+        steps = (budget - first) // length if length > 0 else 0
+    else:
+        steps = members // chains - 1
+        length = (budget - first) // max(steps, 1) if step_epochs is None else step_epochs
+    if first < 1 or length < (1 if steps else 0) or first + steps * length > budget:
+        raise InputError(
+            f"epochs is {epochs}, which gives each of {chains} chain(s) {budget}: too few for a first member of {first} and "
+            f"{steps} more of {max(length, 1)}; give more epochs, fewer members or shorter steps."
+        )
+    draw: list[Operator] = [DrawAnchor(walk=walk, prior_std=prior_std)]
+    move: list[Operator] = [StepAnchor(walk=walk, prior_std=prior_std)]
+    if target_noise:
+        draw.append(DrawTargetShift(walk=walk, prior_std=prior_std))
+        move.append(StepTargetShift(walk=walk, prior_std=prior_std))
+    bare = training.without_decay()
+    later = repeat(steps, *move, bare.phase(max(length, 1)), Collect())
+    plan = fork(chains, Reset(), *draw, bare.phase(first), Collect(), later)
+    objective = Objective(penalties=(Anchored(prior_std=prior_std),))
+    return Recipe(name="sequential_anchored", plan=plan, objective=objective)

@@ -1,0 +1,40 @@
+"""Spike-and-slab Bayesian network: Gaussian weights behind a gate for every node, so that the network prunes itself.
+
+Reference: Jantre, Bhattacharya & Maiti, "Layer Adaptive Node Selection in Bayesian Neural Networks", 2021,
+arXiv:2108.11000; as used by Jantre et al., 2022, arXiv:2206.00794, section 3.1 and appendices A and B.
+"""
+
+from choral.objectives.combine import Objective
+from choral.objectives.kl import SpikeSlabKL
+from choral.plan import Collect, Reset, fork
+from choral.recipe import Recipe
+from choral.recipes.bnn import VARIATIONAL, settling
+from choral.structures import SpikeSlab
+from choral.training import Training, share
+
+
+def ssbnn(
+    *,
+    epochs: int = 250,
+    members: int = 1,
+    draws: int = 10,
+    prior_std: float = 0.2,
+    inclusion: float = 1e-4,
+    gamma: float = 0.99,
+    temperature: float = 0.5,
+    rho: float = -6.0,
+    anneal: float = 0.0,
+    training: Training = VARIATIONAL,
+) -> Recipe:
+    """One Bayesian network with a gate for every neuron and filter; gates that are not worth their cost close.
+
+    Args:
+        epochs, members, draws, prior_std, rho, anneal, training: as in `bnn`; the prior is that of open nodes.
+        inclusion: prior probability that a node is in the network (lambda).
+        gamma: inclusion probability every node starts with.
+        temperature: of the relaxed gates (tau).
+    """
+    structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
+    objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, anneal=anneal),))
+    train = training.clipped(1.0).phase(share(epochs, members), settling(training))
+    return Recipe(name="ssbnn", plan=fork(members, Reset(), train, Collect()), structure=structure, objective=objective)
