@@ -58,6 +58,12 @@ def test_the_network_has_its_size(units, parameters):
     assert sum(p.numel() for p in network.parameters()) == parameters
 
 
+def test_it_is_by_default_the_network_of_the_published_reference():
+    with torch.device("meta"):
+        network = cnn_lstm()
+    assert sum(p.numel() for p in network.parameters()) == 2_700_098
+
+
 @pytest.mark.parametrize("name", ["vocabulary", "classes", "embedding", "filters", "units"])
 def test_impossible_arguments_are_refused(name):
     with pytest.raises(InputError, match=f"cnn_lstm: {name}=0"):
