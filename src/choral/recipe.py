@@ -1,14 +1,15 @@
-"""Recipe = structure + plan + objective: a whole method as one value."""
+"""Recipe = structure + plan + objective: a whole method as one value.
+
+Importing it imports every kind of structure, phase and objective, so that any recipe can be read back from a dict.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from choral.objectives.combine import Objective
-from choral.plan.check import problems
-from choral.plan.cost import cost
-from choral.plan.phases import Phase
+from choral.objectives import Objective
+from choral.plan import Phase, cost, problems
 from choral.plan.show import lines, tree
-from choral.structures.base import Independent, Structure
+from choral.structures import Independent, Structure
 from choral.values import Value
 
 

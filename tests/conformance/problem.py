@@ -7,7 +7,7 @@ from choral import models
 from choral.plan import SGD, Adam
 from choral.training import Training
 
-CALM = Training(rate=0.05, optimiser=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4), batch_size=16)
+CALM = Training(rate=0.02, optimiser=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4, clip=1.0), batch_size=16)
 ADAM = Training(rate=0.01, optimiser=Adam(), batch_size=16)
 
 

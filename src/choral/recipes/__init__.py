@@ -10,12 +10,20 @@ from choral.errors import InputError, did_you_mean
 from choral.recipe import Recipe
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
+from choral.recipes.batch_ensemble import batch_ensemble
 from choral.recipes.bnn import bnn
 from choral.recipes.bnn_sequential import bnn_sequential
 from choral.recipes.deep_ensemble import deep_ensemble
+from choral.recipes.drop_connect import drop_connect
 from choral.recipes.dst import dst
+from choral.recipes.ecmp import ecmp
 from choral.recipes.edst import edst
+from choral.recipes.emp import emp
 from choral.recipes.fge import fge
+from choral.recipes.masksembles import masksembles
+from choral.recipes.mc_dropout import mc_dropout
+from choral.recipes.mimo import mimo
+from choral.recipes.packed import packed
 from choral.recipes.prune_and_tune import prune_and_tune
 from choral.recipes.rank1_bnn import rank1_bnn
 from choral.recipes.sebays import sebays_freeze, sebays_no_freeze
@@ -25,19 +33,28 @@ from choral.recipes.snapshot import snapshot
 from choral.recipes.ssbnn import ssbnn
 from choral.recipes.swa import swa
 from choral.recipes.swag import swag
+from choral.recipes.treenet import treenet
 
 __all__ = [
     "METHODS",
     "Method",
     "anchored",
     "bagged",
+    "batch_ensemble",
     "bnn",
     "bnn_sequential",
     "deep_ensemble",
+    "drop_connect",
     "dst",
+    "ecmp",
     "edst",
+    "emp",
     "fge",
     "make",
+    "masksembles",
+    "mc_dropout",
+    "mimo",
+    "packed",
     "prune_and_tune",
     "rank1_bnn",
     "sebays_freeze",
@@ -48,6 +65,7 @@ __all__ = [
     "ssbnn",
     "swa",
     "swag",
+    "treenet",
 ]
 
 
@@ -84,9 +102,18 @@ METHODS: dict[str, Method] = {
     "fge": Method(fge, "sequential"),
     "swa": Method(swa, "sequential"),
     "swag": Method(swag, "sequential"),
+    "mc_dropout": Method(mc_dropout, "stochastic"),
+    "drop_connect": Method(drop_connect, "stochastic"),
     "prune_and_tune": Method(prune_and_tune, "sparse"),
     "dst": Method(dst, "sparse"),
     "edst": Method(edst, "sparse"),
+    "packed": Method(packed, "shared"),
+    "batch_ensemble": Method(batch_ensemble, "shared"),
+    "mimo": Method(mimo, "shared"),
+    "masksembles": Method(masksembles, "shared"),
+    "treenet": Method(treenet, "shared"),
+    "emp": Method(emp, "shared"),
+    "ecmp": Method(ecmp, "shared"),
     "anchored": Method(anchored, "bayesian"),
     "sequential_anchored": Method(sequential_anchored, "bayesian"),
     "bnn": Method(bnn, "bayesian"),

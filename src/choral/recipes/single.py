@@ -1,7 +1,6 @@
 """Single: one network trained for the whole budget; the baseline of everything."""
 
 from choral.errors import InputError
-from choral.plan import Collect, Reset, seq
 from choral.recipe import Recipe
 from choral.training import Training
 
@@ -16,4 +15,4 @@ def single(*, epochs: int = 200, members: int = 1, training: Training = Training
     """
     if members != 1:
         raise InputError(f"members is {members}, but 'single' is one network; use 'deep_ensemble' for several.")
-    return Recipe(name="single", plan=seq(Reset(), training.phase(epochs), Collect()))
+    return Recipe(name="single", plan=training.whole(epochs))

@@ -12,8 +12,8 @@ from choral.errors import ConversionError, InputError
 from choral.layers.convert import swap
 from choral.layers.joint import Joint
 from choral.layers.masked import MaskedLayer
-from choral.layers.own_statistics import member_norm
 from choral.layers.operations import WEIGHTED, own_kind
+from choral.layers.own_statistics import member_norm
 from choral.layers.pack import ends_of
 from choral.structures.joint import JointStructure
 
@@ -71,7 +71,7 @@ class Masksembles(JointStructure):
         """Split a training batch over the members; give a prediction batch to all of them."""
         if y is None:
             return x.expand(self.members, *x.shape), None
-        each = -(-x.shape[0] // self.members)
+        each = max(-(-x.shape[0] // self.members), min(2, x.shape[0]))  # BatchNorm cannot train on a single point
         if each * self.members > x.shape[0]:
             rows = torch.arange(each * self.members, device=x.device) % x.shape[0]
             x, y = x[rows], y[rows]

@@ -1,0 +1,34 @@
+"""BatchEnsemble: members share every weight matrix up to a rank-one factor of their own.
+
+Reference: Wen, Tran & Ba, "BatchEnsemble: An Alternative Approach to Efficient Ensemble and Lifelong Learning", ICLR 2020,
+arXiv:2002.06715, Equation 1.
+"""
+
+from typing import Literal
+
+from choral.recipe import Recipe
+from choral.structures import BatchEnsemble
+from choral.training import Training
+
+
+def batch_ensemble(
+    *,
+    epochs: int = 200,
+    members: int = 4,
+    start: Literal["normal", "signs"] = "normal",
+    spread: float = 0.5,
+    own_norms: bool = False,
+    training: Training = Training(),
+) -> Recipe:
+    """Members that share all weights up to rank-one factors of their own, trained in one run.
+
+    Args:
+        epochs: total budget.
+        members: members, all trained on every batch.
+        start: factors drawn from N(1, spread^2), or random signs.
+        spread: standard deviation of the factors.
+        own_norms: whether each member has its own normalisation scales and shifts.
+        training: optimiser, rate, batch size and schedule; the factors take no weight decay.
+    """
+    structure = BatchEnsemble(members=members, start=start, spread=spread, own_norms=own_norms)
+    return Recipe(name="batch_ensemble", plan=training.whole(epochs), structure=structure)

@@ -1,0 +1,22 @@
+"""DropConnect: drop single weights instead of outputs, in training and at prediction.
+
+Reference: Wan et al., "Regularization of Neural Networks using DropConnect", ICML 2013; as an ensemble in Chang et al., 2019,
+arXiv:1905.09453, Table 2.
+"""
+
+from choral.recipe import Recipe
+from choral.structures import Stochastic
+from choral.training import Training
+
+
+def drop_connect(*, epochs: int = 200, rate: float = 0.1, draws: int = 20, training: Training = Training()) -> Recipe:
+    """One network whose single weights are dropped at random, also at prediction; several passes are averaged.
+
+    Args:
+        epochs: total budget.
+        rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
+        draws: passes averaged at prediction.
+        training: optimiser, rate, batch size and schedule.
+    """
+    structure = Stochastic(rate=rate, draws=draws, connections=True)
+    return Recipe(name="drop_connect", plan=training.whole(epochs), structure=structure)

@@ -1,0 +1,44 @@
+"""EMP: every patched layer holds K components and each forward pass draws one of them for each layer.
+
+Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
+arXiv:1905.09453, Equation 4.
+"""
+
+from choral.layers.patched import Mixture
+from choral.objectives.combine import Objective
+from choral.objectives.patching import PatchedL2
+from choral.recipe import Recipe
+from choral.structures import Patched
+from choral.training import Training
+
+
+def emp(
+    *,
+    epochs: int = 200,
+    components: int = 5,
+    draws: int = 50,
+    norms: bool = True,
+    output: bool = True,
+    layers: tuple[str, ...] = (),
+    learned: bool = False,
+    precision: float | None = None,
+    training: Training = Training(),
+) -> Recipe:
+    """One network whose normalisation and output layers are drawn from K components in every pass.
+
+    Args:
+        epochs: total budget.
+        components: K, components of each patched layer.
+        draws: S, passes averaged at prediction (the paper uses 200).
+        norms, output: whether normalisation layers and the output layer are patched.
+        layers: name patterns of further layers to patch.
+        learned: learn the mixing probabilities instead of keeping them uniform.
+        precision: prior precision of the penalty of Equation 6; None leaves regularisation to the optimiser's weight decay.
+        training: optimiser, rate, batch size and schedule.
+    """
+    mixture = Mixture(components=components, assignment="layer", learned=learned)
+    structure = Patched(mixture=mixture, draws=draws, norms=norms, output=output, include=layers)
+    penalties = () if precision is None else (PatchedL2(precision=precision),)
+    return Recipe(
+        name="emp", plan=training.whole(epochs), structure=structure, objective=Objective(penalties=penalties)
+    )

@@ -1,0 +1,21 @@
+"""Masksembles: a fixed set of overlapping channel masks turns one network into members.
+
+Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, arXiv:2012.08334.
+"""
+
+from choral.recipe import Recipe
+from choral.structures import Masksembles
+from choral.training import Training
+
+
+def masksembles(*, epochs: int = 200, members: int = 4, scale: float = 2.0, training: Training = Training()) -> Recipe:
+    """Members that are fixed, overlapping subsets of one network's channels.
+
+    Args:
+        epochs: total budget.
+        members: masks; in training each sees its part of every batch.
+        scale: how little the masks overlap; 1 makes them equal (a plain network).
+        training: optimiser, rate, batch size and schedule.
+    """
+    structure = Masksembles(members=members, scale=scale)
+    return Recipe(name="masksembles", plan=training.whole(epochs), structure=structure)

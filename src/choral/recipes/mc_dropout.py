@@ -1,0 +1,23 @@
+"""MC dropout: keep dropout on at prediction and average several passes.
+
+Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning", ICML
+2016, arXiv:1506.02142.
+"""
+
+from choral.recipe import Recipe
+from choral.structures import Stochastic
+from choral.training import Training
+
+
+def mc_dropout(
+    *, epochs: int = 200, rate: float | None = 0.1, draws: int = 20, training: Training = Training()
+) -> Recipe:
+    """One network with dropout that stays on at prediction; several passes are averaged.
+
+    Args:
+        epochs: total budget.
+        rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
+        draws: passes averaged at prediction.
+        training: optimiser, rate, batch size and schedule.
+    """
+    return Recipe(name="mc_dropout", plan=training.whole(epochs), structure=Stochastic(rate=rate, draws=draws))

@@ -1,0 +1,29 @@
+"""MIMO: one network reads several inputs at once and answers each; at test it is asked the same thing several times.
+
+Reference: Havasi et al., "Training independent subnetworks for robust prediction", ICLR 2021, arXiv:2010.06610.
+"""
+
+from choral.recipe import Recipe
+from choral.structures import Mimo
+from choral.training import Training
+
+
+def mimo(
+    *,
+    epochs: int = 200,
+    members: int = 3,
+    repetition: float = 0.0,
+    batch_repetition: int = 1,
+    training: Training = Training(),
+) -> Recipe:
+    """One network with several inputs and outputs that learns to keep them apart.
+
+    Args:
+        epochs: total budget.
+        members: inputs read at once.
+        repetition: probability that all inputs of a training example are the same.
+        batch_repetition: times each example appears in a training batch (the paper uses 4).
+        training: optimiser, rate, batch size and schedule.
+    """
+    structure = Mimo(members=members, repetition=repetition, batch_repetition=batch_repetition)
+    return Recipe(name="mimo", plan=training.whole(epochs), structure=structure)

@@ -1,0 +1,31 @@
+"""Packed-Ensembles PE-(alpha, M, gamma): M slim members side by side in one network of alpha times the width.
+
+Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", ICLR 2023, arXiv:2210.09184.
+"""
+
+from choral.recipe import Recipe
+from choral.structures import Packed
+from choral.training import Training
+
+
+def packed(
+    *,
+    epochs: int = 200,
+    members: int = 4,
+    width: float = 2.0,
+    subgroups: int = 1,
+    minimum_channels: int = 64,
+    training: Training = Training(),
+) -> Recipe:
+    """Slim members side by side in one network, each seeing only its own channels.
+
+    Args:
+        epochs: total budget: one run of the joint network, which costs about width^2 / members of the plain one.
+        members: M.
+        width: alpha, the joint network's width in units of the plain one's.
+        subgroups: gamma, groups within a member's own channels.
+        minimum_channels: least channels in a group before gamma is lowered.
+        training: optimiser, rate, batch size and schedule.
+    """
+    structure = Packed(members=members, width=width, subgroups=subgroups, minimum_channels=minimum_channels)
+    return Recipe(name="packed", plan=training.whole(epochs), structure=structure)

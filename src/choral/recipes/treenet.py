@@ -1,0 +1,30 @@
+"""TreeNet: a shared trunk and a branch for each member.
+
+Reference: Lee et al., "Why M Heads are Better than One: Training a Diverse Ensemble of Deep Networks", 2015,
+arXiv:1511.06314, section 4.
+"""
+
+from choral.recipe import Recipe
+from choral.structures import TreeNet
+from choral.training import Training
+
+
+def treenet(
+    *,
+    epochs: int = 200,
+    members: int = 4,
+    start: str = "",
+    branches: tuple[str, ...] = (),
+    training: Training = Training(),
+) -> Recipe:
+    """Members that share the first layers and have the last ones to themselves.
+
+    Args:
+        epochs: total budget.
+        members: branches.
+        start: name of the first layer that is not shared; the output layer alone if nothing is said.
+        branches: instead of start, name patterns of all layers that are not shared.
+        training: optimiser, rate, batch size and schedule.
+    """
+    structure = TreeNet(members=members, start=start, branches=branches)
+    return Recipe(name="treenet", plan=training.whole(epochs), structure=structure)
