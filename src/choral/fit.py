@@ -25,6 +25,7 @@ from choral.objectives.likelihoods import Categorical, Likelihood, infer
 from choral.plan.cost import cost
 from choral.predict import Ensemble, build_for, check_fits, load_file
 from choral.recipe import Recipe
+from choral.structures.independence import check_independence
 from choral.types import Build
 from choral.values import from_dict
 
@@ -143,6 +144,7 @@ def make_task(
             f"the network gave outputs of shape {tuple(outputs.shape)} for {len(x)} points; the first axes must be "
             f"(member, batch) = ({recipe.structure.members}, {len(x)}); make the network return (batch, outputs)."
         )
+    check_independence(recipe.structure, network, prepare(source.example(4)[0].to(place), inputs, training=False))
     known = source.targets()
     targets = y if known is None else known
     decided = given or infer(targets, outputs.shape[2] if outputs.dim() > 2 else 1)
