@@ -148,3 +148,35 @@ def test_outside_a_keyed_block_draws_follow_torch_s_generator():
 def test_evaluation_mode_is_left_alone():
     with draws.keyed(0):
         assert torch.equal(F.dropout(torch.ones(10), 0.5, training=False), torch.ones(10))
+
+
+def test_members_of_a_joint_network_draw_apart_and_the_same_in_every_way():
+    like = torch.zeros(())
+
+    def numbers(key, index):
+        with draws.keyed(key, 4):
+            draws.uniform((1,), like=like)
+            members = draws.branch()
+            with members.member(index):
+                return draws.uniform((500,), like=like)
+
+    alone = [numbers(9, i) for i in range(4)]
+    assert abs(torch.corrcoef(torch.stack(alone)) - torch.eye(4)).max() < 0.15
+    index = torch.arange(4, dtype=torch.int32)
+    mapped = torch.func.vmap(lambda i: numbers(9, i))(index)
+    by_words = torch.stack([numbers(draws.words(9), i) for i in range(4)])
+    nested = torch.func.vmap(lambda w: torch.func.vmap(lambda i: numbers(w, i))(index))(draws.words(9, 10))
+    for other in (mapped, by_words, nested[0]):
+        assert torch.equal(torch.stack(alone), other)
+    assert not torch.equal(nested[0], nested[1])
+
+
+def test_members_count_what_is_caught_for_the_outer_stream_and_two_branches_differ():
+    with draws.keyed(3) as stream:
+        first, second = draws.branch(), draws.branch()
+        found = []
+        for streams in (first, second):
+            with streams.member(0):
+                found.append(torch.nn.functional.dropout(torch.ones(100)))
+    assert stream.caught == 2
+    assert not torch.equal(*found)

@@ -44,6 +44,7 @@ class Foldable(nn.Module, ABC):
     """
 
     own: tuple[str, ...] = ()
+    dims: int = 0  # spatial axes of a convolution
 
     @abstractmethod
     def plain(self) -> nn.Module:
@@ -78,9 +79,6 @@ class Joint(nn.Module):
         self.members = members
         self.stacked = frozenset(_owned(network) if stacked is None else stacked)
         self.own_inputs = own_inputs
-        self.images = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in network.modules()) or any(
-            getattr(m, "dims", 0) == 2 for m in network.modules() if isinstance(m, Foldable)
-        )
         names = list(network.named_parameters(remove_duplicate=False))
         self._tied = len({id(p) for _, p in names}) < len(names)
         self.kernel = usual_kernel(self) if kernel == "auto" else self.checked(kernel)
@@ -96,21 +94,21 @@ class Joint(nn.Module):
 
     def obstacle(self, kernel: str) -> str:
         """Return why a kernel cannot run this tree, or an empty string."""
+        apart = self.own_inputs  # whether members differ by now, in the order in which layers were registered
         for name, module in self.network.named_modules():
             kind = type(module).__name__
-            if kernel == "grouped" and isinstance(module, nn.RNNBase):
+            own = [n for n, _ in (*module.named_parameters(name, False), *module.named_buffers(name, False))]
+            apart = apart or not self.stacked.isdisjoint(own)
+            if kernel == "grouped" and apart and isinstance(module, nn.RNNBase):
                 return f"torch.func.vmap has no rule for {kind} ({name!r})"
             if kernel == "matmul" and isinstance(module, BATCH_NORMS):
                 return f"{kind} ({name!r}) would mix the statistics of members folded into one batch"
-            own = [n for n, _ in (*module.named_parameters(name, False), *module.named_buffers(name, False))]
             if kernel == "matmul" and not isinstance(module, Foldable) and not self.stacked.isdisjoint(own):
                 return f"{kind} ({name!r}) cannot read members folded into the batch"
         return ""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs of every member."""
-        if self.images and not self.own_inputs:
-            x = _channels_last(x)
         if self.members == 1:
             return self._loop(x)
         return {"loop": self._loop, "grouped": self._grouped, "matmul": self._matmul}[self.kernel](x)
@@ -125,13 +123,16 @@ class Joint(nn.Module):
 
     def _loop(self, x: Tensor) -> Tensor:
         params, buffers = self._tensors()
-        # one unbind has one backward that stacks the gradients; buffers are selected, for they are written in place
-        parts = {n: p.unbind() for n, p in params.items()}
+        parts = {n: p.unbind() for n, p in params.items()}  # one unbind has one backward, which stacks the gradients
         streams, outputs = draws.branch(), []
         for i in range(self.members):
-            own = {n: p[i] for n, p in parts.items()} | {n: b[i] for n, b in buffers.items()}
+            # written back afterwards: under an outer vmap, BatchNorm does not write into a part of a tensor
+            own = {n: b[i].clone() for n, b in buffers.items()}
             with streams.member(i):
-                outputs.append(self._call(own, _channels_last(x[i]) if self.own_inputs else x))
+                outputs.append(self._call({n: p[i] for n, p in parts.items()} | own, x[i] if self.own_inputs else x))
+            if self.training:
+                for n, b in buffers.items():
+                    b[i].copy_(own[n])
         return torch.stack(outputs)
 
     def _grouped(self, x: Tensor) -> Tensor:
@@ -175,7 +176,10 @@ class Joint(nn.Module):
         return swap(copied, lambda _, module: module.plain() if isinstance(module, Foldable) else None)
 
     def to(self, *args: Any, memory_format: torch.memory_format | None = None, **kwargs: Any) -> "Joint":
-        """Move the network; channels_last orders the axes of each member's part of stacked convolution weights."""
+        """Move the network; channels_last orders the axes of each member's part of stacked convolution weights.
+
+        Convolutions follow the order of their weights, so inputs need not be reordered.
+        """
         super().to(*args, **kwargs)
         if memory_format is not None:
             for name, p in self.network.named_parameters():
@@ -197,11 +201,6 @@ def _owned(network: nn.Module) -> Iterable[str]:
             yield from (f"{name}.{key}" if name else key for key in module.own)
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """Return images with channels last, the order in which convolutions are fastest on a CPU; other inputs as given."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and x.is_floating_point() else x
-
-
 def usual_kernel(joint: Joint) -> str:
     """Return the kernel that was fastest for such networks when we measured (benchmarks/shared_speed.py).
 
@@ -209,7 +208,9 @@ def usual_kernel(joint: Joint) -> str:
     as batched matrix products. On other devices, where every launch costs, convolutions are grouped.
     """
     kinds = [type(m) for m in joint.network.modules()]
-    convolving = any(issubclass(k, CONVOLUTIONS + TRANSPOSED) for k in kinds) or joint.images
+    convolving = any(issubclass(k, CONVOLUTIONS + TRANSPOSED) for k in kinds) or any(
+        m.dims for m in joint.network.modules() if isinstance(m, Foldable)
+    )
     device = next((p.device.type for p in joint.network.parameters()), "cpu")
     if any(issubclass(k, _LOOPED) for k in kinds):
         return "loop"

@@ -183,7 +183,7 @@ def _ends(n: Narrowing, inputs: int, outputs: int, place: Place) -> tuple[int, i
     before = place.channels_before
     if place.first:
         narrowed = inputs
-    elif before and inputs % before == 0:
+    elif before > 1 and inputs % before == 0:
         narrowed = n.scaled(before) * (inputs // before)
     else:
         narrowed = n.scaled(inputs)

@@ -45,15 +45,16 @@ def emptied(layer: nn.Module) -> nn.Module:
     return empty
 
 
-def filled(empty: nn.Module, tensors: Tensors, *, trainable: bool = True) -> nn.Module:
-    """Return a plain layer with the settings of an emptied one that owns copies of the tensors."""
+def filled(empty: nn.Module, tensors: Tensors) -> nn.Module:
+    """Return a plain layer with the settings of an emptied one and these tensors; parameters stay the same objects."""
     layer = copy.deepcopy(empty)
     for name, tensor in tensors.items():
-        own = None if tensor is None else tensor.detach().clone()
-        if name in layer._parameters:
-            setattr(layer, name, own if own is None else nn.Parameter(own, trainable))
+        if name in layer._buffers:
+            layer._buffers[name] = tensor
+        elif tensor is None or isinstance(tensor, nn.Parameter):
+            layer.register_parameter(name, tensor)
         else:
-            layer._buffers[name] = own
+            layer.register_parameter(name, nn.Parameter(tensor.detach()))
     return layer
 
 

@@ -106,7 +106,7 @@ def pack(
 
     def replace(name: str, layer: nn.Module) -> nn.Module | None:
         nonlocal before
-        inner = begin < order[name] < end
+        inner = begin < order[name] and (order[name] < end or end < begin)
         place = Place(name in starts, name in stops, inner, name in leads, before)
         made = n.resize(name, layer, place)
         if made is None:
@@ -114,7 +114,7 @@ def pack(
             return None
         sizes = n.widths[-1].plain
         hidden.update(sizes[-1:] if not place.last else ())
-        before = sizes[-1] if isinstance(layer, ENDS) else before
+        before = sizes[-1] if isinstance(layer, ENDS) and not place.last else before
         held = any(t is not None for t in (*made._parameters.values(), *made._buffers.values()))
         return PackedLayer(made, members=members) if held and own_kind(made, PACKABLE) else made
 

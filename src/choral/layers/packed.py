@@ -18,7 +18,7 @@ from choral.errors import ConversionError
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.grouped import GroupedLinear
 from choral.layers.joint import Foldable
-from choral.layers.operations import NORMS, WEIGHTED, emptied, filled, operate, own_kind
+from choral.layers.operations import NORMS, WEIGHTED, emptied, filled, operate, own_kind, spatial
 from choral.layers.weighted import fold, unfold
 
 PACKABLE = (*WEIGHTED, GroupedLinear, *NORMS, nn.Embedding, nn.PReLU, FilterResponseNorm)
@@ -51,7 +51,7 @@ class PackedLayer(Foldable):
             self.register_buffer(name, b, persistent=name not in layer._non_persistent_buffers_set)
         self.own = tuple(n for n, t in self._tensors().items() if t is not None and n not in shared)
         self._axes = getattr(self, self.own[0]).dim() if self.own else 0
-        self.dims = len(getattr(layer, "kernel_size", ()))
+        self.dims = spatial(layer)
 
     def _tensors(self) -> dict[str, Tensor | None]:
         return {**self._parameters, **self._buffers}
@@ -74,8 +74,13 @@ class PackedLayer(Foldable):
             return fold(_linear(layer, unfold(rows, self.members), _as_linear(tensors))).movedim(-1, 1)
         outputs = []
         for i, part in enumerate(parts):
-            own: dict[str, Tensor | None] = {n: getattr(self, n)[i] for n in self.own}
-            outputs.append(operate(layer, part, tensors | own, training=self.training))
+            own: dict[str, Tensor] = {n: getattr(self, n)[i] for n in self.own}
+            # written back afterwards: under an outer vmap, BatchNorm does not write into a part of a tensor
+            kept = {n: own[n].clone() for n in self.own if n in self._buffers}
+            outputs.append(operate(layer, part, {**tensors, **own, **kept}, training=self.training))
+            if self.training:
+                for n, value in kept.items():
+                    own[n].copy_(value)
         return torch.cat(outputs)
 
     def plain(self) -> nn.Module:

@@ -45,7 +45,7 @@ class WeightLayer(nn.Module, ABC):
         return operate(self._plain[0], x, {"weight": weight, "bias": bias}, training=self.training)
 
     def plain_layer(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """Return a plain layer of the same settings that owns copies of these weights."""
+        """Return a plain layer of the same settings with these weights."""
         return filled(self._plain[0], {"weight": weight, "bias": bias})
 
     def over_outputs(self, factor: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from choral.errors import ConversionError
 from choral.layers.attention import open_attention
 from choral.layers.convert import swap
 from choral.layers.joint import Joint
-from choral.layers.own_statistics import member_norm
 from choral.layers.narrow import CELLS
 from choral.layers.operations import WEIGHTED, own_kind
+from choral.layers.own_statistics import member_norm
 from choral.layers.rank_one import RankOneLayer
 from choral.structures.joint import JointStructure
 

@@ -1,0 +1,64 @@
+import pytest
+import torch
+from tests.structures.networks import Text, generator, make
+from torch import nn
+
+from choral.errors import ConversionError
+from choral.layers.rank_one import RankOneLayer
+from choral.objectives.penalties import matches
+from choral.structures import BatchEnsemble
+
+
+def test_weights_are_the_given_networks_and_vectors_take_no_decay():
+    structure = BatchEnsemble(members=3)
+    network, _ = make("lenet")
+    joint = structure.convert(network, generator())
+    params = dict(joint.named_parameters())
+    for name, value in network.named_parameters():
+        held = params[f"network.{name}"]
+        assert torch.equal(held if name.endswith("weight") else held[2], value)
+    vectors = {n for n in params if matches(n, structure.undecayed)}
+    assert len(vectors) == 8
+    assert all(n.rpartition(".")[2] in "rs" for n in vectors)
+
+
+def test_norms_can_be_owned():
+    network, _ = make("resnet")
+    shared = BatchEnsemble(members=3).convert(network, generator())
+    own = BatchEnsemble(members=3, own_norms=True).convert(network, generator())
+    assert shared.get_parameter("network.layer1.0.bn1.weight").shape == (8,)
+    assert own.get_parameter("network.layer1.0.bn1.weight").shape == (3, 8)
+    assert shared.get_buffer("network.layer1.0.bn1.running_mean").shape == (3, 8)
+
+
+def test_attention_projections_get_vectors():
+    network, _ = make("vit")
+    joint = BatchEnsemble(members=2).convert(network, generator())
+    names = {n for n, m in joint.named_modules() if isinstance(m, RankOneLayer)}
+    assert {f"network.attention.{part}" for part in ("query", "key", "value", "out")} <= names
+
+
+def test_excluded_layers_stay_shared():
+    network, x = make("vit")
+    structure = BatchEnsemble(members=2, exclude=("attention", "head"))
+    joint = structure.convert(network, generator()).eval()
+    assert isinstance(joint.get_submodule("network.attention"), nn.MultiheadAttention)
+    for i in range(2):
+        torch.testing.assert_close(joint(x)[i], structure.member(joint, i)(x))
+
+
+def test_recurrent_layers_are_refused_unless_shared():
+    with pytest.raises(ConversionError, match=r"'lstm' \(LSTM\).*exclude=\('lstm',\)"):
+        BatchEnsemble().convert(Text(), generator())
+    joint = BatchEnsemble(members=2, exclude=("lstm",)).convert(Text(), generator())
+    tokens = torch.randint(0, 11, (3, 5))
+    torch.testing.assert_close(joint(tokens)[1], joint.member(1)(tokens))
+
+
+def test_subclasses_that_compute_something_else_are_refused():
+    class Louder(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(ConversionError, match=r"'0' \(Louder\) computes something else"):
+        BatchEnsemble().convert(nn.Sequential(Louder(2, 2), nn.Linear(2, 1)), generator())

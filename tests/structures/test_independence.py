@@ -1,0 +1,89 @@
+import pytest
+import torch
+from tests.structures.networks import generator
+from torch import nn
+
+from choral import models
+from choral.errors import ConversionError
+from choral.layers.convert import swap
+from choral.layers.joint import Joint
+from choral.layers.packed import PackedLayer
+from choral.structures import BatchEnsemble, Masksembles, Packed, Patched, check_independence
+
+
+class Centred(nn.Module):
+    """Takes the mean over the batch away between two layers, which mixes members folded into the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(4, 8)
+        self.two = nn.Linear(8, 8)
+        self.three = nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = torch.relu(self.two(torch.relu(self.one(x))))
+        return self.three(y - y.mean(0, keepdim=True))
+
+
+def test_a_batch_operation_is_named_by_the_layer_before_it():
+    structure = Packed(members=2)
+    joint = structure.convert(Centred(), generator())
+    assert isinstance(joint, Joint)
+    x = torch.randn(6, 4)
+    joint.kernel = "matmul"
+    with pytest.raises(ConversionError, match=r"member 0 depends on weights of other members.*'two' \(PackedLayer\)"):
+        check_independence(structure, joint, x)
+    for kernel in ("loop", "grouped"):
+        joint.kernel = kernel
+        check_independence(structure, joint, x)
+
+
+def test_a_shared_normalisation_is_found():
+    structure = BatchEnsemble(members=2, kernel="matmul")
+    joint = structure.convert(models.mlp(4, 2, hidden=(8,), norm="batch"), generator())
+    check_independence(structure, joint, torch.randn(6, 4))
+    mixed = swap(joint, lambda _, m: nn.BatchNorm1d(8) if isinstance(m, PackedLayer) else None)
+    with pytest.raises(ConversionError, match="'linear1'"):
+        check_independence(structure, mixed, torch.randn(6, 4))
+
+
+def test_mixed_inputs_are_found():
+    structure = Masksembles(members=2, kernel="matmul")
+    joint = structure.convert(Centred(), generator())
+    with pytest.raises(ConversionError, match="depends on the inputs of another member"):
+        check_independence(structure, joint, torch.randn(6, 4))
+
+
+def test_nothing_is_changed():
+    structure = Packed(members=2)
+    joint = structure.convert(models.mlp(4, 2, hidden=(8,), norm="batch", dropout=0.5), generator()).eval()
+    before = {n: t.clone() for n, t in joint.state_dict().items()}
+    state = torch.random.get_rng_state()
+    x = torch.ones(6, 4)
+    check_independence(structure, joint, x)
+    assert all(torch.equal(t, before[n]) for n, t in joint.state_dict().items())
+    assert not joint.training
+    assert all(p.grad is None for p in joint.parameters())
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert not any(m._forward_pre_hooks for m in joint.modules())
+
+
+def test_a_width_stated_as_a_number_is_explained_with_the_report():
+    class Stated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, 8, 3), nn.Linear(32, 2)
+
+        def forward(self, x):
+            return self.head(self.conv(x).reshape(-1, 32))
+
+    structure = Packed(members=2, width=1)
+    with pytest.raises(
+        ConversionError, match=r"(?s)cannot run on this data.*states a width as a number.*Conv2d  1 -> 8"
+    ):
+        check_independence(structure, structure.convert(Stated(), generator()), torch.randn(4, 1, 4, 4))
+
+
+def test_single_networks_have_nothing_to_check():
+    structure = Patched()
+    check_independence(structure, structure.convert(models.mlp(4, 2), generator()), torch.randn(4, 4))

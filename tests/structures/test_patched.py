@@ -1,0 +1,118 @@
+import json
+
+import pytest
+import torch
+from tests.structures.networks import NETWORKS, generator, make
+from torch import nn
+
+from choral import draws, models
+from choral.errors import ConversionError, InputError
+from choral.layers.patched import FAMILY, Mixture, PatchedLayer
+from choral.structures import Patched
+from choral.values import from_dict
+
+
+def parameters(network):
+    return sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("build", "plain", "options", "patched"),
+    [
+        (models.resnet18, 11_689_512, {}, 13_779_912),
+        (models.resnet18, 11_689_512, {"output": False}, 11_727_912),
+        (lambda: models.pyramidnet(110, 270, classes=100), 28_511_307, {}, 28_825_299),
+    ],
+)
+def test_counts_of_the_paper(build, plain, options, patched):
+    with torch.device("meta"):
+        network = build()
+    structure = Patched(mixture=Mixture(components=5), **options)
+    assert parameters(network) == plain
+    assert parameters(structure.convert(network, generator())) == patched
+    assert structure.overhead(network) == patched - plain
+
+
+@pytest.mark.parametrize("method", FAMILY)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_passes_differ_in_evaluation_and_statistics_stay(name, method):
+    network, x = make(name)
+    everything = ("*",) if method in ("explicit_ensemble", "dropout", "drop_connect") else ()
+    norms = method in ("explicit_ensemble", "emp", "ecmp")
+    exclude = (
+        () if norms else tuple(n for n, m in network.named_modules() if "Norm" in type(m).__name__ or n == "left.1")
+    )
+    structure = Patched(
+        mixture=FAMILY[method], norms=norms, include=everything, exclude=("", *exclude) if everything else exclude
+    )
+    joint = structure.convert(network, generator()).eval()
+    before = {n: b.clone() for n, b in joint.named_buffers()}
+    outs = []
+    for key in range(12):
+        with draws.keyed(key):
+            outs.append(structure.unfold(joint(structure.feed(x, None)[0])))
+    assert outs[0].shape[:2] == (1, len(x))
+    assert any(not torch.allclose(outs[0], out) for out in outs[1:])
+    with draws.keyed(0):
+        assert torch.equal(outs[0], structure.unfold(joint(x)))
+    assert all(torch.equal(b, before[n]) for n, b in joint.named_buffers())
+    member = structure.member(joint, 0)
+    assert not any(isinstance(m, PatchedLayer) for m in member.modules())
+    assert member(x).shape == outs[0].shape[1:]
+
+
+def test_training_gives_every_used_component_its_gradient():
+    network, x = make("resnet")
+    structure = Patched(mixture=Mixture(components=3))
+    joint = structure.convert(network, generator()).train()
+    reached = set()
+    for key in range(30):
+        joint.zero_grad()
+        with draws.keyed(key):
+            joint(x).square().sum().backward()
+        for n, p in joint.named_parameters():
+            if ".patches.weight" in n and p.grad is not None:
+                reached |= {(n, k) for k in range(3) if p.grad[k].any()}
+    assert reached == {(n, k) for n, _ in joint.named_parameters() if ".patches.weight" in n for k in range(3)}
+
+
+def test_one_component_is_the_plain_network():
+    network, x = make("resnet")
+    joint = Patched(mixture=Mixture(components=1)).convert(network, generator())
+    for training in (True, False):
+        torch.testing.assert_close(joint.train(training)(x), network.train(training)(x))
+
+
+def test_networks_and_draws_can_be_batched():
+    network, x = make("resnet")
+    structure = Patched(mixture=FAMILY["ecmp"])
+    joint = structure.convert(network, generator()).eval()
+
+    def run(words):
+        with draws.keyed(words, 2):
+            return joint(x)
+
+    together = torch.func.vmap(run)(draws.words(3, 4, 5))
+    for i, key in enumerate((3, 4, 5)):
+        with draws.keyed(key, 2):
+            torch.testing.assert_close(together[i], joint(x))
+
+
+def test_attention_is_opened_when_it_is_named():
+    network, x = make("vit")
+    structure = Patched(norms=False, output=False, include=("attention*",))
+    joint = structure.convert(network, generator())
+    names = {n for n, m in joint.named_modules() if isinstance(m, PatchedLayer)}
+    assert names == {f"attention.{part}" for part in ("query", "key", "value", "out")}
+    assert structure.member(joint, 0)(x).shape == network(x).shape
+
+
+def test_it_survives_json_and_says_what_it_accepts():
+    structure = Patched(mixture=FAMILY["ecmp"], include=("fc*",))
+    assert from_dict(json.loads(json.dumps(structure.to_dict()))) == structure
+    with pytest.raises(InputError, match="members=2"):
+        Patched(members=2)
+    with pytest.raises(ConversionError, match="found nothing to patch"):
+        Patched(output=False).convert(nn.Linear(2, 2), generator())
+    with pytest.raises(ConversionError, match=r"'1' \(LSTM\) cannot be patched"):
+        Patched(include=("1",)).convert(nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2), nn.Linear(2, 2)), generator())

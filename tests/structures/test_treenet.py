@@ -1,0 +1,61 @@
+import pytest
+import torch
+from tests.structures.networks import Text, generator, make
+from torch import nn
+
+from choral.errors import ConversionError, InputError
+from choral.structures import TreeNet
+
+
+def test_the_trunk_is_shared_and_keeps_its_weights():
+    network, _ = make("resnet")
+    joint = TreeNet(members=3, start="layer1.1.conv2").convert(network, generator())
+    state = joint.state_dict()
+    for name, value in network.state_dict().items():
+        stacked = state[f"network.{name}"]
+        if name.startswith(("stem", "layer1.0", "layer1.1.conv1", "layer1.1.bn1")):
+            assert torch.equal(stacked, value)
+        else:
+            assert torch.equal(stacked[0], value)
+            assert stacked.shape == (3, *value.shape)
+
+
+def test_the_trunk_runs_once():
+    calls = []
+
+    class Counting(nn.Linear):
+        def forward(self, x):
+            calls.append(tuple(x.shape))
+            return super().forward(x)
+
+    network = nn.Sequential(Counting(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2))
+    joint = TreeNet(members=3, branches=("3", "4")).convert(network, generator())
+    x = torch.randn(6, 4)
+    joint(x)
+    assert calls == [(6, 4)]
+    norm = joint.network[1]  # type: ignore[index]
+    assert int(norm.num_batches_tracked) == 1
+    torch.testing.assert_close(norm.running_mean, 0.1 * network[0](x).mean(0))
+
+
+def test_the_output_layer_is_the_branch_by_default():
+    network, _ = make("mlp")
+    joint = TreeNet(members=2).convert(network, generator())
+    assert joint.stacked == {"output.weight", "output.bias"}
+
+
+def test_what_cannot_branch_is_refused():
+    with pytest.raises(ConversionError, match=r"'lstm' \(LSTM\) cannot be in a branch"):
+        TreeNet(start="lstm").convert(Text(), generator())
+    with pytest.raises(ConversionError, match=r"start='layr1' fits no layer.*Did you mean 'layer1'"):
+        TreeNet(start="layr1").convert(make("resnet")[0], generator())
+    with pytest.raises(InputError, match="give one of the two"):
+        TreeNet(start="a", branches=("b",))
+    with pytest.raises(InputError, match="kernel='loop'"):
+        TreeNet(kernel="loop")
+
+
+def test_recurrent_trunks_work():
+    joint = TreeNet(members=2).convert(Text(), generator())
+    tokens = torch.randint(0, 11, (3, 5))
+    torch.testing.assert_close(joint(tokens)[1], joint.member(1)(tokens))
