@@ -39,9 +39,11 @@ def check_independence(structure: Structure, network: nn.Module, x: Tensor) -> N
     params: dict[str, Tensor] = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
     buffers = {n: b.clone() for n, b in network.named_buffers()}
     own = {n: params[n] for n in params if n.removeprefix("network.") in network.stacked}
+    sought = [*own.values(), *([inputs] if inputs.requires_grad else [])]
+    if not sought:
+        return
     order, outputs = _run(structure, network, {**params, **buffers}, inputs)
     weights = torch.randn(outputs.shape[1:], generator=torch.Generator().manual_seed(0)).to(outputs)
-    sought = [*own.values(), *([inputs] if inputs.requires_grad else [])]
     for i in range(network.members):
         found = torch.autograd.grad((outputs[i] * weights).sum(), sought, retain_graph=True, allow_unused=True)
         mixed = [_foreign(gradient, i) for gradient in found]

@@ -1,0 +1,52 @@
+"""The members of larger networks of the zoo: rows are the members, and they are independent."""
+
+import pytest
+import torch
+from tests.structures.networks import generator
+
+from choral import models
+from choral.structures import BatchEnsemble, Masksembles, Packed, TreeNet, check_independence
+
+IMAGES = (3, 16, 16)
+ZOO = {
+    "lenet": (lambda: models.lenet("S"), (3, 32, 32), "fc1"),
+    "resnet_cifar20": (lambda: models.resnet_cifar(20), IMAGES, "layer3"),
+    "resnet20_frn": (lambda: models.resnet20_frn(), IMAGES, "layer3"),
+    "resnet50": (lambda: models.resnet50(classes=10, stem="cifar", width=8), IMAGES, "layer4"),
+    "resnext50": (lambda: models.resnext50(classes=10, stem="cifar"), (3, 8, 8), "layer4"),
+    "densenet121": (lambda: models.densenet121(classes=10), (3, 32, 32), ""),
+    "wide_resnet": (lambda: models.wide_resnet(10, 1), IMAGES, "layer3"),
+    "vit": (lambda: models.vit(16, patch=4), IMAGES, "blocks.2"),
+    "transformer": (lambda: models.transformer(50, dropout=0.0), None, "blocks.1"),
+    "cnn_lstm": (lambda: models.cnn_lstm(50), None, "lstm"),
+}
+STRUCTURES = {
+    "packed": lambda start: Packed(members=4, width=2),
+    "batch_ensemble": lambda start: BatchEnsemble(members=2),
+    "masksembles": lambda start: Masksembles(members=2),
+    "treenet": lambda start: TreeNet(members=2, start=start),
+}
+
+
+HEAVY = ("resnext50", "densenet121")  # one structure is enough of these
+CASES = [(name, kind) for name in ZOO for kind in STRUCTURES if kind == "packed" or name not in HEAVY]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_rows_are_members_and_members_are_independent(name, kind):
+    build, shape, start = ZOO[name]
+    torch.manual_seed(0)
+    network = build()
+    x = torch.randint(1, 50, (3, 20)) if shape is None else torch.randn(3, *shape)
+    structure = STRUCTURES[kind](start)
+    joint = structure.convert(network, generator())
+    check_independence(structure, joint, x)
+    joint.train()
+    with torch.no_grad():  # moves running statistics away from their start
+        joint(structure.feed(x, None)[0])
+        joint.eval()
+        rows = structure.unfold(joint(structure.feed(x, None)[0]))
+        for i in range(structure.members):
+            torch.testing.assert_close(rows[i], structure.member(joint, i)(x), atol=1e-5, rtol=1e-5)
+        assert (rows[0] - rows[1]).abs().max() > 1e-4
