@@ -22,7 +22,7 @@ from choral.recipes import METHODS, make
 from choral.training import Training
 from choral.types import Build
 
-__all__ = ["Comparison", "compare", "measure", "recipes_for"]
+__all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def compare(
         x_train, y_train, x_test, y_test = (np.asarray(d) for d in data)
         data = Problem("arrays", x_train, y_train, x_test, y_test)
     problem = data
-    trial = _trial(problem, ood, corruptions)
+    trial = trial_of(problem, ood=ood, corruptions=corruptions)
     rows, evaluations, sketches = [], {}, {}
     for number, recipe in enumerate(recipes):
         twin = sum(r.name == recipe.name for r in recipes[:number])
@@ -156,8 +156,14 @@ def compare(
     return comparison
 
 
-def _trial(problem: Problem, ood: Any, corruptions: Sequence[str] | str) -> Trial:
-    """Return what all methods are judged by: the test rows, strange ones, and corrupted ones if they are images."""
+def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | str = "all") -> Trial:
+    """Return what all methods are judged by: the test rows, strange ones, and corrupted ones if they are images.
+
+    Args:
+        problem: gives the test rows.
+        ood: inputs of another data set; made from the test rows if None.
+        corruptions: names of corruptions, 'all' (of images; none of others) or none.
+    """
     shape = problem.image_shape
     name = "the given second data set"
     if ood is None:

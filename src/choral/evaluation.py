@@ -24,7 +24,7 @@ from choral.prediction import Classification, Prediction, Regression
 from choral.projection import chains, pca
 
 SEVERITIES = (1, 2, 3, 4, 5)
-_SHOWN = 32  # members in matrices, at most
+_SHOWN = 16  # members in matrices, at most
 _BINS = 20
 MAP_ROWS = 200
 
@@ -328,6 +328,7 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str,
         "severities": list(trial.severities),
         "table": table,
         "levels": levels,
+        "by_corruption": {name: sum(cell["nll"] for cell in cells) / len(cells) for name, cells in table.items()},
         "means": metrics.corrupted_means(table),
     }
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from choral.cli import reporting
 from choral.cli.output import note, progress, say, table, write_json
 from choral.errors import InputError
 
@@ -95,14 +96,14 @@ def fit(
     optimiser: Optimiser = None,
     batch_size: Batch = None,
     schedule: Schedule = None,
-    holdout: Holdout = 0.2,
+    holdout: Holdout = 0.25,
     seed: Seed = 0,
     executor: Exec = "auto",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one ensemble and save it."""
-    from choral.compare import measure, recipes_for
+    from choral.compare import recipes_for
     from choral.fit import fit as run
     from choral.recipes import METHODS, make
 
@@ -124,12 +125,12 @@ def fit(
         )
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
-    row = measure(ensemble, problem.x_test, problem.y_test)
+    row = reporting.measured(ensemble, problem, folder)
     if json:
         write_json(row | {"run_dir": str(folder), "saved": str(saved), "task": problem.task})
     else:
         table(f"{problem.name}: {len(problem.x_test)} rows held out", _columns([row]), [row])
-        say(f"saved {saved}; predict with: choral predict {saved} NEW.csv")
+        say(f"saved {saved}; predict with: choral predict {saved} NEW.csv; look at it with: choral report {folder}")
 
 
 @app.command()
@@ -184,48 +185,13 @@ def compare(
     else:
         title = f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} test rows, {epochs} epochs each"
         table(title, _columns(comparison.rows), comparison.rows)
-        if out is not None:
-            say(f"everything is in {out}")
+    if out is not None:
+        page = reporting.report_of_comparison(out)
+        if not json:
+            say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
 
 
 Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]
-
-
-@app.command()
-def evaluate(
-    ensemble: Saved,
-    data: Annotated[str, typer.Argument(help="Labelled data: a built-in name, .npz, .csv or .parquet.")],
-    json: Json = False,
-) -> None:
-    """Measure a saved ensemble on labelled data."""
-    from choral.compare import measure
-    from choral.fit import load
-
-    loaded = load(ensemble)
-    x, y = _labelled(loaded, data)
-    row = measure(loaded, x, y)
-    if json:
-        write_json(row)
-    else:
-        table(
-            f"{ensemble} on {data}: {len(x)} rows",
-            ["measure", "value"],
-            [{"measure": k, "value": v} for k, v in row.items()],
-        )
-
-
-def _labelled(loaded: Any, data: str) -> tuple[Any, Any]:
-    from choral.data.problems import load_problem
-    from choral.data.tables import _check_column, encode_inputs, encode_target, read_table
-
-    if Path(data).suffix in (".csv", ".parquet"):
-        if not loaded.table or "columns" not in loaded.table:
-            raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file.")
-        frame = read_table(Path(data))
-        _check_column(frame, loaded.table["target"], data)
-        return encode_inputs(frame, loaded.table, path=data), encode_target(frame, loaded.table, scaled=False)
-    problem = load_problem(data)
-    return problem.x_test, problem.y_test
 
 
 @app.command()
@@ -297,3 +263,6 @@ def _predictions(loaded: Any, x: Any) -> list[dict[str, Any]]:
         | {"epistemic_std": float(p.epistemic[i, 0]) ** 0.5}
         for i in range(len(x))
     ]
+
+
+reporting.register(app)

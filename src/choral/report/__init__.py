@@ -1,1 +1,5 @@
-"""report"""
+"""Reports: a run or comparison folder as one HTML page that anybody can open, with its figures as files."""
+
+from choral.report.writing import write_report
+
+__all__ = ["write_report"]

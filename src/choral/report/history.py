@@ -1,0 +1,117 @@
+"""What happened over a run: the learning rate its plan asks for, and the losses, operations and sparsity it logged."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from choral import objectives, plan, recipes, structures
+from choral.errors import InputError
+from choral.plan.phases import Collect, Fork, Phase, Repeat, Seq, Train
+from choral.values import from_dict
+
+__all__ = ["events", "history_of", "schedule"]
+_KNOWN = (objectives, plan, recipes, structures)  # loading them makes their kinds readable
+_POINTS = 40  # of one training phase, at most
+
+
+def history_of(recipe: dict[str, Any], log: Path) -> dict[str, Any]:
+    """Return the curves of a run as lists of [epochs, value].
+
+    Keys: rate (segments along one branch of the plan), collected (epochs at which a member is kept on that branch), forks
+    ([epochs, branches]), loss (segments), flops (of one epoch), sparsity, working (share of the operations still at work in
+    networks that close nodes). Epochs of the logged curves are counted over all networks in the order they were trained.
+
+    Args:
+        recipe: the recipe as a dict, from plan.json.
+        log: the log file; it may be missing.
+    """
+    try:
+        found = schedule(from_dict(recipe).plan)
+    except InputError:  # a part of the recipe is the user's own class and is not loaded here
+        found = {"rate": [], "collected": [], "forks": []}
+    return found | _logged(log)
+
+
+def schedule(node: Phase) -> dict[str, Any]:
+    """Return the learning rate along the first branch of a plan.
+
+    >>> from choral.plan import Collect, Constant, Train, fork, seq
+    >>> schedule(fork(3, seq(Train(epochs=2, schedule=Constant(0.1)), Collect())))
+    {'rate': [[[0.0, 0.1], [2.0, 0.1]]], 'collected': [2], 'forks': [[0, 3]]}
+    """
+    segments: list[list[list[float]]] = []
+    collected: list[float] = []
+    forks: list[list[float]] = []
+    epochs = 0
+
+    def walk(node: Phase) -> None:
+        nonlocal epochs
+        if isinstance(node, Seq):
+            for child in node.phases:
+                walk(child)
+        elif isinstance(node, Repeat):
+            for _ in range(node.times):
+                walk(node.body)
+        elif isinstance(node, Fork):
+            forks.append([epochs, node.branches])
+            walk(node.body)
+        elif isinstance(node, Train) and node.epochs:
+            segments.append([[epochs + part * node.epochs, rate] for part, rate in _samples(node)])
+            epochs += node.epochs
+        elif isinstance(node, Collect):
+            collected.append(epochs)
+
+    walk(node)
+    return {"rate": segments, "collected": collected, "forks": forks}
+
+
+def _samples(phase: Train) -> Iterator[tuple[float, float]]:
+    values = [(i / _POINTS, float(f"{phase.schedule.at(min(i / _POINTS, 1 - 1e-9)):.6g}")) for i in range(_POINTS + 1)]
+    if all(v == values[0][1] for _, v in values):
+        values = [values[0], values[-1]]
+    yield from values
+
+
+def events(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a log; lines that were cut short are passed over."""
+    if not log.exists():
+        return
+    with open(log, encoding="utf8") as handle:
+        for line in handle:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event
+
+
+def _logged(log: Path) -> dict[str, Any]:
+    losses: list[list[list[float]]] = []
+    flops: list[list[float]] = []
+    sparsity: list[list[float]] = []
+    working: list[list[float]] = []
+    epochs = operations = 0.0
+    for event in events(log):
+        density = event.get("density")
+        if isinstance(density, int | float):
+            sparsity.append([epochs, round(1 - density, 6)])
+        if event.get("kind") != "epoch":
+            continue
+        left = event.get("remaining")
+        if left:
+            shares = {n: sum(part[n] for part in left) / len(left) for n in ("parameters", "flops")}
+            sparsity.append([event["counted"]["epochs"], round(1 - shares["parameters"], 6)])
+            working.append([event["counted"]["epochs"], round(shares["flops"], 6)])
+        finite = [v for v in event["losses"] if v == v and abs(v) != float("inf")]
+        counted = event["counted"]
+        before, epochs = epochs, counted["epochs"]
+        spent, operations = counted["train_flops"] - operations, counted["train_flops"]
+        if epochs > before:
+            flops.append([epochs, float(f"{spent / (epochs - before):.6g}")])
+        if event["epoch"] == 1 or not losses:
+            losses.append([])
+        if finite:
+            losses[-1].append([epochs, float(f"{sum(finite) / len(finite):.6g}")])
+    return {"loss": [s for s in losses if s], "flops": flops, "sparsity": sparsity, "working": working}

@@ -1,0 +1,123 @@
+"""Pictures of one method each: they fill small frames that stand side by side on the page.
+
+Every function draws on empty axes from a method's evaluation or history.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from choral.report.theme import Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def reliability(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
+    """Draw accuracy by confidence; what a bin is too sure of, or not sure enough of, has a colour of its own."""
+    from matplotlib.colors import to_rgba
+
+    table = found["reliability"]
+    total = sum(table["counts"])
+    bins = [b for b in zip(table["edges"], table["counts"], table["confidence"], table["accuracy"]) if b[1]]
+    left, counts, sure, right = zip(*bins)
+    width = 0.9 * (table["edges"][1] - table["edges"][0])
+    shades = [to_rgba(theme["accent"], 0.35 + 0.65 * min(1.0, 4 * c / total)) for c in counts]  # few rows: pale
+    lower = [min(s, r) for s, r in zip(sure, right)]
+    axes.bar(left, lower, width, align="edge", color=shades)
+    for name, gaps in (
+        ("outside", [max(s - r, 0) for s, r in zip(sure, right)]),
+        ("s2", [max(r - s, 0) for s, r in zip(sure, right)]),
+    ):
+        axes.bar(left, gaps, width, bottom=lower, align="edge", color=theme[name], alpha=0.75)
+    axes.plot([0, 1], [0, 1], color=theme["muted"], linewidth=1, dashes=(3, 2))
+    _unit_square(axes)
+    axes.set_xlabel("confidence")
+
+
+def _unit_square(axes: "Axes") -> None:
+    axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+    axes.set_xticklabels(["0", ".5", "1"])
+    axes.set_yticklabels(["0", ".5", "1"])
+
+
+def confidence(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
+    """Draw the shares of rows by confidence (or predicted deviation), familiar above the line and strange below."""
+    shown = found["histograms"]
+    edges = shown["edges"]
+    axes.stairs(shown["in"], edges, fill=True, color=theme["accent"])
+    if "out" in shown:
+        axes.stairs([-v for v in shown["out"]], edges, fill=True, color=theme["outside"])
+    axes.axhline(0, color=theme["muted"], linewidth=0.8)
+    top = max([*shown["in"], *shown.get("out", [])])
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(-1.08 * top if "out" in shown else 0, 1.08 * top)
+    if shown["of"] == "confidence":
+        axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
+    axes.set_yticks([])
+    axes.set_xlabel(shown["of"])
+
+
+def diversity(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
+    """Draw the matrix between members: the stronger the colour, the larger the value."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_rgba
+
+    matrix = found["diversity"]["matrix"]
+    size = len(matrix)
+    cells = [(i, j, v) for i, row in enumerate(matrix) for j, v in enumerate(row) if i != j]
+    scale = max(abs(v) for _, _, v in cells) or 1.0
+    corners = [
+        [(j, y), (j + 0.94, y), (j + 0.94, y + 0.94), (j, y + 0.94)] for i, j, _ in cells for y in [size - 1 - i]
+    ]
+    shades = [to_rgba(theme["accent" if v >= 0 else "outside"], 0.06 + 0.94 * abs(v) / scale) for _, _, v in cells]
+    axes.add_collection(PolyCollection(corners, facecolors=shades, edgecolors="none"))
+    axes.set(xlim=(-0.03, size), ylim=(-0.03, size), xticks=[], yticks=[])
+    axes.set_aspect("equal")
+    axes.spines[:].set_visible(False)
+    total = found["members"]
+    axes.set_xlabel(f"{size} members" if size == total else f"{size} of {total} members")
+
+
+def rate(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
+    """Draw the learning rate along one branch of the plan, and where members are kept."""
+    for segment in history["rate"]:
+        epochs, rates = zip(*segment)
+        axes.plot(epochs, rates, color=theme["accent"])
+    highest = max((r for s in history["rate"] for _, r in s), default=1.0)
+    kept = sorted(set(history["collected"]))
+    axes.plot(kept, [-0.09 * highest] * len(kept), "^", color=theme["outside"], markersize=4.5, clip_on=False)
+    axes.set_ylim(-0.16 * highest, 1.08 * highest)
+    axes.set_yticks([0, highest], ["0", f"{highest:.3g}"])
+    axes.set_xlabel("epoch")
+
+
+def loss(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
+    """Draw the training loss over all epochs spent, on a logarithmic axis; each phase is a line."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    segments = [[p for p in s if p[1] > 0] for s in history["loss"]]
+    for segment in segments:
+        if segment:
+            epochs, losses = zip(*segment)
+            axes.plot(epochs, losses, color=theme["s2"], marker="." if len(segment) < 4 else None)
+    values = [v for s in segments for _, v in s]
+    if values:
+        axes.set_yscale("log")
+        ends = [min(values), max(values)] if max(values) > 1.3 * min(values) else [max(values)]
+        axes.set_yticks(ends, [f"{v:.2g}" for v in ends])
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("epochs spent")
+
+
+def intervals(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
+    """Draw predicted intervals of some rows in order of their means, and the targets: filled inside, open outside."""
+    rows = found["intervals"]["rows"]
+    for i, row in enumerate(rows):
+        axes.plot([i, i], [row["low"], row["high"]], color=theme["accent"], alpha=0.45, linewidth=2)
+    inside = [row["low"] <= row["target"] <= row["high"] for row in rows]
+    for held, colour in ((True, theme["ink"]), (False, theme["outside"])):
+        places = [i for i, h in enumerate(inside) if h is held]
+        axes.plot(places, [rows[i]["target"] for i in places], "o", color=colour, markersize=2.6)
+    axes.plot(range(len(rows)), [row["mean"] for row in rows], color=theme["accent"], linewidth=1.2)
+    axes.set_xticks([])
+    axes.set_xlabel("rows by predicted mean")

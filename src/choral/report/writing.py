@@ -1,0 +1,35 @@
+"""Write a report: page, figures and the numbers behind them."""
+
+from pathlib import Path
+
+from choral.engine.files import write_bytes, write_json
+from choral.report.content import collect, read_json
+from choral.report.figures import Panels, Picture, all_panels, pictures
+from choral.report.page import render
+from choral.report.theme import settings
+
+
+def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
+    """Write report.html, figures/ and results.json from a run, a comparison or a folder of runs; return the page's path.
+
+    The page holds everything it needs and asks the network for nothing. Figures are also written as SVG (light and dark)
+    and PNG. Every number on the page is in the results.json beside it, which keeps what it held before.
+
+    Args:
+        folder: what `choral.fit` or `choral.compare` was given as run_dir.
+        out: where to write; the folder itself if None.
+    """
+    folder = Path(folder)
+    content = collect(folder)
+    place = folder if out is None else Path(out)
+    drawn, frames = pictures(content), all_panels(content)
+    with settings():
+        page = render(content, drawn, frames)
+        parts: list[Picture | Panels] = [*drawn, *frames]
+        for part in parts:
+            for name, data in part.files():
+                write_bytes(place / "figures" / name, data)
+    held = read_json(place / "results.json") or {}
+    write_json(place / "results.json", held | content.results)
+    write_bytes(place / "report.html", page.encode())
+    return place / "report.html"
