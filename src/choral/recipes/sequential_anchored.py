@@ -67,11 +67,11 @@ def sequential_anchored(
     first = (budget if members == chains else min(100, budget - budget // 2)) if first_epochs is None else first_epochs
     if members is None:
         length = 2 if step_epochs is None else step_epochs
-        steps = (budget - first) // length if length > 0 else 0
+        steps = max(0, budget - first) // max(length, 1)
     else:
         steps = members // chains - 1
         length = (budget - first) // max(steps, 1) if step_epochs is None else step_epochs
-    if first < 1 or length < (1 if steps else 0) or first + steps * length > budget:
+    if first < 1 or length < min(steps, 1) or first + steps * length > budget:
         raise InputError(
             f"epochs is {epochs}, which gives each of {chains} chain(s) {budget}: too few for a first member of {first} and "
             f"{steps} more of {max(length, 1)}; give more epochs, fewer members or shorter steps."

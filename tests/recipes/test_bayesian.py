@@ -1,0 +1,289 @@
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.conformance.problem import CALM, PROBLEMS, regression
+from torch import nn
+from typer.testing import CliRunner
+
+from choral import models
+from choral.cli.app import app
+from choral.errors import InputError, PlanError
+from choral.fit import fit
+from choral.objectives.likelihoods import FixedGaussian
+from choral.plan import SGD, Collect, Constant, DrawTargetShift, Reset, Train, fork
+from choral.plan.phases import visit
+from choral.recipe import Recipe
+from choral.recipes import make
+from choral.recipes.sebays import SCHEDULES, schedules
+from choral.variational import std_of
+from choral.walks import IID, GuidedWalk
+
+BUDGETS = [(200, 51, 11), (500, 152, 32), (1000, 351, 72), (10000, 4510, 910)]
+
+
+@pytest.mark.parametrize(("epochs", "members", "small"), BUDGETS)
+def test_sequential_anchored_members_are_those_of_the_papers_tables(epochs, members, small):
+    done = CliRunner().invoke(app, ["plan", "sequential_anchored", "--epochs", str(epochs), "--json"])
+    described = json.loads(done.output)
+    assert described["members"] == members
+    assert epochs - 4 <= described["epochs"] <= epochs
+    assert make("sequential_anchored", epochs=epochs, step_epochs=10).members == small
+    assert make("anchored", epochs=epochs).members == epochs // 100
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"epochs": 24}, [12, 2, 2, 2, 2, 2, 2]),
+        ({"epochs": 3}, [2]),
+        ({"epochs": 1}, [1]),
+        ({"epochs": 20, "members": 6}, [10, 2, 2, 2, 2, 2]),
+        ({"epochs": 20, "members": 1}, [20]),
+        ({"epochs": 20, "chains": 2}, [5, 2, 2] * 2),
+        ({"epochs": 500, "members": 3}, [100, 200, 200]),
+        ({"epochs": 20, "first_epochs": 4, "step_epochs": 8}, [4, 8, 8]),
+    ],
+)
+def test_other_budgets_are_split_by_the_same_rule(options, shape):
+    found = []
+    recipe = make("sequential_anchored", **options)
+    visit(recipe.plan, lambda node, _: found.append(node.epochs) if isinstance(node, Train) else None)
+    assert found == shape
+    assert recipe.epochs <= options["epochs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 20, "members": 5, "chains": 2}, "a multiple of 2"),
+        ({"epochs": 20, "members": 30}, "too few for a first member of 10 and 29 more"),
+        ({"epochs": 20, "first_epochs": 21}, "too few for a first member of 21"),
+        ({"epochs": 20, "members": 0}, "members is 0"),
+        ({"epochs": 3, "chains": 4}, "too few for 4 members"),
+    ],
+)
+def test_budgets_that_cannot_be_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        make("sequential_anchored", **options)
+
+
+def test_the_anchor_is_the_only_prior_whatever_the_training_says():
+    decaying = replace(CALM, optimiser=SGD(weight_decay=0.1))
+    for name in ("anchored", "sequential_anchored"):
+        found = []
+        plan = make(name, epochs=12, training=decaying).plan
+        visit(plan, lambda node, _, found=found: found.append(node) if isinstance(node, Train) else None)
+        assert found
+        assert all(phase.optimiser.weight_decay == 0 for phase in found)
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
+    """One full-batch step of a linear network, against the step worked out from the slots."""
+    x, y = regression(20)
+    plan = fork(
+        chains,
+        Reset(),
+        DrawTargetShift(walk=IID(), prior_std=1.0),
+        Train(epochs=2, batch_size=7, schedule=Constant(0.1), optimiser=SGD(momentum=0.0)),
+        Collect(),
+    )
+    likelihood = FixedGaussian(precision=4.0)
+    results = {}
+    for executor in ("sequential", "vectorised"):
+        recipe = Recipe(name="noisy", plan=plan)
+        ensemble = fit(lambda: nn.Linear(6, 1), (x, y), recipe, executor=executor, likelihood=likelihood, seed=5)
+        results[executor] = [s.params for s in ensemble.states()]
+    for a, b in zip(results["sequential"], results["vectorised"]):
+        assert torch.allclose(a["weight"], b["weight"], atol=1e-6)
+    from choral import rng
+    from choral.engine.run import _order
+
+    for i, params in enumerate(results["sequential"]):
+        with rng.seeded(5, f"f{i}", 0, "build"):
+            network = nn.Linear(6, 1)
+        noise = torch.randn(20, 1, generator=rng.generator(5, f"f{i}", 1, "target shift")) * 0.5
+        key = rng.key(5, f"f{i}", 2, "train")
+        optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+        for epoch in range(2):
+            order = _order(key, epoch, 20, None)
+            for start in (0, 7, 14):
+                index = order[start : start + 7]
+                optimiser.zero_grad()
+                (2.0 * F.mse_loss(network(x[index]), y[index] + noise[index])).backward()
+                optimiser.step()
+        assert torch.allclose(network.weight, params["weight"], atol=1e-6)
+
+
+def test_chains_with_walking_noise_resume_and_agree_across_executors(tmp_path):
+    x, y = regression(40)
+    recipe = make("sequential_anchored", epochs=24, chains=3, target_noise=True, walk=GuidedWalk(step_std=0.1))
+
+    def run(**options):
+        return fit(lambda: models.mlp(6, 1, hidden=(5,)), (x, y), recipe, **options)
+
+    one, many = run(executor="sequential"), run(executor="vectorised")
+    for a, b in zip(one.states(), many.states()):
+        assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
+    seen = 0
+
+    def stop(event):
+        nonlocal seen
+        seen += 1
+        if seen == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(executor="vectorised", run_dir=tmp_path, checkpoint_seconds=0, listener=stop)
+    resumed = run(executor="vectorised", run_dir=tmp_path)
+    for a, b in zip(resumed.states(), many.states()):
+        assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+
+
+def test_target_noise_is_refused_for_classes():
+    build, data = PROBLEMS["classification"]
+    with pytest.raises(PlanError, match="leave target_noise off"):
+        fit(build, data(), make("anchored", epochs=4, target_noise=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "later"),
+    [
+        ("stepwise", [0.01, 0.01, 0.001, 0.001], [0.01, 0.01, 0.001, 0.001]),
+        ("cosine", [0.01, 0.0086820, 0.0055, 0.0023180], [0.01, 0.0086820, 0.0055, 0.0023180]),
+        ("linear_1", [0.01, 0.00775, 0.0055, 0.00325], [0.01, 0.00775, 0.0055, 0.00325]),
+        ("linear_fge", [0.1, 0.055, 0.01, 0.0055], [0.001, 0.0055, 0.01, 0.0055]),
+    ],
+)
+def test_exploitation_schedules_are_those_of_appendix_g(name, first, later):
+    found = [[schedule.at(p) for p in (0.0, 0.25, 0.5, 0.75)] for schedule in schedules(name, 0.1)]
+    assert found[0] == pytest.approx(first, abs=1e-6)
+    assert found[1] == pytest.approx(later, abs=1e-6)
+    ends = [schedule.at(1.0) for schedule in schedules(name, 0.1)]
+    assert ends == pytest.approx([0.001, 0.001])
+
+
+def test_the_sequential_plans_are_those_of_the_paper():
+    for name in ("sebays_freeze", "sebays_no_freeze", "bnn_sequential"):
+        found = []
+        visit(make(name).plan, lambda node, _, found=found: found.append(node))
+        trained = [(n.epochs, n.schedule.at(0), n.schedule.at(0.99)) for n in found if isinstance(n, Train)]
+        assert trained == [(150, 0.1, 0.1)] + [(100, 0.01, pytest.approx(0.001))] * 3
+        assert all(n.optimiser == SGD(momentum=0.9, clip=1.0) for n in found if isinstance(n, Train))
+        names = [type(n).__name__ for n in found]
+        frozen = ["FreezeGates", "CompactGates"] if name == "sebays_freeze" else []
+        cycle = ["Perturb", "ResetStds", "Train", "Collect"]
+        assert names == ["Reset", "Train", *frozen, "Train", "Collect", *cycle, *cycle]
+
+
+def test_every_branch_begins_with_a_perturbation_of_its_own():
+    found = []
+    visit(
+        make("sebays_freeze", members=4, branches=2).plan,
+        lambda node, place: found.append((type(node).__name__, place)),
+    )
+    names = [name for name, _ in found]
+    kept = ["Train", "Collect"]
+    branch = ["Perturb", "ResetStds", *kept, "Perturb", "ResetStds", *kept]
+    assert names == ["Reset", "Train", "FreezeGates", "CompactGates", *branch, *branch]
+    assert [place[1] for name, place in found if name == "Perturb"] == ["f0", "f0", "f1", "f1"]
+
+
+def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():
+    for clip in (None, 3.0):
+        found = []
+        plan = make("bnn", epochs=4, training=replace(CALM, optimiser=SGD(clip=clip))).plan
+        visit(plan, lambda node, _, found=found: found.append(node) if isinstance(node, Train) else None)
+        assert [phase.optimiser.clip for phase in found] == [clip or 1.0]
+
+
+@pytest.mark.parametrize("name", ["sebays_freeze", "sebays_no_freeze", "bnn_sequential"])
+def test_impossible_sequential_settings_are_refused(name):
+    with pytest.raises(InputError, match="a multiple of the branches"):
+        make(name, members=4, branches=3)
+    with pytest.raises(InputError, match=r"give at least 5 epochs"):
+        make(name, epochs=3, members=3)
+    with pytest.raises(InputError, match="give one of stepwise"):
+        make(name, schedule="stepwize")
+
+
+PRUNING = {"gamma": 0.6, "training": CALM}
+
+
+def pruned_network():
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
+    )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("branches", [1, 2])
+def test_freezing_makes_exploitation_cheaper_and_branches_agree_across_executors(branches, schedule):
+    _, data = PROBLEMS["classification"]
+    reset = "redraw" if branches == 2 else "small"
+    recipe = make(
+        "sebays_freeze", epochs=12, members=4, branches=branches, schedule=schedule, reset=reset,
+        recalibrate=branches == 2, **PRUNING,
+    )  # fmt: skip
+    events = []
+    ensemble = fit(
+        pruned_network,
+        data(),
+        recipe,
+        executor="sequential",
+        listener=lambda e: events.append(json.loads(json.dumps(e))),
+    )
+    other = fit(pruned_network, data(), recipe, executor="vectorised")
+    for a, b in zip(ensemble.states(), other.states()):
+        assert a.form == b.form
+        assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)
+    epochs = [e for e in events if e["kind"] == "epoch"]
+    used = [0, *(e["counted"]["train_flops"] for e in epochs)]
+    spent = [b - a for a, b in itertools.pairwise(used)]
+    explored = recipe.epochs - 4 * 2
+    assert len(set(spent[:explored])) == 1
+    assert max(spent[explored:]) < 0.8 * spent[0]
+    ratio = spent[-1] / spent[0]
+    assert epochs[-1]["remaining"][0]["flops"] == pytest.approx(ratio, rel=1e-6)  # all closed nodes could be cut
+    assert epochs[0]["remaining"][0]["flops"] >= epochs[-1]["remaining"][0]["flops"]
+    assert all(s.form["axes"]["0.weight_mean"]["0"] for s in ensemble.states())
+    assert ensemble.parameters < 4 * 0.8 * sum(2 * p.numel() for p in pruned_network().parameters())
+    first, second = (s.params["0.weight_mean"] for s in list(ensemble.states())[:2])
+    assert not torch.equal(first, second)
+
+
+def test_without_freezing_the_gates_go_on_learning_and_the_network_keeps_its_shape():
+    _, data = PROBLEMS["classification"]
+    events = []
+    recipe = make("sebays_no_freeze", epochs=12, members=4, **PRUNING)
+    ensemble = fit(pruned_network, data(), recipe, listener=lambda e: events.append(json.loads(json.dumps(e))))
+    gates = [s.params["0.gate_logit"] for s in ensemble.states()]
+    assert all(s.form is None for s in ensemble.states())
+    assert all((a != b).all() for a, b in itertools.pairwise(gates))
+    assert all((s.buffers["0.frozen_gate"] == -1).all() for s in ensemble.states())
+    assert all(0 < e["remaining"][0]["parameters"] <= 1 for e in events if e["kind"] == "epoch")
+
+
+@pytest.mark.parametrize(("reset", "scale"), [("small", 1e-6), ("redraw", 0.00248)])
+def test_posteriors_are_narrow_again_after_each_member(reset, scale):
+    _, data = PROBLEMS["regression"]
+    recipe = make("bnn_sequential", epochs=12, members=4, reset=reset, training=replace(CALM, rate=1e-4))
+    ensemble = fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe)
+    for state in list(ensemble.states())[1:]:  # rates are so small that nothing moves far from the reset
+        stds = std_of(state.params["linear1.weight_rho"])
+        assert float(stds.median()) == pytest.approx(scale, rel=0.1)
+
+
+def test_several_bayesian_networks_agree_across_executors():
+    _, data = PROBLEMS["regression"]
+    for name in ("bnn", "ssbnn"):
+        recipe = make(name, epochs=12, members=3, training=CALM)
+        runs = [
+            fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe, executor=e) for e in ("sequential", "vectorised")
+        ]
+        for a, b in zip(*(run.states() for run in runs)):
+            assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)
