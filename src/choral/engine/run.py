@@ -131,7 +131,8 @@ class Run:
             assert isinstance(node, Operator)
             for lane in lanes:
                 lane.state = node.apply(lane.state, self._context(lane, suffix))
-                self.log.event(kind="operator", name=type(node).__name__, place=_path(lane.place + suffix))
+                place = _path(lane.place + suffix)
+                self.log.event(kind="operator", name=type(node).__name__, place=place, **_density(lane.state))
         group.version = (position + 1, 0)
         self._checkpoint(group, position + 1, 0)
 
@@ -296,6 +297,13 @@ class Run:
 def _take_out(team: Sequence[Lane], trainer: Trainer) -> None:
     for lane, state in zip(team, trainer.states()):
         lane.state = state
+
+
+def _density(state: State) -> dict[str, float]:
+    """Return the share of maskable weights that are at work, if the state has a mask."""
+    mask = state.slots.get("mask", {})
+    total = sum(m.numel() for m in mask.values())
+    return {"density": sum(int(m.sum()) for m in mask.values()) / total} if total else {}
 
 
 def _subset(state: State | None) -> torch.Tensor | None:
