@@ -162,8 +162,8 @@ def test_keeping_adds_to_a_run_folder_and_loading_ignores_it(tmp_path, found):
     build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731
     fitted = choral.fit(build, (X, Y), recipe, run_dir=tmp_path)
     before = dict(fitted.info)
-    keep(tmp_path, found)
-    assert json.loads((tmp_path / "results.json").read_text())["evaluation"] == found
+    keep(tmp_path, fitted, found)
+    assert json.loads((tmp_path / "results.json").read_text())["evaluation"] == {"single": found}
     assert choral.load(tmp_path).info == before
     assert choral.fit(build, (X, Y), recipe, run_dir=tmp_path).info == before
 

@@ -142,7 +142,7 @@ def compare(
         sketches[name] = sketch(ensemble.predict(problem.x_test[:MAP_ROWS]))
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
         if folder is not None:
-            keep(folder, evaluations[name])
+            keep(folder, ensemble, evaluations[name])
     details: dict[str, Any] = {"evaluation": evaluations, "map": {"pca": pca(sketches), "tsne": tsne(sketches)}}
     errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else rows[0]["method"])
     if errors is not None:

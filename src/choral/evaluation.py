@@ -181,11 +181,11 @@ def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -
     return head | measured | cost
 
 
-def keep(folder: Path, evaluation: dict[str, Any]) -> None:
-    """Write an evaluation into the results.json of a run folder, where `choral report` finds it."""
+def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any]) -> None:
+    """Write an ensemble's evaluation into the results.json of its run folder, where `choral report` finds it."""
     path = folder / "results.json"
     stored = json.loads(path.read_text()) if path.exists() else {}
-    write_json(path, stored | {"evaluation": evaluation})
+    write_json(path, stored | {"evaluation": {ensemble.recipe.name: evaluation}})
 
 
 def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: str) -> dict[str, Any] | None:

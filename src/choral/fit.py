@@ -298,8 +298,9 @@ def _results(run: Run, store: MemberStore, count: int, seconds: float) -> dict[s
 
 
 def _summary(results: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what an ensemble keeps of a run's results: its costs, not the evaluations and curves of a report."""
-    return {k: v for k, v in (results or {}).items() if k not in ("evaluation", "history", "plans", "rows", "settings")}
+    """Return what an ensemble keeps of a run's results: its costs, not what evaluations and reports have added."""
+    added = ("corruption_errors", "evaluation", "history", "map", "plans", "ranking", "rows", "settings")
+    return {k: v for k, v in (results or {}).items() if k not in added}
 
 
 def load(path: str | Path, build: Build | nn.Module | None = None) -> Ensemble:

@@ -44,7 +44,7 @@ def evaluate(
         shapes = f"{data} {x.shape[1:]}" + ("" if other is None else f", {ood} {other.shape[1:]}")
         raise InputError(f"the ensemble cannot read rows of these shapes: {shapes}; give data like its own.") from error
     if keep:
-        write(ensemble, found)
+        write(ensemble, loaded, found)
     if json:
         write_json(row_of(loaded, found) | {"evaluation": found})
         return
@@ -113,7 +113,7 @@ def measured(ensemble: Any, problem: Any, folder: Path) -> dict[str, Any]:
     from choral.evaluation import judge, keep, row_of
 
     found = judge(ensemble, trial_of(problem))
-    keep(folder, found)
+    keep(folder, ensemble, found)
     return row_of(ensemble, found)
 
 

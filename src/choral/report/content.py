@@ -95,8 +95,8 @@ def _with_rows(results: dict[str, Any], runs: dict[str, Path]) -> dict[str, Any]
         counted = own.get("counted", {})
         row |= {"parameters": own.get("parameters"), "predict_flops": own.get("predict_flops")}
         row |= {n: counted.get(n) for n in ("train_flops", "train_seconds")}
-        if "evaluation" in own:
-            found = evaluations[name] = own["evaluation"]
+        for found in own.get("evaluation", {}).values():
+            evaluations[name] = found
             row |= found["scores"] | found["cost"] | found.get("corruptions", {}).get("means", {})
             if "ood" in found:
                 best = "entropy" if found["task"] == "classification" else "variance"
@@ -119,4 +119,6 @@ def _finished(folder: Path, results: dict[str, Any], runs: dict[str, Path]) -> C
     results |= {"plans": plans, "history": histories, "ranking": ranking(results["rows"], costs=list(COSTS))}
     data = results["settings"].get("data")
     title = f"{data}: {len(runs)} methods compared" if data else folder.resolve().name
+    if not data and len(runs) == 1:
+        title = f"{next(iter(runs))} in {title}"
     return Content(title, results)

@@ -96,7 +96,7 @@ def _logged(log: Path) -> dict[str, Any]:
     for event in events(log):
         density = event.get("density")
         if isinstance(density, int | float):
-            sparsity.append([epochs, round(1 - density, 6)])
+            sparsity += [[epochs, sparsity[-1][1] if sparsity else 0.0], [epochs, round(1 - density, 6)]]  # a step
         if event.get("kind") != "epoch":
             continue
         left = event.get("remaining")
@@ -114,4 +114,7 @@ def _logged(log: Path) -> dict[str, Any]:
             losses.append([])
         if finite:
             losses[-1].append([epochs, float(f"{sum(finite) / len(finite):.6g}")])
+    if sparsity and not working:
+        sparsity = [[0.0, 0.0], *sparsity, [epochs, sparsity[-1][1]]]
+    sparsity = [point for i, point in enumerate(sparsity) if not i or point != sparsity[i - 1]]
     return {"loss": [s for s in losses if s], "flops": flops, "sparsity": sparsity, "working": working}

@@ -93,10 +93,8 @@ def _facts(content: Content) -> str:
         if rows:
             best = (max if name in ("accuracy", "ood_auroc") else min)(rows, key=lambda r: r[name])
             text = what if len(content.methods) > 1 else label(name)
-            items.append(
-                f'<li><span class="what">{text}</span>{number(best[name], tag="span", css="value")}'
-                f'<span class="who">{escape(best["method"])}</span></li>'
-            )
+            who = f'<span class="who">{escape(best["method"])}</span>' if len(content.methods) > 1 else ""
+            items.append(f'<li><span class="what">{text}</span>{number(best[name], tag="span", css="value")}{who}</li>')
     return f'<ul class="facts">{"".join(items)}</ul>' if items else ""
 
 
@@ -128,7 +126,7 @@ def _frames(panels: Panels, notes: dict[str, str], *, large: bool = False) -> st
         f"{panels.inline(m)}</figure>"
         for m in panels.data
     )
-    return f'<div class="frames{" large" if large else ""}" id="{panels.name}">{figures}</div>'
+    return f'<div class="frames{" large" if large else ""}">{figures}</div>'
 
 
 def _noted(content: Content, name: str, text: str) -> dict[str, str]:
@@ -151,15 +149,16 @@ def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[str]:
         )
         rank = f"{entry['rank']}. " if entry["rank"] else ""
         dot = f'<span class="dot" style="{_tint(content, method)}"></span> '
-        rows.append(content.row(method) | {"before": f"{dot}{rank}{stars}"})
+        rows.append(content.row(method) | ({"before": f"{dot}{rank}{stars}"} if len(places) > 1 else {}))
     columns = [c for c in RANKED if any(r.get(c) is not None for r in rows)]
     several = len(rows) > 1
-    text = (
-        "Ranked by negative log likelihood (NLL) on the test rows. A star marks the Pareto front: no other method is at least "
-        "as good in both NLL and cost. Press a heading to sort; press a method above to follow it through every figure."
-        if several
-        else "What was measured on the test rows, and what it cost."
-    )
+    text = "What was measured on the test rows, and what it cost."
+    if several and "nll" in columns:
+        text = (
+            "Ranked by negative log likelihood (NLL) on the test rows. A star marks the Pareto front: no other method is at "
+            "least as good in both NLL and cost. Press a heading to sort; press a method above to follow it through every "
+            "figure."
+        )
     yield _section(
         "ranking",
         "Methods at equal budget" if several else "Scores",

@@ -79,6 +79,8 @@ def diversity(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
 
 def rate(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
     """Draw the learning rate along one branch of the plan, and where members are kept."""
+    from matplotlib.ticker import MaxNLocator
+
     for segment in history["rate"]:
         epochs, rates = zip(*segment)
         axes.plot(epochs, rates, color=theme["accent"])
@@ -87,12 +89,13 @@ def rate(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
     axes.plot(kept, [-0.09 * highest] * len(kept), "^", color=theme["outside"], markersize=4.5, clip_on=False)
     axes.set_ylim(-0.16 * highest, 1.08 * highest)
     axes.set_yticks([0, highest], ["0", f"{highest:.3g}"])
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("epoch")
 
 
 def loss(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
     """Draw the training loss over all epochs spent, on a logarithmic axis; each phase is a line."""
-    from matplotlib.ticker import NullFormatter, NullLocator
+    from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
     segments = [[p for p in s if p[1] > 0] for s in history["loss"]]
     for segment in segments:
@@ -106,6 +109,7 @@ def loss(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
         axes.set_yticks(ends, [f"{v:.2g}" for v in ends])
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("epochs spent")
 
 

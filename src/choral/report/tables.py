@@ -45,8 +45,8 @@ RANKED = (
 def shown(value: Any) -> str:
     """Return a number as a person reads it.
 
-    >>> shown(0.95768), shown(44850), shown(1207808000.0), shown(12.345), shown(None), shown(1.5e-7)
-    ('0.9577', '44,850', '1.21 G', '12.3', '', '1.5e-07')
+    >>> shown(0.95768), shown(44850), shown(1207808000.0), shown(12.346), shown(None), shown(1.5e-7)
+    ('0.9577', '44,850', '1.21 G', '12.35', '', '1.5e-07')
     """
     if value is None or isinstance(value, str):
         return value or ""
@@ -57,7 +57,7 @@ def shown(value: Any) -> str:
     if isinstance(value, int) or (size >= 1000 and float(value).is_integer()):
         return f"{int(value):,}"
     if size >= 10:
-        return f"{value:.3g}" if size < 1000 else f"{value:,.0f}"
+        return f"{value:.2f}" if size < 100 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
     return f"{value:.4f}" if size >= 1e-3 or not size else f"{value:.2g}"
 
 

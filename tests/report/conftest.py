@@ -1,0 +1,58 @@
+"""Folders that reports are made of, small and made once."""
+
+import numpy as np
+import pytest
+
+from choral import models
+from choral.compare import compare
+from choral.data.problems import Problem, load_problem
+from choral.plan import Adam
+from choral.report import write_report
+from choral.training import Training
+
+QUICK = Training(rate=0.005, optimiser=Adam(), batch_size=64)
+
+
+@pytest.fixture(scope="session")
+def comparison(tmp_path_factory):
+    """Three methods on some of the digits, with strange and corrupted rows, and its report."""
+    folder = tmp_path_factory.mktemp("comparison")
+    whole = load_problem("digits")
+    part = Problem(
+        "digits", whole.x_train[:400], whole.y_train[:400], whole.x_test[:120], whole.y_test[:120], image_shape=(8, 8)
+    )
+    compare(
+        lambda: models.mlp(64, 10, hidden=(16,)),
+        part,
+        ["single", "snapshot", "prune_and_tune"],
+        epochs=8,
+        members=4,
+        training=QUICK,
+        run_dir=folder,
+        executor="sequential",
+        corruptions=("fog", "pixelate"),
+    )
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def regression(tmp_path_factory):
+    """Two methods on a line, and its report; the data's name tries to break the page."""
+    folder = tmp_path_factory.mktemp("regression")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(160, 2)).astype(np.float32)
+    y = (x[:, 0] + 0.3 * draw.normal(size=160)).astype(np.float32)
+    problem = Problem('<script>alert("1")</script> & co', x[:100], y[:100], x[100:], y[100:])
+    compare(
+        lambda: models.mlp(2, 2, hidden=(8,)),
+        problem,
+        ["single", "deep_ensemble"],
+        epochs=6,
+        members=3,
+        training=QUICK,
+        run_dir=folder,
+        executor="sequential",
+    )
+    write_report(folder)
+    return folder

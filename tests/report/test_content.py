@@ -1,0 +1,53 @@
+import json
+import shutil
+
+import pytest
+
+from choral.errors import RunError
+from choral.report.content import collect
+
+
+def test_a_comparison_is_ranked_and_knows_its_plans(comparison):
+    found = collect(comparison)
+    assert found.title == "digits: 3 methods compared"
+    losses = [found.row(m)["nll"] for m in found.methods]
+    assert losses == sorted(losses)
+    assert set(found.results["plans"]) == set(found.methods) == {"single", "snapshot", "prune_and_tune"}
+    assert found.task == "classification"
+    assert found.results["history"]["prune_and_tune"]["sparsity"][-1][1] > 0
+
+
+def test_one_run_is_a_comparison_of_one(comparison):
+    found = collect(comparison / "snapshot")
+    assert found.methods == ["snapshot"]
+    whole = collect(comparison).row("snapshot")
+    own = found.row("snapshot")
+    assert {k: whole[k] for k in own} == own
+
+
+def test_a_folder_of_runs_needs_no_results_of_its_own(comparison, tmp_path):
+    for name in ("single", "snapshot"):
+        shutil.copytree(comparison / name, tmp_path / f"{name}-0")
+    found = collect(tmp_path)
+    assert set(found.methods) == {"single-0", "snapshot-0"}
+    assert found.row("single-0")["nll"] == collect(comparison).row("single")["nll"]
+
+
+def test_runs_that_were_not_evaluated_have_costs_only(comparison, tmp_path):
+    shutil.copytree(comparison / "single", tmp_path / "run")
+    path = tmp_path / "run" / "results.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "evaluation"}))
+    found = collect(tmp_path / "run")
+    assert found.task is None
+    assert found.results["ranking"][0]["rank"] is None
+    assert found.row("single")["train_flops"] > 0
+
+
+def test_other_folders_are_refused_with_a_sentence(tmp_path):
+    with pytest.raises(RunError, match="holds no run"):
+        collect(tmp_path)
+    with pytest.raises(RunError, match="is not a folder"):
+        collect(tmp_path / "nothing")
+    (tmp_path / "results.json").write_text("{broken")
+    with pytest.raises(RunError, match=r"results\.json cannot be read"):
+        collect(tmp_path)
