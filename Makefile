@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test browser lint format bench clean
 
 help:
 	@echo "make setup   make $(VENV) and install choral with pinned versions"
 	@echo "make demo    compare every method on the digits data and write a report"
 	@echo "make test    the whole quick test suite"
+	@echo "make browser install Chromium for the tests of the report (Debian, as root)"
 	@echo "make lint    formatter, linter and type checker"
 	@echo "make bench   the speed ratios (benchmarks/engine.py)"
 
@@ -32,6 +33,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+browser:
+	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

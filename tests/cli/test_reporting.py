@@ -1,0 +1,82 @@
+"""choral evaluate and choral report."""
+
+import json
+
+import numpy as np
+import pytest
+from tests.cli.test_app import choral, sentence
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit") / "run"
+    choral("fit", "digits", "--method", "snapshot", "--epochs", 5, "--members", 5, "--out", folder, "--json")
+    return folder
+
+
+def test_evaluate_measures_strangers_and_corruptions(run, tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.random((50, 64)).astype(np.float32)
+    np.savez(tmp_path / "noise.npz", x_train=x, y_train=np.zeros(50, int), x_test=x, y_test=np.zeros(50, int))
+    call = ["evaluate", run / "ensemble.choral", "digits", "--ood", tmp_path / "noise.npz", "--corruptions", "fog,snow"]
+    found = json.loads(choral(*call, "--json").stdout)
+    scores = found["evaluation"]["ood"]["scores"]
+    assert set(scores) == {"max_probability", "entropy", "mutual_information", "variation_ratio", "max_logit"}
+    assert found["ood_auroc"] == scores["entropy"]["auroc"] > 0.6
+    assert set(found["evaluation"]["corruptions"]["table"]) == {"fog", "snow"}
+    assert found["accuracy"] > found["c_accuracy"]
+    text = choral(*call).stdout
+    assert "fpr95_out" in text
+    assert "snow" in text
+
+
+def test_evaluate_gives_the_row_fit_gave_on_the_same_test_rows(tmp_path):
+    fitted = json.loads(choral("fit", "wine", "--epochs", 4, "--out", tmp_path / "run", "--json").stdout)
+    again = json.loads(choral("evaluate", tmp_path / "run", "wine", "--json").stdout)
+    for name in ("accuracy", "nll", "ece", "parameters", "train_flops"):
+        assert again[name] == fitted[name]
+
+
+def test_report_of_a_run_and_of_a_comparison(run, tmp_path):
+    said = json.loads(choral("report", run, "--out", tmp_path / "shown", "--json").stdout)
+    text = (tmp_path / "shown" / "report.html").read_text()
+    assert said["report"] == str(tmp_path / "shown" / "report.html")
+    assert '<section id="corruption">' in text
+    done = choral(
+        "compare", "--data", "wine", "--methods", "single,bagged", "--epochs", 4, "--out", tmp_path / "c", "-q"
+    )
+    assert f"the report is {tmp_path / 'c' / 'report.html'}" in " ".join(done.stdout.split())
+    assert "bagged" in (tmp_path / "c" / "report.html").read_text()
+
+
+def test_keep_adds_to_the_folder_what_report_shows(run, tmp_path):
+    path = run / "results.json"
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in held.items() if k != "evaluation"}))
+    assert "Nothing has been evaluated" in _page(run, tmp_path / "before")
+    choral("evaluate", run, "digits", "--keep")
+    assert "Nothing has been evaluated" not in _page(run, tmp_path / "after")
+    path.write_text(json.dumps(held))
+
+
+def _page(run, out):
+    choral("report", run, "--out", out)
+    return (out / "report.html").read_text()
+
+
+def test_without_matplotlib_a_comparison_still_ends_well(tmp_path, monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "matplotlib" else real(n, *a))
+    done = choral("compare", "--data", "wine", "--methods", "single", "--epochs", 2, "--out", tmp_path / "c", "-q")
+    assert "matplotlib is missing" in sentence(done)
+    assert not (tmp_path / "c" / "report.html").exists()
+
+
+def test_mistakes_are_answered_with_one_sentence(run, tmp_path):
+    assert "cannot read rows of these shapes" in sentence(choral("evaluate", run, "wine", expect=2))
+    assert "no corruption 'fogg'" in sentence(choral("evaluate", run, "digits", "--corruptions", "fogg", expect=2))
+    saved = run / "ensemble.choral"
+    assert "--keep writes into a run folder" in sentence(choral("evaluate", saved, "digits", "--keep", expect=2))
+    assert "holds no run" in sentence(choral("report", tmp_path, expect=2))
