@@ -108,6 +108,7 @@ def fit_corrections(
     stacking: bool = False,
     level: float | None = None,
     conformal: Literal["aps", "raps", "residual", "scaled", "quantile"] | None = None,
+    seed: int = 0,
 ) -> tuple[Value, ...]:
     """Return corrections fitted one after the other, each on what the ones before leave.
 
@@ -121,6 +122,7 @@ def fit_corrections(
         conformal: 'aps' or 'raps' for classes ('raps' with penalty 0.01 beyond 2 classes); 'residual', 'scaled' (by the
             predicted deviation) or 'quantile' (the mixture's own interval, corrected) for regression. 'aps' and
             'scaled' if None.
+        seed: of the random shares in sets of classes.
     """
     found: list[Value] = []
 
@@ -142,7 +144,7 @@ def fit_corrections(
     if stacking:
         add(fit_stacking(_log_scores(prediction, targets)))
     if level is not None:
-        add(_conformal(prediction, targets, level, conformal))
+        add(_conformal(prediction, targets, level, conformal, seed))
     return tuple(found)
 
 
@@ -168,14 +170,14 @@ def _log_scores(prediction: Prediction, targets: Tensor) -> Tensor:
     return scores.flatten(2).sum(-1)
 
 
-def _conformal(prediction: Prediction, targets: Tensor, level: float, rule: str | None) -> Value:
+def _conformal(prediction: Prediction, targets: Tensor, level: float, rule: str | None, seed: int) -> Value:
     accepted = ("aps", "raps") if isinstance(prediction, Classification) else ("scaled", "residual", "quantile")
     rule = rule or accepted[0]
     if rule not in accepted:
         raise InputError(f"conformal is {rule!r}; for this task give one of {', '.join(accepted)}.")
     if isinstance(prediction, Classification):
         penalty = {"penalty": 0.01, "free_classes": 2} if rule == "raps" else {}
-        return fit_conformal_sets(prediction.probs, targets, level=level, **penalty)  # type: ignore[arg-type]  # plain numbers
+        return fit_conformal_sets(prediction.probs, targets, level=level, seed=seed, **penalty)  # type: ignore[arg-type]  # plain numbers
     assert isinstance(prediction, Regression)
     if rule == "quantile":
         return fit_quantile_intervals(*prediction.mixture_interval(level), targets, level=level)

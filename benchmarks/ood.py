@@ -1,0 +1,151 @@
+"""Can an ensemble tell its own data from other data? Five scores, AUROC / AUPR / FPR95, for many methods.
+
+    python benchmarks/ood.py digits [--seeds 3]
+    CHORAL_DATA=... python benchmarks/ood.py cifar --runs /folder/of/runs
+
+digits: trains methods on scikit-learn's digits and sets them before two sets of digits-like images made by corruption: the
+test images inverted, shuffled in patches or drowned in noise, and the test images under a common corruption at severity 5
+(each image another one). cifar: takes every finished CIFAR-10 run below a folder (see cifar.py) and compares the CIFAR-10
+test set with the CIFAR-100 test set.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from choral.corruptions import COMMON, corrupt
+from choral.data.images import from_images, strange, to_images
+from choral.data.problems import load_problem
+from choral.errors import ChoralError
+from choral.fit import fit, load
+from choral.metrics import ScoreStream, evaluate_ood
+from choral.networks import factory, training_for
+from choral.predict import Ensemble
+from choral.recipes import make
+from datasets import cifar10, loaders
+from machine import write
+
+DIGITS = (
+    "single",
+    "deep_ensemble",
+    "snapshot",
+    "swag",
+    "mc_dropout",
+    "packed",
+    "batch_ensemble",
+    "anchored",
+    "treenet",
+)
+MEASURES = ("auroc", "aupr_out", "fpr95_out")
+
+
+def scores(ensemble: Ensemble, x: np.ndarray, *, batch: int = 2000) -> dict[str, torch.Tensor]:
+    """Return the five scores of every row, batch by batch."""
+    stream = ScoreStream()
+    for start in range(0, len(x), batch):
+        prediction = ensemble.predict(x[start : start + batch])
+        stream.update(prediction.member_probs, member_logits=prediction.logits)
+    return stream.compute()
+
+
+def hardest(x: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Return the images, each under the next common corruption at severity 5."""
+    images = to_images(x, shape=shape)
+    made = images.copy()
+    for i, name in enumerate(COMMON):
+        rows = np.arange(i, len(images), len(COMMON))
+        made[rows] = corrupt(images[rows], name, severity=5, seed=i)
+    return from_images(made, like=x)
+
+
+def digits(seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield one row for each method, seed, second set and score."""
+    problem = load_problem("digits")
+    assert problem.image_shape is not None
+    others = {
+        "inverted, shuffled or noisy": strange(problem.x_test, shape=problem.image_shape)[0],
+        "common corruptions, severity 5": hardest(problem.x_test, problem.image_shape),
+    }
+    for seed in range(seeds):
+        for method in DIGITS:
+            recipe = make(method, epochs=48, training=training_for(problem))
+            ensemble = fit(factory(problem), (problem.x_train, problem.y_train), recipe, seed=seed)
+            own = scores(ensemble, problem.x_test)
+            for name, x in others.items():
+                for score, found in evaluate_ood(own, scores(ensemble, x)).items():
+                    yield {"method": method, "seed": seed, "other": name, "score": score, **found}
+            print(f"{method} seed {seed} done", flush=True)
+
+
+def cifar(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield one row for each finished run and score."""
+    _, _, x_test, _ = cifar10()
+    other = loaders().cifar100("test")[0].transpose(0, 3, 1, 2)
+    for plan in sorted(folder.rglob("plan.json")):
+        label = str(plan.parent.relative_to(folder))
+        if not (plan.parent / "results.json").exists():
+            print(f"{label}: not finished, left out")
+            continue
+        try:
+            ensemble = load(plan.parent)
+            first = ensemble.predict(x_test[:2])
+        except (ChoralError, RuntimeError) as error:
+            print(f"{label}: {str(error).splitlines()[0]}, left out")
+            continue
+        if ensemble.task != "classification" or first.probs.shape[-1] != 10:
+            print(f"{label}: not a classifier of ten classes, left out")
+            continue
+        for score, found in evaluate_ood(scores(ensemble, x_test), scores(ensemble, other)).items():
+            row = {"method": label.rsplit("-", 1)[0], "members": ensemble.members, "seed": label.rsplit("-", 1)[-1]}
+            yield row | {"other": "CIFAR-100 test", "score": score, **found}
+        print(f"{label} done", flush=True)
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return means over seeds."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["other"], row["method"], row["score"]), []).append(row)
+    names = ("auroc", "aupr_out", "aupr_in", "fpr95_out", "fpr95_in")
+    return [
+        {"other": other, "method": method, "score": score, "seeds": len(group)}
+        | {n: statistics.mean(r[n] for r in group) for n in names}
+        for (other, method, score), group in groups.items()
+    ]
+
+
+def show(table: list[dict[str, Any]]) -> None:
+    """Print AUROC of every score, and AUPR and FPR95 of the entropy."""
+    for other in dict.fromkeys(r["other"] for r in table):
+        part = [r for r in table if r["other"] == other]
+        kinds = list(dict.fromkeys(r["score"] for r in part))
+        print(f"\n{other}\n{'AUROC':<28}" + "".join(f"{k:>20}" for k in kinds) + f"{'AUPR':>9}{'FPR95':>9} (entropy)")
+        for method in dict.fromkeys(r["method"] for r in part):
+            cells = {r["score"]: r for r in part if r["method"] == method}
+            line = "".join(f"{cells[k]['auroc']:>20.4f}" for k in kinds)
+            print(f"{method:<28}{line}{cells['entropy']['aupr_out']:>9.4f}{cells['entropy']['fpr95_out']:>9.4f}")
+
+
+def main() -> None:
+    """Make one of the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", choices=["digits", "cifar"])
+    parser.add_argument("--seeds", type=int, default=3, help="of digits")
+    parser.add_argument("--runs", type=Path, help="folder that holds CIFAR-10 runs")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.data == "cifar" and arguments.runs is None:
+        parser.error("cifar needs --runs")
+    rows = list(digits(arguments.seeds) if arguments.data == "digits" else cifar(arguments.runs))
+    table = summary(rows)
+    show(table)
+    print(write(f"ood_{arguments.data}", {"table": table}))
+
+
+if __name__ == "__main__":
+    main()
