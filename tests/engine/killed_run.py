@@ -1,4 +1,4 @@
-"""A small run with BatchNorm and dropout, for `test_kill.py` and `benchmarks/kill.py` to kill: METHOD FOLDER."""
+"""A small run with BatchNorm and dropout, for `test_kill.py` and `benchmarks/kill.py` to kill: METHOD FOLDER [EPOCHS]."""
 
 import sys
 
@@ -24,14 +24,14 @@ def build() -> nn.Module:
     )
 
 
-def main(method: str, folder: str) -> None:
+def main(method: str, folder: str, epochs: str = "24") -> None:
     """Fit one method on made-up images, with a checkpoint after every epoch and phase."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 1, 12, 12, generator=generator)
     y = torch.randint(3, (400,), generator=generator)
     training = Training(rate=0.05, optimiser=SGD(nesterov=True), batch_size=32)
-    recipe = make(method, epochs=24, members=4, training=training)
+    recipe = make(method, epochs=int(epochs), members=4, training=training)
     fit(build, (x, y), recipe, run_dir=folder, executor="sequential", checkpoint_seconds=0)
 
 

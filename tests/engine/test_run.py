@@ -94,10 +94,10 @@ def test_reset_draws_every_parameter_afresh_also_those_no_reset_method_owns():
         def __init__(self):
             super().__init__()
             self.line = nn.Linear(4, 2)
-            self.own = nn.Parameter(torch.randn(2))
+            self.own = nn.Parameter(torch.randn(64))
 
         def forward(self, x):
-            return self.line(x) * self.own
+            return self.line(x) * self.own.mean()
 
     plan = seq(Reset(), Train(epochs=2), Collect(), Reset(), Collect())
     trained, again = params(fit(Odd, (X, Y), Recipe(name="r", plan=plan)))

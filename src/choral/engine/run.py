@@ -200,8 +200,9 @@ class Run:
         points = [self.source.points if s is None else len(s) for s in subsets]
         kind: type[Trainer] = PlainTrainer if len(team) == 1 else StackedTrainer
         trainer = kind(self.task, phase, points)
-        trainer.mount([lane.state for lane in team if lane.state is not None], keys)
         per_epoch = batches_in(points[0], phase.batch_size)
+        trainer.steps = phase.epochs * per_epoch
+        trainer.mount([lane.state for lane in team if lane.state is not None], keys)
         shift = _target_shift(team)
         gated = self._remaining(states) is not None
         flops = self.flops.train(states[0]) * len(team)

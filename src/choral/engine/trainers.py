@@ -5,18 +5,19 @@ A trainer holds the networks of one training phase: `mount` puts states in, `ste
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.func import functional_call, vmap
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
 
 from choral import draws, tree
 from choral.data.inputs import Transform, prepare
 from choral.engine.blueprint import Blueprint, state_of
+from choral.engine.tracing import record
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import clip_gradients, memory_of, restore_memory
@@ -24,6 +25,8 @@ from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.structures.base import Structure
 from choral.types import Params
+
+_RECORDED_FROM = 100  # steps of a phase that repay recording them
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Trainer(ABC):
     def __init__(self, task: Task, phase: Train, points: Sequence[int]):
         self.task, self.phase, self.points = task, phase, list(points)
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
+        self.steps = 0  # of the whole phase; set before mounting
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
 
     @abstractmethod
@@ -165,6 +169,13 @@ class StackedTrainer(Trainer):
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._settings: tuple[int, float] = (0, 0.0)
         self._mapped = vmap(self._loss, randomness="error")
+        self._graphs: dict[Any, Callable[..., list[Tensor]]] = {}
+        self._drew = False
+        heavy = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in self.network.modules())
+        changing = any(p.changes for p in self.task.objective.penalties)
+        self._recordable = not (heavy or changing or self.buffers or self.task.precision != "fp32") and (
+            self.steps >= _RECORDED_FROM
+        )
 
     def _loss(self, params: Params, buffers: Params, slots: Any, words: Tensor, points: Tensor, x: Tensor, y: Tensor):  # type: ignore[no-untyped-def]  # mapped by vmap, nested return
         step, progress = self._settings
@@ -172,6 +183,7 @@ class StackedTrainer(Trainer):
         with draws.keyed(words, step, catch=self.catch) as stream:
             loss = self.task.forward_loss(lambda i: functional_call(self.network, (params, buffers), (i,)), x, y)
         self._caught = stream.caught > 0
+        self._drew = stream.site > 0
         penalty = self.task.objective.penalty(params, slots, progress, 1)
         if penalty is not None:
             loss = loss + penalty / points
@@ -184,13 +196,18 @@ class StackedTrainer(Trainer):
         device = self.task.device
         self._settings = (step, progress)
         points = torch.tensor(self.points, dtype=torch.float32, device=device)
-        losses, buffers = self._mapped(
-            self.params, self.buffers, self.slots, self.words, points, x.to(device), y.to(device)
-        )
-        self.catch = self._caught
-        self.optimiser.zero_grad(set_to_none=True)
-        losses.sum().backward()
-        self.buffers = {n: b.detach() for n, b in buffers.items()}
+        x, y = x.to(device), y.to(device)
+        traced = self._recorded(x, y, points)
+        if traced is not None:
+            *grads, losses = traced(*self.params.values(), *self._constant_inputs(points), x, y)
+            for p, g in zip(self.params.values(), grads):
+                p.grad = g
+        else:
+            losses, buffers = self._mapped(self.params, self.buffers, self.slots, self.words, points, x, y)
+            self.catch = self._caught
+            self.optimiser.zero_grad(set_to_none=True)
+            losses.sum().backward()
+            self.buffers = {n: b.detach() for n, b in buffers.items()}
         if self.phase.optimiser.clip is not None:
             clip_gradients(self.params, self.phase.optimiser.clip, stacked=True)
         self.optimiser.step()
@@ -200,6 +217,41 @@ class StackedTrainer(Trainer):
                     p.mul_(m)
         self.total += losses.detach()
         self.count += 1
+
+    def _constant_inputs(self, points: Tensor) -> list[Tensor]:
+        return [t for slot in self.slots.values() for t in slot.values()] + [self.words, points]
+
+    def _recorded(self, x: Tensor, y: Tensor, points: Tensor) -> Callable[..., list[Tensor]] | None:
+        """Return the recorded step for these shapes, or None where steps must be mapped afresh.
+
+        The rule depends on the network and the phase alone, so a resumed run takes the same way as an unbroken one.
+        """
+        if not self._recordable:
+            return None
+        shapes = (tuple(x.shape), tuple(y.shape))
+        if shapes not in self._graphs:
+            names, slots = list(self.params), {s: list(v) for s, v in self.slots.items()}
+            self._drew = False
+
+            def flat(*tensors: Tensor) -> list[Tensor]:
+                given = iter(tensors)
+                params = {n: next(given) for n in names}
+                held = {s: {n: next(given) for n in v} for s, v in slots.items()}
+                step = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
+                grads, (losses, _) = step(params, {}, held, *given)
+                return [*(grads[n].contiguous() for n in names), losses]
+
+            example = [p.detach() for p in self.params.values()]
+            try:
+                graph = record(flat, [*example, *self._constant_inputs(points), x, y])
+            except (RuntimeError, NotImplementedError, ValueError, TypeError):
+                self._recordable = False
+                return None
+            if self._drew:
+                self._recordable = False
+                return None
+            self._graphs[shapes] = graph
+        return self._graphs[shapes]
 
     def states(self) -> list[State]:
         """Unstack everything."""

@@ -29,6 +29,11 @@ class Penalty(Value, ABC):
 
     slots: tuple[str, ...] = ()
 
+    @property
+    def changes(self) -> bool:
+        """Whether it depends on the progress of the phase (annealing)."""
+        return False
+
     @abstractmethod
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return the scalar penalty, not divided by N.

@@ -1,0 +1,56 @@
+"""Recorded steps: the same training, faster; never recorded where something random or changing is inside."""
+
+import torch
+
+from choral import models
+from choral.engine import trainers
+from choral.fit import fit
+from choral.objectives import Anchored, Objective
+from choral.plan import Adam, Collect, Constant, Reset, Train, fork
+from choral.recipe import Recipe
+from choral.recipes import make
+from choral.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(90, 4, generator=G)
+Y = X[:, :1].sin()
+RECIPE = Recipe(name="r", plan=fork(3, Reset(), Train(epochs=20, batch_size=16, schedule=Constant(0.01), optimiser=Adam(clip=1.0)), Collect()))
+
+
+def watched(monkeypatch):
+    calls = []
+    original = trainers.record
+    monkeypatch.setattr(trainers, "record", lambda f, e: calls.append(1) or original(f, e))
+    return calls
+
+
+def test_recorded_steps_train_the_members_of_the_sequential_executor(monkeypatch):
+    calls = watched(monkeypatch)
+
+    def build():
+        return models.mlp(4, 1, hidden=(8, 6))
+
+    one, many = (fit(build, (X, Y), RECIPE, executor=e) for e in ("sequential", "vectorised"))
+    assert len(calls) == 2  # whole batches and the last, smaller one
+    for a, b in zip(one.states(), many.states()):
+        assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
+
+
+def test_recorded_steps_read_slots_and_points(monkeypatch):
+    calls = watched(monkeypatch)
+    training = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+    recipe = make("anchored", epochs=60, members=3, training=training)
+    assert any(isinstance(p, Anchored) for p in recipe.objective.penalties)
+    one, many = (fit(lambda: models.mlp(4, 1), (X, Y), recipe, executor=e) for e in ("sequential", "vectorised"))
+    assert calls
+    for a, b in zip(one.states(), many.states()):
+        assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
+
+
+def test_networks_with_draws_or_statistics_are_mapped_afresh(monkeypatch):
+    calls = watched(monkeypatch)
+    fit(lambda: models.mlp(4, 1, dropout=0.2), (X, Y), RECIPE, executor="vectorised")
+    assert len(calls) == 1  # tried, found to draw, given up
+    fit(lambda: models.mlp(4, 1, norm="batch"), (X, Y), RECIPE, executor="vectorised")
+    assert len(calls) == 1
+    assert Objective().penalties == ()
