@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curves = dict[str, list[tuple[float, float]]]  # method -> points
+Points = dict[str, tuple[float, float]]
 WIDE = (360.0, 250.0)
+PLACES = (  # of a name around its point, in points, the best first
+    (7, 0, "left", "center"),
+    (-7, 0, "right", "center"),
+    (0, 7, "center", "bottom"),
+    (0, -7, "center", "top"),
+    (5, 4, "left", "bottom"),
+    (5, -4, "left", "top"),
+    (-5, 4, "right", "bottom"),
+    (-5, -4, "right", "top"),
+)
 
 
 def one(figure: "Figure", theme: Theme, *, xlabel: str, ylabel: str, names: Sequence[str] = ()) -> "Axes":
@@ -53,7 +64,7 @@ def _legend(axes: "Axes", theme: Theme, order: Sequence[str], shown: Collection[
 
 
 def pareto(
-    rows: dict[str, tuple[float, float]], order: Sequence[str], on_front: Sequence[str], *, xlabel: str
+    rows: Points, order: Sequence[str], on_front: Sequence[str], *, xlabel: str
 ) -> Callable[["Figure", Theme], None]:
     """Return the picture of cost against loss; methods that no other beats in both are joined and ringed.
 
@@ -86,20 +97,21 @@ def pareto(
         if wide:
             low, high = min(costs), max(costs)
             decades = math.log10(high / low)
-            axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if decades > 3 else (1.0, 3.0)))
+            parts = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.2 else (1.0, 2.0, 5.0)
+            axes.xaxis.set_major_locator(LogLocator(subs=parts))
             axes.xaxis.set_minor_locator(NullLocator())
         else:
             axes.xaxis.set_major_locator(MaxNLocator(4))
         served = [*on_front, *(m for m in order if m in rows and m not in on_front)]
-        _name_points(axes, theme, rows, served, ringed=len(on_front))
+        _name_points(axes, theme, rows, served, path)
 
     return draw
 
 
 def _name_points(
-    axes: "Axes", theme: Theme, rows: dict[str, tuple[float, float]], order: Sequence[str], *, ringed: int
+    axes: "Axes", theme: Theme, rows: Points, order: Sequence[str], path: Sequence[tuple[float, float]]
 ) -> None:
-    """Write names beside points where there is room for them; the first ones, `ringed` by the front, are served first."""
+    """Write names beside points, in order, where there is room for them: not over points, the path or other names."""
     from matplotlib.transforms import Bbox
 
     axes.get_xlim(), axes.get_ylim()  # settles the limits
@@ -108,10 +120,12 @@ def _name_points(
     for place in rows.values():
         x, y = axes.transData.transform(place)
         taken.append(Bbox([[x - 4, y - 4], [x + 4, y + 4]]))
-    beside = [(7, 0, "left", "center"), (-7, 0, "right", "center")]
-    over = [(0, 7, "center", "bottom"), (0, -7, "center", "top")]
-    for number, method in enumerate(order):
-        for dx, dy, ha, va in [*over, *beside] if number < ringed else [*beside, *over]:  # the front's line runs beside
+    for start, end in itertools.pairwise(axes.transData.transform(path) if path else ()):
+        for part in range(41):
+            x, y = start + (end - start) * part / 40
+            taken.append(Bbox([[x - 1, y - 1], [x + 1, y + 1]]))
+    for method in order:
+        for dx, dy, ha, va in PLACES:
             label = axes.annotate(
                 method, rows[method], (dx, dy), textcoords="offset points", ha=ha, va=va, fontsize=8, color=theme["ink"]
             )
