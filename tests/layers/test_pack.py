@@ -255,7 +255,8 @@ def test_tune_measures_sets_the_fastest_and_leaves_no_trace():
 
 def test_auto_follows_the_kinds_of_layers():
     assert pack(models.mlp(4, 2), members=2).kernel == "matmul"
-    assert pack(models.lenet("S"), members=2).kernel == "loop"
+    assert pack(models.lenet("S"), members=2).kernel == "grouped"
+    assert pack(models.resnet_cifar(20), members=2).kernel == "loop"
     assert pack(models.vit(16, patch=4), members=2).kernel == "loop"
     with pytest.raises(InputError, match="kernel is 'fast'"):
         pack(models.mlp(4, 2), members=2, kernel="fast")

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from choral import models
+from choral.layers.frn import FilterResponseNorm
 
 
 class Lenet(nn.Module):
@@ -106,6 +107,21 @@ class Text(nn.Module):
         return self.head(self.lstm(self.embedding(x))[0][:, -1])
 
 
+def chain():
+    """Nested Sequentials of layers that treat channels apart, from convolutions to linear maps."""
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.PReLU(8)),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 2, groups=2, bias=False),
+        nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU(), FilterResponseNorm(8)),
+        nn.Flatten(),
+        nn.Linear(32, 16),
+        nn.LayerNorm(16),
+        nn.Tanh(),
+        nn.Linear(16, 3),
+    )
+
+
 def _images():
     return torch.randn(5, 2, 7, 7, generator=torch.Generator().manual_seed(5))
 
@@ -120,6 +136,7 @@ NETWORKS = {
     "mlp_layer_norm": (lambda: models.mlp(6, 3, hidden=(16, 8), norm="layer", activation="tanh"), _rows),
     "regression": (lambda: models.mlp(6, 2, hidden=(10,)), _rows),
     "lenet": (Lenet, _images),
+    "chain": (chain, _images),
     "resnet": (Resnet, _images),
     "vit": (Vit, _images),
     "concatenating": (Concatenating, _images),

@@ -21,7 +21,7 @@ from choral.structures import (
 )
 from choral.values import from_dict
 
-STARTS = {"lenet": "conv2", "resnet": "layer1.1", "vit": "norm2", "concatenating": "join"}
+STARTS = {"lenet": "conv2", "chain": "2", "resnet": "layer1.1", "vit": "norm2", "concatenating": "join"}
 
 
 def structures(name):
@@ -46,8 +46,8 @@ def converted(kind, name):
     return structure, structure.convert(network, generator(1)), x
 
 
-def kernels(joint):
-    return [k for k in KERNELS if not joint.obstacle(k)] if joint.kernel != "grouped" else ["grouped"]
+def kernels(kind, joint):
+    return ["grouped"] if kind == "treenet" else [k for k in KERNELS if not joint.obstacle(k)]
 
 
 def outputs(structure, joint, x):
@@ -72,7 +72,7 @@ def test_members_are_plain_networks(kind, name):
     plain, _ = make(name)
     member = structure.member(joint, 0)
     kinds = {type(m).__module__ for m in member.modules()}
-    assert not any("choral.layers" in k for k in kinds - {"choral.layers.attention"})
+    assert not any("choral.layers" in k for k in kinds - {"choral.layers.attention", "choral.layers.frn"})
     if kind != "batch_ensemble" and kind != "batch_ensemble_norms":
         assert [n for n, _ in member.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
@@ -87,7 +87,7 @@ def test_no_gradient_crosses_members_in_training(kind, name):
     inputs = structure.feed(x, torch.zeros(len(x)))[0]
     if joint.own_inputs:
         own = [inputs := inputs.clone().requires_grad_()]
-    for kernel in kernels(joint):
+    for kernel in kernels(kind, joint):
         joint.kernel = kernel
         out = structure.unfold(joint(inputs))
         assert out.shape[:2] == targets.shape[:2]
@@ -111,7 +111,7 @@ def test_kernels_agree_in_outputs_gradients_and_statistics(kind, name):
     joint.train()
     found = {}
     start = copy.deepcopy(joint.state_dict())
-    for kernel in kernels(joint):
+    for kernel in kernels(kind, joint):
         joint.load_state_dict(start)
         joint.kernel = kernel
         joint.zero_grad()

@@ -39,12 +39,10 @@ def test_passes_differ_in_evaluation_and_statistics_stay(name, method):
     network, x = make(name)
     everything = ("*",) if method in ("explicit_ensemble", "dropout", "drop_connect") else ()
     norms = method in ("explicit_ensemble", "emp", "ecmp")
-    exclude = (
-        () if norms else tuple(n for n, m in network.named_modules() if "Norm" in type(m).__name__ or n == "left.1")
-    )
-    structure = Patched(
-        mixture=FAMILY[method], norms=norms, include=everything, exclude=("", *exclude) if everything else exclude
-    )
+    weighted = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.MultiheadAttention)
+    others = [n for n, m in network.named_modules() if not any(m.children()) and not isinstance(m, weighted)]
+    exclude = () if norms else tuple(n for n in others if "attention" not in n)
+    structure = Patched(mixture=FAMILY[method], norms=norms, include=everything, exclude=("", *exclude))
     joint = structure.convert(network, generator()).eval()
     before = {n: b.clone() for n, b in joint.named_buffers()}
     outs = []
@@ -105,6 +103,13 @@ def test_attention_is_opened_when_it_is_named():
     names = {n for n, m in joint.named_modules() if isinstance(m, PatchedLayer)}
     assert names == {f"attention.{part}" for part in ("query", "key", "value", "out")}
     assert structure.member(joint, 0)(x).shape == network(x).shape
+
+
+def test_excluded_modules_stay_shared_with_everything_inside():
+    network, _ = make("resnet")
+    joint = Patched(exclude=("layer1.0",)).convert(network, generator())
+    names = {n for n, m in joint.named_modules() if isinstance(m, PatchedLayer)}
+    assert names == {"layer1.1.bn1", "layer1.1.bn2", "layer1.1.shortcut.1", "fc"}
 
 
 def test_it_survives_json_and_says_what_it_accepts():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.errors import ConversionError
-from choral.layers.convert import fits, swap
+from choral.layers.convert import fits, swap, within
 
 
 class OpenAttention(nn.Module):
@@ -116,7 +116,7 @@ def open_attention(network: nn.Module, *, include: Sequence[str] = (), exclude: 
     """
 
     def replace(name: str, module: nn.Module) -> nn.Module | None:
-        if not isinstance(module, nn.MultiheadAttention) or fits(name, exclude):
+        if not isinstance(module, nn.MultiheadAttention) or within(name, exclude):
             return None
         return OpenAttention(module) if not include or fits(name, include) else None
 

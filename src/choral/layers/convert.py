@@ -122,6 +122,16 @@ def fits(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def within(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a layer, or a module that holds it, fits one of the patterns.
+
+    >>> within("layer1.0.conv1", ("layer1",)), within("layer10.conv1", ("layer1",))
+    (True, False)
+    """
+    parts = name.split(".")
+    return any(fits(".".join(parts[: i + 1]), patterns) for i in range(len(parts)))
+
+
 def _leave_fast_path(module: nn.Module) -> None:
     """Make torch's transformer layers call their children: in evaluation they would read the children's weights instead."""
     if isinstance(module, nn.TransformerEncoderLayer):

@@ -4,13 +4,13 @@ Some tensors of the tree carry a member axis in front (they are *stacked*), the 
 like that can be run
 
 - `loop`: member after member, each pass with that member's slices - the plain layers, the plain kernels;
-- `grouped`: all members together under `torch.func.vmap` - convolutions become grouped convolutions, and what does not
-  depend on the member (a shared trunk) is computed once;
+- `grouped`: all members side by side, under `torch.func.vmap` or, for packed chains of layers, on the channel axis -
+  convolutions become grouped convolutions, and what does not depend on the member (a shared trunk) is computed once;
 - `matmul`: all members together with the members folded into the batch axis - matrix products become batched ones.
 
 In the first two a layer sees tensors without the member axis and is the plain layer. In the third it sees the member
-axis and must know what to do: layers that do are `Foldable`. The result is the same up to rounding, and the way can be
-changed at any time by setting `kernel`; `tune` measures which one is fastest.
+axis and must know what to do: layers that do are `Foldable`. The result is the same up to rounding (with `matmul`, dropout
+draws other numbers), and the way can be changed at any time by setting `kernel`; `tune` measures which one is fastest.
 """
 
 import copy
@@ -111,7 +111,7 @@ class Joint(nn.Module):
         """Return the outputs of every member."""
         if self.members == 1:
             return self._loop(x)
-        return {"loop": self._loop, "grouped": self._grouped, "matmul": self._matmul}[self.kernel](x)
+        return {"loop": self._loop, "grouped": self.together, "matmul": self._matmul}[self.kernel](x)
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the stacked parameters and the stacked buffers, as they stand in the tree now."""
@@ -135,7 +135,12 @@ class Joint(nn.Module):
                     b[i].copy_(own[n])
         return torch.stack(outputs)
 
-    def _grouped(self, x: Tensor) -> Tensor:
+    def is_chain(self) -> bool:
+        """Return whether members can be run side by side without vmap."""
+        return False
+
+    def together(self, x: Tensor) -> Tensor:
+        """Run all members side by side, mapped by `torch.func.vmap`."""
         params, buffers = self._tensors()
         streams = draws.branch()
 
@@ -204,21 +209,20 @@ def _owned(network: nn.Module) -> Iterable[str]:
 def usual_kernel(joint: Joint) -> str:
     """Return the kernel that was fastest for such networks when we measured (benchmarks/shared_speed.py).
 
-    On a CPU, convolutions run fastest member by member with channels last, and networks of linear maps run fastest
-    as batched matrix products. On other devices, where every launch costs, convolutions are grouped.
+    On a CPU, networks of linear maps run fastest as batched matrix products, packed chains of convolutions as grouped
+    ones, and other convolutional networks member by member. On other devices, where every launch costs, convolutions are
+    always grouped.
     """
     kinds = [type(m) for m in joint.network.modules()]
     convolving = any(issubclass(k, CONVOLUTIONS + TRANSPOSED) for k in kinds) or any(
         m.dims for m in joint.network.modules() if isinstance(m, Foldable)
     )
     device = next((p.device.type for p in joint.network.parameters()), "cpu")
-    if any(issubclass(k, _LOOPED) for k in kinds):
+    if any(issubclass(k, _LOOPED) for k in kinds) or joint.obstacle("grouped"):
         return "loop"
     if convolving:
-        return "loop" if device in ("cpu", "meta") or joint.obstacle("grouped") else "grouped"
-    if not joint.obstacle("matmul"):
-        return "matmul"
-    return "loop" if joint.obstacle("grouped") else "grouped"
+        return "loop" if device in ("cpu", "meta") and not joint.is_chain() else "grouped"
+    return "grouped" if joint.obstacle("matmul") else "matmul"
 
 
 def tune(

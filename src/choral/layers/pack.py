@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from choral.errors import ConversionError, InputError, did_you_mean
+from choral.layers.chain import chain_of, run_chain
 from choral.layers.convert import fits, layers_of, swap
 from choral.layers.grouped import GroupedLinear
 from choral.layers.joint import Joint
@@ -22,9 +23,21 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class PackedNetwork(Joint):
-    """A packed network, with the list of what became of its layers."""
+    """A packed network, with the list of what became of its layers.
+
+    If it is a chain of layers (see `choral.layers.chain`), the grouped kernel runs it as such instead of by vmap.
+    """
 
     widths: tuple[Width, ...] = ()
+
+    def is_chain(self) -> bool:
+        """Return whether the network is a chain of layers that treat channels apart."""
+        return chain_of(self.network) is not None
+
+    def together(self, x: Tensor) -> Tensor:
+        """Run all members side by side: on the channel axis if the network is a chain, else mapped."""
+        layers = chain_of(self.network)
+        return super().together(x) if layers is None else run_chain(layers, x, self.members)
 
     def report(self) -> str:
         """Return a table of every layer's widths, effective gamma and remarks."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.errors import ConversionError
+from choral.layers.batched import batched_linear
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.grouped import GroupedLinear
 from choral.layers.joint import Foldable
@@ -49,16 +50,22 @@ class PackedLayer(Foldable):
             self.register_parameter(name, p)
         for name, b in layer._buffers.items():
             self.register_buffer(name, b, persistent=name not in layer._non_persistent_buffers_set)
-        self.own = tuple(n for n, t in self._tensors().items() if t is not None and n not in shared)
+        self.own = tuple(n for n, t in self.tensors().items() if t is not None and n not in shared)
         self._axes = getattr(self, self.own[0]).dim() if self.own else 0
         self.dims = spatial(layer)
 
-    def _tensors(self) -> dict[str, Tensor | None]:
+    @property
+    def settings(self) -> Any:
+        """The plain layer of one member, without tensors."""
+        return self._plain[0]
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Return parameters and buffers by name."""
         return {**self._parameters, **self._buffers}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return each member's outputs for its part of the batch; of one member if the tensors are one member's."""
-        tensors = self._tensors()
+        tensors = self.tensors()
         layer = self._plain[0]
         if not self.own or getattr(self, self.own[0]).dim() < self._axes:
             return operate(layer, x, tensors, training=self.training)
@@ -85,7 +92,7 @@ class PackedLayer(Foldable):
 
     def plain(self) -> nn.Module:
         """Return the plain layer, when the tensors are one member's."""
-        return filled(self._plain[0], self._tensors())
+        return filled(self._plain[0], self.tensors())
 
     def extra_repr(self) -> str:
         """Return the members and the plain layer."""
@@ -124,11 +131,7 @@ def _as_linear(tensors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
 
 def _linear(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
     rows = x.flatten(1, -2)  # (member, batch and further axes, input)
-    if t["bias"] is None:
-        y = torch.bmm(rows, t["weight"].mT)
-    else:
-        y = torch.baddbmm(t["bias"].unsqueeze(1), rows, t["weight"].mT)
-    return y.unflatten(1, x.shape[1:-1])
+    return batched_linear(rows, t["weight"], t["bias"]).unflatten(1, x.shape[1:-1])
 
 
 def _grouped_linear(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:

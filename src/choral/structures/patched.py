@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from choral.errors import ConversionError, InputError
 from choral.layers.attention import open_attention
-from choral.layers.convert import fits, swap
+from choral.layers.convert import fits, swap, within
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.operations import NORMS, own_kind
 from choral.layers.pack import ends_of
@@ -33,7 +33,7 @@ class Patched(Structure):
         norms: whether normalisation layers are patched.
         output: whether the output layer (the last one registered) is patched.
         include: patterns of further layers to patch.
-        exclude: patterns of layers that stay shared.
+        exclude: patterns of layers that stay shared, with everything inside them.
         jitter: spread of norm scales over components at the start, relative to their value.
         keep_weights: start components near the network's own (trained) weights instead of drawing them afresh; shared
             layers always keep them.
@@ -90,7 +90,7 @@ class Patched(Structure):
             norm = self.norms and isinstance(layer, (*NORMS, FilterResponseNorm)) and bool(own)
             last = self.output and bool(ends) and name == ends[-1][0]
             named = fits(name, self.include) and bool(own)
-            if fits(name, self.exclude) or not (norm or last or named):
+            if within(name, self.exclude) or not (norm or last or named):
                 continue
             if own_kind(layer, PATCHABLE) is None:
                 raise ConversionError(

@@ -1,0 +1,166 @@
+"""Speed of members that share a network: every line a ratio measured in one run, by medians of interleaved repeats.
+
+    python benchmarks/shared_speed.py [--repeats 30] [--threads 2] [--reference SITE_PACKAGES]
+
+One training step (forward, backward, SGD with momentum; batch 128) of packed (2, 4, 1), EMP, ECMP and BatchEnsemble (4)
+against the plain network; BatchEnsemble against the plain network on the batch repeated four times. `--reference` names
+a folder with torch-uncertainty and einops installed: its packed layers are then measured in the same run. Writes
+benchmarks/results/shared_speed.json. A busy machine makes the ratios useless: the load is written beside them.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from choral import draws, models
+from choral.layers import FAMILY, Joint, swap
+from choral.layers.pack import ends_of
+from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
+from machine import write
+
+BATCH, MEMBERS, WIDTH = 128, 4, 2
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: models.mlp(64, 10, hidden=(512, 512, 512)), (64,)),
+    "lenet_s": (lambda: models.lenet("S"), (3, 32, 32)),
+    "resnet_cifar20": (lambda: models.resnet_cifar(20), (3, 32, 32)),
+}
+TARGETS = {
+    "packed": {"mlp": 1.25, "resnet_cifar20": 1.55, "lenet_s": 2.2},
+    "emp": dict.fromkeys(NETWORKS, 1.05),
+    "ecmp": dict.fromkeys(NETWORKS, 1.15),
+    "batch_ensemble": dict.fromkeys(NETWORKS, 1.25),
+}
+
+
+def stepper(
+    network: nn.Module, lay_out: Callable[[], tuple[Tensor, Tensor]], unfold: Callable[[Tensor], Tensor]
+) -> Any:
+    """Return a function that takes one training step."""
+    optimiser = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        inputs, targets = lay_out()
+        with draws.keyed(1, 0, catch=False):
+            outputs = unfold(network(inputs))  # (member, batch, class)
+        loss = len(outputs) * F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def laid_out(tensor: Any) -> Any:
+    """Return a network or batch with channels last where it has channels."""
+    if isinstance(tensor, Tensor) and tensor.dim() != 4:
+        return tensor
+    return tensor.to(memory_format=torch.channels_last)
+
+
+def ours(structure: Structure, build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> tuple[Any, str]:
+    """Return the training step of a structure, and how its members are run."""
+    network = structure.convert(build(), torch.Generator().manual_seed(0))
+    network = laid_out(network) if x.dim() == 4 else network
+
+    def lay_out() -> tuple[Tensor, Tensor]:
+        inputs, targets = structure.feed(x, y)
+        assert targets is not None
+        return inputs, targets
+
+    return stepper(network, lay_out, structure.unfold), network.kernel if isinstance(network, Joint) else "plain"
+
+
+def reference_layers(folder: str) -> Any:
+    """Return torch-uncertainty's packed layers without running the rest of its package, which needs torchvision."""
+    sys.path.append(folder)
+    for name in ("torch_uncertainty", "torch_uncertainty.layers", "torch_uncertainty.layers.functional"):
+        package = ModuleType(name)
+        package.__path__ = [str(Path(folder, *name.split(".")))]
+        sys.modules[name] = package
+    import torch_uncertainty.layers.packed as packed  # type: ignore[import-not-found, unused-ignore]
+
+    return packed
+
+
+def reference(packed: Any, build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> Any:
+    """Return the training step of torch-uncertainty's packed layers put into the same network."""
+    plain = build()
+    first, *_, last = (name for name, _ in ends_of(plain))
+    options = {"alpha": WIDTH, "num_estimators": MEMBERS, "gamma": 1}
+
+    def replace(name: str, layer: Any) -> nn.Module | None:
+        ends = {"first": name == first, "last": name == last, "bias": getattr(layer, "bias", None) is not None}
+        if isinstance(layer, nn.Linear):
+            return packed.PackedLinear(layer.in_features, layer.out_features, **options, **ends)
+        if isinstance(layer, nn.Conv2d):
+            shape = {n: getattr(layer, n) for n in ("kernel_size", "stride", "padding")}
+            return packed.PackedConv2d(layer.in_channels, layer.out_channels, **shape, **options, **ends)
+        return nn.BatchNorm2d(layer.num_features * WIDTH) if isinstance(layer, nn.BatchNorm2d) else None
+
+    network = swap(plain, replace)
+    network = laid_out(network) if x.dim() == 4 else network
+    targets = y.expand(MEMBERS, -1)
+    return stepper(network, lambda: (x, targets), lambda out: out.unflatten(0, (MEMBERS, -1)))
+
+
+def measure(steps: dict[str, Any], repeats: int) -> dict[str, float]:
+    """Return the median seconds of each step, run in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(repeats + 2):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            if turn > 1:  # the first rounds warm up
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def main() -> None:
+    """Measure every network and print and write the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--reference", help="folder with torch-uncertainty and einops")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    load = os.getloadavg()[0]
+    packed = reference_layers(arguments.reference) if arguments.reference else None
+    results: dict[str, Any] = {}
+    for name, (build, shape) in NETWORKS.items():
+        x, y = laid_out(torch.randn(BATCH, *shape)), torch.randint(0, 10, (BATCH,))
+        tiled = laid_out(torch.cat([x] * MEMBERS)), torch.cat([y] * MEMBERS)
+        steps, kernels = {}, {}
+        for label, structure in {
+            "plain": Independent(),
+            "packed": Packed(members=MEMBERS, width=WIDTH),
+            "emp": Patched(mixture=FAMILY["emp"]),
+            "ecmp": Patched(mixture=FAMILY["ecmp"]),
+            "batch_ensemble": BatchEnsemble(members=MEMBERS),
+        }.items():
+            steps[label], kernels[label] = ours(structure, build, x, y)
+        steps["tiled"], _ = ours(Independent(), build, *tiled)
+        if packed is not None:
+            steps["torch_uncertainty_packed"] = reference(packed, build, x, y)
+        seconds = measure(steps, arguments.repeats if name != "resnet_cifar20" else max(5, arguments.repeats // 3))
+        ratios = {k: seconds[k] / seconds["tiled" if k == "batch_ensemble" else "plain"] for k in steps if k != "tiled"}
+        results[name] = {"seconds": seconds, "ratios": ratios, "kernel": kernels}
+        for label, ratio in ratios.items():
+            target = TARGETS.get(label, {}).get(name)
+            print(f"{name:15} {label:25} {ratio:5.2f}x" + (f"  (target {target:.2f}x)" if target else ""))
+    loads = {"before": load, "after": os.getloadavg()[0]}
+    print(write("shared_speed", {"results": results, "targets": TARGETS, "load": loads, "repeats": arguments.repeats}))
+
+
+if __name__ == "__main__":
+    main()

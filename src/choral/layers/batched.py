@@ -1,0 +1,48 @@
+"""The linear maps of all members as one batched matrix product, with gradients in the layout of the weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _BatchedLinear(torch.autograd.Function):
+    """x W^T + b for every member.
+
+    Written by hand because autograd's rule for `baddbmm` gives the gradient of W^T: turning it around costs a strided copy
+    of all weights in every step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        if bias is None:
+            return torch.bmm(x, weight.mT)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        return (
+            torch.bmm(gradient, weight) if needs[0] else None,
+            torch.bmm(gradient.mT, x) if needs[1] else None,
+            gradient.sum(1) if needs[2] else None,
+        )
+
+
+def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + b for every member.
+
+    Shapes: x (member, row, input), weight (member, output, input), bias (member, output) -> (member, row, output).
+
+    >>> batched_linear(torch.ones(2, 1, 3), torch.ones(2, 4, 3), None)[0, 0, 0].item()
+    3.0
+    """
+    # transforms of torch.func and mixed precision see through the plain formula only
+    plain = torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled(x.device.type)
+    if not plain and torch.is_grad_enabled():
+        return _BatchedLinear.apply(x, weight, bias)
+    if bias is None:
+        return torch.bmm(x, weight.mT)
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
