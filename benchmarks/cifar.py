@@ -7,6 +7,7 @@ benchmarks/results/cifar_SUITE.json after every finished run.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -56,12 +57,42 @@ def suites() -> dict[str, Suite]:
         "pat_s": (lenet("S"), small),
         "pat_m": (lenet("M"), few),
         "pat_l": (lenet("L"), few | bagged),
+        "sebays": (lambda: models.resnet_cifar(20, width=8), sequential_bayesian(18)),
+    }
+
+
+def sequential_bayesian(epochs: int) -> dict[str, Callable[[], Recipe]]:
+    """Return the methods of the SeBayS paper at one budget: a third explores, then three members.
+
+    One pass at prediction and redrawn deviations, as its authors have them. Gates start at 0.9 instead of 0.99, because at 0.99
+    the pull of the KL on a gate is so weak that none closes within so few epochs.
+    """
+    common: dict[str, Any] = {"epochs": epochs, "draws": 1}
+    gates, later = common | {"gamma": 0.9}, {"members": 3, "reset": "redraw"}
+    return {
+        "single": lambda: make("single", epochs=epochs, training=Training(schedule="steps")),
+        "bnn": lambda: make("bnn", **common),
+        "bnn_sequential": lambda: make("bnn_sequential", **common, **later),
+        "ssbnn": lambda: make("ssbnn", **gates),
+        "sebays_freeze": lambda: make("sebays_freeze", **gates, **later),
+        "sebays_no_freeze": lambda: make("sebays_no_freeze", **gates, **later),
     }
 
 
 def pat(pruning: str) -> Recipe:
     """Return Prune and Tune at its small budget: 8 + 8 x 1 epochs, constant rate."""
     return make("prune_and_tune", epochs=16, members=8, pruning=pruning, tuning="constant", training=ADAM)
+
+
+def pruning(folder: Path) -> dict[str, Any]:
+    """Return what the log says of nodes that left: the shares that remain and the seconds, epoch by epoch."""
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    epochs = [e for e in events if e["kind"] == "epoch" and "remaining" in e]
+    if not epochs:
+        return {}
+    curves = {f"{name}_by_epoch": [e["remaining"][0][name] for e in epochs] for name in ("parameters", "flops")}
+    last = {f"{name}_remaining": curve[-1] for name, curve in zip(("parameters", "flops"), curves.values())}
+    return last | curves | {"seconds_by_epoch": [e["seconds"] for e in epochs]}
 
 
 def main() -> None:
@@ -93,7 +124,7 @@ def main() -> None:
                 executor="sequential",
                 checkpoint_seconds=20,
             )
-            row = {"label": label, "seed": seed} | measure(ensemble, x_test, y_test)
+            row = {"label": label, "seed": seed} | measure(ensemble, x_test, y_test) | pruning(folder)
             rows.append(row)
             print(f"{label} seed {seed}: accuracy {row['accuracy']:.4f} nll {row['nll']:.4f} ece {row['ece']:.4f}")
             sys.stdout.flush()

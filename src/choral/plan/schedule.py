@@ -64,7 +64,7 @@ class Steps(Schedule):
 class Linear(Schedule):
     """Straight lines through (progress, rate) points; constant before the first and after the last.
 
-    >>> Linear(((0.0, 0.1), (0.5, 0.1), (0.9, 0.001))).at(0.7)
+    >>> round(Linear(((0.0, 0.1), (0.5, 0.1), (0.9, 0.001))).at(0.7), 6)
     0.0505
     """
 
@@ -118,7 +118,7 @@ class CosineRestarts(Schedule):
 class Triangles(Schedule):
     """`cycles` equal triangles from `start` to `turn` and back.
 
-    >>> [Triangles(0.5, 0.1, cycles=1).at(p) for p in (0.0, 0.5)]
+    >>> [round(Triangles(0.5, 0.1, cycles=1).at(p), 6) for p in (0.0, 0.5)]
     [0.5, 0.1]
     """
 

@@ -1,0 +1,234 @@
+"""Cheap ensembles against reference posteriors sampled by NUTS: small regression problems and digits.
+
+    CHORAL_DATA=... python benchmarks/posteriors.py uci --reference ~/reference --runs ~/runs [--splits 3]
+    python benchmarks/posteriors.py digits --reference ~/reference --runs ~/runs
+
+References are made first, or taken from the folder, by reference_posterior.py with the same network, prior and
+likelihood; all runs resume. UCI: gap splits, a perceptron of 50-50, distances between 1,000 samples of each predictive
+distribution (and between function values alone), in units of the standardised target. Digits: agreement and total
+variation of the mean predictive probabilities. Several seeds; medians are reported.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import reference_posterior as nuts
+from choral import metrics, models
+from choral.fit import fit
+from choral.objectives.likelihoods import FixedGaussian, Likelihood
+from choral.plan import Adam
+from choral.predict import Ensemble
+from choral.recipe import Recipe
+from choral.recipes import make
+from choral.training import Training
+from choral.walks import GuidedWalk
+from machine import write
+
+HIDDEN, NOISE_STD, UCI_PRIOR, DIGITS_PRIOR = (50, 50), 0.1, (1 / 30) ** 0.5, 0.2**0.5
+PAPER = {
+    200: {"anchored": 0.174, "sequential_anchored": 0.196},
+    1000: {"anchored": 0.148, "sequential_anchored": 0.159},
+}
+"""Table 2 of the paper, "W2" on its own UCI-Gap set; its code computes W1."""
+SAMPLES = 1000
+
+
+def reference(arguments: argparse.Namespace, problem: str, data: nuts.Data) -> dict[str, np.ndarray]:
+    """Return the reference of a problem, sampled as far as it is not there yet."""
+    regression = problem.startswith("uci")
+    settings = nuts.Settings(
+        problem=problem,
+        hidden=HIDDEN,
+        prior_std=UCI_PRIOR if regression else DIGITS_PRIOR,
+        likelihood="fixed" if regression else "categorical",
+        noise_std=NOISE_STD if regression else 0.0,
+        warmup=arguments.warmup,
+        max_tree_depth=9,
+        seed=0,
+    )
+    options = {"samples": arguments.samples, "thin": 1, "chunk": arguments.chunk, "chains": arguments.chains}
+    return nuts.run(settings, data, argparse.Namespace(cache=arguments.reference, **options))
+
+
+def trained(
+    arguments: argparse.Namespace,
+    label: str,
+    data: nuts.Data,
+    build: Callable[[], torch.nn.Module],
+    recipe: Recipe,
+    seed: int,
+    likelihood: Likelihood | None = None,
+) -> Ensemble:
+    """Return an ensemble, from its run folder if it is there."""
+    x = torch.as_tensor(data.x, dtype=torch.float32)
+    y = torch.as_tensor(data.y) if likelihood is None else torch.as_tensor(data.y, dtype=torch.float32).unsqueeze(1)
+    folder = Path(arguments.runs).expanduser() / "posteriors" / f"{label}-{seed}"
+    return fit(build, (x, y), recipe, run_dir=folder, seed=seed, likelihood=likelihood, executor="vectorised")
+
+
+def predictive(functions: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return samples of the predictive distribution: every function as often as every other, plus noise."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.arange(SAMPLES) * len(functions) // SAMPLES
+    picked = functions[chosen]
+    return picked + NOISE_STD * torch.randn(picked.shape, generator=generator)
+
+
+def uci_row(functions: torch.Tensor, truth: torch.Tensor, data: nuts.Data) -> dict[str, float]:
+    """Return the distances of one ensemble's function values (member, test) from the reference's."""
+    samples, wanted = predictive(functions, 1), predictive(truth, 2)
+    error = functions.mean(0) * data.y_std + data.y_mean - torch.as_tensor(data.y_test)
+    return {
+        "w1": metrics.w1(samples, wanted),
+        "w2": metrics.w2(samples, wanted),
+        "function_w1": metrics.w1(functions, truth),
+        "function_w2": metrics.w2(functions, truth),
+        "function_std": float(functions.std(0).mean()) if len(functions) > 1 else 0.0,
+        "rmse": float(error.square().mean().sqrt()),
+    }
+
+
+def uci(arguments: argparse.Namespace) -> None:
+    """Anchored and sequential anchored ensembles on gap splits, with and without noise on the targets."""
+    likelihood = FixedGaussian(precision=NOISE_STD**-2)
+    training = Training(rate=0.01, optimiser=Adam(), batch_size=32)
+    common: dict[str, Any] = {"prior_std": UCI_PRIOR, "training": training}
+    walking = common | {"step_epochs": 10, "walk": GuidedWalk(step_std=0.02)}
+    rows: list[dict[str, Any]] = []
+    references = []
+    for name in arguments.names:
+        for split in range(arguments.splits):
+            problem = f"uci-{name}-gap{split}"
+            data = nuts.uci(name, split)
+            found = reference(arguments, problem, data)
+            truth = torch.as_tensor(found["mean"])
+            half = len(truth) // 2
+            floor = {"w1": metrics.w1(predictive(truth[:half], 3), predictive(truth[half:], 4))}
+            floor |= {"w2": metrics.w2(predictive(truth[:half], 3), predictive(truth[half:], 4))}
+            rmse = float(np.sqrt(((found["mean"].mean(0) * data.y_std + data.y_mean - data.y_test) ** 2).mean()))
+            references.append(
+                {"problem": problem, "r_hat": float(found["r_hat"].max()), "ess": float(np.median(found["ess"]))}
+                | {"rmse": rmse, "function_std": float(truth.std(0).mean()), "between_halves": floor}
+            )
+            x_test = torch.as_tensor(data.x_test, dtype=torch.float32)
+
+            def build(inputs: int = data.x.shape[1]) -> torch.nn.Module:
+                return models.mlp(inputs, 1, hidden=HIDDEN)
+
+            for epochs in arguments.budgets:
+                recipes = {
+                    "anchored": make("anchored", epochs=epochs, **common),
+                    "sequential_anchored": make("sequential_anchored", epochs=epochs, **walking),
+                    "anchored + target noise": make("anchored", epochs=epochs, target_noise=True, **common),
+                    "sequential_anchored + target noise": make(
+                        "sequential_anchored", epochs=epochs, target_noise=True, **walking
+                    ),
+                }
+                for label, recipe in recipes.items():
+                    for seed in range(arguments.seeds):
+                        place = f"{problem}-{label.replace(' ', '_')}-{epochs}"
+                        ensemble = trained(arguments, place, data, build, recipe, seed, likelihood)
+                        functions = ensemble.outputs(x_test)[..., 0].double()
+                        row = {"problem": problem, "method": label, "epochs": epochs, "seed": seed}
+                        rows.append(row | {"members": ensemble.members} | uci_row(functions, truth, data))
+            table = summary(rows, ("method", "epochs"), ("w1", "w2", "function_w1", "function_w2", "rmse"))
+            for line in table:
+                line["paper_w2"] = PAPER.get(line["epochs"], {}).get(line["method"])
+            settings = {"noise_std": NOISE_STD, "prior_std": UCI_PRIOR, "hidden": HIDDEN, "samples": SAMPLES}
+            content = {"table": table, "rows": rows, "references": references, "settings": settings, "paper": PAPER}
+            write("posteriors_uci", content)
+    for line in table:
+        print(line)
+
+
+def digits(arguments: argparse.Namespace) -> None:
+    """Six methods at the same budget, by agreement and total variation."""
+    data = nuts.digits()
+    found = reference(arguments, "digits", data)
+    truth = torch.as_tensor(found["probs"]).double()
+    truth = truth / truth.sum(1, keepdim=True)
+    chains = torch.as_tensor(found["logits"]).double().softmax(-1).unflatten(0, (arguments.chains, -1)).mean(1)
+    between = {
+        "agreement": metrics.agreement(chains[0], chains[-1]),
+        "tv": metrics.total_variation(chains[0], chains[-1]),
+    }
+    y_test = torch.as_tensor(data.y_test)
+    x_test = torch.as_tensor(data.x_test, dtype=torch.float32)
+    training = Training(rate=0.003, optimiser=Adam(), batch_size=32)
+    epochs = arguments.epochs
+    anchored: dict[str, Any] = {"epochs": epochs, "prior_std": DIGITS_PRIOR, "training": training}
+    bayesian = {"epochs": epochs, "prior_std": DIGITS_PRIOR, "training": training, "draws": 10}
+    recipes = {
+        "single": make("single", epochs=epochs, training=training),
+        "deep_ensemble": make("deep_ensemble", epochs=epochs, members=max(2, epochs // 100), training=training),
+        "anchored": make("anchored", **anchored),
+        "sequential_anchored": make("sequential_anchored", **anchored),
+        "bnn": make("bnn", **bayesian),
+        "bnn_sequential": make("bnn_sequential", reset="redraw", **bayesian),
+        "ssbnn": make("ssbnn", **bayesian),
+        "sebays_freeze": make("sebays_freeze", reset="redraw", **bayesian),
+        "sebays_no_freeze": make("sebays_no_freeze", reset="redraw", **bayesian),
+    }
+    rows: list[dict[str, Any]] = []
+    for label, recipe in recipes.items():
+        for seed in range(arguments.seeds):
+            ensemble = trained(
+                arguments, f"digits-{label}-{epochs}", data, lambda: models.mlp(64, 10, hidden=HIDDEN), recipe, seed
+            )
+            probs = ensemble.predict(x_test).probs.double()
+            probs = probs / probs.sum(1, keepdim=True)
+            nll = -probs[torch.arange(len(probs)), y_test].clamp(min=1e-12).log().mean()
+            rows.append(
+                {"method": label, "epochs": recipe.epochs, "seed": seed, "members": ensemble.members}
+                | {"agreement": metrics.agreement(probs, truth), "tv": metrics.total_variation(probs, truth)}
+                | {"accuracy": float((probs.argmax(1) == y_test).double().mean()), "nll": float(nll)}
+            )
+        table = summary(rows, ("method",), ("members", "agreement", "tv", "accuracy", "nll"))
+        nll = -truth[torch.arange(len(truth)), y_test].log().mean()
+        quality = {"accuracy": float((truth.argmax(1) == y_test).double().mean()), "nll": float(nll)}
+        about = {"r_hat_median": float(np.median(found["r_hat"])), "r_hat_largest": float(found["r_hat"].max())}
+        about |= {"ess_median": float(np.median(found["ess"])), "between_chains": between} | quality
+        write("posteriors_digits", {"table": table, "rows": rows, "reference": about, "epochs": epochs})
+    for line in [*table, about]:
+        print(line)
+
+
+def summary(rows: list[dict[str, Any]], by: tuple[str, ...], values: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the medians over all rows of each group, in order of first appearance."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[b] for b in by), []).append(row)
+    return [
+        dict(zip(by, key)) | {"runs": len(held)} | {v: statistics.median(row[v] for row in held) for v in values}
+        for key, held in groups.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("problem", choices=("uci", "digits"))
+    parser.add_argument("--reference", required=True, help="folder of references, outside the repository")
+    parser.add_argument("--runs", required=True, help="folder for the runs, outside the repository")
+    parser.add_argument("--names", nargs="+", default=["yacht", "energy"])
+    parser.add_argument("--splits", type=int, default=3, help="gap splits of each set, from the first")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[200, 1000])
+    parser.add_argument("--epochs", type=int, default=300, help="budget on digits")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=200)
+    parser.add_argument("--samples", type=int, default=250, help="reference samples of each chain")
+    parser.add_argument("--chunk", type=int, default=50)
+    parser.add_argument("--chains", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    uci(arguments) if arguments.problem == "uci" else digits(arguments)
+
+
+if __name__ == "__main__":
+    main()
