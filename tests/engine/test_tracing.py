@@ -14,7 +14,12 @@ from choral.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(90, 4, generator=G)
 Y = X[:, :1].sin()
-RECIPE = Recipe(name="r", plan=fork(3, Reset(), Train(epochs=20, batch_size=16, schedule=Constant(0.01), optimiser=Adam(clip=1.0)), Collect()))
+RECIPE = Recipe(
+    name="r",
+    plan=fork(
+        3, Reset(), Train(epochs=20, batch_size=16, schedule=Constant(0.01), optimiser=Adam(clip=1.0)), Collect()
+    ),
+)
 
 
 def watched(monkeypatch):

@@ -168,6 +168,7 @@ class StackedTrainer(Trainer):
         restore_memory(self.optimiser, self.params, memory)
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._settings: tuple[int, float] = (0, 0.0)
+        self._points = torch.tensor(self.points, dtype=torch.float32, device=device)
         self._mapped = vmap(self._loss, randomness="error")
         self._graphs: dict[Any, Callable[..., list[Tensor]]] = {}
         self._drew = False
@@ -195,7 +196,7 @@ class StackedTrainer(Trainer):
             group["lr"] = rate
         device = self.task.device
         self._settings = (step, progress)
-        points = torch.tensor(self.points, dtype=torch.float32, device=device)
+        points = self._points
         x, y = x.to(device), y.to(device)
         traced = self._recorded(x, y, points)
         if traced is not None:
