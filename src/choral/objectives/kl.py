@@ -103,13 +103,13 @@ class SpikeSlabKL(Penalty):
 
     def __post_init__(self) -> None:
         _check(self.prior_std, self.anneal)
+        if not 0 < self.inclusion < 1:
+            raise InputError(f"inclusion={self.inclusion!r}, but a prior probability is above 0 and below 1.")
 
     @property
     def changes(self) -> bool:
         """Whether the weight of the KL is still rising."""
         return self.anneal > 0
-        if not 0 < self.inclusion < 1:
-            raise InputError(f"inclusion={self.inclusion!r}, but a prior probability is above 0 and below 1.")
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return the sum of the divergences."""
