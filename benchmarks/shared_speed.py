@@ -1,14 +1,16 @@
 """Speed of members that share a network: every line a ratio measured in one run, by medians of interleaved repeats.
 
-    python benchmarks/shared_speed.py [--repeats 30] [--threads 2] [--reference SITE_PACKAGES]
+    python benchmarks/shared_speed.py [--repeats 30] [--threads 2] [--clock wall|processor] [--reference SITE_PACKAGES]
 
 One training step (forward, backward, SGD with momentum; batch 128) of packed (2, 4, 1), EMP, ECMP and BatchEnsemble (4)
 against the plain network; BatchEnsemble against the plain network on the batch repeated four times. `--reference` names
 a folder with torch-uncertainty and einops installed: its packed layers are then measured in the same run. Writes
-benchmarks/results/shared_speed.json. A busy machine makes the ratios useless: the load is written beside them.
+benchmarks/results/shared_speed.json, one entry for each number of threads and clock. A busy machine makes wall times useless:
+the load is written beside them, and with one thread the processor time is less sensitive to it.
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -26,7 +28,7 @@ from choral import draws, models
 from choral.layers import FAMILY, Joint, swap
 from choral.layers.pack import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
-from machine import write
+from machine import RESULTS, write
 
 BATCH, MEMBERS, WIDTH = 128, 4, 2
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -113,15 +115,15 @@ def reference(packed: Any, build: Callable[[], nn.Module], x: Tensor, y: Tensor)
     return stepper(network, lambda: (x, targets), lambda out: out.unflatten(0, (MEMBERS, -1)))
 
 
-def measure(steps: dict[str, Any], repeats: int) -> dict[str, float]:
+def measure(steps: dict[str, Any], repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """Return the median seconds of each step, run in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(repeats + 2):
         for name, step in steps.items():
-            started = time.perf_counter()
+            started = clock()
             step()
             if turn > 1:  # the first rounds warm up
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(clock() - started)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -130,10 +132,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--reference", help="folder with torch-uncertainty and einops")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
+    clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     load = os.getloadavg()[0]
     packed = reference_layers(arguments.reference) if arguments.reference else None
     results: dict[str, Any] = {}
@@ -152,14 +156,21 @@ def main() -> None:
         steps["tiled"], _ = ours(Independent(), build, *tiled)
         if packed is not None:
             steps["torch_uncertainty_packed"] = reference(packed, build, x, y)
-        seconds = measure(steps, arguments.repeats if name != "resnet_cifar20" else max(5, arguments.repeats // 3))
+        seconds = measure(
+            steps, arguments.repeats if name != "resnet_cifar20" else max(5, arguments.repeats // 3), clock
+        )
         ratios = {k: seconds[k] / seconds["tiled" if k == "batch_ensemble" else "plain"] for k in steps if k != "tiled"}
         results[name] = {"seconds": seconds, "ratios": ratios, "kernel": kernels}
         for label, ratio in ratios.items():
             target = TARGETS.get(label, {}).get(name)
             print(f"{name:15} {label:25} {ratio:5.2f}x" + (f"  (target {target:.2f}x)" if target else ""))
+    label = f"{arguments.threads} threads, {arguments.clock} time"
     loads = {"before": load, "after": os.getloadavg()[0]}
-    print(write("shared_speed", {"results": results, "targets": TARGETS, "load": loads, "repeats": arguments.repeats}))
+    runs = {label: {"results": results, "load": loads, "repeats": arguments.repeats}}
+    earlier = RESULTS / "shared_speed.json"
+    if earlier.exists():
+        runs = json.loads(earlier.read_text())["runs"] | runs
+    print(write("shared_speed", {"runs": runs, "targets": TARGETS}))
 
 
 if __name__ == "__main__":

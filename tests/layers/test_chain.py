@@ -41,6 +41,21 @@ def test_forward_code_of_their_own_breaks_the_chain():
     assert chain_of(pack(models.mlp(4, 2), members=2).network) is None
 
 
+@pytest.mark.parametrize("pool", [nn.Identity(), nn.MaxPool2d(2), nn.Sequential(nn.Tanh(), nn.ReLU(), nn.MaxPool2d(2))])
+def test_rectifying_after_pooling_and_in_place_changes_no_gradient(pool):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), pool, nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    joint = pack(network, members=2, kernel="grouped").double()
+    x = torch.randn(3, 2, 10, 10, dtype=torch.float64)
+    found = {}
+    for kernel in ("grouped", "loop"):
+        joint.kernel = kernel
+        out = joint(x)
+        found[kernel] = torch.autograd.grad(out.square().sum(), list(joint.parameters()))
+    for a, b in zip(found["grouped"], found["loop"]):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("spatial_output", [True, False])
 def test_a_chain_equals_its_members(spatial_output):
     layers = [nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 3, 3)]

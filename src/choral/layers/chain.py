@@ -7,8 +7,10 @@ folded into the batch instead. Networks with forward code of their own are no ch
 """
 
 import copy
+import itertools
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.layers.frn import FilterResponseNorm
@@ -49,6 +51,7 @@ _APART = (
     nn.ZeroPad2d,
     nn.ZeroPad3d,
 )
+_MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _BY_CHANNEL = (*BATCH_NORMS, *INSTANCE_NORMS, nn.PReLU, FilterResponseNorm)
 
 
@@ -71,6 +74,10 @@ def chain_of(network: nn.Module) -> list[nn.Module] | None:
 
     if not visit(network):
         return None
+    # max and ReLU commute, values and gradients alike: after the pooling there is less to rectify
+    for i, (one, next_one) in enumerate(itertools.pairwise(layers)):
+        if type(one) is nn.ReLU and isinstance(next_one, _MAX_POOLS):
+            layers[i], layers[i + 1] = next_one, one
     first = next((m.settings for m in layers if isinstance(m, PackedLayer)), None)
     return layers if isinstance(first, CONVOLUTIONS) and first.groups == 1 else None
 
@@ -91,15 +98,14 @@ def run_chain(layers: Sequence[nn.Module], x: Tensor, members: int) -> Tensor:
 
     Shapes: (batch, ...) -> (member, batch, ...).
     """
-    shared, folded = (
-        True,
-        False,
-    )  # whether all members still have the same activations; whether they are in the batch axis
-    for layer in layers:
+    shared, folded = True, False  # whether members still have the same activations; whether they are in the batch axis
+    for before, layer in itertools.pairwise([nn.Identity(), *layers]):
         if not shared and not folded and not _reads_channels(layer):
             x = fold(x.unflatten(1, (members, -1)).transpose(0, 1))
             folded = True
-        if folded or not isinstance(layer, PackedLayer):
+        if type(layer) is nn.ReLU and isinstance(before, (PackedLayer, *_MAX_POOLS)):
+            x = F.relu_(x)  # in place: these layers do not need their output again
+        elif folded or not isinstance(layer, PackedLayer):
             x = layer(x)
         else:
             x = _on_channels(layer, x, members, shared)
