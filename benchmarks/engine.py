@@ -71,7 +71,7 @@ def vectorised_training(repeats: int) -> dict[str, float]:
     def build() -> torch.nn.Module:
         return models.mlp(8, 1, hidden=(50,))
 
-    epochs = 60
+    epochs = 40
     recipe = Recipe(name="deep", plan=fork(20, Reset(), train_phase(epochs, 100), Collect()))
 
     def loop(fused: bool) -> Callable[[], None]:
@@ -177,7 +177,7 @@ def main() -> None:
     """Measure everything and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    repeats = 3 if parser.parse_args().quick else 9
+    repeats = 3 if parser.parse_args().quick else 7
     results = {
         "training_20_mlps": vectorised_training(repeats),
         "lenet_s_overhead": engine_overhead(repeats),

@@ -200,7 +200,8 @@ class StackedTrainer(Trainer):
         x, y = x.to(device), y.to(device)
         traced = self._recorded(x, y, points)
         if traced is not None:
-            *grads, losses = traced(*self.params.values(), *self._constant_inputs(points), x, y)
+            with torch.no_grad():
+                *grads, losses = traced(*self.params.values(), *self._constant_inputs(points), x, y)
             for p, g in zip(self.params.values(), grads):
                 p.grad = g
         else:
