@@ -112,11 +112,15 @@ class Ensemble:
     def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...)."""
         ready = as_inputs(x)
+        teams = self._teams()
+        if len(teams) == 1 and teams[0].stacked is not None:
+            return self._stacked(teams[0], ready, batch_size).flatten(0, 1)
         found: dict[int, Tensor] = {}
-        for team in self._teams():
-            runner = self._one_by_one if team.stacked is None else self._stacked
-            for number, out in runner(team, ready, batch_size):
-                found[number] = out
+        for team in teams:
+            if team.stacked is None:
+                found |= dict(self._one_by_one(team, ready, batch_size))
+            else:
+                found |= dict(zip(team.numbers, self._stacked(team, ready, batch_size)))
         return found[0] if self._count == 1 else torch.cat([found[i] for i in range(self._count)])
 
     def _teams(self) -> list["_Team"]:
@@ -161,7 +165,8 @@ class Ensemble:
                 joined = torch.cat(parts, 1)
             yield number, joined.clone()
 
-    def _stacked(self, team: "_Team", x: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    def _stacked(self, team: "_Team", x: Tensor, size: int) -> Tensor:
+        """Return the outputs of a team (network, member * draws, batch, ...)."""
         structure = self.recipe.structure
         network = self._blueprint.network(team.form).eval()
         assert team.stacked is not None
@@ -185,9 +190,7 @@ class Ensemble:
                 else:
                     passes = [mapped(draw)(*team.stacked, chunk) for draw in range(structure.draws)]
                     parts.append(passes[0] if len(passes) == 1 else torch.cat(passes, 1))
-            joined = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        for row, number in enumerate(team.numbers):
-            yield number, joined[row]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def predict(self, x: Any, *, batch_size: int = 1024) -> Prediction:
         """Return the ensemble's prediction for some inputs.

@@ -27,7 +27,10 @@ def as_inputs(x: Any) -> Tensor:
         return x
     if not x.dtype.is_floating_point:
         return x.long()
-    bad = ~torch.isfinite(x).flatten(1).all(1) if x.dim() > 1 else ~torch.isfinite(x)
+    if not torch.isfinite(x.sum()):  # cheap; a sum can overflow, so the rows are looked at before anything is refused
+        bad = ~torch.isfinite(x).flatten(1).all(1) if x.dim() > 1 else ~torch.isfinite(x)
+    else:
+        bad = torch.zeros(1, dtype=torch.bool)
     if bad.any():
         rows = bad.nonzero().flatten()[:5].tolist()
         raise InputError(
