@@ -3,13 +3,11 @@
 Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, Algorithm 1.
 """
 
-from typing import Literal
-
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.recipe import Recipe
 from choral.recipes.bnn import VARIATIONAL
-from choral.recipes.sebays import Exploitation, sequential_phases
+from choral.recipes.sebays import Exploitation, Narrowing, sequential_phases
 from choral.structures import Gaussian
 from choral.training import Training
 
@@ -21,7 +19,7 @@ def bnn_sequential(
     branches: int = 1,
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
-    reset: Literal["small", "redraw"] = "small",
+    reset: Narrowing = "small",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,
@@ -40,6 +38,7 @@ def bnn_sequential(
         schedule=schedule,
         factor=factor,
         reset=reset,
+        rho=rho,
         recalibrate=recalibrate,
         training=training,
     )

@@ -35,6 +35,7 @@ from choral.structures import SpikeSlab
 from choral.training import Training
 
 Exploitation = Literal["stepwise", "cosine", "linear_fge", "linear_1"]
+Narrowing = Literal["small", "redraw", "keep"]
 SCHEDULES = ("stepwise", "cosine", "linear_fge", "linear_1")
 
 
@@ -61,7 +62,8 @@ def sequential_phases(
     branches: int,
     schedule: str,
     factor: float,
-    reset: Literal["small", "redraw"],
+    reset: Narrowing,
+    rho: float,
     recalibrate: bool,
     training: Training,
 ) -> Phase:
@@ -84,7 +86,8 @@ def sequential_phases(
     first, later = (training.phase(exploit, s) for s in schedules(schedule, training.rate))
     explore = training.phase(epochs - members * exploit, Constant(training.rate))
     fit_norms = [Recalibrate()] if recalibrate else []
-    move = [Perturb(factor=factor), ResetStds(how=reset), *fit_norms]
+    narrow = [] if reset == "keep" else [ResetStds(how=reset, rho=rho)]
+    move = [Perturb(factor=factor), *narrow, *fit_norms]
     kept = (first, Collect(), repeat(members // branches - 1, *move, later, Collect()))
     ending = [*settled, *(fit_norms if settled else [])]
     return seq(Reset(), explore, *ending, *(kept if branches == 1 else (fork(branches, *move, *kept),)))
@@ -98,7 +101,7 @@ def sebays_freeze(
     freeze: Literal["draw", "threshold"] = "draw",
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
-    reset: Literal["small", "redraw"] = "small",
+    reset: Narrowing = "small",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,
@@ -119,7 +122,8 @@ def sebays_freeze(
             or 'linear_1' (a tenth down to a hundredth), 'linear_fge' (all the way down, then triangles).
         factor: standard deviations by which means are moved after a member is kept (rho in the paper).
         reset: what standard deviations become then: 'small' is 1e-6 (the paper), which leaves little to perturb by the next
-            time; 'redraw' is softplus(N(-6, 0.05^2)), about 0.0025 (the authors' code).
+            time; 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the authors' code); 'keep' leaves
+            them as they are.
         recalibrate: estimate BatchNorm statistics again after cutting and after every perturbation.
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
         prior_std, inclusion, gamma, temperature, rho: as in `ssbnn`.
@@ -135,6 +139,7 @@ def sebays_freeze(
         schedule=schedule,
         factor=factor,
         reset=reset,
+        rho=rho,
         recalibrate=recalibrate,
         training=training,
     )
@@ -150,7 +155,7 @@ def sebays_no_freeze(
     branches: int = 1,
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
-    reset: Literal["small", "redraw"] = "small",
+    reset: Narrowing = "small",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,
@@ -172,6 +177,7 @@ def sebays_no_freeze(
         schedule=schedule,
         factor=factor,
         reset=reset,
+        rho=rho,
         recalibrate=recalibrate,
         training=training,
     )
