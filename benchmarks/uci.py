@@ -1,0 +1,349 @@
+"""UCI regression: two papers' tables again, on the 20 standard splits, all splits of a set trained as one stack.
+
+    CHORAL_DATA=... python benchmarks/uci.py [packed patched] --runs /some/folder [--names boston yacht]
+
+`packed`: Packed-Ensembles (2, 3, 1) against a deep ensemble of 3, one hidden layer of 200, mean and variance outputs (Laurent et
+al., 2023, Table 11). They follow the protocol of Lakshminarayanan et al. (40 epochs, batch 100, Adam, a rate from a
+grid), so the rate is chosen here for every split by itself, on a fifth of its training rows.
+
+`patched`: EMP, ECMP, dropout and an explicit ensemble, one hidden layer of 50 (Chang et al., 2019, Tables 12 and 13):
+their fixed settings. What they do not say is fixed here: the loss is the mean squared error of the standardised target (the
+output precision 0.1 is in the target's own units and enters the log density), decay is Adam's, components of a norm start 10 %
+apart, and power gets a tenth of the epochs.
+
+Inputs and target are standardised by the training rows of each split; errors are in the target's own units. Runs resume; the
+table is written to benchmarks/results/uci.json after every data set.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from choral import draws, models, rng
+from choral.fit import fit
+from choral.objectives.likelihoods import FixedGaussian, LearnedGaussian, Likelihood
+from choral.plan import Adam, Fork, Operator, Seq, fork
+from choral.plan.phases import Context
+from choral.plan.state import State
+from choral.predict import Ensemble
+from choral.recipe import Recipe
+from choral.recipes import make
+from choral.training import Training
+from datasets import loaders
+from machine import RESULTS, write
+
+NAMES = ("yacht", "boston", "energy", "concrete", "wine", "power")
+RATES = (0.001, 0.003, 0.01, 0.03)
+PRECISION = 0.1  # of the output, in the target's own units
+PAPER: dict[str, dict[str, dict[str, tuple[float, float, float, float]]]] = {
+    "packed": {
+        "packed": {
+            "boston": (2.218, 0.099, 2.028, 0.034),
+            "concrete": (5.092, 0.225, 2.854, 0.028),
+            "energy": (1.675, 0.085, 1.543, 0.072),
+            "power": (3.127, 0.018, 2.607, 0.007),
+            "wine": (0.482, 0.006, 0.622, 0.014),
+            "yacht": (1.949, 0.215, 2.023, 0.075),
+        },
+        "deep_ensemble": {
+            "boston": (2.219, 0.098, 2.047, 0.028),
+            "concrete": (5.167, 0.234, 2.885, 0.032),
+            "energy": (1.712, 0.067, 1.553, 0.060),
+            "power": (3.097, 0.020, 2.600, 0.007),
+            "wine": (0.483, 0.006, 0.611, 0.013),
+            "yacht": (2.511, 0.283, 2.023, 0.074),
+        },
+    },
+    "patched": {
+        "ecmp": {
+            "boston": (3.48, 0.18, 2.65, 0.05),
+            "concrete": (5.61, 0.14, 3.46, 0.07),
+            "energy": (1.35, 0.06, 2.19, 0.01),
+            "power": (4.24, 0.05, 2.95, 0.02),
+            "wine": (0.60, 0.02, 2.09, 0.00),
+            "yacht": (1.59, 0.23, 2.25, 0.02),
+        },
+        "emp": {
+            "boston": (3.56, 0.22, 2.70, 0.07),
+            "concrete": (5.64, 0.15, 3.59, 0.08),
+            "energy": (1.24, 0.04, 2.15, 0.01),
+            "power": (4.29, 0.05, 2.99, 0.02),
+            "wine": (0.62, 0.02, 2.09, 0.00),
+            "yacht": (1.60, 0.28, 2.22, 0.05),
+        },
+        "dropout": {
+            "boston": (3.97, 0.26, 2.92, 0.11),
+            "concrete": (7.06, 0.19, 4.60, 0.14),
+            "energy": (2.63, 0.05, 2.42, 0.01),
+            "power": (4.07, 0.04, 2.90, 0.01),
+            "wine": (0.63, 0.01, 2.09, 0.00),
+            "yacht": (12.90, 1.26, 10.79, 1.66),
+        },
+        "explicit_ensemble": {
+            "boston": (4.29, 0.27, 2.81, 0.07),
+            "concrete": (8.81, 0.15, 5.09, 0.13),
+            "energy": (3.40, 0.31, 2.58, 0.03),
+            "power": (4.04, 0.04, 2.87, 0.01),
+            "wine": (0.88, 0.06, 2.14, 0.01),
+            "yacht": (29.48, 5.14, 5.24, 0.36),
+        },
+    },
+}
+"""RMSE, its standard error, NLL, its standard error (the patching paper predicts both targets of energy, here only the first)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakePart(Operator):
+    """Restrict training to one of several equally long parts of the rows; `networks` branches in a row share a part."""
+
+    rows: int
+    networks: int = 1
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The slot 'subset' with the part's rows."""
+        return ("subset",)
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with the rows of its part."""
+        assert state is not None
+        first = context.branch // self.networks * self.rows
+        return state.with_slots(subset={"indices": torch.arange(first, first + self.rows)})
+
+
+class Splits(NamedTuple):
+    """All splits of a data set, each standardised by its own training rows.
+
+    x, y: training rows, one split after the other; x_test (split, row, feature), y_test (split, row) in its own units;
+    mean, std: of the training targets (split, 1).
+    """
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    mean: Tensor
+    std: Tensor
+
+    @property
+    def count(self) -> int:
+        """Number of splits."""
+        return len(self.x_test)
+
+
+def splits_of(name: str, *, held_out: float = 0.0) -> Splits:
+    """Return the standard splits; with `held_out`, the last part of each split's training rows replaces its test rows."""
+    x, y, kinds = loaders().uci(name)
+    parts: list[list[np.ndarray]] = []
+    for train, test in kinds["std"]:
+        if held_out:
+            kept = round((1 - held_out) * len(train))
+            train, test = train[:kept], train[kept:]
+        centre, scale = x[train].mean(0), x[train].std(0)
+        scale[scale == 0] = 1.0
+        mean, std = y[train].mean(keepdims=True), y[train].std(keepdims=True)
+        parts.append(
+            [(x[train] - centre) / scale, (y[train] - mean) / std, (x[test] - centre) / scale, y[test], mean, std]
+        )
+    columns = [torch.as_tensor(np.stack(column), dtype=torch.float32) for column in zip(*parts)]
+    return Splits(columns[0].flatten(0, 1), columns[1].flatten().unsqueeze(1), *columns[2:])
+
+
+def over_splits(recipe: Recipe, splits: Splits) -> Recipe:
+    """Return the recipe for every split at once: its networks are branches of one fork, each with its split's rows."""
+    plan = recipe.plan
+    networks = plan.branches if isinstance(plan, Fork) else 1
+    body = plan.body if isinstance(plan, Fork) else plan
+    assert isinstance(body, Seq)
+    reset, *rest = body.phases
+    part = TakePart(rows=len(splits.x) // splits.count, networks=networks)
+    return replace(recipe, plan=fork(splits.count * networks, reset, part, *rest))
+
+
+def passes(ensemble: Ensemble, splits: Splits, count: int) -> Iterator[Tensor]:
+    """Yield the outputs of all passes over the test rows, some at a time, every network on its own split.
+
+    Shapes: (split, member * pass, row, output).
+    """
+    structure, network, states = ensemble.recipe.structure, ensemble.network(), list(ensemble.states())
+    params = {n: torch.stack([s.params[n] for s in states]) for n in states[0].params}
+    buffers = {n: torch.stack([s.buffers[n] for s in states]) for n in states[0].buffers}
+    x = splits.x_test.repeat_interleave(len(states) // splits.count, 0)
+
+    def run(p: Any, b: Any, words: Tensor, rows: Tensor) -> Tensor:
+        with draws.keyed(words):
+            return structure.unfold(functional_call(network, (p, b), (structure.feed(rows, None)[0],)))
+
+    mapped = vmap(vmap(run, in_dims=(None, None, 0, None)))
+    together = max(1, 50_000 // (x.shape[0] * x.shape[1]))
+    for first in range(0, count, together):
+        chosen = range(first, min(first + together, count))
+        keys = [rng.key(0, "uci", i, draw) for i in range(len(states)) for draw in chosen]
+        with torch.no_grad():
+            outputs = mapped(params, buffers, draws.words(*keys).view(len(states), -1, 2), x)
+        yield outputs.unflatten(0, (splits.count, -1)).flatten(1, 3)
+
+
+def matched(ensemble: Ensemble, splits: Splits) -> dict[str, list[float]]:
+    """Return RMSE and NLL of every split under the Gaussian with the mixture's mean and variance, in own units."""
+    assert isinstance(ensemble.likelihood, LearnedGaussian)
+    (outputs,) = passes(ensemble, splits, 1)
+    means, variances = (m.squeeze(-1).double() for m in ensemble.likelihood.moments(outputs))
+    mean = means.mean(1)
+    variance = (variances + means.square()).mean(1) - mean.square()
+    mean, variance = mean * splits.std + splits.mean, variance * splits.std**2
+    squares = (mean - splits.y_test).square()
+    nll = 0.5 * (squares / variance + variance.log() + math.log(2 * math.pi))
+    return {"rmse": squares.mean(1).sqrt().tolist(), "nll": nll.mean(1).tolist()}
+
+
+def averaged(ensemble: Ensemble, splits: Splits, count: int) -> dict[str, list[float]]:
+    """Return RMSE of the mean and NLL of the mixture of all passes with the fixed output precision, in own units."""
+    total, seen = torch.zeros(()), 0
+    log_density = torch.full((), -math.inf)
+    for outputs in passes(ensemble, splits, count):
+        values = outputs.squeeze(-1).double() * splits.std.unsqueeze(1) + splits.mean.unsqueeze(1)
+        each = 0.5 * (math.log(PRECISION / (2 * math.pi)) - PRECISION * (values - splits.y_test.unsqueeze(1)).square())
+        total = total + values.sum(1)
+        log_density = torch.logaddexp(log_density, each.logsumexp(1))
+        seen += values.shape[1]
+    squares = (total / seen - splits.y_test).square()
+    return {"rmse": squares.mean(1).sqrt().tolist(), "nll": (math.log(seen) - log_density).mean(1).tolist()}
+
+
+def train(
+    folder: Path, build: Callable[[], nn.Module], recipe: Recipe, splits: Splits, likelihood: Likelihood
+) -> Ensemble:
+    """Return the networks of all splits, trained stacked."""
+    return fit(
+        build,
+        (splits.x, splits.y),
+        over_splits(recipe, splits),
+        run_dir=folder,
+        likelihood=likelihood,
+        executor="vectorised",
+        checkpoint_seconds=30,
+    )
+
+
+def packed(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return packed (2, 3, 1) and a deep ensemble of 3 on one data set, by method."""
+    splits, halves = splits_of(name), splits_of(name, held_out=0.2)
+
+    def build() -> nn.Module:
+        return models.mlp(splits.x.shape[1], 2, hidden=(200,))
+
+    rows = {}
+    for method, options, times in [("packed", {"width": 2.0}, 1), ("deep_ensemble", {}, 3)]:
+        held, final, seconds = [], [], 0.0
+        for rate in RATES:
+            training = Training(rate=rate, optimiser=Adam(), batch_size=100, schedule="constant")
+            recipe = make(method, epochs=40 * times, members=3, training=training, **options)
+            place = arguments.runs / "uci" / f"{name}-{method}-{rate}"
+            trial = train(place / "trial", build, recipe, halves, LearnedGaussian())
+            ensemble = train(place / "final", build, recipe, splits, LearnedGaussian())
+            held.append(matched(trial, halves)["nll"])
+            final.append(matched(ensemble, splits))
+            seconds += trial.info["seconds"] + ensemble.info["seconds"]
+        chosen = np.argmin(np.asarray(held), 0).tolist()
+        scores = {m: [final[c][m][split] for split, c in enumerate(chosen)] for m in ("rmse", "nll")}
+        rows[method] = scores | {
+            "parameters": ensemble.parameters // splits.count,
+            "rates": [RATES[c] for c in chosen],
+            "seconds": seconds,
+        }
+    return rows
+
+
+def small(inputs: int, between: Callable[[int], list[nn.Module]]) -> nn.Module:
+    """Return the network of the patching paper: one hidden layer of 50, some layer after the input and after it."""
+    return nn.Sequential(*between(inputs), nn.Linear(inputs, 50), nn.ReLU(), *between(50), nn.Linear(50, 1))
+
+
+def norm(width: int) -> list[nn.Module]:
+    """Return batch normalisation with scales that start at 0.2."""
+    layer = nn.BatchNorm1d(width)
+    nn.init.constant_(layer.weight, 0.2)
+    return [layer]
+
+
+def patched(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return EMP, ECMP, dropout and the explicit ensemble on one data set, by method."""
+    splits = splits_of(name)
+    inputs, epochs = splits.x.shape[1], arguments.epochs // (10 if name == "power" else 1)
+    training = Training(rate=0.001, optimiser=Adam(weight_decay=0.01), batch_size=100, schedule="constant")
+    common: dict[str, Any] = {"epochs": epochs, "training": training}
+    methods: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
+        "ecmp": (lambda: small(inputs, norm), make("ecmp", output=False, **common)),
+        "emp": (lambda: small(inputs, norm), make("emp", output=False, **common)),
+        "dropout": (lambda: small(inputs, lambda _: [nn.Dropout(0.005)]), make("mc_dropout", rate=None, **common)),
+        "explicit_ensemble": (
+            lambda: small(inputs, lambda _: []),
+            make("deep_ensemble", epochs=5 * epochs, members=5, training=training),
+        ),
+    }
+    rows = {}
+    for method, (build, recipe) in methods.items():
+        folder = arguments.runs / "uci" / f"{name}-{method}"
+        ensemble = train(folder, build, recipe, splits, FixedGaussian(precision=2.0))  # the squared error itself
+        count = arguments.draws if recipe.structure.draws > 1 else 1
+        rows[method] = averaged(ensemble, splits, count) | {
+            "draws": count,
+            "epochs": epochs,
+            "parameters": ensemble.parameters // splits.count,
+            "seconds": ensemble.info["seconds"],
+        }
+    return rows
+
+
+def line(
+    name: str, method: str, row: dict[str, Any], paper: tuple[float, float, float, float] | None
+) -> dict[str, Any]:
+    """Return means and standard errors over splits, beside the paper's."""
+    ours = {}
+    for measure in ("rmse", "nll"):
+        values = row[measure]
+        ours |= {measure: statistics.mean(values), f"{measure}_error": statistics.stdev(values) / len(values) ** 0.5}
+    theirs = dict(zip(("paper_rmse", "paper_rmse_error", "paper_nll", "paper_nll_error"), paper or ()))
+    return {"data": name, "method": method} | ours | theirs
+
+
+def main() -> None:
+    """Run the tables that are asked for, data set by data set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", default=["packed", "patched"], help="packed, patched")
+    parser.add_argument("--runs", type=Path, required=True, help="folder for the runs, outside the repository")
+    parser.add_argument("--names", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--epochs", type=int, default=4000, help="of the patched table; a tenth on power")
+    parser.add_argument("--draws", type=int, default=10_000, help="passes of EMP, ECMP and dropout at prediction")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    makers = {"packed": packed, "patched": patched}
+    for table in arguments.tables:
+        for name in arguments.names:
+            rows = makers[table](name, arguments)
+            lines = [line(name, method, row, PAPER[table][method].get(name)) for method, row in rows.items()]
+            for found in lines:
+                print(found, flush=True)
+            path = RESULTS / "uci.json"
+            content = json.loads(path.read_text()) if path.exists() else {}
+            for part, new in (("table", {f"{f['data']} {f['method']}": f for f in lines}), ("splits", rows)):
+                kept = content.get(part, {})
+                kept[table] = kept.get(table, {}) | (new if part == "table" else {name: new})
+                content[part] = kept
+            write("uci", {part: content[part] for part in ("table", "splits")})
+
+
+if __name__ == "__main__":
+    main()
