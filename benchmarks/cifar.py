@@ -57,7 +57,31 @@ def suites() -> dict[str, Suite]:
         "pat_s": (lenet("S"), small),
         "pat_m": (lenet("M"), few),
         "pat_l": (lenet("L"), few | bagged),
+        "shared": (lenet("M"), shared_weights(8)),
         "sebays": (lambda: models.resnet_cifar(20, width=8), sequential_bayesian(18)),
+    }
+
+
+def shared_weights(epochs: int) -> dict[str, Callable[[], Recipe]]:
+    """Return methods whose members share a network, and the two baselines, for the same number of epochs.
+
+    Some of them do more in an epoch than the plain network (BatchEnsemble reads every image once for each member): the table
+    has the operations of the whole training. LeNet has no norms, so EMP and ECMP patch its output layer alone.
+    """
+
+    def trained(name: str, **options: Any) -> Callable[[], Recipe]:
+        return lambda: make(name, epochs=epochs, training=ADAM, **options)
+
+    return {
+        "single": trained("single"),
+        "deep_ensemble 4x2": trained("deep_ensemble", members=4),
+        "packed": trained("packed", members=4, width=2.0),
+        "batch_ensemble": trained("batch_ensemble", members=4),
+        "mimo": trained("mimo", members=3),
+        "masksembles": trained("masksembles", members=4),
+        "mc_dropout": trained("mc_dropout"),
+        "emp": trained("emp"),
+        "ecmp": trained("ecmp"),
     }
 
 
