@@ -18,6 +18,7 @@ def batch_ensemble(
     start: Literal["normal", "signs"] = "normal",
     spread: float = 0.5,
     own_norms: bool = False,
+    pretrained: bool = False,
     training: Training = Training(),
 ) -> Recipe:
     """Members that share all weights up to rank-one factors of their own, trained in one run.
@@ -28,7 +29,8 @@ def batch_ensemble(
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
         own_norms: whether each member has its own normalisation scales and shifts.
+        pretrained: start from the weights of the network handed to fit.
         training: optimiser, rate, batch size and schedule; the factors take no weight decay.
     """
     structure = BatchEnsemble(members=members, start=start, spread=spread, own_norms=own_norms)
-    return Recipe(name="batch_ensemble", plan=training.whole(epochs), structure=structure)
+    return Recipe(name="batch_ensemble", plan=training.whole(epochs, pretrained=pretrained), structure=structure)

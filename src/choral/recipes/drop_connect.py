@@ -9,14 +9,17 @@ from choral.structures import Stochastic
 from choral.training import Training
 
 
-def drop_connect(*, epochs: int = 200, rate: float = 0.1, draws: int = 20, training: Training = Training()) -> Recipe:
+def drop_connect(
+    *, epochs: int = 200, rate: float = 0.1, draws: int = 20, pretrained: bool = False, training: Training = Training()
+) -> Recipe:
     """One network whose single weights are dropped at random, also at prediction; several passes are averaged.
 
     Args:
         epochs: total budget.
         rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
         draws: passes averaged at prediction.
+        pretrained: start from the weights of the network handed to fit.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Stochastic(rate=rate, draws=draws, connections=True)
-    return Recipe(name="drop_connect", plan=training.whole(epochs), structure=structure)
+    return Recipe(name="drop_connect", plan=training.whole(epochs, pretrained=pretrained), structure=structure)

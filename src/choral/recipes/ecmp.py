@@ -22,6 +22,7 @@ def ecmp(
     layers: tuple[str, ...] = (),
     learned: bool = False,
     precision: float | None = None,
+    pretrained: bool = False,
     training: Training = Training(),
 ) -> Recipe:
     """Like EMP, but every scalar of a patched layer draws its own component.
@@ -34,11 +35,17 @@ def ecmp(
         layers: name patterns of further layers to patch.
         learned: learn the mixing probabilities instead of keeping them uniform.
         precision: prior precision of the penalty of Equation 6; None leaves regularisation to the optimiser's weight decay.
+        pretrained: start from the weights of the network handed to fit (components near them).
         training: optimiser, rate, batch size and schedule.
     """
     mixture = Mixture(components=components, assignment="scalar", learned=learned)
-    structure = Patched(mixture=mixture, draws=draws, norms=norms, output=output, include=layers)
+    structure = Patched(
+        mixture=mixture, draws=draws, norms=norms, output=output, include=layers, keep_weights=pretrained
+    )
     penalties = () if precision is None else (PatchedL2(precision=precision),)
     return Recipe(
-        name="ecmp", plan=training.whole(epochs), structure=structure, objective=Objective(penalties=penalties)
+        name="ecmp",
+        plan=training.whole(epochs, pretrained=pretrained),
+        structure=structure,
+        objective=Objective(penalties=penalties),
     )

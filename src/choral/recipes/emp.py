@@ -22,6 +22,7 @@ def emp(
     layers: tuple[str, ...] = (),
     learned: bool = False,
     precision: float | None = None,
+    pretrained: bool = False,
     training: Training = Training(),
 ) -> Recipe:
     """One network whose normalisation and output layers are drawn from K components in every pass.
@@ -34,11 +35,17 @@ def emp(
         layers: name patterns of further layers to patch.
         learned: learn the mixing probabilities instead of keeping them uniform.
         precision: prior precision of the penalty of Equation 6; None leaves regularisation to the optimiser's weight decay.
+        pretrained: start from the weights of the network handed to fit (components near them).
         training: optimiser, rate, batch size and schedule.
     """
     mixture = Mixture(components=components, assignment="layer", learned=learned)
-    structure = Patched(mixture=mixture, draws=draws, norms=norms, output=output, include=layers)
+    structure = Patched(
+        mixture=mixture, draws=draws, norms=norms, output=output, include=layers, keep_weights=pretrained
+    )
     penalties = () if precision is None else (PatchedL2(precision=precision),)
     return Recipe(
-        name="emp", plan=training.whole(epochs), structure=structure, objective=Objective(penalties=penalties)
+        name="emp",
+        plan=training.whole(epochs, pretrained=pretrained),
+        structure=structure,
+        objective=Objective(penalties=penalties),
     )

@@ -8,14 +8,22 @@ from choral.structures import Masksembles
 from choral.training import Training
 
 
-def masksembles(*, epochs: int = 200, members: int = 4, scale: float = 2.0, training: Training = Training()) -> Recipe:
+def masksembles(
+    *,
+    epochs: int = 200,
+    members: int = 4,
+    scale: float = 2.0,
+    pretrained: bool = False,
+    training: Training = Training(),
+) -> Recipe:
     """Members that are fixed, overlapping subsets of one network's channels.
 
     Args:
         epochs: total budget.
         members: masks; in training each sees its part of every batch.
         scale: how little the masks overlap; 1 makes them equal (a plain network).
+        pretrained: start from the weights of the network handed to fit.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Masksembles(members=members, scale=scale)
-    return Recipe(name="masksembles", plan=training.whole(epochs), structure=structure)
+    return Recipe(name="masksembles", plan=training.whole(epochs, pretrained=pretrained), structure=structure)

@@ -10,7 +10,12 @@ from choral.training import Training
 
 
 def mc_dropout(
-    *, epochs: int = 200, rate: float | None = 0.1, draws: int = 20, training: Training = Training()
+    *,
+    epochs: int = 200,
+    rate: float | None = 0.1,
+    draws: int = 20,
+    pretrained: bool = False,
+    training: Training = Training(),
 ) -> Recipe:
     """One network with dropout that stays on at prediction; several passes are averaged.
 
@@ -18,6 +23,11 @@ def mc_dropout(
         epochs: total budget.
         rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
         draws: passes averaged at prediction.
+        pretrained: start from the weights of the network handed to fit.
         training: optimiser, rate, batch size and schedule.
     """
-    return Recipe(name="mc_dropout", plan=training.whole(epochs), structure=Stochastic(rate=rate, draws=draws))
+    return Recipe(
+        name="mc_dropout",
+        plan=training.whole(epochs, pretrained=pretrained),
+        structure=Stochastic(rate=rate, draws=draws),
+    )

@@ -15,6 +15,7 @@ def treenet(
     members: int = 4,
     start: str = "",
     branches: tuple[str, ...] = (),
+    pretrained: bool = False,
     training: Training = Training(),
 ) -> Recipe:
     """Members that share the first layers and have the last ones to themselves.
@@ -24,7 +25,8 @@ def treenet(
         members: branches.
         start: name of the first layer that is not shared; the output layer alone if nothing is said.
         branches: instead of start, name patterns of all layers that are not shared.
+        pretrained: start from the weights of the network handed to fit.
         training: optimiser, rate, batch size and schedule.
     """
     structure = TreeNet(members=members, start=start, branches=branches)
-    return Recipe(name="treenet", plan=training.whole(epochs), structure=structure)
+    return Recipe(name="treenet", plan=training.whole(epochs, pretrained=pretrained), structure=structure)

@@ -1,0 +1,111 @@
+"""Methods whose members share a network, started from trained weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from choral.errors import PlanError
+from choral.fit import fit
+from choral.recipes import make
+
+
+def trained():
+    """A network away from any start, norms and their statistics included."""
+    network = nn.Sequential(
+        nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for t in (*network.parameters(), *network.buffers()):
+            if t.is_floating_point():
+                t.copy_(torch.rand(t.shape, generator=generator) - 0.3)
+        network[1].running_var.add_(1.0)
+    return network.eval()
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(24, 5, generator=generator), torch.randint(0, 3, (24,), generator=generator)
+
+
+def started(name, network, **options):
+    """The ensemble a method makes of a trained network, before any training."""
+    return fit(network, data(), make(name, epochs=0, pretrained=True, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("batch_ensemble", {"spread": 0.0, "members": 3}),
+        ("masksembles", {"scale": 1.0, "members": 3}),
+        ("treenet", {"members": 1}),
+        ("emp", {"components": 1, "draws": 2}),
+        ("ecmp", {"components": 1, "draws": 2}),
+        ("mc_dropout", {"rate": 0.0, "draws": 2}),
+        ("drop_connect", {"rate": 0.0, "draws": 2}),
+    ],
+)
+def test_without_diversity_every_member_is_the_given_network(name, options):
+    network = trained()
+    x = data()[0]
+    outputs = started(name, network, **options).outputs(x)
+    torch.testing.assert_close(outputs, network(x).detach().expand_as(outputs), atol=1e-6, rtol=1e-5)
+
+
+def test_rank_one_members_scale_the_given_weights():
+    network = trained()
+    ensemble = started("batch_ensemble", network, members=3)
+    params = next(ensemble.states()).params
+    for i in range(3):
+        weight = ensemble.member(i).get_parameter("3.weight")
+        wanted = torch.outer(params["network.3.r"][i], params["network.3.s"][i]) * network[3].weight
+        torch.testing.assert_close(weight, wanted)
+
+
+def test_masked_members_use_the_given_weights_on_their_channels():
+    network = trained()
+    ensemble = started("masksembles", network, members=3)
+    masks = next(ensemble.states()).buffers["network.3.mask"]
+    assert masks.bool().logical_not().any(1).all()
+    for i in range(3):
+        member = ensemble.member(i)
+        torch.testing.assert_close(member.get_parameter("3.weight"), network[3].weight * masks[i].unsqueeze(1))
+
+
+def test_branches_share_the_given_trunk_and_the_first_keeps_its_branch():
+    network = trained()
+    x = data()[0]
+    ensemble = started("treenet", network, members=3)
+    torch.testing.assert_close(ensemble.outputs(x)[0], network(x))
+    features = network[:5](x)
+    for i in range(3):
+        head = ensemble.member(i).get_submodule("5")
+        torch.testing.assert_close(ensemble.outputs(x)[i], head(features), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["emp", "ecmp"])
+def test_components_start_near_the_given_weights(name):
+    network = trained()
+    params = next(started(name, network, draws=2).states()).params
+    for layer in ("1", "5"):
+        given = network.get_submodule(layer).get_parameter("weight")
+        patches = params[f"{layer}.patches.weight"]
+        assert torch.equal(patches[0], given)
+        distance = (patches[1:] - given).square().mean().sqrt() / given.square().mean().sqrt()
+        assert distance.item() == pytest.approx(0.1, rel=0.35)
+    assert torch.equal(params["0.weight"], network[0].weight)
+
+
+def test_a_factory_has_no_weights_to_start_from():
+    with pytest.raises(PlanError, match="hand over the trained"):
+        fit(trained, data(), make("batch_ensemble", epochs=0, pretrained=True))
+
+
+def test_training_goes_on_from_the_given_weights():
+    network = trained()
+    recipe = make("masksembles", epochs=1, members=2, scale=1.0, pretrained=True)
+    ensemble = fit(network, data(), recipe)
+    fresh = fit(network, data(), make("masksembles", epochs=1, members=2, scale=1.0))
+    given = network[3].weight
+    near, far = ((e.member(0).get_parameter("3.weight") - given).norm() / given.norm() for e in (ensemble, fresh))
+    assert near < 0.3 < 0.6 < far
