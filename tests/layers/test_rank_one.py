@@ -56,6 +56,34 @@ def test_linear_maps_scale_what_is_smaller_with_the_same_result(rows):
     torch.testing.assert_close(torch.func.functional_call(layer, own, (x,)), wanted)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_of_linear_maps_agree_with_finite_differences_twice(bias):
+    torch.manual_seed(0)
+    layer = RankOneLayer(nn.Linear(3, 2, bias=bias).double(), members=2)
+    x = torch.randn(2 * 2, 3, dtype=torch.float64, requires_grad=True)
+    names, values = zip(*layer.named_parameters())
+
+    def run(x, *tensors):
+        return torch.func.functional_call(layer, dict(zip(names, tensors)), (x,)).square()
+
+    assert torch.autograd.gradcheck(run, (x, *values))
+    assert torch.autograd.gradgradcheck(run, (x, *values))
+
+
+def test_gradients_are_the_same_under_torch_func():
+    torch.manual_seed(0)
+    layer = RankOneLayer(nn.Linear(5, 4).double(), members=3)
+    x = torch.randn(3 * 2, 7, 5, dtype=torch.float64)
+    params = dict(layer.named_parameters())
+
+    def loss(params):
+        return torch.func.functional_call(layer, params, (x,)).square().sum()
+
+    wanted = torch.func.grad(loss)(params)
+    found = torch.autograd.grad(loss(params), list(params.values()))
+    torch.testing.assert_close(dict(zip(params, found)), wanted)
+
+
 def test_starts():
     generator = torch.Generator().manual_seed(0)
     normal = RankOneLayer(nn.Linear(2000, 3000), members=2, generator=generator)

@@ -31,6 +31,12 @@ class _BatchedLinear(torch.autograd.Function):
         )
 
 
+def by_hand(x: Tensor) -> bool:
+    """Return whether gradients written by hand may be used: transforms of torch.func and autocast need plain formulas."""
+    transformed = torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled(x.device.type)
+    return torch.is_grad_enabled() and not transformed
+
+
 def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W^T + b for every member.
 
@@ -39,9 +45,7 @@ def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     >>> batched_linear(torch.ones(2, 1, 3), torch.ones(2, 4, 3), None)[0, 0, 0].item()
     3.0
     """
-    # transforms of torch.func and mixed precision see through the plain formula only
-    plain = torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled(x.device.type)
-    if not plain and torch.is_grad_enabled():
+    if by_hand(x):
         return _BatchedLinear.apply(x, weight, bias)
     if bias is None:
         return torch.bmm(x, weight.mT)
