@@ -74,8 +74,8 @@ class RankOneLayer(WeightLayer, Foldable):
             return _scaled(self.operate(x * self.s, self.weight, None), self.r, self.bias)
         x = unfold(x, self.members)
         if not self.dims and by_hand(x):
-            rows = x.flatten(1, -2)  # (member, batch and further axes, input)
-            y = _RankOneLinear.apply(rows, self.weight, self.r, self.s, self.bias)
+            flat = x.flatten(1, -2)  # (member, batch and further axes, input)
+            y = _RankOneLinear.apply(flat, self.weight, self.r, self.s, self.bias)
             return fold(y.unflatten(1, x.shape[1:-1]))
         y = unfold(self.operate(fold(x * self.over_channels(self._apart(self.s), x)), self.weight, None), self.members)
         bias = None if self.bias is None else self.over_channels(self._apart(self.bias), y)
