@@ -17,6 +17,7 @@ from choral.engine.blueprint import Blueprint
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.executors import Executor, choose
 from choral.engine.files import checksum, pack_tensors, tensor_bytes, write_json
+from choral.engine.memory import keep_freed
 from choral.engine.run import Run
 from choral.engine.store import Listener, Log, MemberStore
 from choral.engine.trainers import Task
@@ -71,6 +72,7 @@ def fit(
         raise PlanError(f"The recipe '{recipe.name}' cannot run: " + "; ".join(found) + ".")
     if precision not in ("fp32", "bf16"):
         raise InputError(f"precision is {precision!r}; give 'fp32' or 'bf16'.")
+    keep_freed()
     source = source_of(data)
     task = make_task(build, source, recipe, inputs=inputs, likelihood=likelihood, device=device, precision=precision)
     folder = None if run_dir is None else Path(run_dir)
