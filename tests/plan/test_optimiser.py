@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from choral.plan import SGD, Adam, AdamW
-from choral.plan.optimiser import clip_gradients, memory_of, restore_memory
+from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory
 
 
 def params(seed=0, lanes=None):
@@ -60,3 +60,26 @@ def test_a_restored_memory_goes_on_as_if_never_stopped(optimiser):
     assert all(torch.equal(whole[n], halfway[n]) for n in whole)
     fresh = {n: t.clone() for n, t in memory.items()}
     assert fresh.keys() == memory.keys()
+
+
+@pytest.mark.parametrize("optimiser", [SGD(momentum=0.0), SGD(nesterov=True, weight_decay=0.1), Adam(), AdamW()])
+def test_steps_past_torch_are_torchs_steps_bit_by_bit(optimiser):
+    generator = torch.Generator().manual_seed(0)
+    start = {"weight": torch.randn(3, 4, generator=generator), "bias": torch.randn(3, generator=generator)}
+    grads = [{n: torch.randn(p.shape, generator=generator) for n, p in start.items()} for _ in range(6)]
+    ours, theirs = ({n: p.clone().requires_grad_() for n, p in start.items()} for _ in range(2))
+    torchs, wrapped = optimiser.make(theirs), optimiser.make(ours)
+    stepper = Stepper(optimiser, wrapped)
+    for i, given in enumerate(grads):
+        for params in (ours, theirs):
+            for n, p in params.items():
+                p.grad = None if i == 3 and n == "bias" else given[n].clone()  # one step without some gradient
+        for group in torchs.param_groups:
+            group["lr"] = 0.1 / (i + 1)
+        torchs.step()
+        stepper.step(0.1 / (i + 1))
+        assert all(torch.equal(ours[n], theirs[n]) for n in start)
+    first, second = memory_of(wrapped, ours), memory_of(torchs, theirs)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    assert stepper._groups is not None
