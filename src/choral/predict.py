@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from choral.data.sources import as_inputs
 from choral.engine.blueprint import Blueprint
 from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.engine.store import MemberStore, member_tensors, state_from
+from choral.engine.tracing import record
 from choral.errors import InputError, RunError
 from choral.objectives.likelihoods import Categorical, GaussianLikelihood, Likelihood
 from choral.plan.state import State
@@ -26,7 +28,8 @@ from choral.values import Value, from_dict
 
 _FORMAT = 1
 _STACKED = 1 << 26  # parameters kept stacked in memory, at most
-_TRACED_AFTER = 4  # calls with the same shape before its operations are recorded
+_BLOCK = 1 << 17  # numbers of one layer of all stacked members, at most: they stay in the processor's cache
+_RECORDED_AT = 2  # the call with the same shape at which its operations are recorded
 _LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)  # faster, or only possible, one by one
 
 
@@ -37,15 +40,9 @@ class _Team:
     numbers: list[int]
     form: dict[str, Any] | None
     stacked: tuple[Any, Any, Tensor] | None = None
+    rows: int = 1024  # evaluated at once
     seen: dict[Any, int] = field(default_factory=dict)
-    traced: dict[Any, Callable[..., Tensor]] = field(default_factory=dict)
-
-
-def _trace(function: Callable[..., Tensor], example: tuple[Any, ...]) -> Callable[..., Tensor]:
-    """Return the same operations without the cost of mapping: for shapes that are predicted again and again."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    return make_fx(function)(*example)
+    recorded: dict[Any, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
 
 class Ensemble:
@@ -113,15 +110,25 @@ class Ensemble:
         """Return the raw outputs of every member (member * draws, batch, ...)."""
         ready = as_inputs(x)
         teams = self._teams()
-        if len(teams) == 1 and teams[0].stacked is not None:
-            return self._stacked(teams[0], ready, batch_size).flatten(0, 1)
+        if len(teams) == 1:
+            return self._of_team(teams[0], ready, batch_size).flatten(0, 1)
         found: dict[int, Tensor] = {}
         for team in teams:
-            if team.stacked is None:
-                found |= dict(self._one_by_one(team, ready, batch_size))
-            else:
-                found |= dict(zip(team.numbers, self._stacked(team, ready, batch_size)))
-        return found[0] if self._count == 1 else torch.cat([found[i] for i in range(self._count)])
+            found |= dict(zip(team.numbers, self._of_team(team, ready, batch_size)))
+        return torch.cat([found[i] for i in range(self._count)])
+
+    def _of_team(self, team: "_Team", x: Tensor, size: int) -> Tensor:
+        """Return the outputs of a team (network, member * draws, batch, ...), stacked where the network can be mapped."""
+        if team.stacked is not None:
+            try:
+                return self._stacked(team, x, size)
+            except (RuntimeError, NotImplementedError, ValueError):
+                alone = torch.stack(
+                    list(self._one_by_one(team, x, size))
+                )  # a wrong input fails here too, in plain words
+                team.stacked = None  # some networks cannot be mapped
+                return alone
+        return torch.stack(list(self._one_by_one(team, x, size)))
 
     def _teams(self) -> list["_Team"]:
         """Return the members in teams of equal shapes; small networks stay stacked for the next call."""
@@ -142,14 +149,15 @@ class Ensemble:
             states = [self._store.get(i) for i in numbers]
             words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2)
             stacked = (tree.stack([s.params for s in states]), tree.stack([s.buffers for s in states]), words)
-            teams.append(_Team(numbers, form, stacked))
+            widest = max((p.shape[0] for p in network.parameters() if p.dim()), default=1)
+            teams.append(_Team(numbers, form, stacked, max(32, _BLOCK // (len(numbers) * widest))))
         self._kept = teams
         return teams
 
     def _feed(self, x: Tensor) -> Tensor:
         return self.recipe.structure.feed(prepare(x, self.inputs, training=False), None)[0]
 
-    def _one_by_one(self, team: "_Team", x: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    def _one_by_one(self, team: "_Team", x: Tensor, size: int) -> Iterator[Tensor]:
         structure = self.recipe.structure
         for number in team.numbers:
             network = self._blueprint.load(self._store.get(number)).eval()
@@ -163,32 +171,39 @@ class Ensemble:
                             passes.append(structure.unfold(network(self._feed(chunk))))
                     parts.append(torch.cat(passes))
                 joined = torch.cat(parts, 1)
-            yield number, joined.clone()
+            yield joined.clone()
 
     def _stacked(self, team: "_Team", x: Tensor, size: int) -> Tensor:
         """Return the outputs of a team (network, member * draws, batch, ...)."""
         structure = self.recipe.structure
-        network = self._blueprint.network(team.form).eval()
         assert team.stacked is not None
 
-        def mapped(draw: int) -> Callable[..., Tensor]:
-            def run(p: Any, b: Any, w: Tensor, chunk: Tensor) -> Tensor:
+        params, buffers, words = team.stacked
+
+        def mapped(chunk: Tensor, draw: int) -> Tensor:
+            network = self._blueprint.network(team.form).eval()
+
+            def run(p: Any, b: Any, w: Tensor) -> Tensor:
                 with draws.keyed(w, draw):
                     return structure.unfold(functional_call(network, (p, b), (self._feed(chunk),)))
 
-            return vmap(run, in_dims=(0, 0, 0, None))
+            return vmap(run)(params, buffers, words)
 
         with torch.no_grad():
             parts = []
-            for chunk in x.split(size):
-                seen = (tuple(chunk.shape), chunk.dtype)
-                team.seen[seen] = team.seen.get(seen, 0) + 1
-                if structure.draws == 1 and team.seen[seen] == _TRACED_AFTER:
-                    team.traced[seen] = _trace(mapped(0), (*team.stacked, chunk))
-                if seen in team.traced:
-                    parts.append(team.traced[seen](*team.stacked, chunk))
+            rows = min(size, team.rows)
+            for chunk in (x,) if len(x) <= rows else x.split(rows):
+                shape = (tuple(chunk.shape), chunk.dtype)
+                team.seen[shape] = team.seen.get(shape, 0) + 1
+                if structure.draws == 1 and team.seen[shape] == _RECORDED_AT:
+                    with suppress(
+                        RuntimeError, NotImplementedError, ValueError, TypeError
+                    ):  # then it is mapped each time
+                        team.recorded[shape] = record(lambda chunk: mapped(chunk, 0), [chunk])
+                if shape in team.recorded:
+                    parts.append(team.recorded[shape](chunk))
                 else:
-                    passes = [mapped(draw)(*team.stacked, chunk) for draw in range(structure.draws)]
+                    passes = [mapped(chunk, draw) for draw in range(structure.draws)]
                     parts.append(passes[0] if len(passes) == 1 else torch.cat(passes, 1))
             return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 

@@ -1,12 +1,13 @@
 """Recorded steps: the same training, faster; never recorded where something random or changing is inside."""
 
+import pytest
 import torch
 
 from choral import models
 from choral.engine import trainers
 from choral.fit import fit
 from choral.objectives import Anchored, Objective
-from choral.plan import Adam, Collect, Constant, Reset, Train, fork
+from choral.plan import Adam, Collect, Constant, Reset, Train, fork, repeat
 from choral.recipe import Recipe
 from choral.recipes import make
 from choral.training import Training
@@ -59,3 +60,75 @@ def test_networks_with_draws_or_statistics_are_mapped_afresh(monkeypatch):
     fit(lambda: models.mlp(4, 1, norm="batch"), (X, Y), RECIPE, executor="vectorised")
     assert len(calls) == 1
     assert Objective().penalties == ()
+
+
+class Residual(torch.nn.Module):
+    """Writes over its own tensors and joins two ways; `begin` says what it adds up from."""
+
+    def __init__(self, begin=torch.zeros_like):
+        super().__init__()
+        self.begin = begin
+        self.first, self.second = torch.nn.Linear(4, 6), torch.nn.Linear(6, 6, bias=False)
+        self.norm, self.out = torch.nn.LayerNorm(6), torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        total = self.begin(hidden)
+        total += hidden
+        hidden = torch.relu_(hidden)
+        total += self.second(hidden) * 1.0
+        return self.out(self.norm(total)) + x.sum(1, keepdim=True) ** 1.0
+
+
+NETWORKS = {
+    "residual": Residual,
+    "inplace": lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(inplace=True), torch.nn.Linear(5, 2)),
+    "tanh": lambda: models.mlp(4, 2, hidden=(7, 3), activation="tanh"),
+    "norm": lambda: models.mlp(4, 2, hidden=(7, 3), norm="batch"),
+    "linear": lambda: torch.nn.Linear(4, 2, bias=False),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40, 100])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_recorded_predictions_are_the_members_own(name, rows):
+    recipe = Recipe(name="r", plan=fork(3, Reset(), Collect()))
+    ensemble = fit(NETWORKS[name], (X, torch.cat([Y, Y], 1)), recipe)
+    points = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        alone = torch.stack([ensemble.member(i)(points) for i in range(3)])
+    for _ in range(4):  # recorded at the second call; a constant written over would show at the fourth
+        torch.testing.assert_close(ensemble.outputs(points), alone, atol=1e-5, rtol=1e-5)
+    assert ensemble._teams()[0].recorded
+    torch.testing.assert_close(ensemble.outputs(-points)[0], ensemble.member(0)(-points).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_network_that_cannot_be_mapped_is_predicted_member_by_member():
+    def build():
+        return Residual(begin=lambda hidden: torch.zeros(hidden.shape))  # its members would have to share it
+
+    ensemble = fit(build, (X, torch.cat([Y, Y], 1)), Recipe(name="r", plan=fork(3, Reset(), Collect())))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ensemble.outputs(X[:, :2])
+    assert ensemble._teams()[0].stacked is not None
+    for _ in range(3):
+        torch.testing.assert_close(ensemble.outputs(X)[1], ensemble.member(1)(X).detach())
+
+
+def test_a_network_that_writes_over_its_tensors_trains_the_same(monkeypatch):
+    calls = watched(monkeypatch)
+    data = (X, torch.cat([Y, -Y], 1))
+    one, many = (fit(Residual, data, RECIPE, executor=e) for e in ("sequential", "vectorised"))
+    assert calls
+    for a, b in zip(one.states(), many.states()):
+        assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
+
+
+def test_a_step_is_recorded_once_for_all_phases_of_a_run(monkeypatch):
+    calls = watched(monkeypatch)
+    phase = Train(epochs=20, batch_size=15, schedule=Constant(0.01), optimiser=Adam())
+    recipe = Recipe(name="r", plan=fork(2, Reset(), repeat(3, phase, Collect())))
+    one, many = (fit(lambda: models.mlp(4, 1), (X, Y), recipe, executor=e) for e in ("sequential", "vectorised"))
+    assert len(calls) == 1
+    for a, b in zip(one.states(), many.states()):
+        assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)

@@ -5,6 +5,7 @@ loader workers, in the engine's order, so that runs stay exact. Images of bytes 
 """
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,10 +28,9 @@ def as_inputs(x: Any) -> Tensor:
         return x
     if not x.dtype.is_floating_point:
         return x.long()
-    if not torch.isfinite(x.sum()):  # cheap; a sum can overflow, so the rows are looked at before anything is refused
-        bad = ~torch.isfinite(x).flatten(1).all(1) if x.dim() > 1 else ~torch.isfinite(x)
-    else:
-        bad = torch.zeros(1, dtype=torch.bool)
+    if math.isfinite(x.sum().item()):  # cheap; a sum can overflow, so the rows are looked at before anything is refused
+        return x.float()
+    bad = ~torch.isfinite(x).flatten(1).all(1) if x.dim() > 1 else ~torch.isfinite(x)
     if bad.any():
         rows = bad.nonzero().flatten()[:5].tolist()
         raise InputError(
@@ -99,6 +99,15 @@ def _bounds(points: int, batch_size: int) -> list[tuple[int, int]]:
     return [(i * batch_size, min((i + 1) * batch_size, points)) for i in range(batches_in(points, batch_size))]
 
 
+def _rows(values: Tensor, index: Tensor) -> Tensor:
+    """Return values[index], several times faster for small rows.
+
+    >>> _rows(torch.tensor([5, 6, 7]), torch.tensor([[2, 0], [1, 1]])).tolist()
+    [[7, 5], [6, 6]]
+    """
+    return values.index_select(0, index.reshape(-1)).view(*index.shape, *values.shape[1:])
+
+
 class TensorSource(Source):
     """Arrays in memory, indexed per batch; images are kept with their channels last, as convolutions like them."""
 
@@ -114,7 +123,7 @@ class TensorSource(Source):
             self.x = self.x.permute(0, 2, 3, 1).contiguous()
 
     def _pick(self, index: Tensor) -> Tensor:
-        picked = self.x[index]
+        picked = _rows(self.x, index)
         return picked.movedim(-1, -3) if self._image else picked
 
     def example(self, count: int = 2) -> tuple[Tensor, Tensor]:
@@ -126,7 +135,7 @@ class TensorSource(Source):
         """Yield batches by indexing."""
         for start, end in _bounds(order.shape[-1], batch_size):
             index = order[..., start:end]
-            yield self._pick(index), self.y[index]
+            yield self._pick(index), _rows(self.y, index)
 
     def targets(self) -> Tensor | None:
         """Return y."""

@@ -7,7 +7,7 @@ A trainer holds the networks of one training phase: `mount` puts states in, `ste
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from choral.engine.blueprint import Blueprint, state_of
 from choral.engine.tracing import record
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood
-from choral.plan.optimiser import clip_gradients, memory_of, restore_memory
+from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory
 from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.structures.base import Structure
@@ -40,6 +40,9 @@ class Task:
     transforms: tuple[Transform, ...]
     device: torch.device
     precision: str
+    graphs: dict[Any, Callable[..., list[Tensor]]] = field(
+        default_factory=dict, compare=False
+    )  # recorded stacked steps
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the precision context of forward passes."""
@@ -101,13 +104,12 @@ class PlainTrainer(Trainer):
                 p.mul_(m)
         self.optimiser = self.phase.optimiser.make(self.params, undecayed=self.task.structure.undecayed)
         restore_memory(self.optimiser, self.params, self.state.memory)
+        self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros((), device=device), 0
 
     def step(self, x: Tensor, y: Tensor, step: int, progress: float, rate: float) -> None:
         """Take one step, as a hand-written loop would."""
         task, optimiser = self.task, self.optimiser
-        for group in optimiser.param_groups:
-            group["lr"] = rate
         x, y = x.to(task.device), y.to(task.device)
         with draws.keyed(self.key, step, catch=self.catch) as stream:
             loss = task.forward_loss(self.network, x, y)
@@ -119,7 +121,7 @@ class PlainTrainer(Trainer):
         loss.backward()
         if self.phase.optimiser.clip is not None:
             clip_gradients(self.params, self.phase.optimiser.clip)
-        optimiser.step()
+        self.stepper.step(rate)
         if self.mask:
             with torch.no_grad():
                 for p, m in self.mask:
@@ -166,11 +168,13 @@ class StackedTrainer(Trainer):
         for name, first in states[0].memory.items():
             memory[name] = torch.stack([s.memory[name] for s in states]) if first.dim() else first
         restore_memory(self.optimiser, self.params, memory)
+        self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._settings: tuple[int, float] = (0, 0.0)
         self._points = torch.tensor(self.points, dtype=torch.float32, device=device)
         self._mapped = vmap(self._loss, randomness="error")
-        self._graphs: dict[Any, Callable[..., list[Tensor]]] = {}
+        slots = {slot: tree.signature(held) for slot, held in self.slots.items()}
+        self._signature = (tree.signature(self.params), repr(slots), repr(states[0].form))
         self._drew = False
         heavy = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in self.network.modules())
         changing = any(p.changes for p in self.task.objective.penalties)
@@ -192,8 +196,6 @@ class StackedTrainer(Trainer):
 
     def step(self, x: Tensor, y: Tensor, step: int, progress: float, rate: float) -> None:
         """Take one step for all networks."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
         device = self.task.device
         self._settings = (step, progress)
         points = self._points
@@ -212,7 +214,7 @@ class StackedTrainer(Trainer):
             self.buffers = {n: b.detach() for n, b in buffers.items()}
         if self.phase.optimiser.clip is not None:
             clip_gradients(self.params, self.phase.optimiser.clip, stacked=True)
-        self.optimiser.step()
+        self.stepper.step(rate)
         if self.mask:
             with torch.no_grad():
                 for p, m in self.mask:
@@ -230,8 +232,8 @@ class StackedTrainer(Trainer):
         """
         if not self._recordable:
             return None
-        shapes = (tuple(x.shape), tuple(y.shape))
-        if shapes not in self._graphs:
+        graphs, shapes = self.task.graphs, (self._signature, tuple(x.shape), tuple(y.shape))
+        if shapes not in graphs:
             names, slots = list(self.params), {s: list(v) for s, v in self.slots.items()}
             self._drew = False
 
@@ -252,8 +254,8 @@ class StackedTrainer(Trainer):
             if self._drew:
                 self._recordable = False
                 return None
-            self._graphs[shapes] = graph
-        return self._graphs[shapes]
+            graphs[shapes] = graph
+        return graphs[shapes]
 
     def states(self) -> list[State]:
         """Unstack everything."""
