@@ -72,7 +72,7 @@ def vectorised_training(repeats: int) -> dict[str, float]:
     def build() -> torch.nn.Module:
         return models.mlp(8, 1, hidden=(50,))
 
-    epochs = 100
+    epochs = 60
     recipe = Recipe(name="deep", plan=fork(20, Reset(), train_phase(epochs, 100), Collect()))
 
     def loop(fused: bool) -> Callable[[], None]:
@@ -98,7 +98,7 @@ def vectorised_training(repeats: int) -> dict[str, float]:
 
 def engine_overhead(repeats: int) -> dict[str, float]:
     """One LeNet-S (batch 128) through the engine against a hand-written loop, both with channels last."""
-    x = torch.randn(128 * 48, 3, 32, 32)
+    x = torch.randn(128 * 24, 3, 32, 32)
     y = torch.randint(10, (len(x),))
     held = x.permute(0, 2, 3, 1).contiguous()
 
@@ -188,7 +188,7 @@ def main() -> None:
     repeats = 3 if parser.parse_args().quick else 5
     results = {
         "training_20_mlps": vectorised_training(repeats),
-        "lenet_s_overhead": engine_overhead(repeats * 3),
+        "lenet_s_overhead": engine_overhead(repeats * 6),
         "predicting_20_mlps": stacked_prediction(repeats * 5),
         "memory_8_against_2": memory(),
     }
