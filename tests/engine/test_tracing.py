@@ -132,3 +132,10 @@ def test_a_step_is_recorded_once_for_all_phases_of_a_run(monkeypatch):
     assert len(calls) == 1
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
+
+
+def test_the_choice_of_an_executor_measures_recorded_steps(monkeypatch):
+    calls = watched(monkeypatch)
+    phase = Train(epochs=20, batch_size=15, schedule=Constant(0.01), optimiser=Adam())
+    fit(lambda: models.mlp(4, 1), (X, Y), Recipe(name="r", plan=fork(2, Reset(), phase, Collect())))
+    assert len(calls) == 1  # when measured; the run itself takes the same record

@@ -15,6 +15,7 @@ from choral.data.sources import Source
 from choral.engine.run import WIDEST
 from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
 from choral.errors import InputError
+from choral.plan.cost import batches_in
 from choral.plan.phases import Fork, Phase, Repeat, Seq, Train
 from choral.plan.state import State
 
@@ -98,6 +99,7 @@ def _time(
     kind: type[Trainer], task: Task, source: Source, phase: Train, states: list[State], order: torch.Tensor
 ) -> float:
     trainer = kind(task, phase, [source.points] * len(states))
+    trainer.steps = phase.epochs * batches_in(source.points, phase.batch_size)  # long phases are recorded: measured so
     slots = {s: {n: torch.zeros_like(p) for n, p in states[0].params.items()} for s in task.objective.slots}
     trainer.mount([s.having(slots=slots) for s in states], list(range(len(states))))
     x, y = next(iter(source.epoch(order, phase.batch_size)))
