@@ -253,10 +253,12 @@ def test_tune_measures_sets_the_fastest_and_leaves_no_trace():
     assert all(p.grad is None for p in joint.parameters())
 
 
-def test_auto_follows_the_kinds_of_layers():
+@pytest.mark.parametrize(("threads", "residual"), [(1, "loop"), (2, "grouped")])
+def test_auto_follows_the_kinds_of_layers_and_the_threads(threads, residual, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert pack(models.mlp(4, 2), members=2).kernel == "matmul"
     assert pack(models.lenet("S"), members=2).kernel == "grouped"
-    assert pack(models.resnet_cifar(20), members=2).kernel == "loop"
+    assert pack(models.resnet_cifar(20), members=2).kernel == residual
     assert pack(models.vit(16, patch=4), members=2).kernel == "loop"
     with pytest.raises(InputError, match="kernel is 'fast'"):
         pack(models.mlp(4, 2), members=2, kernel="fast")
@@ -269,3 +271,26 @@ def test_a_member_that_does_not_exist_is_refused():
     assert isinstance(joint, Joint)
     with pytest.raises(InputError, match="member 2 does not exist; this network has members 0 to 1"):
         joint.member(2)
+
+
+def test_cumulative_statistics_agree_between_kernels():
+    class Averaging(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, 8, 3), nn.Linear(8, 2)
+            self.norm = nn.BatchNorm2d(8, momentum=None)
+
+        def forward(self, x):
+            return self.head(self.norm(self.conv(x)).mean((2, 3)))
+
+    batches = torch.randn(3, 4, 1, 6, 6, generator=torch.Generator().manual_seed(0)).double()
+    found = {}
+    for kernel in ("loop", "grouped"):
+        torch.manual_seed(0)
+        joint = pack(Averaging().double(), members=2, kernel=kernel)
+        for x in batches:
+            joint(x)
+        found[kernel] = dict(joint.named_buffers())
+        features = torch.cat([joint.member(1).conv(x) for x in batches])
+        torch.testing.assert_close(found[kernel]["network.norm.running_mean"][1], features.mean((0, 2, 3)))
+    torch.testing.assert_close(found["loop"], found["grouped"])

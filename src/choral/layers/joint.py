@@ -135,8 +135,8 @@ class Joint(nn.Module):
                     b[i].copy_(own[n])
         return torch.stack(outputs)
 
-    def is_chain(self) -> bool:
-        """Return whether members can be run side by side without vmap."""
+    def is_faster_together(self) -> bool:
+        """Return whether convolutions of all members at once are faster than one member after the other on a CPU."""
         return False
 
     def together(self, x: Tensor) -> Tensor:
@@ -210,8 +210,8 @@ def usual_kernel(joint: Joint) -> str:
     """Return the kernel that was fastest for such networks when we measured (benchmarks/shared_speed.py).
 
     On a CPU, networks of linear maps run fastest as batched matrix products, packed chains of convolutions as grouped
-    ones, and other convolutional networks member by member. On other devices, where every launch costs, convolutions are
-    always grouped.
+    ones, and other convolutional networks member by member, unless narrow members would have to share each operation
+    between several threads. On other devices, where every launch costs, convolutions are always grouped.
     """
     kinds = [type(m) for m in joint.network.modules()]
     convolving = any(issubclass(k, CONVOLUTIONS + TRANSPOSED) for k in kinds) or any(
@@ -221,7 +221,7 @@ def usual_kernel(joint: Joint) -> str:
     if any(issubclass(k, _LOOPED) for k in kinds) or joint.obstacle("grouped"):
         return "loop"
     if convolving:
-        return "loop" if device in ("cpu", "meta") and not joint.is_chain() else "grouped"
+        return "loop" if device in ("cpu", "meta") and not joint.is_faster_together() else "grouped"
     return "grouped" if joint.obstacle("matmul") else "matmul"
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
+from choral.layers import mapped_norm
+
 Tensors = Mapping[str, Tensor | None]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -102,9 +104,11 @@ def _batch_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
     if tracking and count is not None:
         count.add_(1)
         if layer.momentum is None:
-            momentum = 1.0 / float(count)
+            momentum = count.reciprocal() if mapped_norm.mapped(x) else 1.0 / float(count)
     batch_statistics = training or mean is None
     kept = (mean, variance) if tracking or not batch_statistics else (None, None)
+    if batch_statistics and mapped_norm.mapped(x):
+        return mapped_norm.batch_norm(x, *kept, t["weight"], t["bias"], momentum=momentum, eps=layer.eps)
     return F.batch_norm(x, *kept, t["weight"], t["bias"], batch_statistics, momentum, layer.eps)
 
 

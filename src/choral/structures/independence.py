@@ -85,7 +85,8 @@ def _run(structure: Structure, network: Joint, tensors: dict[str, Tensor], input
         report = f"\n{network.report()}" if isinstance(network, PackedNetwork) else ""
         raise ConversionError(
             f"the joint network cannot run on this data: {error}. If its forward code states a width as a number, or widths were "
-            f"rounded up where tensors are added or concatenated, choose width and members so that they divide.{report}"
+            f"rounded up where tensors are added or concatenated, choose width and members so that they divide. "
+            f"Forward code that torch.func.vmap cannot map runs with kernel='loop'.{report}"
         ) from error
     finally:
         network.train(was_training)
