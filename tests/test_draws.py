@@ -180,3 +180,16 @@ def test_members_count_what_is_caught_for_the_outer_stream_and_two_branches_diff
                 found.append(torch.nn.functional.dropout(torch.ones(100)))
     assert stream.caught == 2
     assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize("key", [0, 5, 2**31 + 7, 2**63 - 1])
+def test_a_single_number_is_the_same_for_a_key_and_for_its_words(key):
+    for step in range(40):
+        with draws.keyed(key, step):
+            alone = [int(draws.integers(1000, shape, device=torch.device("cpu"))) for shape in ((), (1,), (1, 1))]
+        with draws.keyed(draws.words(key), step):
+            wanted = [int(draws.integers(1000, shape, device=torch.device("cpu"))) for shape in ((), (1,), (1, 1))]
+        with draws.keyed(key, step):
+            first = int(draws.integers(1000, (7,), device=torch.device("cpu"))[0])
+        assert alone == wanted
+        assert first == wanted[0]

@@ -90,6 +90,8 @@ def _bits(shape: Sequence[int], device: torch.device) -> Tensor:
     n = 1
     for size in shape:
         n *= size
+    if n == 1 and isinstance(first, int):  # no tensor is needed to hash one number
+        return torch.full(tuple(shape), _signed(_mix_int(_mix_int(first) + second)), dtype=torch.int32, device=device)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         h = _mix_(_count(n, device) + first)
         h = _mix_(h.add_(second))
