@@ -191,5 +191,7 @@ def test_a_single_number_is_the_same_for_a_key_and_for_its_words(key):
             wanted = [int(draws.integers(1000, shape, device=torch.device("cpu"))) for shape in ((), (1,), (1, 1))]
         with draws.keyed(key, step):
             first = int(draws.integers(1000, (7,), device=torch.device("cpu"))[0])
+        with draws.keyed(key, step):
+            assert draws.index(1000, device=torch.device("cpu")) == wanted[0]
         assert alone == wanted
         assert first == wanted[0]

@@ -129,6 +129,22 @@ def integers(high: int, shape: Sequence[int], *, device: torch.device) -> Tensor
     return bits >> 32
 
 
+def index(high: int, *, device: torch.device) -> int | Tensor:
+    """Return one draw, uniform on 0..high-1: the number that `integers` gives, as a Python int where the key is one.
+
+    >>> with keyed(7):
+    ...     index(5, device=torch.device("cpu"))
+    4
+    >>> with keyed(7):
+    ...     integers(5, (1,), device=torch.device("cpu")).tolist()
+    [4]
+    """
+    if _stack and isinstance(_stack[-1].key, int):
+        first, second = _stack[-1].next_words()
+        return (_mix_int(_mix_int(first) + second) * high) >> 32
+    return integers(high, (1,), device=device)
+
+
 def keep_mask(shape: Sequence[int], rate: float, *, device: torch.device) -> Tensor:
     """Return a boolean mask that is False with probability `rate`, element by element."""
     if not _stack:

@@ -93,7 +93,7 @@ def family(*, components: int = 5, rate: float = 0.5) -> dict[str, Mixture]:
 
 
 FAMILY = family()
-_network_wide: list[Tensor] = []
+_network_wide: list[int | Tensor] = []
 
 
 class PatchedLayer(nn.Module):
@@ -178,14 +178,12 @@ class PatchedLayer(nn.Module):
         if mixture.assignment == "scalar":
             return {n: self._mixed(p, tuple(p.shape[1:])) for n, p in patches.items()}
         if mixture.assignment == "network" and _network_wide:
-            assigned = _network_wide[-1]
-            return {n: p.index_select(0, assigned).squeeze(0) for n, p in patches.items()}
+            return _picked(patches, _network_wide[-1])
         if self.mixing is not None:
             parts = self._relaxed(())
             return {n: (parts.view(-1, *(1,) * (p.dim() - 1)) * p).sum(0) for n, p in patches.items()}
         first = next(iter(patches.values()))
-        assigned = draws.integers(mixture.components, (1,), device=first.device)
-        return {n: p.index_select(0, assigned).squeeze(0) for n, p in patches.items()}
+        return _picked(patches, draws.index(mixture.components, device=first.device))
 
     def _mixed(self, components: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor whose every scalar comes from a component of its own."""
@@ -243,14 +241,21 @@ class PatchedNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of one of the K networks."""
-        with _assigned(draws.integers(self.components, (1,), device=x.device)):
+        with _assigned(draws.index(self.components, device=x.device)):
             return self.network(x)
 
 
 @contextmanager
-def _assigned(component: Tensor) -> Iterator[None]:
+def _assigned(component: int | Tensor) -> Iterator[None]:
     _network_wide.append(component)
     try:
         yield
     finally:
         _network_wide.pop()
+
+
+def _picked(patches: dict[str, Tensor], component: int | Tensor) -> dict[str, Tensor]:
+    """Return one component of every tensor; its number is a tensor (1,) where vmap maps it."""
+    if isinstance(component, int):
+        return {n: p[component] for n, p in patches.items()}
+    return {n: p.index_select(0, component).squeeze(0) for n, p in patches.items()}
