@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ from choral.fit import fit
 from choral.plan import Adam
 from choral.recipe import Recipe
 from choral.recipes import make
+from choral.recipes.bnn import VARIATIONAL
 from choral.training import Training
 from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10
 from machine import write
 
 ADAM = Training(rate=0.001, optimiser=Adam(), batch_size=128, schedule="constant")
 Suite = tuple[Callable[[], torch.nn.Module], dict[str, Callable[[], Recipe]]]
+POINTS = {"sebays": 15_000}
+"""Suites that train on the first images only (their order is random)."""
 
 
 def suites() -> dict[str, Suite]:
@@ -58,7 +62,7 @@ def suites() -> dict[str, Suite]:
         "pat_m": (lenet("M"), few),
         "pat_l": (lenet("L"), few | bagged),
         "shared": (lenet("M"), shared_weights(8)),
-        "sebays": (lambda: models.resnet_cifar(20, width=8), sequential_bayesian(18)),
+        "sebays": (lambda: models.resnet_cifar(20, width=8), sequential_bayesian(16)),
     }
 
 
@@ -88,13 +92,17 @@ def shared_weights(epochs: int) -> dict[str, Callable[[], Recipe]]:
 def sequential_bayesian(epochs: int) -> dict[str, Callable[[], Recipe]]:
     """Return the methods of the SeBayS paper at one budget: a third explores, then three members.
 
-    One pass at prediction and redrawn deviations, as its authors have them. Gates start at 0.7 instead of 0.99: near certainty
-    a gate hardly feels the KL, and from 0.9 none closed within an epoch (the paper explores for 150).
+    One pass at prediction and redrawn deviations, as its authors have them. Two settings follow from the budget, which has a
+    thirtieth of the paper's exploration steps: batches of 64 instead of 128, and gates that start at 0.8 instead of 0.99.
+    The KL moves a gate by gamma (1 - gamma), so that one nobody needs takes 108 units of its time from 0.99 to one half,
+    and 6.5 from 0.8. Trials of the exploration looked at nothing but what remains of the network: 97 % of the parameters
+    after 705 steps from 0.85, 81 % after 472 from 0.7.
     """
-    common: dict[str, Any] = {"epochs": epochs, "draws": 1}
-    gates, later = common | {"gamma": 0.7}, {"members": 3, "reset": "redraw"}
+    variational = replace(VARIATIONAL, batch_size=64)
+    common: dict[str, Any] = {"epochs": epochs, "draws": 1, "training": variational}
+    gates, later = common | {"gamma": 0.8}, {"members": 3, "reset": "redraw"}
     return {
-        "single": lambda: make("single", epochs=epochs, training=Training(schedule="steps")),
+        "single": lambda: make("single", epochs=epochs, training=Training(schedule="steps", batch_size=64)),
         "bnn": lambda: make("bnn", **common),
         "bnn_sequential": lambda: make("bnn_sequential", **common, **later),
         "ssbnn": lambda: make("ssbnn", **gates),
@@ -131,6 +139,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     build, recipes = suites()[arguments.suite]
     x, y, x_test, y_test = cifar10()
+    points = POINTS.get(arguments.suite)
+    x, y = x[:points], y[:points]
     inputs = (Normalise(mean=CIFAR10_MEAN, std=CIFAR10_STD),)
     rows: list[dict[str, Any]] = []
     for seed in range(arguments.seeds):
@@ -153,7 +163,7 @@ def main() -> None:
             print(f"{label} seed {seed}: accuracy {row['accuracy']:.4f} nll {row['nll']:.4f} ece {row['ece']:.4f}")
             sys.stdout.flush()
             settings = {n: r().describe() for n, r in recipes.items()}
-            write(f"cifar_{arguments.suite}", {"rows": rows, "settings": settings})
+            write(f"cifar_{arguments.suite}", {"rows": rows, "settings": settings, "points": len(x)})
 
 
 if __name__ == "__main__":
