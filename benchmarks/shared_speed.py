@@ -1,12 +1,14 @@
 """Speed of members that share a network: every line a ratio measured in one run, by medians of interleaved repeats.
 
-    python benchmarks/shared_speed.py [--repeats 30] [--threads 2] [--clock wall|processor] [--reference SITE_PACKAGES]
+    python benchmarks/shared_speed.py [--repeats 30] [--threads 2] [--clock wall|processor] [--networks mlp lenet_s]
+        [--reference SITE_PACKAGES]
 
 One training step (forward, backward, SGD with momentum; batch 128) of packed (2, 4, 1), EMP, ECMP and BatchEnsemble (4)
 against the plain network; BatchEnsemble against the plain network on the batch repeated four times. `--reference` names
 a folder with torch-uncertainty and einops installed: its packed layers are then measured in the same run. Writes
 benchmarks/results/shared_speed.json, one entry for each number of threads and clock. A busy machine makes wall times useless:
-the load is written beside them, and with one thread the processor time is less sensitive to it.
+the load is written beside them, and with one thread the processor time is less sensitive to it. Freed memory is kept, as the
+engine keeps it in training.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral import draws, models
+from choral.engine.memory import keep_freed
 from choral.layers import FAMILY, Joint, swap
 from choral.layers.pack import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
@@ -115,15 +118,19 @@ def reference(packed: Any, build: Callable[[], nn.Module], x: Tensor, y: Tensor)
     return stepper(network, lambda: (x, targets), lambda out: out.unflatten(0, (MEMBERS, -1)))
 
 
-def measure(steps: dict[str, Any], repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Return the median seconds of each step, run in turn."""
+def measure(
+    steps: dict[str, Callable[[], None]], repeats: int, clock: Callable[[], float], *, burst: int = 1
+) -> dict[str, float]:
+    """Return the median seconds of every step, run in turn, in bursts whose first step finds the caches of another."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
     for turn in range(repeats + 2):
-        for name, step in steps.items():
-            started = clock()
-            step()
-            if turn > 1:  # the first rounds warm up
-                seconds[name].append(clock() - started)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # none always follows the same one
+            for number in range(burst):
+                started = clock()
+                steps[name]()
+                if turn > 1 and number == burst - 1:  # the first rounds warm up
+                    seconds[name].append(clock() - started)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -133,15 +140,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--reference", help="folder with torch-uncertainty and einops")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
+    keep_freed()
     clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     load = os.getloadavg()[0]
     packed = reference_layers(arguments.reference) if arguments.reference else None
     results: dict[str, Any] = {}
-    for name, (build, shape) in NETWORKS.items():
+    for name in arguments.networks:
+        build, shape = NETWORKS[name]
         x, y = laid_out(torch.randn(BATCH, *shape)), torch.randint(0, 10, (BATCH,))
         tiled = laid_out(torch.cat([x] * MEMBERS)), torch.cat([y] * MEMBERS)
         steps, kernels = {}, {}
@@ -156,20 +166,20 @@ def main() -> None:
         steps["tiled"], _ = ours(Independent(), build, *tiled)
         if packed is not None:
             steps["torch_uncertainty_packed"] = reference(packed, build, x, y)
-        seconds = measure(
-            steps, arguments.repeats if name != "resnet_cifar20" else max(5, arguments.repeats // 3), clock
-        )
+        long = name == "resnet_cifar20"  # its tensors are larger than any cache
+        repeats = max(5, arguments.repeats // 3) if long else arguments.repeats
+        seconds = measure(steps, repeats, clock, burst=1 if long else 3)
         ratios = {k: seconds[k] / seconds["tiled" if k == "batch_ensemble" else "plain"] for k in steps if k != "tiled"}
         results[name] = {"seconds": seconds, "ratios": ratios, "kernel": kernels}
         for label, ratio in ratios.items():
             target = TARGETS.get(label, {}).get(name)
             print(f"{name:15} {label:25} {ratio:5.2f}x" + (f"  (target {target:.2f}x)" if target else ""))
     label = f"{arguments.threads} threads, {arguments.clock} time"
-    loads = {"before": load, "after": os.getloadavg()[0]}
-    runs = {label: {"results": results, "load": loads, "repeats": arguments.repeats}}
     earlier = RESULTS / "shared_speed.json"
-    if earlier.exists():
-        runs = json.loads(earlier.read_text())["runs"] | runs
+    runs = json.loads(earlier.read_text())["runs"] if earlier.exists() else {}
+    kept = runs.get(label, {}).get("results", {})
+    loads = {"before": load, "after": os.getloadavg()[0]}
+    runs[label] = {"results": kept | results, "load": loads, "repeats": arguments.repeats}
     print(write("shared_speed", {"runs": runs, "targets": TARGETS}))
 
 
