@@ -1,6 +1,8 @@
 """Floating-point operations of one training point and one predicted point, counted by torch."""
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -11,6 +13,20 @@ from choral.engine.trainers import Task
 from choral.plan.state import State
 
 _ALL = "*"
+
+
+def _convolution_backward(grad: Any, x: Any, weight: Any, *settings: Any, **_: Any) -> int:
+    """Return the operations of a convolution's gradients: each costs as much as the forward pass, grouped or not.
+
+    torch's own formula takes the gradient of a grouped convolution's weights for a dense one.
+    """
+    transposed, output_mask = settings[4], settings[-1]
+    places = (x if transposed else grad)[2:]
+    forward = 2 * grad[0] * math.prod(places) * math.prod(weight)
+    return forward * (int(output_mask[0]) + int(output_mask[1]))
+
+
+_FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
 class Flops:
@@ -58,9 +74,9 @@ class Flops:
         network = self.task.blueprint.network(form)
         saved = {n: b.detach().clone() for n, b in network.named_buffers()}
         mode = network.training
-        x, y = self.source.example(4)
+        x, y = self.source.example(max(4, 2 * self.task.structure.members))  # a batch that splits over members
         x, y = x.to(self.task.device), y.to(self.task.device)
-        with draws.keyed(0), FlopCounterMode(display=False) as counter:
+        with draws.keyed(0), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
             loss = self.task.forward_loss(network.train(), x, y)
             loss.backward()
         self._train[repr(form)] = counter.get_total_flops() / len(x)
