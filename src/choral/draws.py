@@ -116,9 +116,9 @@ def normal(shape: Sequence[int], *, like: Tensor) -> Tensor:
     """Return standard normal draws in `like`'s dtype and device (within 5.2 standard deviations when keyed)."""
     if not _stack:
         return torch.randn(tuple(shape), dtype=like.dtype, device=like.device)
-    bits = (_bits(shape, like.device) >> 9) & 0x7FFFFF
-    centred = (bits.to(torch.float32) + (0.5 - 2.0**22)) * 2.0**-22
-    return (torch.erfinv(centred) * 2.0**0.5).to(like.dtype)
+    bits = (_bits(shape, like.device) >> 9).bitwise_and_(0x7FFFFF)
+    centred = bits.to(torch.float32).add_(0.5 - 2.0**22).mul_(2.0**-22)
+    return torch.erfinv(centred).mul_(2.0**0.5).to(like.dtype)
 
 
 def integers(high: int, shape: Sequence[int], *, device: torch.device) -> Tensor:
