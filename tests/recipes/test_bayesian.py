@@ -278,6 +278,20 @@ def test_posteriors_are_narrow_again_after_each_member(reset, scale):
         assert float(stds.median()) == pytest.approx(scale, rel=0.1)
 
 
+def test_kept_deviations_go_on_from_the_last_member_while_means_move_by_the_factor():
+    _, data = PROBLEMS["regression"]
+    still = {"rho": -2.0, "factor": 2.0, "training": replace(CALM, rate=1e-7)}  # nothing moves but by perturbation
+    for reset in ("keep", "redraw"):
+        recipe = make("bnn_sequential", epochs=12, members=3, reset=reset, **still)
+        first, second, _ = (s.params for s in fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe).states())
+        step = (second["linear1.weight_mean"] - first["linear1.weight_mean"]).abs() / std_of(
+            first["linear1.weight_rho"]
+        )
+        assert torch.allclose(step, torch.full_like(step, 2.0), atol=1e-3)
+        same = torch.allclose(second["linear1.weight_rho"], first["linear1.weight_rho"], atol=1e-4)
+        assert same == (reset == "keep")
+
+
 def test_several_bayesian_networks_agree_across_executors():
     _, data = PROBLEMS["regression"]
     for name in ("bnn", "ssbnn"):
