@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import choral
-from choral import metrics, models
+from choral import evaluation, metrics, models
 from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
 from choral.data.problems import load_problem
@@ -162,10 +162,28 @@ def test_keeping_adds_to_a_run_folder_and_loading_ignores_it(tmp_path, found):
     build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731
     fitted = choral.fit(build, (X, Y), recipe, run_dir=tmp_path)
     before = dict(fitted.info)
-    keep(tmp_path, fitted, found)
+    keep(tmp_path, fitted, found, make_trial(X, Y))
     assert json.loads((tmp_path / "results.json").read_text())["evaluation"] == {"single": found}
     assert choral.load(tmp_path).info == before
     assert choral.fit(build, (X, Y), recipe, run_dir=tmp_path).info == before
+
+
+def test_the_same_comparison_again_judges_and_draws_nothing_anew(tmp_path, monkeypatch):
+    build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731
+
+    def compared(x_test=X[:80]):
+        data = (X, Y, x_test, Y[:80])
+        return choral.compare(build, data, ["single"], epochs=1, training=QUICK, run_dir=tmp_path, corruptions=())
+
+    first, written = compared(), (tmp_path / "results.json").stat().st_mtime_ns
+    calls = []
+    original = evaluation.judge
+    monkeypatch.setattr(evaluation, "judge", lambda *a, **k: calls.append(1) or original(*a, **k))
+    assert compared().rows == first.rows
+    assert not calls
+    assert (tmp_path / "results.json").stat().st_mtime_ns == written
+    assert compared(1 - X[:80]).rows != first.rows
+    assert calls
 
 
 def test_mistakes_are_answered_with_sentences(ensemble):

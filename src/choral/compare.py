@@ -1,5 +1,6 @@
 """compare: several methods on the same network and data at equal budget, in one table."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from choral import __version__
 from choral.data.images import holds_images, strange
 from choral.data.inputs import Transform
 from choral.data.problems import Problem
 from choral.engine.files import write_json
 from choral.engine.store import Listener
 from choral.errors import InputError
-from choral.evaluation import MAP_ROWS, Trial, corruption_errors, judge, keep, make_trial, measure, row_of, sketch
+from choral.evaluation import MAP_ROWS, Trial, corruption_errors, judged, make_trial, measure, row_of, sketch
 from choral.fit import fit
 from choral.projection import pca, tsne
 from choral.recipe import Recipe
@@ -138,22 +140,28 @@ def compare(
             listener=None if listener is None else listener(name),
             **options,
         )
-        evaluations[name] = judge(ensemble, trial)
+        evaluations[name] = judged(folder, ensemble, trial)
         sketches[name] = sketch(ensemble.predict(problem.x_test[:MAP_ROWS]))
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
-        if folder is not None:
-            keep(folder, ensemble, evaluations[name])
     details: dict[str, Any] = {"evaluation": evaluations, "map": {"pca": pca(sketches), "tsne": tsne(sketches)}}
     errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else rows[0]["method"])
     if errors is not None:
         details["corruption_errors"] = errors
         rows = [row | errors["methods"][row["method"]] for row in rows]
     settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
-    settings |= {"train_rows": len(problem.x_train), "test_rows": len(problem.x_test)}
+    settings |= {"choral": __version__, "train_rows": len(problem.x_train), "test_rows": len(problem.x_test)}
     comparison = Comparison(rows, settings, details)
     if run_dir is not None:
-        write_json(Path(run_dir) / "results.json", comparison.to_dict() | details)
+        _write_changes(Path(run_dir) / "results.json", comparison.to_dict() | details)
     return comparison
+
+
+def _write_changes(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file unless it says all that already: what was made from it is then still good."""
+    held = json.loads(path.read_text()) if path.exists() else {}
+    said = json.loads(json.dumps(content))
+    if any(held.get(key) != value for key, value in said.items()):
+        write_json(path, content)
 
 
 def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | str = "all") -> Trial:

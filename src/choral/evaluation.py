@@ -4,10 +4,12 @@ A `Trial` holds the rows ensembles are judged by (clean, strange and corrupted o
 same; `judge` turns an ensemble into a dict of JSON types; `evaluate` does both for one ensemble.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from choral import metrics
+from choral import __version__, metrics
 from choral.data.images import from_images, to_images
 from choral.engine.files import write_json
 from choral.errors import InputError, did_you_mean
@@ -49,6 +51,21 @@ class Trial:
     corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
     corrupted_y: np.ndarray | None = None
     severities: tuple[int, ...] = SEVERITIES
+
+    @cached_property
+    def digest(self) -> str:
+        """A short text that changes with the rows, and with the version of choral that judges."""
+        state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
+        for rows in (
+            self.x,
+            self.y,
+            self.ood,
+            self.corrupted_y,
+            *(x for each in self.corrupted.values() for x in each),
+        ):
+            if rows is not None:
+                state.update(f"{rows.shape}{rows.dtype}".encode() + np.ascontiguousarray(rows).tobytes())
+        return state.hexdigest()[:24]
 
 
 def make_trial(
@@ -181,11 +198,23 @@ def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -
     return head | measured | cost
 
 
-def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any]) -> None:
+def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Trial) -> None:
     """Write an ensemble's evaluation into the results.json of its run folder, where `choral report` finds it."""
     path = folder / "results.json"
     stored = json.loads(path.read_text()) if path.exists() else {}
-    write_json(path, stored | {"evaluation": {ensemble.recipe.name: evaluation}})
+    write_json(path, stored | {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest})
+
+
+def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, Any]:
+    """Return the evaluation that the run folder keeps if it was judged by the same rows; else judge, and keep it."""
+    path = None if folder is None else folder / "results.json"
+    stored = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    found = stored.get("evaluation", {}).get(ensemble.recipe.name)
+    if found is None or stored.get("judged_by") != trial.digest:
+        found = judge(ensemble, trial)
+        if folder is not None:
+            keep(folder, ensemble, found, trial)
+    return found
 
 
 def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: str) -> dict[str, Any] | None:

@@ -208,7 +208,7 @@ def _settle_folder(folder, identity, task, source, recipe, executor):  # type: i
                 + "; ".join(lines[:4])
                 + ". Use another run_dir, or repeat the old call."
             )
-        if stored["environment"] != environment:
+        if stored["environment"] != environment and not (folder / "results.json").exists():
             import warnings
 
             warnings.warn(
@@ -301,7 +301,7 @@ def _results(run: Run, store: MemberStore, count: int, seconds: float) -> dict[s
 
 def _summary(results: dict[str, Any] | None) -> dict[str, Any]:
     """Return what an ensemble keeps of a run's results: its costs, not what evaluations and reports have added."""
-    added = ("corruption_errors", "evaluation", "history", "map", "plans", "ranking", "rows", "settings")
+    added = ("corruption_errors", "evaluation", "history", "judged_by", "map", "plans", "ranking", "rows", "settings")
     return {k: v for k, v in (results or {}).items() if k not in added}
 
 

@@ -44,7 +44,7 @@ def evaluate(
         shapes = f"{data} {x.shape[1:]}" + ("" if other is None else f", {ood} {other.shape[1:]}")
         raise InputError(f"the ensemble cannot read rows of these shapes: {shapes}; give data like its own.") from error
     if keep:
-        write(ensemble, loaded, found)
+        write(ensemble, loaded, found, trial)
     if json:
         write_json(row_of(loaded, found) | {"evaluation": found})
         return
@@ -110,15 +110,16 @@ def report(
 def measured(ensemble: Any, problem: Any, folder: Path) -> dict[str, Any]:
     """Return the row of a fitted ensemble, and keep the whole evaluation in its run folder."""
     from choral.compare import trial_of
-    from choral.evaluation import judge, keep, row_of
+    from choral.evaluation import judged, row_of
 
-    found = judge(ensemble, trial_of(problem))
-    keep(folder, ensemble, found)
-    return row_of(ensemble, found)
+    return row_of(ensemble, judged(folder, ensemble, trial_of(problem)))
 
 
 def report_of_comparison(folder: Path) -> str | None:
-    """Write the report of a finished comparison; return its path, or None with a note where matplotlib is missing."""
+    """Write the report of a finished comparison, unless it is newer than the results; return its path.
+
+    None is returned, with a note, where matplotlib is missing.
+    """
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -128,6 +129,9 @@ def report_of_comparison(folder: Path) -> str | None:
         return None
     from choral.report import write_report
 
+    page, results = folder / "report.html", folder / "results.json"
+    if page.exists() and page.stat().st_mtime_ns >= results.stat().st_mtime_ns:
+        return str(page)
     return str(write_report(folder))
 
 
