@@ -1,6 +1,7 @@
 """Evaluations: their numbers agree with the metrics and with one another, and are plain JSON."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -172,8 +173,8 @@ def test_the_same_comparison_again_judges_and_draws_nothing_anew(tmp_path, monke
     build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731
 
     def compared(x_test=X[:80]):
-        data = (X, Y, x_test, Y[:80])
-        return choral.compare(build, data, ["single"], epochs=1, training=QUICK, run_dir=tmp_path, corruptions=())
+        problem = replace(load_problem("digits"), x_test=x_test, y_test=Y[:80])
+        return choral.compare(build, problem, ["single", "deep_ensemble"], epochs=4, training=QUICK, run_dir=tmp_path)
 
     first, written = compared(), (tmp_path / "results.json").stat().st_mtime_ns
     calls = []

@@ -211,7 +211,7 @@ def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, A
     stored = json.loads(path.read_text()) if path is not None and path.exists() else {}
     found = stored.get("evaluation", {}).get(ensemble.recipe.name)
     if found is None or stored.get("judged_by") != trial.digest:
-        found = judge(ensemble, trial)
+        found = json.loads(json.dumps(judge(ensemble, trial), sort_keys=True))  # in the order a file would give back
         if folder is not None:
             keep(folder, ensemble, found, trial)
     return found
