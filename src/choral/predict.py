@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,8 @@ from choral.values import Value, from_dict
 _FORMAT = 1
 _STACKED = 1 << 26  # parameters kept stacked in memory, at most
 _BLOCK = 1 << 17  # numbers of one layer of all stacked members, at most: they stay in the processor's cache
-_RECORDED_AT = 2  # the call with the same shape at which its operations are recorded
+_RECORDED = 1 << 20  # parameters of stacked members whose operations are recorded, at most: each record holds a copy
+_RECORDS = 32  # records kept, of the shapes met last
 _LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)  # faster, or only possible, one by one
 
 
@@ -41,7 +41,7 @@ class _Team:
     form: dict[str, Any] | None
     stacked: tuple[Any, Any, Tensor] | None = None
     rows: int = 1024  # evaluated at once
-    seen: dict[Any, int] = field(default_factory=dict)
+    records: bool = False  # whether operations are recorded
     recorded: dict[Any, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
 
@@ -150,7 +150,9 @@ class Ensemble:
             words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2)
             stacked = (tree.stack([s.params for s in states]), tree.stack([s.buffers for s in states]), words)
             widest = max((p.shape[0] for p in network.parameters() if p.dim()), default=1)
-            teams.append(_Team(numbers, form, stacked, max(32, _BLOCK // (len(numbers) * widest))))
+            rows = max(32, _BLOCK // (len(numbers) * widest))
+            records = self.recipe.structure.draws == 1 and tree.count(stacked[0]) <= _RECORDED
+            teams.append(_Team(numbers, form, stacked, rows, records))
         self._kept = teams
         return teams
 
@@ -194,18 +196,25 @@ class Ensemble:
             rows = min(size, team.rows)
             for chunk in (x,) if len(x) <= rows else x.split(rows):
                 shape = (tuple(chunk.shape), chunk.dtype)
-                team.seen[shape] = team.seen.get(shape, 0) + 1
-                if structure.draws == 1 and team.seen[shape] == _RECORDED_AT:
-                    with suppress(
-                        RuntimeError, NotImplementedError, ValueError, TypeError
-                    ):  # then it is mapped each time
-                        team.recorded[shape] = record(lambda chunk: mapped(chunk, 0), [chunk])
+                if team.records and shape not in team.recorded:
+                    self._record(team, shape, lambda chunk: mapped(chunk, 0), chunk)
                 if shape in team.recorded:
                     parts.append(team.recorded[shape](chunk))
                 else:
                     passes = [mapped(chunk, draw) for draw in range(structure.draws)]
                     parts.append(passes[0] if len(passes) == 1 else torch.cat(passes, 1))
             return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+    @staticmethod
+    def _record(team: "_Team", shape: Any, function: Callable[[Tensor], Tensor], chunk: Tensor) -> None:
+        """Record a shape when it is first met, so that equal inputs always take the same way, to the last bit."""
+        try:
+            team.recorded[shape] = record(function, [chunk])
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):
+            function(chunk)  # a wrong input fails here too
+            team.records = False  # what cannot be recorded is mapped each time
+        if len(team.recorded) > _RECORDS:
+            del team.recorded[next(iter(team.recorded))]
 
     def predict(self, x: Any, *, batch_size: int = 1024) -> Prediction:
         """Return the ensemble's prediction for some inputs.

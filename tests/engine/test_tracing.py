@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from choral import models
+from choral import models, predict
 from choral.engine import trainers
 from choral.fit import fit
 from choral.objectives import Anchored, Objective
@@ -97,10 +97,21 @@ def test_recorded_predictions_are_the_members_own(name, rows):
     points = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         alone = torch.stack([ensemble.member(i)(points) for i in range(3)])
-    for _ in range(4):  # recorded at the second call; a constant written over would show at the fourth
+    for _ in range(3):  # recorded at the first call; a constant written over would show at the next
         torch.testing.assert_close(ensemble.outputs(points), alone, atol=1e-5, rtol=1e-5)
     assert ensemble._teams()[0].recorded
     torch.testing.assert_close(ensemble.outputs(-points)[0], ensemble.member(0)(-points).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_equal_inputs_give_equal_bits_however_often_and_after_however_many_shapes(monkeypatch):
+    monkeypatch.setattr(predict, "_RECORDS", 2)
+    recipe = Recipe(name="r", plan=fork(3, Reset(), Collect()))
+    ensemble = fit(lambda: models.mlp(4, 2, hidden=(30, 30)), (X, torch.cat([Y, Y], 1)), recipe)
+    first = ensemble.outputs(X)
+    for rows in (1, 5, 40):
+        ensemble.outputs(X[:rows])
+    assert torch.equal(ensemble.outputs(X), first)
+    assert len(ensemble._teams()[0].recorded) == 2
 
 
 def test_a_network_that_cannot_be_mapped_is_predicted_member_by_member():
