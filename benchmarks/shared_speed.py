@@ -92,7 +92,7 @@ def reference_layers(folder: str) -> Any:
         package = ModuleType(name)
         package.__path__ = [str(Path(folder, *name.split(".")))]
         sys.modules[name] = package
-    import torch_uncertainty.layers.packed as packed  # type: ignore[import-not-found, unused-ignore]
+    import torch_uncertainty.layers.packed as packed  # type: ignore[import-not-found, unused-ignore]  # only with --reference
 
     return packed
 

@@ -160,7 +160,7 @@ def test_weights_of_a_calibrated_ensemble_count(ensemble):
 
 def test_keeping_adds_to_a_run_folder_and_loading_ignores_it(tmp_path, found):
     recipe = make("single", epochs=1, training=QUICK)
-    build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731
+    build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731  # a factory in one line
     fitted = choral.fit(build, (X, Y), recipe, run_dir=tmp_path)
     before = dict(fitted.info)
     keep(tmp_path, fitted, found, make_trial(X, Y))
@@ -170,7 +170,7 @@ def test_keeping_adds_to_a_run_folder_and_loading_ignores_it(tmp_path, found):
 
 
 def test_the_same_comparison_again_judges_and_draws_nothing_anew(tmp_path, monkeypatch):
-    build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731
+    build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731  # a factory in one line
 
     def compared(x_test=X[:80]):
         problem = replace(load_problem("digits"), x_test=x_test, y_test=Y[:80])

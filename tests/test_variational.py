@@ -48,7 +48,7 @@ def test_stds_become_small_or_are_redrawn():
     with pytest.raises(InputError, match="generator"):
         reset_stds(params, how="redraw")
     with pytest.raises(InputError, match="'small' or 'redraw'"):
-        reset_stds(params, how="tiny")  # type: ignore[arg-type]
+        reset_stds(params, how="tiny")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_gates_freeze_by_threshold():

@@ -123,10 +123,9 @@ class Ensemble:
             try:
                 return self._stacked(team, x, size)
             except (RuntimeError, NotImplementedError, ValueError):
-                alone = torch.stack(
-                    list(self._one_by_one(team, x, size))
-                )  # a wrong input fails here too, in plain words
-                team.stacked = None  # some networks cannot be mapped
+                # a wrong input fails here too, in plain words; what does not fail is a network that cannot be mapped
+                alone = torch.stack(list(self._one_by_one(team, x, size)))
+                team.stacked = None
                 return alone
         return torch.stack(list(self._one_by_one(team, x, size)))
 

@@ -51,7 +51,7 @@ def test_transformer_layers_call_the_opened_attention(training):
     x = torch.randn(3, 5, 8)
     with torch.no_grad():
         torch.testing.assert_close(opened(x), layer(x))
-        for p in opened.self_attn.out.parameters():  # type: ignore[union-attr]
+        for p in opened.self_attn.out.parameters():  # type: ignore[union-attr]  # a tensor or layer, as built above
             p.zero_()
         assert not torch.allclose(opened(x), layer(x))
 

@@ -16,7 +16,7 @@ def test_each_member_has_its_own_statistics_and_shares_the_affine():
         alone = nn.BatchNorm2d(4)
         alone.load_state_dict(plain.state_dict())
         torch.testing.assert_close(y[i], alone(x[i]))
-        torch.testing.assert_close(norm.running_var[i], alone.running_var)  # type: ignore[index, union-attr]
+        torch.testing.assert_close(norm.running_var[i], alone.running_var)  # type: ignore[index, union-attr]  # a tensor or layer, as built above
     assert norm.weight.shape == (4,)
 
 

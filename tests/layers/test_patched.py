@@ -113,11 +113,11 @@ def test_batch_norm_shares_statistics_and_jitters_scales():
     x = torch.randn(5, 6, 3, 3) * 2 + 1
     patched(x)
     torch.testing.assert_close(patched.running_mean, 0.1 * x.mean((0, 2, 3)))
-    assert int(patched.num_batches_tracked) == 1  # type: ignore[arg-type]
+    assert int(patched.num_batches_tracked) == 1  # type: ignore[arg-type]  # a tensor or layer, as built above
     patched.eval()
-    before = patched.running_mean.clone()  # type: ignore[operator, union-attr]
+    before = patched.running_mean.clone()  # type: ignore[operator, union-attr]  # a tensor or layer, as built above
     patched(x)
-    assert torch.equal(patched.running_mean, before)  # type: ignore[arg-type]
+    assert torch.equal(patched.running_mean, before)  # type: ignore[arg-type]  # a tensor or layer, as built above
 
 
 def test_components_start_apart_or_near_the_given_weights():
@@ -156,7 +156,7 @@ def test_learned_mixing_draws_by_its_probabilities_and_finds_the_good_component(
     patched = PatchedLayer(nn.Linear(1, 1, bias=False).double(), mixture)
     with torch.no_grad():
         patched.patches["weight"].copy_(torch.tensor([0.0, 1.0, 2.0]).view(3, 1, 1))
-        patched.mixing.copy_(torch.tensor([0.5, 0.3, 0.2]).log())  # type: ignore[union-attr]
+        patched.mixing.copy_(torch.tensor([0.5, 0.3, 0.2]).log())  # type: ignore[union-attr]  # a tensor or layer, as built above
     x = torch.ones(1, 1, dtype=torch.float64)
     values = []
     for key in range(2000):

@@ -52,7 +52,7 @@ def test_linear_maps_scale_what_is_smaller_with_the_same_result(rows):
     torch.nn.init.normal_(layer.s)
     own = {n: p if n == "weight" else p[0] for n, p in layer.named_parameters()}
     x = torch.randn(rows, 6, dtype=torch.float64)
-    wanted = x @ (layer.weight * layer.r[0, :, None] * layer.s[0]).T + layer.bias[0]  # type: ignore[index]
+    wanted = x @ (layer.weight * layer.r[0, :, None] * layer.s[0]).T + layer.bias[0]  # type: ignore[index]  # a tensor or layer, as built above
     torch.testing.assert_close(torch.func.functional_call(layer, own, (x,)), wanted)
 
 

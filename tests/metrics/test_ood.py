@@ -89,7 +89,7 @@ def test_scores_are_what_their_names_say_and_higher_for_stranger_rows() -> None:
 def test_wrong_arguments_are_refused() -> None:
     good = torch.zeros(3)
     with pytest.raises(InputError, match="'in' or 'out'"):
-        aupr(good, good, positive="ood")  # type: ignore[arg-type]
+        aupr(good, good, positive="ood")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InputError, match="at least one row"):
         auroc(good, torch.zeros(0))
     with pytest.raises(InputError, match="NaN"):

@@ -18,7 +18,7 @@ def test_several_counts_name_the_one_at_fault():
     with pytest.raises(InputError, match=r"hidden\[1\]=0"):
         counts("hidden", (3, 0))
     with pytest.raises(InputError, match="hidden=50 is not accepted; give a tuple"):
-        counts("hidden", 50)  # type: ignore[arg-type]
+        counts("hidden", 50)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("value", [-0.1, 1, 1.5, float("nan"), "0.5", True, None])
@@ -34,7 +34,7 @@ def test_choices_offer_the_nearest():
     ):
         choice("norm", "bach", (None, "batch"))
     with pytest.raises(InputError, match="size=5"):
-        choice("size", 5, ("5", "S"))  # type: ignore[arg-type]
+        choice("size", 5, ("5", "S"))  # type: ignore[arg-type]  # wrong on purpose
 
 
 @given(n=st.integers(1, 300), extra=st.sampled_from([2, 4]), off=st.integers(1, 5))

@@ -17,7 +17,7 @@ from choral.models.spec import spec_of, zoo
 def toy(inputs: int, *, shape=(2, (3, 4)), rate: float = 0.5, name: str | None = None) -> nn.Module:
     """Return a linear layer."""
     network = nn.Linear(inputs, 1)
-    network.received = (inputs, shape, rate, name)  # type: ignore[assignment]
+    network.received = (inputs, shape, rate, name)  # type: ignore[assignment]  # an attribute of its own
     return network
 
 
@@ -46,7 +46,7 @@ def test_arguments_survive_json(shape, rate, name):
 
 
 def test_numbers_of_numpy_become_plain_ones():
-    spec = spec_of(toy(np.int64(3), rate=np.float32(0.5), shape=(np.int32(1),)))  # type: ignore[arg-type]
+    spec = spec_of(toy(np.int64(3), rate=np.float32(0.5), shape=(np.int32(1),)))  # type: ignore[arg-type]  # a spec is there, or its values are odd on purpose
     assert spec == {"name": "toy", "arguments": {"inputs": 3, "shape": [1], "rate": 0.5, "name": None}}
     assert [type(v) for v in spec["arguments"].values()][:1] == [int]
     json.dumps(spec)
@@ -63,7 +63,7 @@ def test_the_spec_belongs_to_the_network():
     spec = spec_of(network)
     assert spec is not None
     spec["arguments"]["inputs"] = 99
-    assert spec_of(network)["arguments"]["inputs"] == 2  # type: ignore[index]
+    assert spec_of(network)["arguments"]["inputs"] == 2  # type: ignore[index]  # a spec is there, or its values are odd on purpose
     copied = copy.deepcopy(network)
     assert spec_of(copied) == spec_of(network)
     assert spec_of(nn.Linear(2, 1)) is None
@@ -75,11 +75,11 @@ def test_a_builder_keeps_its_name_its_help_and_pythons_own_errors():
     assert toy.__name__ == "toy"
     assert toy.__doc__ == "Return a linear layer."
     with pytest.raises(TypeError, match="unexpected keyword argument 'rat'"):
-        toy(2, rat=0.1)  # type: ignore[call-arg]
+        toy(2, rat=0.1)  # type: ignore[call-arg]  # wrong on purpose
 
 
 def test_a_network_of_ones_own_is_rebuilt_once_entered(monkeypatch):
     with pytest.raises(InputError, match="'toy' is not in the model zoo"):
-        rebuild(spec_of(toy(2)))  # type: ignore[arg-type]
+        rebuild(spec_of(toy(2)))  # type: ignore[arg-type]  # a spec is there, or its values are odd on purpose
     monkeypatch.setitem(MODELS, "toy", toy)
-    assert rebuild(spec_of(toy(2))).received == toy(2).received  # type: ignore[arg-type]
+    assert rebuild(spec_of(toy(2))).received == toy(2).received  # type: ignore[arg-type]  # a spec is there, or its values are odd on purpose

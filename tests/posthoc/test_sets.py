@@ -30,7 +30,7 @@ def test_coverage_is_as_promised_over_twenty_seeds(
             level=level,
             randomised=randomised,
             seed=seed,
-            **options,  # type: ignore[arg-type]
+            **options,  # type: ignore[arg-type]  # mixed options
         )
         reports.append(evaluate_sets(rule.apply(probs[1_000:], seed=seed), labels[1_000:]))
     assert np.mean([report["coverage"] for report in reports]) == pytest.approx(level, abs=0.015)

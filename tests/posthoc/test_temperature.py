@@ -105,7 +105,7 @@ def test_it_is_written_as_plain_numbers_and_read_back() -> None:
 def test_wrong_arguments_are_refused() -> None:
     logits, labels = case(5)
     with pytest.raises(InputError, match="'ensemble' or 'member'"):
-        fit_temperature(logits, labels, per="class")  # type: ignore[arg-type]
+        fit_temperature(logits, labels, per="class")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InputError, match="member, batch, class"):
         fit_temperature(logits[0], labels)
     with pytest.raises(InputError, match="one for all or one for each"):

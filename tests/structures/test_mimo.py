@@ -42,7 +42,7 @@ def test_other_members_output_layers_get_no_gradient():
     network, x = make("resnet")
     joint = structure.convert(network, generator())
     out = structure.unfold(joint(structure.feed(x, None)[0]))
-    (g,) = torch.autograd.grad(out[1].sum(), joint.fc.weight)  # type: ignore[union-attr]
+    (g,) = torch.autograd.grad(out[1].sum(), joint.fc.weight)  # type: ignore[union-attr]  # a tensor or layer, as built above
     rows = g.unflatten(0, (3, -1))
     assert rows[1].any()
     assert not rows[0].any()
@@ -60,8 +60,8 @@ def test_a_member_has_the_plain_networks_shapes():
 def test_inputs_start_with_the_spread_of_their_fan_in():
     plain = nn.Sequential(nn.Linear(50, 400), nn.Linear(400, 3))
     joint = Mimo(members=4).convert(plain, generator())
-    assert joint[0].weight.shape == (400, 200)  # type: ignore[index]
-    assert joint[0].weight.std().item() == pytest.approx(plain[0].weight.std().item() / 2, rel=0.03)  # type: ignore[index]
+    assert joint[0].weight.shape == (400, 200)  # type: ignore[index]  # a tensor or layer, as built above
+    assert joint[0].weight.std().item() == pytest.approx(plain[0].weight.std().item() / 2, rel=0.03)  # type: ignore[index]  # a tensor or layer, as built above
 
 
 def test_what_cannot_be_widened_is_refused():

@@ -33,7 +33,7 @@ def test_the_trunk_runs_once():
     x = torch.randn(6, 4)
     joint(x)
     assert calls == [(6, 4)]
-    norm = joint.network[1]  # type: ignore[index]
+    norm = joint.network[1]  # type: ignore[index]  # a tensor or layer, as built above
     assert int(norm.num_batches_tracked) == 1
     torch.testing.assert_close(norm.running_mean, 0.1 * network[0](x).mean(0))
 

@@ -137,7 +137,7 @@ def _embedding(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
 
 
 def _prelu(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    return torch.prelu(x, t["weight"])  # type: ignore[arg-type]
+    return torch.prelu(x, t["weight"])  # type: ignore[arg-type]  # a PReLU has a weight
 
 
 _CALLS: dict[type, Callable[[Any, Tensor, Tensors, bool], Tensor]] = {

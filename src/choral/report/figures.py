@@ -77,7 +77,7 @@ class Panels:
     def inline(self, method: str) -> str:
         """Return the SVG element of one method for the page."""
         name = f"{self.name}-{list(self.data).index(method)}"
-        draw: Draw = lambda figure, theme: self._on(figure, theme, method, 0, 0)  # noqa: E731
+        draw: Draw = lambda figure, theme: self._on(figure, theme, method, 0, 0)  # noqa: E731  # typed, as a def could not be in one line
         return inline_svg(draw, self.size, name=name, title=f"{self.name} of {method}")
 
     def files(self) -> Iterator[tuple[str, bytes]]:
