@@ -4,7 +4,7 @@ Some tensors of the tree carry a member axis in front (they are *stacked*), the 
 like that can be run
 
 - `loop`: member after member, each pass with that member's slices - the plain layers, the plain kernels;
-- `grouped`: all members side by side, under `torch.func.vmap` or, for packed chains of layers, on the channel axis -
+- `grouped`: all members side by side, under `torch.func.vmap` or, for most packed networks of convolutions, on the channel axis -
   convolutions become grouped convolutions, and what does not depend on the member (a shared trunk) is computed once;
 - `matmul`: all members together with the members folded into the batch axis - matrix products become batched ones.
 
@@ -209,8 +209,8 @@ def _owned(network: nn.Module) -> Iterable[str]:
 def usual_kernel(joint: Joint) -> str:
     """Return the kernel that was fastest for such networks when we measured (benchmarks/shared_speed.py).
 
-    On a CPU, networks of linear maps run fastest as batched matrix products, packed chains of convolutions as grouped
-    ones, and other convolutional networks member by member, unless narrow members would have to share each operation
+    On a CPU, networks of linear maps run fastest as batched matrix products, packed convolutions with members abreast on
+    the channel axis, and other convolutional networks member by member, unless narrow members would have to share each operation
     between several threads. On other devices, where every launch costs, convolutions are always grouped.
     """
     kinds = [type(m) for m in joint.network.modules()]

@@ -5,13 +5,15 @@ Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimatio
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from choral.errors import ConversionError, InputError, did_you_mean
-from choral.layers.chain import chain_of, run_chain
+from choral.layers.abreast import run_abreast
 from choral.layers.convert import fits, layers_of, swap
+from choral.layers.course import Step, course_of, surroundings
 from choral.layers.grouped import GroupedLinear
 from choral.layers.joint import Joint
 from choral.layers.narrow import CELLS, Narrowing, Place, Width
@@ -25,22 +27,31 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 class PackedNetwork(Joint):
     """A packed network, with the list of what became of its layers.
 
-    If it is a chain of layers (see `choral.layers.chain`), the grouped kernel runs it as such instead of by vmap.
+    Where the network allows it (see `choral.layers.abreast`), the grouped kernel runs members on the channel axis instead
+    of by vmap.
     """
 
     widths: tuple[Width, ...] = ()
+    _known: tuple[Any, list[Step] | None] | None = None
+
+    def course(self) -> list[Step] | None:
+        """Return the steps of running members abreast, read anew when anything that forward code may read has changed."""
+        now = surroundings(self.network)
+        if self._known is None or self._known[0] != now:
+            self._known = now, course_of(self.network)
+        return self._known[1]
 
     def is_faster_together(self) -> bool:
-        """Return whether the network is a chain, or several threads would work on the few channels of one member.
+        """Return whether members can run abreast, or several threads would work on the few channels of one member.
 
         Two threads take longer than one for the gradient of a normalisation of 8 channels, whose sums share a cache line.
         """
-        return torch.get_num_threads() > 1 or chain_of(self.network) is not None
+        return torch.get_num_threads() > 1 or self.course() is not None
 
     def together(self, x: Tensor) -> Tensor:
-        """Run all members side by side: on the channel axis if the network is a chain, else mapped."""
-        layers = chain_of(self.network)
-        return super().together(x) if layers is None else run_chain(layers, x, self.members)
+        """Run all members side by side: on the channel axis if the network allows it, else mapped."""
+        course = self.course()
+        return super().together(x) if course is None else run_abreast(self.network, course, x, self.members)
 
     def report(self) -> str:
         """Return a table of every layer's widths, effective gamma and remarks."""
