@@ -183,6 +183,25 @@ def test_row_i_of_the_ensemble_is_member_i_alone(name, problem):
             assert torch.allclose(ensemble.member(i)(x), outputs[i], atol=1e-5)
 
 
+@pytest.mark.parametrize("problem", ["classification", "regression"])
+@pytest.mark.parametrize("name", [n for n in NAMES if "members" in METHODS[n].options])
+def test_one_member_is_one_network(name, problem, tmp_path):
+    build, data = PROBLEMS[problem]
+    recipe = make(name, epochs=EPOCHS, training=CALM, members=1)
+    one, stacked = (fit(build, data(), recipe, executor=e) for e in ("sequential", "vectorised"))
+    assert one.members == recipe.members == 1
+    assert one.info["counted"]["epochs"] == recipe.epochs <= EPOCHS
+    x = data()[0][:10]
+    outputs = one.outputs(x)
+    assert outputs.shape == (recipe.structure.draws, *build()(x).shape)
+    assert torch.allclose(outputs, stacked.outputs(x), atol=2e-3)
+    one.save(tmp_path / "saved.choral")
+    assert torch.equal(choral.load(tmp_path / "saved.choral", build=build).outputs(x), outputs)
+    if recipe.structure.draws == 1:
+        with torch.no_grad():
+            assert torch.allclose(one.member(0)(x), outputs[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_network_the_user_gave_is_never_changed(name):
     build, data = PROBLEMS["classification"]

@@ -170,3 +170,25 @@ def test_arguments_are_checked():
     with pytest.raises(InputError, match="gamma"):
         SpikeSlabLinear(1, 1, gamma=1.0)
     assert spike_slab_twin(nn.BatchNorm1d(2)) is None
+
+
+def test_gates_are_drawn_in_training_and_settled_in_evaluation():
+    layer = SpikeSlabLinear(3, 200, gamma=0.3)
+    assert 0 < float(layer.gate().detach().mean()) < 1
+    assert layer.eval().gate().sum() == 0
+    drawn = SpikeSlabLinear(3, 200, gamma=0.3, sampled_gates=True).eval()
+    assert 0 < float(drawn.gate().detach().mean()) < 1
+
+
+def test_a_node_that_is_rarely_in_is_not_blown_up_by_batch_norm():
+    """Its running variance is about gamma times that of the open node; drawn in evaluation, it would be far off."""
+    torch.manual_seed(0)
+
+    def spread(sampled):
+        network = nn.Sequential(SpikeSlabLinear(4, 300, gamma=0.02, sampled_gates=sampled), nn.BatchNorm1d(300))
+        x = torch.randn(64, 4)
+        for _ in range(100):
+            network(x)
+        return float(network.eval()(x).detach().abs().max())
+
+    assert spread(False) < 1 < 3 < spread(True)

@@ -43,6 +43,10 @@ class SpikeSlabLayer(Sized, ABC):
         rho: as in `choral.layers.gaussian.GaussianLayer`.
         gamma: inclusion probability every node starts with, between 0 and 1, ends excluded.
         temperature: of the relaxed gate (tau).
+        sampled_gates: whether gates are drawn in evaluation mode too. If not, a node is in or out there as is more likely
+            (the median probability model), and only weights are drawn. BatchNorm behind a gated layer needs that: its running
+            variance also counts the passes in which a node was out, so a node that is rarely in would be blown up by 1 /
+            sqrt(gamma) whenever it is drawn.
         generator: a generator for the first means; torch's own if None.
         device: where the parameters live.
         dtype: their type.
@@ -62,6 +66,7 @@ class SpikeSlabLayer(Sized, ABC):
         rho: float = RHO_START,
         gamma: float = GAMMA_START,
         temperature: float = 0.5,
+        sampled_gates: bool = False,
         generator: torch.Generator | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -72,6 +77,7 @@ class SpikeSlabLayer(Sized, ABC):
             raise InputError(f"gamma={gamma!r}, but an inclusion probability starts between 0 and 1, ends excluded.")
         self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
         self.temperature = temperature
+        self.sampled_gates = sampled_gates
         weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
         add_posterior(self, "weight", weight, rho)
         add_posterior(self, "bias", bias, rho)
@@ -81,8 +87,8 @@ class SpikeSlabLayer(Sized, ABC):
         self.register_buffer("frozen_gate", torch.full((nodes,), -1.0, device=device, dtype=dtype))
 
     def gate(self) -> Tensor:
-        """Return one draw of the gates, exactly 0 or 1, with the gradient of the relaxed gates."""
-        if means_wanted():
+        """Return the gates of one pass, exactly 0 or 1; if they are drawn, with the gradient of the relaxed gates."""
+        if means_wanted() or not (self.training or self.sampled_gates):
             drawn = (self.gate_logit > 0).to(self.gate_logit.dtype)
         else:
             u = draws.uniform(self.gate_logit.shape, like=self.gate_logit)
@@ -149,6 +155,7 @@ def spike_slab_twin(
     rho: float = RHO_START,
     gamma: float = GAMMA_START,
     temperature: float = 0.5,
+    sampled_gates: bool = False,
     generator: torch.Generator | None = None,
 ) -> SpikeSlabLayer | None:
     """Return the spike-and-slab layer that stands for a plain linear map or convolution, or None for anything else.
@@ -159,13 +166,16 @@ def spike_slab_twin(
         rho: as in `SpikeSlabLayer`, as are the rest.
         gamma: see there.
         temperature: see there.
+        sampled_gates: see there.
         generator: see there.
     """
     kind = _KINDS.get(type(layer))
     if kind is None:
         return None
     arguments = twin_arguments(layer)
-    twin = kind(**arguments, rho=rho, gamma=gamma, temperature=temperature, generator=generator)
+    twin = kind(
+        **arguments, rho=rho, gamma=gamma, temperature=temperature, sampled_gates=sampled_gates, generator=generator
+    )
     if keep_weights:
         copy_means(twin, layer)
     return twin

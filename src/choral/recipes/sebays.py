@@ -129,7 +129,8 @@ def sebays_freeze(
         prior_std, inclusion, gamma, temperature, rho: as in `ssbnn`.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
-    Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
+    Differs from the paper: closed nodes are removed from the network, with the normalisation behind them; gates at prediction
+    as in `ssbnn`.
     """
     plan = sequential_phases(
         (FreezeGates(rule=freeze), CompactGates()),

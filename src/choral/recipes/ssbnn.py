@@ -34,6 +34,9 @@ def ssbnn(
         inclusion: prior probability that a node is in the network (lambda).
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
+
+    Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, because
+    BatchNorm's running statistics do not fit a node that is rarely in.
     """
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, anneal=anneal),))

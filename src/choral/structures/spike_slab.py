@@ -29,6 +29,8 @@ class SpikeSlab(Sampled):
     Args:
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
+        sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
+            networks with BatchNorm (see `choral.layers.spike_slab.SpikeSlabLayer`).
         gate_classifier: the last layer gets gates too. Last means last in the order of declaration.
         ungated: patterns of layers that get no gates.
         rest: what layers without gates become: 'gaussian' (as in the authors' code) or 'plain'.
@@ -40,6 +42,7 @@ class SpikeSlab(Sampled):
 
     gamma: float = GAMMA_START
     temperature: float = 0.5
+    sampled_gates: bool = False
     gate_classifier: bool = False
     ungated: tuple[str, ...] = ()
     rest: Literal["gaussian", "plain"] = "gaussian"
@@ -67,6 +70,7 @@ class SpikeSlab(Sampled):
                     rho=self.rho,
                     gamma=self.gamma,
                     temperature=self.temperature,
+                    sampled_gates=self.sampled_gates,
                     generator=generator,
                 )
                 if gated is not None:
