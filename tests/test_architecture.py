@@ -32,6 +32,7 @@ LEVELS = [
         "predict",
         "fit",
         "projection",
+        "trial",
         "evaluation",
         "showing",
         "networks",

@@ -13,10 +13,11 @@ from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
 from choral.data.problems import load_problem
 from choral.errors import InputError
-from choral.evaluation import corruption_errors, evaluate, keep, make_trial, measure, row_of
+from choral.evaluation import corruption_errors, evaluate, keep, measure, row_of
 from choral.plan import Adam
 from choral.recipes import make
 from choral.training import Training
+from choral.trial import make_trial
 
 QUICK = Training(rate=0.005, optimiser=Adam(), batch_size=32)
 DIGITS = load_problem("digits")

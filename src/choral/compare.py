@@ -16,12 +16,13 @@ from choral.data.problems import Problem
 from choral.engine.files import write_json
 from choral.engine.store import Listener
 from choral.errors import InputError
-from choral.evaluation import MAP_ROWS, Trial, corruption_errors, judged, make_trial, measure, row_of, sketch
+from choral.evaluation import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.fit import fit
 from choral.projection import pca, tsne
 from choral.recipe import Recipe
 from choral.recipes import METHODS, make
 from choral.training import Training
+from choral.trial import Trial, make_trial
 from choral.types import Build
 
 __all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]

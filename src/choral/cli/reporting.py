@@ -26,9 +26,10 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure a saved ensemble on labelled data."""
-    from choral.evaluation import judge, make_trial, row_of
+    from choral.evaluation import judge, row_of
     from choral.evaluation import keep as write
     from choral.fit import load
+    from choral.trial import make_trial
 
     if keep and not ensemble.is_dir():
         raise InputError(f"--keep writes into a run folder, but {ensemble} is not one; leave it out.")

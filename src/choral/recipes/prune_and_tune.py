@@ -62,7 +62,7 @@ def prune_and_tune(
         )
     if pruning == "anti_random" and members % 2:
         warnings.warn(
-            f"{members} members: the last one has no complementary partner; give an even number.", stacklevel=2
+            f"members is {members}: the last one has no complementary partner; give an even number.", stacklevel=2
         )
     cut = Prune(
         pruning=pruning,
