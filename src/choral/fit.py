@@ -15,7 +15,7 @@ from choral.data.inputs import Transform, prepare
 from choral.data.sources import Source, source_of
 from choral.engine.blueprint import Blueprint
 from choral.engine.checkpoint import Checkpoints
-from choral.engine.executors import Executor, choose
+from choral.engine.executors import Executor, choose, choose_way
 from choral.engine.files import checksum, pack_tensors, tensor_bytes, write_json
 from choral.engine.memory import keep_freed
 from choral.engine.run import Run
@@ -216,13 +216,15 @@ def _settle_folder(folder, identity, task, source, recipe, executor):  # type: i
                 "unbroken run to rounding, not bit for bit.",
                 stacklevel=3,
             )
+    way, seconds = choose_way(task, source, recipe.plan, settled=None if stored is None else stored.get("way"))
     settled = choose(executor, task, source, recipe.plan, settled=None if stored is None else stored["executor"])
     if stored is None and folder is not None:
         content = {
             "identity": identity,
             "environment": environment,
             "executor": settled.name,
-            "measured": settled.measured,
+            "way": way,
+            "measured": settled.measured | seconds,
             "network": _zoo_spec(task.blueprint),
             "describe": recipe.describe(),
         }

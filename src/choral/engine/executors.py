@@ -5,7 +5,7 @@
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -80,6 +80,40 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
     if measured.get("vectorised", float("inf")) < measured["sequential"]:
         return Settled("vectorised", together, measured)
     return Settled("sequential", _sequential, measured)
+
+
+def choose_way(
+    task: Task, source: Source, plan: Phase, *, settled: str | None = None
+) -> tuple[str | None, dict[str, float]]:
+    """Set how the joint network is run, if its structure leaves that to measuring; return the way and the seconds of each.
+
+    Args:
+        settled: what an earlier part of the same run settled on.
+    """
+    network, measured = task.blueprint.network(), dict[str, float]()
+    ways = task.structure.ways(network)
+    phase = next(_trainings(plan), None)
+    if not ways or phase is None:
+        return None, measured
+    if settled is None:
+        state = task.blueprint.fresh(0, "measure")
+        order = torch.arange(min(source.points, phase.batch_size))
+        for way in ways:
+            task.structure.run_by(network, way)
+            measured[way] = _time(PlainTrainer, task, source, phase, [state], order)
+        settled = min(measured, key=measured.__getitem__)
+    task.structure.run_by(network, settled)
+    return settled, measured
+
+
+def _trainings(plan: Phase) -> Iterator[Train]:
+    if isinstance(plan, Train):
+        yield plan
+    elif isinstance(plan, Seq):
+        for phase in plan.phases:
+            yield from _trainings(phase)
+    elif isinstance(plan, (Repeat, Fork)):
+        yield from _trainings(plan.body)
 
 
 def _measure(task: Task, source: Source, phase: Train, lanes: int) -> dict[str, float]:

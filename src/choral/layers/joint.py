@@ -59,7 +59,7 @@ class Joint(nn.Module):
         members: how many members the stacked tensors hold.
         stacked: names of the parameters and buffers that carry the member axis; those its `Foldable` layers own if None.
         kernel: 'loop', 'grouped', 'matmul', or 'auto': what was fastest in our measurements for the kinds of layers and
-            the device (see `usual_kernel`).
+            the device (see `usual_kernel`); 'measured' is the same until something is measured (`tune`, or `fit`).
         own_inputs: whether every member reads inputs of its own.
 
     Shapes: (batch, ...) or, with own_inputs, (member, batch, ...) -> (member, batch, ...).
@@ -81,12 +81,12 @@ class Joint(nn.Module):
         self.own_inputs = own_inputs
         names = list(network.named_parameters(remove_duplicate=False))
         self._tied = len({id(p) for _, p in names}) < len(names)
-        self.kernel = usual_kernel(self) if kernel == "auto" else self.checked(kernel)
+        self.kernel = usual_kernel(self) if kernel in ("auto", "measured") else self.checked(kernel)
 
     def checked(self, kernel: str) -> str:
         """Return the kernel if it can run this tree; raises ConversionError with the reason if it cannot."""
         if kernel not in KERNELS:
-            raise InputError(f"kernel is {kernel!r}; give one of {', '.join(KERNELS)} or auto.")
+            raise InputError(f"kernel is {kernel!r}; give one of {', '.join(KERNELS)}, auto or measured.")
         obstacle = self.obstacle(kernel)
         if obstacle:
             raise ConversionError(f"kernel={kernel!r} cannot run this network: {obstacle}; use kernel='loop'.")

@@ -18,6 +18,7 @@ def batch_ensemble(
     start: Literal["normal", "signs"] = "normal",
     spread: float = 0.5,
     own_norms: bool = False,
+    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     training: Training = Training(),
 ) -> Recipe:
@@ -29,8 +30,9 @@ def batch_ensemble(
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
         own_norms: whether each member has its own normalisation scales and shifts.
+        kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
         pretrained: start from the weights of the network handed to fit.
         training: optimiser, rate, batch size and schedule; the factors take no weight decay.
     """
-    structure = BatchEnsemble(members=members, start=start, spread=spread, own_norms=own_norms)
+    structure = BatchEnsemble(members=members, start=start, spread=spread, own_norms=own_norms, kernel=kernel)
     return Recipe(name="batch_ensemble", plan=training.whole(epochs, pretrained=pretrained), structure=structure)

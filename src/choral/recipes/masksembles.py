@@ -3,6 +3,8 @@
 Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, arXiv:2012.08334.
 """
 
+from typing import Literal
+
 from choral.recipe import Recipe
 from choral.structures import Masksembles
 from choral.training import Training
@@ -13,6 +15,7 @@ def masksembles(
     epochs: int = 200,
     members: int = 4,
     scale: float = 2.0,
+    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     training: Training = Training(),
 ) -> Recipe:
@@ -22,8 +25,9 @@ def masksembles(
         epochs: total budget.
         members: masks; in training each sees its part of every batch.
         scale: how little the masks overlap; 1 makes them equal (a plain network).
+        kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
         pretrained: start from the weights of the network handed to fit.
         training: optimiser, rate, batch size and schedule.
     """
-    structure = Masksembles(members=members, scale=scale)
+    structure = Masksembles(members=members, scale=scale, kernel=kernel)
     return Recipe(name="masksembles", plan=training.whole(epochs, pretrained=pretrained), structure=structure)

@@ -3,6 +3,8 @@
 Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", ICLR 2023, arXiv:2210.09184.
 """
 
+from typing import Literal
+
 from choral.recipe import Recipe
 from choral.structures import Packed
 from choral.training import Training
@@ -15,6 +17,7 @@ def packed(
     width: float = 2.0,
     subgroups: int = 1,
     minimum_channels: int = 64,
+    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     training: Training = Training(),
 ) -> Recipe:
     """Slim members side by side in one network, each seeing only its own channels.
@@ -25,7 +28,10 @@ def packed(
         width: alpha, the joint network's width in units of the plain one's.
         subgroups: gamma, groups within a member's own channels.
         minimum_channels: least channels in a group before gamma is lowered.
+        kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
         training: optimiser, rate, batch size and schedule.
     """
-    structure = Packed(members=members, width=width, subgroups=subgroups, minimum_channels=minimum_channels)
+    structure = Packed(
+        members=members, width=width, subgroups=subgroups, minimum_channels=minimum_channels, kernel=kernel
+    )
     return Recipe(name="packed", plan=training.whole(epochs), structure=structure)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from choral.errors import InputError
-from choral.layers.joint import Joint
+from choral.layers.joint import KERNELS, Joint
 from choral.structures.base import Structure
 
 
@@ -16,7 +16,8 @@ class JointStructure(Structure, ABC):
 
     Args:
         members: how many members.
-        kernel: how they are run: 'loop', 'grouped', 'matmul', or 'auto' for what is usually fastest.
+        kernel: how they are run: 'loop', 'grouped', 'matmul', 'auto' for what is usually fastest, or 'measured': `fit` tries all
+            of them on its first batch and keeps the fastest for the whole run, resumed parts included.
     """
 
     members: int = 4
@@ -36,6 +37,16 @@ class JointStructure(Structure, ABC):
     def unfold(self, outputs: Tensor) -> Tensor:
         """Return the outputs as they are: the member axis is already first."""
         return outputs
+
+    def ways(self, network: nn.Module) -> tuple[str, ...]:
+        """Return the kernels that can run this network, if they are to be measured."""
+        assert isinstance(network, Joint)
+        return tuple(k for k in KERNELS if not network.obstacle(k)) if self.kernel == "measured" else ()
+
+    def run_by(self, network: nn.Module, way: str) -> None:
+        """Set the kernel."""
+        assert isinstance(network, Joint)
+        network.kernel = network.checked(way)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return member `index` as a plain network of its own."""

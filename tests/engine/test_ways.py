@@ -1,0 +1,84 @@
+"""Kernels that are chosen by measuring, and remembered."""
+
+import json
+
+import pytest
+import torch
+from tests.conformance.problem import CALM, PROBLEMS
+
+from choral.engine import executors
+from choral.fit import fit
+from choral.recipes import make
+
+BUILD, DATA = PROBLEMS["regression"]
+
+
+def seconds_of(monkeypatch, fastest):
+    """Make a way the fastest one, whatever the machine says; returns the ways that were tried."""
+    tried = []
+
+    def time(kind, task, *_):
+        way = task.blueprint.network().kernel
+        tried.append(way)
+        return 1.0 if way == fastest else 2.0
+
+    monkeypatch.setattr(executors, "_time", time)
+    return tried
+
+
+@pytest.mark.parametrize("name", ["packed", "batch_ensemble", "masksembles"])
+@pytest.mark.parametrize("fastest", ["loop", "grouped", "matmul"])
+def test_the_fastest_kernel_is_kept_and_changes_rounding_alone(name, fastest, monkeypatch, tmp_path):
+    tried = seconds_of(monkeypatch, fastest)
+    recipe = make(name, epochs=3, training=CALM, kernel="measured")
+    found = fit(BUILD, DATA(), recipe, run_dir=tmp_path, executor="sequential")
+    assert tried == ["loop", "grouped", "matmul"]
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["way"] == fastest
+    assert plan["measured"] == {k: 1.0 if k == fastest else 2.0 for k in tried}
+    usual = fit(BUILD, DATA(), make(name, epochs=3, training=CALM), executor="sequential")
+    for a, b in zip(found.states(), usual.states()):
+        for n in a.params:
+            assert torch.allclose(a.params[n], b.params[n], atol=1e-4), n
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_resumed_run_keeps_its_kernel_and_its_bytes(monkeypatch, tmp_path):
+    seconds_of(monkeypatch, "loop")
+    recipe = make("packed", epochs=4, training=CALM, kernel="measured")
+    fit(BUILD, DATA(), recipe, run_dir=tmp_path / "whole", executor="sequential")
+
+    def stop(event):
+        if event["kind"] == "epoch" and event["epoch"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(
+            BUILD,
+            DATA(),
+            recipe,
+            run_dir=tmp_path / "broken",
+            executor="sequential",
+            checkpoint_seconds=0,
+            listener=stop,
+        )
+    tried = seconds_of(monkeypatch, "matmul")
+    fit(BUILD, DATA(), recipe, run_dir=tmp_path / "broken", executor="sequential")
+    assert tried == []
+    files = [(tmp_path / d / "members" / "00000.safetensors").read_bytes() for d in ("whole", "broken")]
+    assert files[0] == files[1]
+
+
+def test_kernels_are_really_timed():
+    recipe = make("packed", epochs=1, training=CALM, kernel="measured")
+    assert torch.isfinite(fit(BUILD, DATA(), recipe).outputs(DATA()[0])).all()
+
+
+def test_structures_without_a_choice_measure_nothing(tmp_path):
+    fit(BUILD, DATA(), make("single", epochs=1, training=CALM), run_dir=tmp_path, executor="sequential")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["way"] is None
+    assert plan["measured"] == {}
