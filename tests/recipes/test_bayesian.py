@@ -176,8 +176,28 @@ def test_the_sequential_plans_are_those_of_the_paper():
         assert all(n.optimiser == SGD(momentum=0.9, clip=1.0) for n in found if isinstance(n, Train))
         names = [type(n).__name__ for n in found]
         frozen = ["FreezeGates", "CompactGates"] if name == "sebays_freeze" else []
-        cycle = ["Perturb", "ResetStds", "Train", "Collect"]
-        assert names == ["Reset", "Train", *frozen, "Train", "Collect", *cycle, *cycle]
+        kept = ["Train", *(["Recalibrate"] if name == "sebays_no_freeze" else []), "Collect"]
+        cycle = ["Perturb", "ResetStds", *kept]
+        assert names == ["Reset", "Train", *frozen, *kept, *cycle, *cycle]
+
+
+def test_statistics_of_kept_members_fit_the_gates_they_predict_with():
+    """Gates are drawn in training: the statistics collected then fit no single network, least of all the settled one."""
+    torch.manual_seed(0)
+    x = torch.randn(512, 6)
+    y = (x[:, 0] + x[:, 1] > 0).long()
+
+    def build():
+        return nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
+
+    for name in ("ssbnn", "sebays_no_freeze"):
+        ensemble = fit(build, (x, y), make(name, epochs=8, gamma=0.5, training=CALM, draws=1))
+        for number in range(ensemble.networks):
+            network = ensemble.network(number).eval()
+            hidden = network[0](x)
+            statistics = [b for n, b in network[1].named_buffers() if "running" in n]
+            torch.testing.assert_close(statistics[0], hidden.mean(0), atol=0.05, rtol=0.05)
+            torch.testing.assert_close(statistics[1], hidden.var(0), atol=0.05, rtol=0.05)
 
 
 def test_every_branch_begins_with_a_perturbation_of_its_own():

@@ -66,11 +66,13 @@ def sequential_phases(
     rho: float,
     recalibrate: bool,
     training: Training,
+    closing: tuple[Operator, ...] = (),
 ) -> Phase:
     """Return the plan of a sequential Bayesian ensemble.
 
     Explore for a third of the budget at the full rate; `settled` ends the exploration; then, in each branch, exploit, keep a
-    member, perturb the means, make the posteriors narrow, and again. Several branches each begin with a perturbation.
+    member (after what `closing` does), perturb the means, make the posteriors narrow, and again. Several branches each begin
+    with a perturbation.
     """
     if members < 1 or branches < 1 or members % branches:
         raise InputError(
@@ -88,7 +90,7 @@ def sequential_phases(
     fit_norms = [Recalibrate()] if recalibrate else []
     narrow = [] if reset == "keep" else [ResetStds(how=reset, rho=rho)]
     move = [Perturb(factor=factor), *narrow, *fit_norms]
-    kept = (first, Collect(), repeat(members // branches - 1, *move, later, Collect()))
+    kept = (first, *closing, Collect(), repeat(members // branches - 1, *move, later, *closing, Collect()))
     ending = [*settled, *(fit_norms if settled else [])]
     return seq(Reset(), explore, *ending, *(kept if branches == 1 else (fork(branches, *move, *kept),)))
 
@@ -129,8 +131,7 @@ def sebays_freeze(
         prior_std, inclusion, gamma, temperature, rho: as in `ssbnn`.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
-    Differs from the paper: closed nodes are removed from the network, with the normalisation behind them; gates at prediction
-    as in `ssbnn`.
+    Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
     """
     plan = sequential_phases(
         (FreezeGates(rule=freeze), CompactGates()),
@@ -168,7 +169,7 @@ def sebays_no_freeze(
 ) -> Recipe:
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
 
-    Args are those of `sebays_freeze`, without `freeze`.
+    Args are those of `sebays_freeze`, without `freeze`; gates at prediction are as in `ssbnn`.
     """
     plan = sequential_phases(
         (),
@@ -181,6 +182,7 @@ def sebays_no_freeze(
         rho=rho,
         recalibrate=recalibrate,
         training=training,
+        closing=(Recalibrate(),),
     )
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion),))

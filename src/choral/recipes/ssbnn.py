@@ -6,7 +6,7 @@ arXiv:2108.11000; as used by Jantre et al., 2022, arXiv:2206.00794, section 3.1 
 
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
-from choral.plan import Collect, Reset, fork
+from choral.plan import Collect, Recalibrate, Reset, fork
 from choral.recipe import Recipe
 from choral.recipes.bnn import VARIATIONAL, settling
 from choral.structures import SpikeSlab
@@ -35,10 +35,11 @@ def ssbnn(
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
 
-    Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, because
-    BatchNorm's running statistics do not fit a node that is rarely in.
+    Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, and BatchNorm's
+    statistics are estimated again for that network, because those of training do not fit a node that is rarely in.
     """
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, anneal=anneal),))
     train = training.clipped(1.0).phase(share(epochs, members), settling(training))
-    return Recipe(name="ssbnn", plan=fork(members, Reset(), train, Collect()), structure=structure, objective=objective)
+    plan = fork(members, Reset(), train, Recalibrate(), Collect())
+    return Recipe(name="ssbnn", plan=plan, structure=structure, objective=objective)
