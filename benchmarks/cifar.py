@@ -31,7 +31,7 @@ from machine import write
 
 ADAM = Training(rate=0.001, optimiser=Adam(), batch_size=128, schedule="constant")
 Suite = tuple[Callable[[], torch.nn.Module], dict[str, Callable[[], Recipe]]]
-POINTS = {"sebays": 15_000}
+POINTS = {"sebays": 15_000, "shared": 25_000}
 """Suites that train on the first images only (their order is random)."""
 
 
