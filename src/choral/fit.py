@@ -15,6 +15,7 @@ from choral.data.inputs import Transform, prepare
 from choral.data.sources import Source, source_of
 from choral.engine.blueprint import Blueprint
 from choral.engine.checkpoint import Checkpoints
+from choral.engine.denormals import flushing
 from choral.engine.executors import Executor, choose, choose_way
 from choral.engine.files import checksum, pack_tensors, tensor_bytes, write_json
 from choral.engine.memory import keep_freed
@@ -31,6 +32,7 @@ from choral.types import Build
 from choral.values import from_dict
 
 
+@flushing()
 def fit(
     build: Build | nn.Module,
     data: Any,
