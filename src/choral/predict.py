@@ -29,6 +29,9 @@ _FORMAT = 1
 _STACKED = 1 << 26  # parameters kept stacked in memory, at most
 _BLOCK = 1 << 17  # numbers of one layer of all stacked members, at most: they stay in the processor's cache
 _RECORDED = 1 << 20  # parameters of stacked members whose operations are recorded, at most: each record holds a copy
+_RECORDED_INPUT = (
+    1 << 18
+)  # numbers in a chunk whose operations are recorded, at most: recording holds all results at once
 _RECORDS = 32  # records kept, of the shapes met last
 _LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)  # faster, or only possible, one by one
 
@@ -195,7 +198,7 @@ class Ensemble:
             rows = min(size, team.rows)
             for chunk in (x,) if len(x) <= rows else x.split(rows):
                 shape = (tuple(chunk.shape), chunk.dtype)
-                if team.records and shape not in team.recorded:
+                if team.records and shape not in team.recorded and chunk.numel() <= _RECORDED_INPUT:
                     self._record(team, shape, lambda chunk: mapped(chunk, 0), chunk)
                 if shape in team.recorded:
                     parts.append(team.recorded[shape](chunk))
