@@ -145,6 +145,7 @@ class Ensemble:
             network = self._blueprint.network(form)
             small = len(numbers) * sum(p.numel() for p in network.parameters()) <= _STACKED
             looped = any(isinstance(m, _LOOPED) for m in network.modules())
+            looped = looped or any(p.dim() > 3 for p in network.parameters())  # convolutions of other kinds
             if looped or len(numbers) == 1 or not small:
                 teams.append(_Team(numbers, form))
                 continue
