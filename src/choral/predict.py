@@ -29,9 +29,7 @@ _FORMAT = 1
 _STACKED = 1 << 26  # parameters kept stacked in memory, at most
 _BLOCK = 1 << 17  # numbers of one layer of all stacked members, at most: they stay in the processor's cache
 _RECORDED = 1 << 20  # parameters of stacked members whose operations are recorded, at most: each record holds a copy
-_RECORDED_INPUT = (
-    1 << 18
-)  # numbers in a chunk whose operations are recorded, at most: recording holds all results at once
+_RECORDED_INPUT = 1 << 18  # numbers in a chunk that is recorded, at most: recording holds all results at once
 _RECORDS = 32  # records kept, of the shapes met last
 _LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)  # faster, or only possible, one by one
 

@@ -1,7 +1,7 @@
-"""Flush numbers below 1e-38 to zero while training: processors take thirty times as long for them.
+"""Flush numbers below 1e-38 to zero while training: processors are many times slower with them.
 
 They are no rarity. The second moments Adam keeps for weights without a gradient halve every 700 steps, so rows of an embedding
-that few texts use end there, and a training step takes three times as long after some dozens of epochs.
+that few texts use end there, and epochs get longer and longer.
 """
 
 from collections.abc import Iterator

@@ -5,7 +5,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +16,7 @@ from choral.engine.run import WIDEST
 from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
 from choral.errors import InputError
 from choral.plan.cost import batches_in
-from choral.plan.phases import Fork, Phase, Repeat, Seq, Train
+from choral.plan.phases import Fork, Phase, Repeat, Seq, Train, visit
 from choral.plan.state import State
 
 Executor = Literal["auto", "sequential", "vectorised"]
@@ -92,9 +92,12 @@ def choose_way(
     """
     network, measured = task.blueprint.network(), dict[str, float]()
     ways = task.structure.ways(network)
-    phase = next(_trainings(plan), None)
-    if not ways or phase is None:
+    trainings: list[Train] = []
+    if ways:
+        visit(plan, lambda node, _: trainings.append(node) if isinstance(node, Train) else None)
+    if not trainings:
         return None, measured
+    phase = trainings[0]
     if settled is None:
         state = task.blueprint.fresh(0, "measure")
         order = torch.arange(min(source.points, phase.batch_size))
@@ -104,16 +107,6 @@ def choose_way(
         settled = min(measured, key=measured.__getitem__)
     task.structure.run_by(network, settled)
     return settled, measured
-
-
-def _trainings(plan: Phase) -> Iterator[Train]:
-    if isinstance(plan, Train):
-        yield plan
-    elif isinstance(plan, Seq):
-        for phase in plan.phases:
-            yield from _trainings(phase)
-    elif isinstance(plan, (Repeat, Fork)):
-        yield from _trainings(plan.body)
 
 
 def _measure(task: Task, source: Source, phase: Train, lanes: int) -> dict[str, float]:
