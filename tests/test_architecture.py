@@ -24,7 +24,7 @@ LEVELS = [
         "corruptions",
     ],
     ["structures", "plan", "data"],
-    ["training", "recipe", "recipes"],
+    ["training", "exploration", "recipe", "recipes"],
     ["engine"],
     [
         "prediction",

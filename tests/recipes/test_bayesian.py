@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from choral import models
 from choral.cli.app import app
 from choral.errors import InputError, PlanError
+from choral.exploration import SCHEDULES, schedules
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
 from choral.plan import SGD, Collect, Constant, DrawTargetShift, Reset, Train, fork
 from choral.plan.phases import visit
 from choral.recipe import Recipe
 from choral.recipes import make
-from choral.recipes.sebays import SCHEDULES, schedules
 from choral.variational import std_of
 from choral.walks import IID, GuidedWalk
 

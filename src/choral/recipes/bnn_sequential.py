@@ -3,11 +3,11 @@
 Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, Algorithm 1.
 """
 
+from choral.exploration import Exploitation, Narrowing, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.recipe import Recipe
 from choral.recipes.bnn import VARIATIONAL
-from choral.recipes.sebays import Exploitation, Narrowing, sequential_phases
 from choral.structures import Gaussian
 from choral.training import Training
 
