@@ -195,3 +195,12 @@ def test_a_single_number_is_the_same_for_a_key_and_for_its_words(key):
             assert draws.index(1000, device=torch.device("cpu")) == wanted[0]
         assert alone == wanted
         assert first == wanted[0]
+
+
+def test_draws_hashed_in_blocks_are_those_hashed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (3, 1001)
+    with draws.keyed(2**40 + 5, 3):
+        whole = [draws.uniform(shape, like=torch.zeros(())) for _ in range(2)]
+    monkeypatch.setattr(draws, "_BLOCK", 128)
+    with draws.keyed(2**40 + 5, 3):
+        assert all(torch.equal(draws.uniform(shape, like=torch.zeros(())), w) for w in whole)

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _MASK32 = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B1
+_BLOCK = 1 << 17  # numbers hashed at once: they stay in the processor's cache
 
 
 def _signed(value: int) -> int:
@@ -69,7 +71,7 @@ _stack: list[_Stream] = []
 
 @lru_cache(maxsize=64)
 def _count(n: int, device: torch.device) -> Tensor:
-    return torch.arange(n, dtype=torch.int32, device=device) * _signed(0x9E3779B1)
+    return torch.arange(n, dtype=torch.int32, device=device) * _signed(_GOLDEN)
 
 
 def _mix(h: Tensor) -> Tensor:
@@ -93,9 +95,20 @@ def _bits(shape: Sequence[int], device: torch.device) -> Tensor:
     if n == 1 and isinstance(first, int):  # no tensor is needed to hash one number
         return torch.full(tuple(shape), _signed(_mix_int(_mix_int(first) + second)), dtype=torch.int32, device=device)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        h = _mix_(_count(n, device) + first)
-        h = _mix_(h.add_(second))
-        return h.view(tuple(shape))
+        if n <= _BLOCK or not isinstance(first, int) or device.type != "cpu":
+            return _hash(_count(n, device) + first, second).view(tuple(shape))
+        found = torch.empty(n, dtype=torch.int32)
+        counted = _count(_BLOCK, device)
+        for start in range(0, n, _BLOCK):
+            block = found[start : start + _BLOCK]
+            torch.add(counted[: len(block)], _signed(first + start * _GOLDEN), out=block)
+            _hash(block, second)
+        return found.view(tuple(shape))
+
+
+def _hash(h: Tensor, second: Any) -> Tensor:
+    """Mix the counted numbers with the second word, in place."""
+    return _mix_(_mix_(h).add_(second))
 
 
 def active() -> bool:
