@@ -18,6 +18,7 @@ from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.engine.store import MemberStore, member_tensors, state_from
 from choral.engine.tracing import record
 from choral.errors import InputError, RunError
+from choral.layers import pointwise
 from choral.objectives.likelihoods import Categorical, GaussianLikelihood, Likelihood
 from choral.plan.state import State
 from choral.prediction import Classification, Prediction, Regression
@@ -98,7 +99,7 @@ class Ensemble:
 
     def network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""
-        return copy.deepcopy(self._blueprint.load(self._store.get(index))).eval()
+        return pointwise.unguard(copy.deepcopy(self._blueprint.load(self._store.get(index)))).eval()
 
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network of its own, in evaluation mode."""

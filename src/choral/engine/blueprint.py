@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from choral import rng
 from choral.errors import InputError
+from choral.layers import pointwise
 from choral.plan.state import State
 from choral.structures.base import Structure
 from choral.types import Build, Params
@@ -68,6 +69,7 @@ class Blueprint:
         network = copy.deepcopy(network).to(self.device)
         if self.images:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+            pointwise.guard(network)
         return network
 
     def network(self, form: dict[str, Any] | None = None) -> nn.Module:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
-from choral.layers import mapped_norm
+from choral.layers import mapped_norm, pointwise
 
 Tensors = Mapping[str, Tensor | None]
 
@@ -86,7 +86,7 @@ def _linear(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
 
 
 def _convolve(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    return layer._conv_forward(x, t["weight"], t["bias"])
+    return pointwise.of_layer(layer, x, t["weight"], t["bias"])  # type: ignore[arg-type]  # a weight is never None
 
 
 def _transposed(call: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensors, bool], Tensor]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral import draws
+from choral.layers import pointwise
 from choral.variational import MEAN, RHO, std_of
 
 _means_wanted: list[bool] = []
@@ -115,6 +116,9 @@ class Operation:
         padding = a["padding"]
         if a["padding_mode"] != "zeros":
             x, padding = F.pad(x, self._pads(), mode=a["padding_mode"]), 0
+        if pointwise.faulty(self.weight_shape[2:], a["stride"], a["groups"], self.inputs):
+            x = F.pad(x, self._pads()) if padding != 0 and any(self._pads()) else x
+            return pointwise.convolve(x, weight, bias, a["stride"])
         return _CONVOLVE[self.dims](x, weight, bias, a["stride"], padding, a["dilation"], a["groups"])
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
