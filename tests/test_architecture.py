@@ -30,6 +30,7 @@ LEVELS = [
         "prediction",
         "corrections",
         "predict",
+        "passes",
         "fit",
         "projection",
         "trial",

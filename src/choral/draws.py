@@ -48,15 +48,18 @@ def words(*keys: int) -> Tensor:
 class _Stream:
     """The key of the running forward pass and the number of draws made so far."""
 
-    def __init__(self, key: int | Tensor, step: int):
+    def __init__(self, key: int | Tensor, step: int | Tensor):
         self.key = key
         self.step = step
         self.site = 0
         self.caught = 0
+        self.drawn = 0  # numbers, in all draws
 
     def next_words(self) -> tuple[Any, Any]:
         """Return the two words of the next site: Python ints for an int key, else scalar tensors."""
-        salt = _mix_int(self.step * 0x9E3779B1 + self.site * 0x85EBCA77 + 0x165667B1)
+        if isinstance(self.step, Tensor):
+            return self._mapped_words(self.step)
+        salt = _mix_int(self.step * _GOLDEN + self.site * 0x85EBCA77 + 0x165667B1)
         salt2 = _mix_int(salt + self.site * 0x27D4EB2F + self.step)
         self.site += 1
         if isinstance(self.key, int):
@@ -64,6 +67,16 @@ class _Stream:
             return _signed(low), _signed(_mix_int((self.key >> 32) + salt2 + low))
         first = _mix(self.key[0] ^ _signed(salt))
         return first, _mix(self.key[1] + _signed(salt2) + first)
+
+    def _mapped_words(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same words for a step that is an int32 scalar, which vmap may map."""
+        salt = _mix(step * _signed(_GOLDEN) + _signed(self.site * 0x85EBCA77 + 0x165667B1))
+        salt2 = _mix(salt + _signed(self.site * 0x27D4EB2F) + step)
+        self.site += 1
+        key = (_signed(self.key), _signed(self.key >> 32)) if isinstance(self.key, int) else self.key
+        low, high = key[0], key[1]
+        first = _mix(salt ^ low)
+        return first, _mix(salt2 + high + first)
 
 
 _stack: list[_Stream] = []
@@ -92,6 +105,7 @@ def _bits(shape: Sequence[int], device: torch.device) -> Tensor:
     n = 1
     for size in shape:
         n *= size
+    _stack[-1].drawn += n
     if n == 1 and isinstance(first, int):  # no tensor is needed to hash one number
         return torch.full(tuple(shape), _signed(_mix_int(_mix_int(first) + second)), dtype=torch.int32, device=device)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -152,7 +166,7 @@ def index(high: int, *, device: torch.device) -> int | Tensor:
     ...     integers(5, (1,), device=torch.device("cpu")).tolist()
     [4]
     """
-    if _stack and isinstance(_stack[-1].key, int):
+    if _stack and isinstance(_stack[-1].key, int) and isinstance(_stack[-1].step, int):
         first, second = _stack[-1].next_words()
         return (_mix_int(_mix_int(first) + second) * high) >> 32
     return integers(high, (1,), device=device)
@@ -298,12 +312,12 @@ def _inside_attention() -> Iterator[None]:
 
 
 @contextmanager
-def keyed(key: int | Tensor, step: int = 0, *, catch: bool = True) -> Iterator[_Stream]:
+def keyed(key: int | Tensor, step: int | Tensor = 0, *, catch: bool = True) -> Iterator[_Stream]:
     """Make every draw of the block follow (key, step).
 
     Args:
         key: an integer key, or the int32 words of one (`words`), which may be batched by vmap.
-        step: any integer; another step gives other draws.
+        step: any integer; another step gives other draws. An int32 scalar may be mapped by vmap.
         catch: also redirect torch's own dropout functions; leave out when the network is known to have none,
             since catching costs a few microseconds for each torch call.
     """

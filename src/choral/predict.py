@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from choral import corrections, draws, models, rng, tree
+from choral import corrections, draws, models, passes, rng, tree
 from choral.data.inputs import Transform, prepare
 from choral.data.sources import as_inputs
 from choral.engine.blueprint import Blueprint
@@ -32,7 +32,8 @@ _BLOCK = 1 << 17  # numbers of one layer of all stacked members, at most: they s
 _RECORDED = 1 << 20  # parameters of stacked members whose operations are recorded, at most: each record holds a copy
 _RECORDED_INPUT = 1 << 18  # numbers in a chunk that is recorded, at most: recording holds all results at once
 _RECORDS = 32  # records kept, of the shapes met last
-_LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)  # faster, or only possible, one by one
+_PASSED_ROWS = 128  # points of passes that are mapped together, at most
+_PASSED = 1 << 22  # numbers of one layer of all passes that are mapped together, at most
 
 
 @dataclass
@@ -44,6 +45,7 @@ class _Team:
     stacked: tuple[Any, Any, Tensor] | None = None
     rows: int = 1024  # evaluated at once
     records: bool = False  # whether operations are recorded
+    passes: int = 0  # mapped together; 0 before the first input is seen
     recorded: dict[Any, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
 
@@ -121,6 +123,8 @@ class Ensemble:
 
     def _of_team(self, team: "_Team", x: Tensor, size: int) -> Tensor:
         """Return the outputs of a team (network, member * draws, batch, ...), stacked where the network can be mapped."""
+        if not team.passes:
+            self._make_room(team, x)
         if team.stacked is not None:
             try:
                 return self._stacked(team, x, size)
@@ -143,7 +147,7 @@ class Ensemble:
             form = self._store.get(numbers[0]).form
             network = self._blueprint.network(form)
             small = len(numbers) * sum(p.numel() for p in network.parameters()) <= _STACKED
-            looped = any(isinstance(m, _LOOPED) for m in network.modules())
+            looped = any(isinstance(m, passes.LOOPED) for m in network.modules())
             looped = looped or any(p.dim() > 3 for p in network.parameters())  # convolutions of other kinds
             if looped or len(numbers) == 1 or not small:
                 teams.append(_Team(numbers, form))
@@ -153,29 +157,45 @@ class Ensemble:
             stacked = (tree.stack([s.params for s in states]), tree.stack([s.buffers for s in states]), words)
             widest = max((p.shape[0] for p in network.parameters() if p.dim()), default=1)
             rows = max(32, _BLOCK // (len(numbers) * widest))
-            records = self.recipe.structure.draws == 1 and tree.count(stacked[0]) <= _RECORDED
+            records = self.recipe.structure.draws * tree.count(stacked[0]) <= _RECORDED
             teams.append(_Team(numbers, form, stacked, rows, records))
         self._kept = teams
         return teams
+
+    def _make_room(self, team: "_Team", x: Tensor) -> None:
+        """Find out how many passes of a team to map together."""
+        structure = self.recipe.structure
+        network = self._blueprint.load(self._store.get(team.numbers[0])).eval()
+        with torch.no_grad():
+            each = passes.room(network, 0, lambda: structure.unfold(network(self._feed(x[:1]))), structure.draws)
+        stacked = 1 if team.stacked is None else len(team.numbers)
+        if each > 1:
+            team.rows = min(team.rows, _PASSED_ROWS)
+            widest = max(p.shape[0] for p in network.parameters() if p.dim())
+            each = max(1, min(each // stacked, _PASSED // (stacked * team.rows * widest)))
+        team.passes = each
+        team.records = team.records and each == structure.draws
 
     def _feed(self, x: Tensor) -> Tensor:
         return self.recipe.structure.feed(prepare(x, self.inputs, training=False), None)[0]
 
     def _one_by_one(self, team: "_Team", x: Tensor, size: int) -> Iterator[Tensor]:
-        structure = self.recipe.structure
         for number in team.numbers:
             network = self._blueprint.load(self._store.get(number)).eval()
-            key = rng.key(0, "predict", number)
-            with torch.inference_mode():
-                parts = []
-                for chunk in x.split(size):
-                    passes = []
-                    for draw in range(structure.draws):
-                        with draws.keyed(key, draw):
-                            passes.append(structure.unfold(network(self._feed(chunk))))
-                    parts.append(torch.cat(passes))
-                joined = torch.cat(parts, 1)
+            with torch.no_grad() if team.passes > 1 else torch.inference_mode():
+                chunks = x.split(min(size, team.rows))
+                joined = torch.cat([self._passes(team, network, number, chunk) for chunk in chunks], 1)
             yield joined.clone()
+
+    def _passes(self, team: "_Team", network: nn.Module, number: int, chunk: Tensor) -> Tensor:
+        """Return the outputs of all passes of one network (member * draws, batch, ...)."""
+        structure, key = self.recipe.structure, rng.key(0, "predict", number)
+
+        def call(draw: int | Tensor) -> Tensor:
+            with draws.keyed(key, draw):
+                return structure.unfold(network(self._feed(chunk)))
+
+        return passes.together(call, structure.draws, team.passes)
 
     def _stacked(self, team: "_Team", x: Tensor, size: int) -> Tensor:
         """Return the outputs of a team (network, member * draws, batch, ...)."""
@@ -184,12 +204,15 @@ class Ensemble:
 
         params, buffers, words = team.stacked
 
-        def mapped(chunk: Tensor, draw: int) -> Tensor:
+        def mapped(chunk: Tensor) -> Tensor:
             network = self._blueprint.network(team.form).eval()
 
             def run(p: Any, b: Any, w: Tensor) -> Tensor:
-                with draws.keyed(w, draw):
-                    return structure.unfold(functional_call(network, (p, b), (self._feed(chunk),)))
+                def call(draw: int | Tensor) -> Tensor:
+                    with draws.keyed(w, draw):
+                        return structure.unfold(functional_call(network, (p, b), (self._feed(chunk),)))
+
+                return passes.together(call, structure.draws, team.passes)
 
             return vmap(run)(params, buffers, words)
 
@@ -199,12 +222,8 @@ class Ensemble:
             for chunk in (x,) if len(x) <= rows else x.split(rows):
                 shape = (tuple(chunk.shape), chunk.dtype)
                 if team.records and shape not in team.recorded and chunk.numel() <= _RECORDED_INPUT:
-                    self._record(team, shape, lambda chunk: mapped(chunk, 0), chunk)
-                if shape in team.recorded:
-                    parts.append(team.recorded[shape](chunk))
-                else:
-                    passes = [mapped(chunk, draw) for draw in range(structure.draws)]
-                    parts.append(passes[0] if len(passes) == 1 else torch.cat(passes, 1))
+                    self._record(team, shape, mapped, chunk)
+                parts.append(team.recorded[shape](chunk) if shape in team.recorded else mapped(chunk))
             return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     @staticmethod

@@ -1,0 +1,100 @@
+"""Passes mapped together are the passes one after the other."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from choral import draws, passes
+from choral.fit import fit
+from choral.predict import Ensemble
+from choral.recipes import make
+
+DRAWING = ["mc_dropout", "drop_connect", "emp", "ecmp", "bnn", "ssbnn", "rank1_bnn", "bnn_sequential", "sebays_freeze"]
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def pictures() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+def trained(name: str, x: Tensor, build=perceptron) -> Ensemble:
+    options = {"members": 2} if name in ("bnn_sequential", "sebays_freeze") else {}
+    return fit(build, (x, torch.arange(len(x)) % 3), make(name, epochs=4, draws=7, **options))
+
+
+def outputs(ensemble: Ensemble, x: Tensor, *, each: int | None) -> Tensor:
+    if each is not None:
+        ensemble.outputs(x[:2])
+        for team in ensemble._teams():
+            team.passes, team.records, team.recorded = each, False, {}
+    return ensemble.outputs(x)
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_mapped_passes_draw_what_single_passes_draw(name: str) -> None:
+    x = torch.randn(12, 4)
+    ensemble = trained(name, x)
+    found = outputs(ensemble, x, each=None)
+    assert all(team.passes > 1 for team in ensemble._teams())
+    for each in (1, 3):
+        torch.testing.assert_close(outputs(ensemble, x, each=each), found, rtol=1e-4, atol=1e-5)
+    assert len(found) % 7 == 0
+    assert not torch.equal(found[0], found[1])
+
+
+def test_what_comes_before_the_first_draw_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(12, 3, 8, 8)
+    ensemble = trained("emp", x, pictures)
+    alone = outputs(ensemble, x, each=1)
+    for team in ensemble._teams():
+        team.passes = 0
+    ensemble.outputs(x[:2])
+    rows: list[int] = []
+    real = nn.Conv2d._conv_forward
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda s, x, w, b: rows.append(len(x)) or real(s, x, w, b))
+    torch.testing.assert_close(ensemble.outputs(x), alone)
+    assert rows == [12]
+
+
+@pytest.mark.parametrize("name", ["mc_dropout", "bnn", "ecmp"])
+def test_convolutions_that_depend_on_a_draw_run_pass_by_pass(name: str) -> None:
+    x = torch.randn(12, 3, 8, 8)
+
+    def build() -> nn.Module:
+        front = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.1), nn.Conv2d(4, 4, 3)]
+        return nn.Sequential(*front, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+    ensemble = trained(name, x, build)
+    assert torch.isfinite(ensemble.outputs(x)).all()
+    assert [team.passes for team in ensemble._teams()] == [1]
+
+
+def test_large_draws_are_mapped_a_few_at_a_time() -> None:
+    network = nn.Linear(3, 3)
+
+    def run(numbers: int) -> Tensor:
+        return network(torch.ones(1, 3)) + draws.uniform((numbers,), like=torch.ones(())).mean()
+
+    for numbers, each in ((10, 50), (1 << 17, 8), (1 << 21, 1)):
+        assert passes.room(network, 0, lambda n=numbers: run(n), 50) == each
+
+
+def test_steps_may_be_mapped_with_keys_of_either_kind() -> None:
+    like = torch.zeros(())
+    steps = torch.arange(4, dtype=torch.int32)
+    for key in (2**45 + 17, draws.words(2**45 + 17)):
+
+        def some(step: int | Tensor, key: int | Tensor = key) -> Tensor:
+            with draws.keyed(key, step):
+                first = draws.uniform((5,), like=like)
+                with draws.branch().member(2):
+                    inside = draws.normal((5,), like=like)
+                return torch.stack((first, inside, F.dropout(torch.ones(5), 0.5)))
+
+        single = torch.stack([some(int(step)) for step in steps])
+        assert torch.equal(torch.func.vmap(some)(steps), single)
+        assert len(single.flatten(1).unique(dim=0)) == 4
