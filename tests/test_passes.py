@@ -1,5 +1,7 @@
 """Passes mapped together are the passes one after the other."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,7 +57,12 @@ def test_what_comes_before_the_first_draw_is_computed_once(monkeypatch: pytest.M
     ensemble.outputs(x[:2])
     rows: list[int] = []
     real = nn.Conv2d._conv_forward
-    monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda s, x, w, b: rows.append(len(x)) or real(s, x, w, b))
+
+    def counted(layer: nn.Conv2d, x: Tensor, *weights: Tensor) -> Tensor:
+        rows.append(len(x))
+        return real(layer, x, *weights)
+
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", counted)
     torch.testing.assert_close(ensemble.outputs(x), alone)
     assert rows == [12]
 
@@ -80,7 +87,7 @@ def test_large_draws_are_mapped_a_few_at_a_time() -> None:
         return network(torch.ones(1, 3)) + draws.uniform((numbers,), like=torch.ones(())).mean()
 
     for numbers, each in ((10, 50), (1 << 17, 8), (1 << 21, 1)):
-        assert passes.room(network, 0, lambda n=numbers: run(n), 50) == each
+        assert passes.room(network, 0, partial(run, numbers), 50) == each
 
 
 def test_steps_may_be_mapped_with_keys_of_either_kind() -> None:
