@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 _MASK32 = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B1
-_BLOCK = 1 << 17  # numbers hashed at once: they stay in the processor's cache
+_BLOCK = 1 << 15  # numbers hashed at once: they stay in the processor's cache
 
 
 def _signed(value: int) -> int:
@@ -109,20 +111,38 @@ def _bits(shape: Sequence[int], device: torch.device) -> Tensor:
     if n == 1 and isinstance(first, int):  # no tensor is needed to hash one number
         return torch.full(tuple(shape), _signed(_mix_int(_mix_int(first) + second)), dtype=torch.int32, device=device)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        if n <= _BLOCK or not isinstance(first, int) or device.type != "cpu":
-            return _hash(_count(n, device) + first, second).view(tuple(shape))
-        found = torch.empty(n, dtype=torch.int32)
-        counted = _count(_BLOCK, device)
-        for start in range(0, n, _BLOCK):
-            block = found[start : start + _BLOCK]
-            torch.add(counted[: len(block)], _signed(first + start * _GOLDEN), out=block)
-            _hash(block, second)
-        return found.view(tuple(shape))
+        if isinstance(first, int) and device.type == "cpu":
+            return _hash_blocks(n, first, second).view(tuple(shape))
+        h = _mix_(_count(n, device) + first)
+        return _mix_(h.add_(second)).view(tuple(shape))
 
 
-def _hash(h: Tensor, second: Any) -> Tensor:
-    """Mix the counted numbers with the second word, in place."""
-    return _mix_(_mix_(h).add_(second))
+def _hash_blocks(n: int, first: int, second: int) -> Tensor:
+    """Return the same hash values by numpy, which is faster at each step and whose blocks stay in the cache."""
+    found = np.empty(n, np.uint32)
+    size = min(n, _BLOCK)
+    counted, shifted = _counted(size), np.empty(size, np.uint32)
+    for start in range(0, n, _BLOCK):
+        h = found[start : start + _BLOCK]
+        t = shifted[: len(h)]
+        np.add(counted[: len(h)], (first + start * _GOLDEN) & _MASK32, out=h)
+        _mix_block(h, t)
+        np.add(h, second & _MASK32, out=h)
+        _mix_block(h, t)
+    return torch.from_numpy(found.view(np.int32))
+
+
+@lru_cache(maxsize=64)
+def _counted(n: int) -> npt.NDArray[np.uint32]:
+    return np.arange(n, dtype=np.uint32) * np.uint32(_GOLDEN)
+
+
+def _mix_block(h: npt.NDArray[np.uint32], t: npt.NDArray[np.uint32]) -> None:
+    """Mix in place; t is overwritten."""
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        np.bitwise_xor(h, np.right_shift(h, shift, out=t), out=h)
+        np.multiply(h, factor, out=h)
+    np.bitwise_xor(h, np.right_shift(h, 15, out=t), out=h)
 
 
 def active() -> bool:
