@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
 from choral.errors import InputError
 from choral.layers.frn import FilterResponseNorm
@@ -49,6 +49,7 @@ def test_gradients_and_the_reset():
     x = torch.randn(2, 2, 3, 3, dtype=torch.double, requires_grad=True)
     values = [torch.randn(p.shape, dtype=torch.double, requires_grad=True) for p in layer.parameters()]
     assert torch.autograd.gradcheck(lambda x, *v: functional_call(layer, dict(zip(names, v)), (x,)), (x, *values))
+    assert torch.autograd.gradgradcheck(lambda x, *v: functional_call(layer, dict(zip(names, v)), (x,)), (x, *values))
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.fill_(7.0)
@@ -64,6 +65,14 @@ def test_stacked_layers_equal_single_ones():
     joint = vmap(lambda p: functional_call(layer, p, (x,)))(stacked)
     for i in range(4):
         torch.testing.assert_close(joint[i], functional_call(layer, {n: p[i] for n, p in stacked.items()}, (x,)))
+
+    def loss(p):
+        return functional_call(layer, p, (x,)).square().sum()
+
+    mapped = vmap(grad(loss))(stacked)
+    for i in range(4):
+        for name, found in grad(loss)({n: p[i] for n, p in stacked.items()}).items():
+            torch.testing.assert_close(mapped[name][i], found)
 
 
 def test_impossible_arguments_are_refused():

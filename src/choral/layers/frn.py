@@ -1,9 +1,47 @@
 """Filter response normalisation: a normalisation that needs no batch and keeps no running statistics."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from choral.errors import InputError
+
+
+class _Normalise(torch.autograd.Function):
+    """The layer's function with a gradient of its own: a third of the passes over the maps that recorded operations take."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, tau: Tensor, eps: Tensor) -> Tensor:
+        y = torch.addcmul(bias, x, weight * _inverse(x, eps))
+        return torch.maximum(y, tau)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, tau, eps = inputs
+        ctx.save_for_backward(x, weight, tau, eps, output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, tau, eps, output = ctx.saved_tensors
+        inverse = _inverse(x, eps)  # again, rather than saved: what depends on the inputs can be differentiated twice
+        scale = weight * inverse
+        above = gradient * (output > tau)
+        along = (above * x).sum((-2, -1), keepdim=True)
+        back = along * scale * inverse.square()
+        to_x = torch.addcmul(above * scale, x, back, value=-1 / (x.shape[-2] * x.shape[-1]))
+        to_bias = above.sum((-2, -1), keepdim=True)
+        to_tau = gradient.sum((-2, -1), keepdim=True) - to_bias
+        sizes = weight.shape, weight.shape, weight.shape, eps.shape
+        parts = [p.sum_to_size(s) for p, s in zip((along * inverse, to_bias, to_tau, -back / 2), sizes)]
+        return to_x, *parts
+
+
+def _inverse(x: Tensor, eps: Tensor) -> Tensor:
+    """Return one over the root mean square of every map."""
+    return torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + eps)
 
 
 class FilterResponseNorm(nn.Module):
@@ -51,10 +89,9 @@ class FilterResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised, thresholded maps."""
-        eps = self.eps if self.extra_eps is None else self.eps + self.extra_eps.abs()
-        nu2 = x.square().mean((-2, -1), keepdim=True)
-        y = self.weight.view(-1, 1, 1) * (x * torch.rsqrt(nu2 + eps)) + self.bias.view(-1, 1, 1)
-        return torch.maximum(y, self.tau.view(-1, 1, 1))
+        eps = x.new_full((1,), self.eps) if self.extra_eps is None else self.eps + self.extra_eps.abs()
+        found: Tensor = _Normalise.apply(x, *(p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau)), eps)
+        return found
 
     def extra_repr(self) -> str:
         """Show the arguments."""
