@@ -6,6 +6,7 @@ from torch.distributions import Bernoulli, Normal
 from torch.func import grad, vmap
 
 from choral.errors import InputError
+from choral.objectives import kl
 from choral.objectives.kl import GaussianKL, SpikeSlabKL, bernoulli_kl, gaussian_kl
 from choral.values import from_dict
 from choral.variational import rho_of, std_of
@@ -151,3 +152,18 @@ def test_arguments_are_checked_and_survive_a_dict():
         SpikeSlabKL(inclusion=1.0)
     for penalty in (GaussianKL(prior_mean=1.0, include=("a*",)), SpikeSlabKL(anneal=0.5)):
         assert from_dict(penalty.to_dict()) == penalty
+
+
+@pytest.mark.parametrize(
+    "penalty", [GaussianKL(prior_mean=1.0, prior_std=0.3), SpikeSlabKL(prior_std=0.3, inclusion=0.2)]
+)
+@pytest.mark.parametrize("limit", [0, 4, 8])
+def test_posteriors_laid_end_to_end_have_the_divergence_of_each_on_its_own(penalty, limit, monkeypatch):
+    params = node_params(5)
+    joined = penalty(params, {}, 1.0), grad(lambda p: penalty(p, {}, 1.0))(params)
+    monkeypatch.setattr(kl, "_SMALL", limit)
+    single = penalty(params, {}, 1.0), grad(lambda p: penalty(p, {}, 1.0))(params)
+    torch.testing.assert_close(joined, single)
+    members = {name: torch.stack([value, value + 0.1]) for name, value in params.items()}
+    monkeypatch.undo()
+    torch.testing.assert_close(vmap(lambda p: penalty(p, {}, 1.0))(members)[0], joined[0])

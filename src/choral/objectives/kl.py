@@ -5,6 +5,7 @@ Both penalties are sums over parameters, as the convention in `penalties.py` ask
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,10 @@ from choral.errors import InputError
 from choral.objectives.penalties import Penalty, matches
 from choral.types import Params, Slots
 from choral.variational import GATE, layer_of, posteriors, std_of
+
+_SMALL = 1 << 16  # elements of a posterior that is joined with others, at most
+_Posterior = tuple[Tensor, Tensor, Tensor | None]
+"""Mean, rho, and the logits of its nodes' gates, if it has gates."""
 
 
 def gaussian_kl(mean: Tensor, std: Tensor, *, prior_mean: float, prior_std: float) -> Tensor:
@@ -38,6 +43,33 @@ def _total_kl(mean: Tensor, std: Tensor, *, prior_mean: float, prior_std: float,
     squares = total(std.square()) + total(moved.square())
     elements = mean.numel() // mean.shape[0] if by_node else mean.numel()
     return 0.5 / prior_std**2 * squares - total(std.log()) + elements * (math.log(prior_std) - 0.5)
+
+
+def _divergences(found: list[_Posterior], *, prior_mean: float, prior_std: float) -> list[Tensor]:
+    """Return terms whose sum is the divergence of all posteriors from N(prior_mean, prior_std^2).
+
+    Small posteriors are laid end to end, so that one operation serves many layers.
+    """
+    prior: dict[str, Any] = {"prior_mean": prior_mean, "prior_std": prior_std}
+    terms = []
+    for gated in (False, True):
+        some = [(mean, rho, gate) for mean, rho, gate in found if (gate is not None) == gated]
+        small = [part for part in some if part[0].numel() <= _SMALL]
+        for mean, rho, gate in (part for part in some if part[0].numel() > _SMALL):
+            kl = _total_kl(mean, std_of(rho), by_node=gated, **prior)
+            terms.append(kl if gate is None else (gate.sigmoid() * kl).sum())
+        if small:
+            mean, std = _end_to_end([m for m, _, _ in small]), std_of(_end_to_end([r for _, r, _ in small]))
+            if not gated:
+                terms.append(_total_kl(mean, std, **prior))
+                continue
+            open_ = [g.sigmoid().view(-1, *(1,) * (m.dim() - 1)).expand_as(m) for m, _, g in small if g is not None]
+            terms.append((_end_to_end(open_) * gaussian_kl(mean, std, **prior)).sum())
+    return terms
+
+
+def _end_to_end(parts: list[Tensor]) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 def bernoulli_kl(logit: Tensor, *, inclusion: float) -> Tensor:
@@ -85,11 +117,12 @@ class GaussianKL(Penalty):
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return the sum of the divergences."""
-        terms = [
-            _total_kl(mean, std_of(rho), prior_mean=self.prior_mean, prior_std=self.prior_std)
+        found: list[_Posterior] = [
+            (mean, rho, None)
             for name, mean, rho in posteriors(params)
             if matches(name, self.include) and not matches(name, self.exclude)
         ]
+        terms = _divergences(found, prior_mean=self.prior_mean, prior_std=self.prior_std)
         return annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
 
 
@@ -125,15 +158,10 @@ class SpikeSlabKL(Penalty):
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return the sum of the divergences."""
-        terms = [
-            bernoulli_kl(logit, inclusion=self.inclusion).sum()
-            for name, logit in params.items()
-            if name == GATE or name.endswith("." + GATE)
-        ]
-        for name, mean, rho in posteriors(params):
-            gate = params.get(layer_of(name) + GATE)
-            kl = _total_kl(mean, std_of(rho), prior_mean=0.0, prior_std=self.prior_std, by_node=gate is not None)
-            terms.append(kl if gate is None else (gate.sigmoid() * kl).sum())  # by node where there are gates
+        gates = [g for name, g in params.items() if name == GATE or name.endswith("." + GATE)]
+        terms = [bernoulli_kl(_end_to_end(gates), inclusion=self.inclusion).sum()] if gates else []
+        found = [(mean, rho, params.get(layer_of(name) + GATE)) for name, mean, rho in posteriors(params)]
+        terms += _divergences(found, prior_mean=0.0, prior_std=self.prior_std)
         return annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
 
 
