@@ -105,3 +105,12 @@ def test_steps_may_be_mapped_with_keys_of_either_kind() -> None:
         single = torch.stack([some(int(step)) for step in steps])
         assert torch.equal(torch.func.vmap(some)(steps), single)
         assert len(single.flatten(1).unique(dim=0)) == 4
+
+
+def test_a_wrong_input_does_not_decide_how_the_next_one_is_run() -> None:
+    x = torch.randn(12, 4)
+    ensemble = trained("emp", x)
+    with pytest.raises(RuntimeError):
+        ensemble.outputs(torch.randn(3, 5))
+    assert torch.isfinite(ensemble.outputs(x)).all()
+    assert ensemble._teams()[0].passes > 1

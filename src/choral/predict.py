@@ -122,9 +122,19 @@ class Ensemble:
         return torch.cat([found[i] for i in range(self._count)])
 
     def _of_team(self, team: "_Team", x: Tensor, size: int) -> Tensor:
-        """Return the outputs of a team (network, member * draws, batch, ...), stacked where the network can be mapped."""
+        """Return the outputs of a team (network, member * draws, batch, ...), mapped as far as the network can be."""
         if not team.passes:
             self._make_room(team, x)
+        try:
+            return self._evaluated(team, x, size)
+        except (RuntimeError, NotImplementedError, ValueError):
+            if team.passes == 1:  # a wrong input, which says nothing about the next one
+                team.passes = 0
+                raise
+            team.passes = 1
+            return self._of_team(team, x, size)
+
+    def _evaluated(self, team: "_Team", x: Tensor, size: int) -> Tensor:
         if team.stacked is not None:
             try:
                 return self._stacked(team, x, size)
@@ -165,6 +175,9 @@ class Ensemble:
     def _make_room(self, team: "_Team", x: Tensor) -> None:
         """Find out how many passes of a team to map together."""
         structure = self.recipe.structure
+        team.passes = 1
+        if structure.draws == 1:
+            return
         network = self._blueprint.load(self._store.get(team.numbers[0])).eval()
         with torch.no_grad():
             each = passes.room(network, 0, lambda: structure.unfold(network(self._feed(x[:1]))), structure.draws)
@@ -172,9 +185,7 @@ class Ensemble:
         if each > 1:
             team.rows = min(team.rows, _PASSED_ROWS)
             widest = max(p.shape[0] for p in network.parameters() if p.dim())
-            each = max(1, min(each // stacked, _PASSED // (stacked * team.rows * widest)))
-        team.passes = each
-        team.records = team.records and each == structure.draws
+            team.passes = max(1, min(each // stacked, _PASSED // (stacked * team.rows * widest)))
 
     def _feed(self, x: Tensor) -> Tensor:
         return self.recipe.structure.feed(prepare(x, self.inputs, training=False), None)[0]
@@ -218,10 +229,10 @@ class Ensemble:
 
         with torch.no_grad():
             parts = []
-            rows = min(size, team.rows)
+            rows, records = min(size, team.rows), team.records and team.passes == structure.draws
             for chunk in (x,) if len(x) <= rows else x.split(rows):
                 shape = (tuple(chunk.shape), chunk.dtype)
-                if team.records and shape not in team.recorded and chunk.numel() <= _RECORDED_INPUT:
+                if records and shape not in team.recorded and chunk.numel() <= _RECORDED_INPUT:
                     self._record(team, shape, mapped, chunk)
                 parts.append(team.recorded[shape](chunk) if shape in team.recorded else mapped(chunk))
             return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
