@@ -28,7 +28,7 @@ class _Normalise(torch.autograd.Function):
         x, weight, tau, eps, output = ctx.saved_tensors
         inverse = _inverse(x, eps)  # again, rather than saved: what depends on the inputs can be differentiated twice
         scale = weight * inverse
-        above = gradient * (output > tau)
+        above = torch.ops.aten.threshold_backward(gradient, output - tau, 0)  # zero where tau is what is returned
         along = (above * x).sum((-2, -1), keepdim=True)
         back = along * scale * inverse.square()
         to_x = torch.addcmul(above * scale, x, back, value=-1 / (x.shape[-2] * x.shape[-1]))
