@@ -15,7 +15,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, tau: Tensor, eps: Tensor) -> Tensor:
-        y = torch.addcmul(bias, x, weight * _inverse(x, eps))
+        y = x * (weight * _inverse(x, eps)) + bias
         return torch.maximum(y, tau)
 
     @staticmethod
