@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 _MASK32 = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B1
 _BLOCK = 1 << 15  # numbers hashed at once: they stay in the processor's cache
+_KEPT = 1 << 20  # numbers of a count kept for the next draw of the same size, at most
 
 
 def _signed(value: int) -> int:
@@ -84,9 +85,15 @@ class _Stream:
 _stack: list[_Stream] = []
 
 
-@lru_cache(maxsize=64)
 def _count(n: int, device: torch.device) -> Tensor:
+    return _kept_count(n, device) if n <= _KEPT else _new_count(n, device)
+
+
+def _new_count(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, dtype=torch.int32, device=device) * _signed(_GOLDEN)
+
+
+_kept_count = lru_cache(maxsize=64)(_new_count)
 
 
 def _mix(h: Tensor) -> Tensor:

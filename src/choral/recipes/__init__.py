@@ -26,7 +26,8 @@ from choral.recipes.mimo import mimo
 from choral.recipes.packed import packed
 from choral.recipes.prune_and_tune import prune_and_tune
 from choral.recipes.rank1_bnn import rank1_bnn
-from choral.recipes.sebays import sebays_freeze, sebays_no_freeze
+from choral.recipes.sebays_freeze import sebays_freeze
+from choral.recipes.sebays_no_freeze import sebays_no_freeze
 from choral.recipes.sequential_anchored import sequential_anchored
 from choral.recipes.single import single
 from choral.recipes.snapshot import snapshot

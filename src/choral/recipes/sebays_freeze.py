@@ -1,4 +1,4 @@
-"""SeBayS: one Bayesian network explores and prunes itself, then settles, is kept and is perturbed, again and again.
+"""SeBayS with frozen sparsity: explore and prune once, then settle, keep a member and perturb it, again and again.
 
 Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, Algorithm 1;
 schedules in appendix G, several branches as its future work proposes.
@@ -9,7 +9,7 @@ from typing import Literal
 from choral.exploration import Exploitation, Narrowing, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
-from choral.plan import CompactGates, FreezeGates, Recalibrate
+from choral.plan import CompactGates, FreezeGates
 from choral.recipe import Recipe
 from choral.recipes.bnn import VARIATIONAL
 from choral.structures import SpikeSlab
@@ -69,42 +69,3 @@ def sebays_freeze(
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion),))
     return Recipe(name="sebays_freeze", plan=plan, structure=structure, objective=objective)
-
-
-def sebays_no_freeze(
-    *,
-    epochs: int = 450,
-    members: int = 3,
-    branches: int = 1,
-    schedule: Exploitation = "stepwise",
-    factor: float = 3.0,
-    reset: Narrowing = "small",
-    recalibrate: bool = False,
-    draws: int = 5,
-    prior_std: float = 0.2,
-    inclusion: float = 1e-4,
-    gamma: float = 0.99,
-    temperature: float = 0.5,
-    rho: float = -6.0,
-    training: Training = VARIATIONAL,
-) -> Recipe:
-    """SeBayS whose gates go on learning, so that members differ in their sparsity too.
-
-    Args are those of `sebays_freeze`, without `freeze`; gates at prediction are as in `ssbnn`.
-    """
-    plan = sequential_phases(
-        (),
-        epochs=epochs,
-        members=members,
-        branches=branches,
-        schedule=schedule,
-        factor=factor,
-        reset=reset,
-        rho=rho,
-        recalibrate=recalibrate,
-        training=training,
-        closing=(Recalibrate(),),
-    )
-    structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
-    objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion),))
-    return Recipe(name="sebays_no_freeze", plan=plan, structure=structure, objective=objective)
