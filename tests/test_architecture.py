@@ -29,6 +29,7 @@ LEVELS = [
     [
         "prediction",
         "corrections",
+        "saving",
         "predict",
         "passes",
         "fit",

@@ -25,8 +25,9 @@ from choral.engine.trainers import Task
 from choral.errors import InputError, PlanError, RunError
 from choral.objectives.likelihoods import Categorical, Likelihood, infer
 from choral.plan.cost import cost
-from choral.predict import Ensemble, build_for, check_fits, load_file
+from choral.predict import Ensemble
 from choral.recipe import Recipe
+from choral.saving import Saved, build_for, check_fits, load_file
 from choral.structures.independence import check_independence
 from choral.types import Build
 from choral.values import from_dict
@@ -319,8 +320,21 @@ def load(path: str | Path, build: Build | nn.Module | None = None) -> Ensemble:
     path = Path(path)
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
-    if path.is_file():
-        return load_file(path, build)
+    saved = load_file(path, build) if path.is_file() else _load_folder(path, build)
+    return Ensemble(
+        saved.build,
+        saved.recipe,
+        saved.likelihood,
+        saved.store,
+        saved.count,
+        inputs=saved.inputs,
+        table=saved.table,
+        info=saved.info,
+        posthoc=saved.posthoc,
+    )
+
+
+def _load_folder(path: Path, build: Build | nn.Module | None) -> Saved:
     stored = _read(path / "plan.json")
     if stored is None:
         raise RunError(f"{path} is not a run folder: it has no plan.json; give a run folder or a saved file.")
@@ -333,7 +347,7 @@ def load(path: str | Path, build: Build | nn.Module | None = None) -> Ensemble:
         raise RunError(
             f"the run in {path} is not complete: {len(missing)} of {count} networks are missing; run it again to finish."
         )
-    ensemble = Ensemble(
+    saved = Saved(
         build_for(stored["network"], build, str(path)),
         recipe,
         from_dict(identity["likelihood"]),
@@ -343,5 +357,5 @@ def load(path: str | Path, build: Build | nn.Module | None = None) -> Ensemble:
         table=_read(path / "table.json"),
         info=_summary(_read(path / "results.json")),
     )
-    check_fits(ensemble, str(path))
-    return ensemble
+    check_fits(saved, str(path))
+    return saved

@@ -14,19 +14,18 @@ from choral import corrections, draws, models, passes, rng, tree
 from choral.data.inputs import Transform, prepare
 from choral.data.sources import as_inputs
 from choral.engine.blueprint import Blueprint
-from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
-from choral.engine.store import MemberStore, member_tensors, state_from
+from choral.engine.store import MemberStore
 from choral.engine.tracing import record
-from choral.errors import InputError, RunError
+from choral.errors import InputError
 from choral.layers import pointwise
 from choral.objectives.likelihoods import Categorical, GaussianLikelihood, Likelihood
 from choral.plan.state import State
 from choral.prediction import Classification, Prediction, Regression
 from choral.recipe import Recipe
+from choral.saving import save_file
 from choral.types import Build
-from choral.values import Value, from_dict
+from choral.values import Value
 
-_FORMAT = 1
 _STACKED = 1 << 26  # parameters kept stacked in memory, at most
 _BLOCK = 1 << 17  # numbers of one layer of all stacked members, at most: they stay in the processor's cache
 _RECORDED = 1 << 20  # parameters of stacked members whose operations are recorded, at most: each record holds a copy
@@ -295,84 +294,17 @@ class Ensemble:
 
     def save(self, path: str | Path) -> None:
         """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
-        path = Path(path)
-        if path.is_dir():
-            raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
-        tensors: dict[str, Tensor] = {}
-        forms: list[Any] = []
-        for i, state in enumerate(self.states()):
-            forms.append(state.form)
-            tensors |= {f"{i:05d}/{n}": t for n, t in member_tensors(state).items()}
-        header = {
-            "format": _FORMAT,
+        about = {
             "recipe": self.recipe.to_dict(),
             "likelihood": self.likelihood.to_dict(),
             "inputs": [t.to_dict() for t in self.inputs],
             "network": self._spec(),
-            "forms": forms,
             "table": self.table,
             "info": self.info,
             "posthoc": [v.to_dict() for v in self.posthoc],
         }
-        write_bytes(path, pack_tensors(tensors, header))
+        save_file(Path(path), self.states(), about)
 
     def _spec(self) -> dict[str, Any] | None:
         with rng.seeded(0, "spec"):
             return models.spec_of(self._blueprint.plain())
-
-
-def build_for(spec: dict[str, Any] | None, build: Build | nn.Module | None, where: str) -> Build | nn.Module:
-    """Return the factory to use for a saved ensemble: the given one, or the zoo network the file names."""
-    if build is not None:
-        return build
-    if spec is None:
-        raise RunError(
-            f"{where} was saved from a network that is not in choral's own model zoo, and a file never decides what code is "
-            "run: give the factory yourself, choral.load(path, build=...)."
-        )
-    return lambda: models.rebuild(spec)
-
-
-def load_file(path: Path, build: Build | nn.Module | None) -> Ensemble:
-    """Return the ensemble of a file written by `Ensemble.save`."""
-    tensors, header = unpack_tensors(path.read_bytes(), str(path))
-    if header.get("format") != _FORMAT:
-        raise RunError(
-            f"{path} is not a choral ensemble of format {_FORMAT} (found {header.get('format')}); "
-            "save it again with this version of choral."
-        )
-    parts: list[dict[str, Tensor]] = [{} for _ in header["forms"]]
-    for full, tensor in tensors.items():
-        number, name = full.split("/", 1)
-        parts[int(number)][name] = tensor
-    store = MemberStore()
-    for i, (part, form) in enumerate(zip(parts, header["forms"])):
-        state = state_from(part, form)
-        store.put(i, state)
-    ensemble = Ensemble(
-        build_for(header["network"], build, str(path)),
-        from_dict(header["recipe"]),
-        from_dict(header["likelihood"]),
-        store,
-        len(parts),
-        inputs=tuple(from_dict(t) for t in header["inputs"]),
-        table=header["table"],
-        info=header["info"],
-        posthoc=tuple(from_dict(v) for v in header.get("posthoc", ())),
-    )
-    check_fits(ensemble, str(path))
-    return ensemble
-
-
-def check_fits(ensemble: Ensemble, where: str) -> None:
-    """Raise RunError if stored members do not have the names and shapes of the network that was built."""
-    state = ensemble._store.get(0)
-    network = ensemble._blueprint.network(state.form)
-    wanted = {n: tuple(p.shape) for n, p in network.named_parameters()}
-    found = {n: tuple(p.shape) for n, p in state.params.items()}
-    if wanted != found:
-        odd = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))[:4]
-        pairs = "; ".join(f"{n}: network {wanted.get(n)}, file {found.get(n)}" for n in odd)
-        raise RunError(
-            f"the network that build makes does not fit {where}: {pairs}; give the build the ensemble was fitted with."
-        )
