@@ -9,7 +9,8 @@ from choral.compaction import compact
 from choral.engine.store import encode_member
 from choral.errors import InputError
 from choral.fit import fit
-from choral.plan import SGD, Adam, Prune, Regrow, State
+from choral.plan import SGD, Adam, Prune, Regrow, State, Train
+from choral.plan.phases import visit
 from choral.recipes import make, prune_and_tune
 from choral.training import Training
 
@@ -90,12 +91,26 @@ def test_a_trained_parent_is_taken_as_it_is():
         members=2,
         parent_epochs=0,
         tuning="constant",
-        training=Training(rate=1e-12, optimiser=SGD()),
+        training=Training(rate=1e-12, optimiser=SGD(), schedule="constant"),
     )
     for state in fit(parent, (X, Y), recipe).states():
         for name, p in parent.named_parameters():
             mask = state.slots["mask"].get(name, torch.ones_like(p, dtype=torch.bool))
             assert torch.allclose(state.params[name], p.detach() * mask, atol=1e-6)
+
+
+@pytest.mark.parametrize(("schedule", "rate"), [("linear_drop", 0.001), ("steps", 0.001), ("constant", 0.1)])
+def test_constant_tuning_goes_on_at_the_last_rate_of_the_parent(schedule, rate):
+    recipe = make("prune_and_tune", epochs=20, members=2, tuning="constant", training=Training(schedule=schedule))
+    parent, (_, tune, _) = recipe.plan.phases[1], recipe.plan.phases[2].body.phases
+    steps = 1000
+    assert tune.schedule.rate(0, steps) == tune.schedule.rate(steps - 1, steps) == pytest.approx(rate)
+    assert parent.schedule.rate(steps - 1, steps) == pytest.approx(rate)
+
+
+def test_constant_tuning_after_a_schedule_that_ends_at_zero_is_refused():
+    with pytest.raises(InputError, match="parent's last rate, which is 0 with schedule='cosine'"):
+        prune_and_tune(tuning="constant", training=Training())
 
 
 def test_odd_members_are_said_and_wrong_settings_refused():
@@ -204,6 +219,51 @@ def test_dynamic_sparse_members_keep_their_density_and_differ_in_their_masks(nam
         assert sum(int(m.sum()) for m in state.slots["mask"].values()) == round(0.2 * total)
         assert all((state.params[n][~m] == 0).all() for n, m in state.slots["mask"].items())
     assert float(masks.overlap([s.slots["mask"] for s in states])[0, 1]) < 0.9
+
+
+def trained(recipe):
+    """The training phases of a plan in order, repeats written out."""
+    found = []
+    visit(recipe.plan, lambda phase, _: found.append(phase) if isinstance(phase, Train) else None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "split"),
+    [
+        ({}, [150, 50, 50, 50, 50, 50, 50]),
+        ({"epochs": 850, "members": 7}, [150] + 14 * [50]),
+        ({"epochs": 450, "members": 7}, [150] + 14 * [21]),
+        ({"epochs": 16, "members": 3}, [7, 2, 1, 2, 1, 2, 1]),
+        ({"epochs": 40, "members": 2, "explore_epochs": 0}, [0, 10, 10, 10, 10]),
+    ],
+)
+def test_edst_explores_for_epochs_of_its_own(options, split):
+    recipe = make("edst", **options)
+    assert [phase.epochs for phase in trained(recipe)] == split
+    assert {round(p.schedule.at(0.5), 6) for p in trained(recipe)} == {0.1, 0.01, 0.001}
+
+
+@pytest.mark.parametrize("name", ["dst", "edst"])
+def test_connections_move_to_the_end_of_every_phase_unless_told_to_stop(name):
+    for moving, last in ((None, 12000), (0.75, 9000)):
+        for phase in trained(make(name, moving=moving)):
+            (rule,) = phase.every
+            assert max(step for step in range(1, 12001) if rule.due(step, 12000)) == last
+        assert ("until 75 %" in str(make(name, moving=moving))) == (moving == 0.75)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 7, "members": 3}, "at least 8 epochs"),
+        ({"epochs": 20, "members": 3, "explore_epochs": 15}, "at least 21 epochs"),
+        ({"moving": 1.5}, "stop=1.5"),
+    ],
+)
+def test_impossible_explorations_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        make("edst", **options)
 
 
 class OwnResidual(nn.Module):

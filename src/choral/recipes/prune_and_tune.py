@@ -40,7 +40,8 @@ def prune_and_tune(
         sparsity: share removed; 0.5, or 1 - 1/members for a partition.
         unit: single weights, or whole neurons and filters: those members are stored and run as smaller networks.
         scope: by layer or over the whole network.
-        tuning: 'one_cycle' (a hundredth of the rate, up to it over the first tenth, down to a millionth) or 'constant'.
+        tuning: 'one_cycle' (a hundredth of the rate, up to it over the first tenth, down to a millionth) or 'constant' (the last
+            rate of the parent's schedule).
         bagging: part of the training points each child sees; all of them if None.
         recalibrate: estimate BatchNorm statistics again after pruning.
         keep_classifier, keep_first: leave the output layer, or the first layer, whole.
@@ -73,8 +74,13 @@ def prune_and_tune(
         keep_classifier=keep_classifier,
         keep_first=keep_first,
     )
-    rate = training.rate
-    schedule = OneCycle(rate, start=rate / 100, end=rate * 1e-6) if tuning == "one_cycle" else Constant(rate)
+    rate, last = training.rate, training.full().at(1.0)
+    if tuning == "constant" and last <= 0:
+        raise InputError(
+            f"tuning='constant' goes on at the parent's last rate, which is 0 with schedule='{training.schedule}'; give a schedule "
+            "that ends above 0 (linear_drop, steps, constant), or tuning='one_cycle'."
+        )
+    schedule = OneCycle(rate, start=rate / 100, end=rate * 1e-6) if tuning == "one_cycle" else Constant(last)
     body: list[Phase] = [cut]
     body += [Compact()] if unit == "neuron" else []
     body += [Recalibrate()] if recalibrate else []
