@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from choral.errors import InputError
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import SGD, Optimiser
 from choral.plan.schedule import Constant, Schedule
@@ -115,6 +116,12 @@ class Every(Value):
     unit: Literal["steps", "epochs"] = "steps"
     start: float = 0.0
     stop: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop <= 1:
+            raise InputError(
+                f"Every: start={self.start}, stop={self.stop}; give parts of the phase from 0 to 1, the start not after the stop."
+            )
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether it is due after `finished` of `total` units.

@@ -10,7 +10,10 @@ from choral.values import Value
 
 def _brief(item: Any) -> str:
     if isinstance(item, Every):
-        return f"every {item.count} {item.unit}: {_brief(item.phase)}"
+        spans = [f" from {item.start * 100:g} %"] * (item.start > 0) + [f" until {item.stop * 100:g} %"] * (
+            item.stop < 1
+        )
+        return f"every {item.count} {item.unit}{''.join(spans)}: {_brief(item.phase)}"
     if isinstance(item, Value) and is_dataclass(item):
         shown = [
             f"{f.name}={_brief(getattr(item, f.name))}" for f in fields(item) if getattr(item, f.name) != f.default

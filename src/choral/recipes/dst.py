@@ -16,6 +16,7 @@ def dst(
     sparsity: float = 0.8,
     interval: int = 1000,
     rate: float = 0.5,
+    moving: float = 1.0,
     training: Training = Training(),
 ) -> Recipe:
     """Independent sparse networks whose connections move while they train.
@@ -26,8 +27,9 @@ def dst(
         sparsity: share of weights that are zero at any time (Erdos-Renyi-Kernel densities).
         interval: steps between two moves.
         rate: share of living weights moved each time.
+        moving: part of training in which connections move: all of it in the authors' code, 0.75 in Evci et al.
         training: optimiser, rate, batch size and schedule of each member.
     """
-    move = Every(count=interval, phase=Regrow(rate=rate), stop=0.75)
+    move = Every(count=interval, phase=Regrow(rate=rate), stop=moving)
     each = training.phase(share(epochs, members), every=(move,))
     return Recipe(name="dst", plan=fork(members, Reset(), Prune(pruning="erk", sparsity=sparsity), each, Collect()))

@@ -5,7 +5,7 @@ Sparsity", ICLR 2022, arXiv:2106.14568, section 3.2.
 """
 
 from choral.errors import InputError
-from choral.plan import Collect, Constant, Prune, Regrow, Reset, every, repeat, seq
+from choral.plan import Collect, Constant, Every, Prune, Regrow, Reset, repeat, seq
 from choral.recipe import Recipe
 from choral.training import Training
 
@@ -14,33 +14,41 @@ def edst(
     *,
     epochs: int = 450,
     members: int = 3,
+    explore_epochs: int | None = None,
     sparsity: float = 0.8,
     interval: int = 1000,
     rate: float = 0.5,
     escape: float = 0.8,
+    moving: float = 1.0,
     training: Training = Training(),
 ) -> Recipe:
     """One dynamic sparse run: explore, then settle, keep a member and move 80 % of the weights, again and again.
 
     Args:
-        epochs: total budget: a third explores (150 of 450), the rest is split over the members.
-        members: networks kept.
+        epochs: total budget, exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
+        members: networks kept; they share evenly what exploration leaves.
+        explore_epochs: epochs before the first member settles. If None, 150; a third of budgets below 450, with the epochs that
+            cannot be shared evenly.
         sparsity: share of weights that are zero at any time (Erdos-Renyi-Kernel densities).
         interval: steps between two moves.
         rate: share of living weights moved each time.
         escape: share moved after a member is kept, to leave its minimum.
+        moving: part of each training phase in which connections move: all of it in the authors' code, 0.75 in Evci et al.
         training: optimiser, rate (of the exploration; members settle at a tenth, then a hundredth) and batch size.
 
     Differs from the authors' code: grown weights also start with zero momentum.
     """
-    settle = (epochs - epochs // 3) // members if members > 0 else 0
-    if members < 1 or settle < 2:
+    planned = min(150, epochs // 3) if explore_epochs is None else explore_epochs
+    settle = (epochs - planned) // members if members > 0 else 0
+    if members < 1 or planned < 0 or settle < 2:
         raise InputError(
-            f"epochs is {epochs}, too few for {members} members: each needs at least 2 epochs after a third of exploration; "
-            f"give at least {3 * max(members, 1)} epochs or fewer members."
+            f"epochs is {epochs}, too few for {members} members: each needs at least 2 epochs after {planned} of exploration; "
+            f"give at least {3 * max(members, 1) - 1 if explore_epochs is None else planned + 2 * max(members, 1)} epochs or fewer "
+            "members."
         )
-    move = (every(interval, Regrow(rate=rate)),)
-    explore = training.phase(epochs - members * settle, Constant(training.rate), every=move)
+    move = (Every(count=interval, phase=Regrow(rate=rate), stop=moving),)
+    rest = epochs - members * settle if explore_epochs is None and planned < 150 else planned
+    explore = training.phase(rest, Constant(training.rate), every=move)
     first = training.phase(settle - settle // 2, Constant(training.rate / 10), every=move)
     second = training.phase(settle // 2, Constant(training.rate / 100), memory="carried", every=move)
     kept = (first, second, Collect())
