@@ -19,7 +19,7 @@ import torch
 
 from choral import models
 from choral.compare import measure
-from choral.data import Normalise
+from choral.data import HorizontalFlip, Normalise, PadCrop
 from choral.fit import fit
 from choral.plan import Adam
 from choral.recipe import Recipe
@@ -34,8 +34,10 @@ MOVES = 100
 """Steps between two moves of sparse connections. A member has 1,955 steps here and 58,650 in the paper, which moves every 1,000:
 with that interval they would move once."""
 Suite = tuple[Callable[[], torch.nn.Module], dict[str, Callable[[], Recipe]]]
-POINTS = {"sebays": 15_000, "shared": 25_000}
+POINTS = {"sebays": 15_000, "sebays_clip": 5_000, "shared": 25_000}
 """Suites that train on the first images only (their order is random)."""
+AUGMENTED = ("sebays_clip",)
+"""Suites that crop and flip."""
 
 
 def suites() -> dict[str, Suite]:
@@ -66,6 +68,7 @@ def suites() -> dict[str, Suite]:
         "pat_l": (lenet("L"), few | bagged),
         "shared": (lenet("M"), shared_weights(6)),
         "sebays": (lambda: models.resnet_cifar(20, width=8), sequential_bayesian(16)),
+        "sebays_clip": (lambda: models.resnet_cifar(20, width=8), gates_clipped(6)),
     }
 
 
@@ -113,6 +116,27 @@ def sequential_bayesian(epochs: int) -> dict[str, Callable[[], Recipe]]:
     }
 
 
+def gates_clipped(epochs: int) -> dict[str, Callable[[], Recipe]]:
+    """Return the gated methods with the gradients of gates clipped together with all others, and apart, beside their rivals.
+
+    Settings are those of `sequential_bayesian`, with both starts of the gates. The last row of rivals has the epochs that one
+    member of a sequential ensemble has seen: the exploration and one exploitation.
+    """
+    rows = sequential_bayesian(epochs)
+    rows = {label: rows[label] for label in ("single", "bnn", "bnn_sequential")}
+    exploit = (epochs - epochs // 3) // 3
+    once = epochs - 2 * exploit
+    common: dict[str, Any] = {"draws": 1, "training": replace(VARIATIONAL, batch_size=32)}
+    rows[f"bnn {once} epochs"] = lambda: make("bnn", epochs=once, **common)
+    for gamma in (0.99, 0.8):
+        for clip in ("joint", "apart"):
+            for name in ("ssbnn", "sebays_freeze", "sebays_no_freeze"):
+                options = {"epochs": epochs, "gamma": gamma, "clip_gates": clip, **common}
+                later = {} if name == "ssbnn" else {"members": 3, "reset": "redraw"}
+                rows[f"{name} {gamma} {clip}"] = lambda n=name, o=options | later: make(n, **o)
+    return rows
+
+
 def pat(pruning: str) -> Recipe:
     """Return Prune and Tune at its small budget: 8 + 8 x 1 epochs, constant rate."""
     return make("prune_and_tune", epochs=16, members=8, pruning=pruning, tuning="constant", training=ADAM)
@@ -143,7 +167,8 @@ def main() -> None:
     x, y, x_test, y_test = cifar10()
     points = POINTS.get(arguments.suite)
     x, y = x[:points], y[:points]
-    inputs = (Normalise(mean=CIFAR10_MEAN, std=CIFAR10_STD),)
+    augmented = (PadCrop(pixels=4), HorizontalFlip()) if arguments.suite in AUGMENTED else ()
+    inputs = (*augmented, Normalise(mean=CIFAR10_MEAN, std=CIFAR10_STD))
     rows: list[dict[str, Any]] = []
     for seed in range(arguments.seeds):
         for label, recipe in recipes.items():

@@ -26,9 +26,11 @@ from choral.plan import (
     seq,
 )
 from choral.training import Training
+from choral.variational import GATE
 
 Exploitation = Literal["stepwise", "cosine", "linear_fge", "linear_1"]
 Narrowing = Literal["small", "redraw", "keep"]
+GateClipping = Literal["apart", "joint"]
 SCHEDULES = ("stepwise", "cosine", "linear_fge", "linear_1")
 
 
@@ -45,6 +47,14 @@ def schedules(name: str, rate: float) -> tuple[Schedule, Schedule]:
         "linear_1": Linear(((0.0, high), (1.0, low))),
     }
     return each[name], each[name]
+
+
+def gates_clipped(training: Training, how: str) -> Training:
+    """Return settings with gradients clipped at norm 1 unless they say otherwise, those of gates apart or jointly."""
+    if how not in ("apart", "joint"):
+        raise InputError(f"clip_gates is {how!r}; give 'apart' or 'joint'.{did_you_mean(how, ('apart', 'joint'))}")
+    training = training.clipped(1.0)
+    return training.clipped_apart(f"*{GATE}") if how == "apart" else training
 
 
 def sequential_phases(

@@ -94,6 +94,11 @@ class Training(Value):
         """Return the same settings with gradients clipped at a norm, unless they are clipped already."""
         return self if self.optimiser.clip is not None else replace(self, optimiser=replace(self.optimiser, clip=norm))
 
+    def clipped_apart(self, *patterns: str) -> "Training":
+        """Return the same settings with the parameters that fit a pattern clipped by a norm of their own."""
+        apart = (*self.optimiser.apart, *(p for p in patterns if p not in self.optimiser.apart))
+        return replace(self, optimiser=replace(self.optimiser, apart=apart))
+
 
 def share(epochs: int, members: int, *, least: int = 1) -> int:
     """Return the epochs each of `members` members gets of a total; refuses too few.

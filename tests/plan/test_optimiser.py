@@ -83,3 +83,23 @@ def test_steps_past_torch_are_torchs_steps_bit_by_bit(optimiser):
     assert first.keys() == second.keys()
     assert all(torch.equal(first[n], second[n]) for n in first)
     assert stepper._groups is not None
+
+
+def test_parameters_clipped_apart_take_nothing_from_the_rest():
+    """A gate of norm 15 beside weights of norm 2.5: apart both come to 1, together the weights come to 0.16."""
+    for stacked in (False, True):
+        lead = (2,) if stacked else ()
+        held = {n: torch.zeros(*lead, 4).requires_grad_() for n in ("a.weight_mean", "a.gate_logit", "b.gate_logit")}
+        for name, norm in (("a.weight_mean", 2.5), ("a.gate_logit", 9.0), ("b.gate_logit", 12.0)):
+            held[name].grad = torch.full((*lead, 4), norm / 2)
+        if stacked:
+            for p in held.values():
+                p.grad[1] *= 0.01  # a member within the limit is left alone
+        clip_gradients(held, 1.0, apart=("*gate_logit",), stacked=stacked)
+        norms = {n: p.grad.view(-1, 4).norm(dim=-1) for n, p in held.items()}
+        assert norms["a.weight_mean"][0] == pytest.approx(1.0, abs=1e-5)
+        assert norms["a.gate_logit"][0] == pytest.approx(0.6, abs=1e-5)
+        assert norms["b.gate_logit"][0] == pytest.approx(0.8, abs=1e-5)
+        if stacked:
+            assert norms["a.weight_mean"][1] == pytest.approx(0.025)
+            assert norms["b.gate_logit"][1] == pytest.approx(0.12)

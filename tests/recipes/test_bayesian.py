@@ -15,7 +15,7 @@ from choral.errors import InputError, PlanError
 from choral.exploration import SCHEDULES, schedules
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
-from choral.plan import SGD, Collect, Constant, DrawTargetShift, Reset, Train, fork
+from choral.plan import SGD, Collect, Constant, DrawTargetShift, Reset, ResetStds, Train, fork
 from choral.plan.phases import visit
 from choral.recipe import Recipe
 from choral.recipes import make
@@ -173,7 +173,8 @@ def test_the_sequential_plans_are_those_of_the_paper():
         visit(make(name).plan, lambda node, _, found=found: found.append(node))
         trained = [(n.epochs, n.schedule.at(0), n.schedule.at(0.99)) for n in found if isinstance(n, Train)]
         assert trained == [(150, 0.1, 0.1)] + [(100, 0.01, pytest.approx(0.001))] * 3
-        assert all(n.optimiser == SGD(momentum=0.9, clip=1.0) for n in found if isinstance(n, Train))
+        apart = () if name == "bnn_sequential" else ("*gate_logit",)
+        assert all(n.optimiser == SGD(momentum=0.9, clip=1.0, apart=apart) for n in found if isinstance(n, Train))
         names = [type(n).__name__ for n in found]
         frozen = ["FreezeGates", "CompactGates"] if name == "sebays_freeze" else []
         kept = ["Train", *(["Recalibrate"] if name == "sebays_no_freeze" else []), "Collect"]
@@ -219,6 +220,18 @@ def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():
         plan = make("bnn", epochs=4, training=replace(CALM, optimiser=SGD(clip=clip))).plan
         visit(plan, lambda node, _, found=found: found.append(node) if isinstance(node, Train) else None)
         assert [phase.optimiser.clip for phase in found] == [clip or 1.0]
+
+
+@pytest.mark.parametrize("name", ["ssbnn", "sebays_freeze", "sebays_no_freeze"])
+def test_gates_are_clipped_apart_unless_the_user_wants_one_norm(name):
+    for options, apart in (({}, ("*gate_logit",)), ({"clip_gates": "joint"}, ())):
+        found = []
+        visit(make(name, **options).plan, lambda node, _, found=found: found.append(node))
+        assert all(n.optimiser.apart == apart for n in found if isinstance(n, Train))
+        for node in (n for n in found if isinstance(n, ResetStds)):
+            assert node.how == "redraw"
+    with pytest.raises(InputError, match="give 'apart' or 'joint'"):
+        make(name, clip_gates="alone")
 
 
 @pytest.mark.parametrize("name", ["sebays_freeze", "sebays_no_freeze", "bnn_sequential"])

@@ -68,6 +68,13 @@ class Trainer(ABC):
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
         self.steps = 0  # of the whole phase; set before mounting
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
+        self.params: Params = {}
+
+    def _clip(self, *, stacked: bool = False) -> None:
+        """Clip the gradients as the phase's optimiser says."""
+        clip, apart = self.phase.optimiser.clip, self.phase.optimiser.apart
+        if clip is not None:
+            clip_gradients(self.params, clip, apart=apart, stacked=stacked)
 
     @abstractmethod
     def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
@@ -93,7 +100,7 @@ class PlainTrainer(Trainer):
         """Load the state into the shared network and restore the optimiser."""
         (self.state,), (self.key,) = states, keys
         self.network = self.task.blueprint.load(self.state).train()
-        self.params: Params = dict(self.network.named_parameters())
+        self.params = dict(self.network.named_parameters())
         device = self.task.device
         self.slots = {s: {n: t.to(device) for n, t in self.state.slots[s].items()} for s in self.task.objective.slots}
         self.mask = [
@@ -119,8 +126,7 @@ class PlainTrainer(Trainer):
             loss = loss + penalty
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        if self.phase.optimiser.clip is not None:
-            clip_gradients(self.params, self.phase.optimiser.clip)
+        self._clip()
         self.stepper.step(rate)
         if self.mask:
             with torch.no_grad():
@@ -212,8 +218,7 @@ class StackedTrainer(Trainer):
             self.optimiser.zero_grad(set_to_none=True)
             losses.sum().backward()
             self.buffers = {n: b.detach() for n, b in buffers.items()}
-        if self.phase.optimiser.clip is not None:
-            clip_gradients(self.params, self.phase.optimiser.clip, stacked=True)
+        self._clip(stacked=True)
         self.stepper.step(rate)
         if self.mask:
             with torch.no_grad():

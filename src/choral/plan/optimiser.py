@@ -24,11 +24,14 @@ class Optimiser(Value, ABC):
         weight_decay: decay of every decayed parameter (coupled for SGD and Adam, decoupled for AdamW).
         decay_vectors: whether parameters with fewer than two axes (biases, norm scales and shifts) decay too.
         clip: largest gradient norm of one network; None leaves gradients as they are.
+        apart: name patterns; the parameters that fit one of them are clipped by a norm of their own, so that a large
+            gradient there takes nothing from the rest.
     """
 
     weight_decay: float = 0.0
     decay_vectors: bool = True
     clip: float | None = None
+    apart: tuple[str, ...] = ()
 
     @property
     @abstractmethod
@@ -194,10 +197,23 @@ class Stepper:
         return [(g["params"], [[state[p][e] for p in g["params"]] for e in entries], g["weight_decay"]) for g in groups]
 
 
-def clip_gradients(params: Mapping[str, Tensor], limit: float, *, stacked: bool = False) -> None:
-    """Scale gradients in place so that each network's gradient norm is at most `limit`."""
-    grads = [p.grad for p in params.values() if p.grad is not None]
-    first = 1 if stacked else 0
+def clip_gradients(
+    params: Mapping[str, Tensor], limit: float, *, apart: tuple[str, ...] = (), stacked: bool = False
+) -> None:
+    """Scale gradients in place so that each network's gradient norm is at most `limit`.
+
+    Parameters whose names fit a pattern of `apart` (the first one that they fit) are clipped apart from all others.
+    """
+    groups: dict[str | None, list[Tensor]] = {}
+    for name, p in params.items():
+        if p.grad is not None:
+            fitting = next((pattern for pattern in apart if matches(name, (pattern,))), None)
+            groups.setdefault(fitting, []).append(p.grad)
+    for grads in groups.values():
+        _clip_together(grads, limit, first=1 if stacked else 0)
+
+
+def _clip_together(grads: list[Tensor], limit: float, *, first: int) -> None:
     squares = [g.square().flatten(first).sum(-1) if g.dim() > first else g.square() for g in grads]
     scale = (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
     for g in grads:

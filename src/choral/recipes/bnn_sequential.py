@@ -19,7 +19,7 @@ def bnn_sequential(
     branches: int = 1,
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
-    reset: Narrowing = "small",
+    reset: Narrowing = "redraw",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,

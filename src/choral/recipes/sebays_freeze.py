@@ -6,7 +6,7 @@ schedules in appendix G, several branches as its future work proposes.
 
 from typing import Literal
 
-from choral.exploration import Exploitation, Narrowing, sequential_phases
+from choral.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import CompactGates, FreezeGates
@@ -24,7 +24,7 @@ def sebays_freeze(
     freeze: Literal["draw", "threshold"] = "draw",
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
-    reset: Narrowing = "small",
+    reset: Narrowing = "redraw",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,
@@ -32,6 +32,7 @@ def sebays_freeze(
     gamma: float = 0.99,
     temperature: float = 0.5,
     rho: float = -6.0,
+    clip_gates: GateClipping = "apart",
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """SeBayS with sparsity fixed after exploration: closed nodes are cut out, and settling is cheaper.
@@ -44,12 +45,12 @@ def sebays_freeze(
         schedule: rate of an exploitation, relative to the exploration's: 'stepwise' (a tenth, then a hundredth), 'cosine'
             or 'linear_1' (a tenth down to a hundredth), 'linear_fge' (all the way down, then triangles).
         factor: standard deviations by which means are moved after a member is kept (rho in the paper).
-        reset: what standard deviations become then: 'small' is 1e-6 (the paper), which leaves little to perturb by the next
-            time; 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the authors' code); 'keep' leaves
-            them as they are.
+        reset: what standard deviations become then: 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the
+            authors' code); 'small' is 1e-6 (the paper's text), which leaves nothing to perturb by the next time; 'keep'
+            leaves them as they are.
         recalibrate: estimate BatchNorm statistics again after cutting and after every perturbation.
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
-        prior_std, inclusion, gamma, temperature, rho: as in `ssbnn`.
+        prior_std, inclusion, gamma, temperature, rho, clip_gates: as in `ssbnn`.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
     Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
@@ -64,7 +65,7 @@ def sebays_freeze(
         reset=reset,
         rho=rho,
         recalibrate=recalibrate,
-        training=training,
+        training=gates_clipped(training, clip_gates),
     )
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion),))

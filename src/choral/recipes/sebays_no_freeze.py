@@ -4,7 +4,7 @@ Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 202
 schedules in appendix G, several branches as its future work proposes.
 """
 
-from choral.exploration import Exploitation, Narrowing, sequential_phases
+from choral.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import Recalibrate
@@ -21,7 +21,7 @@ def sebays_no_freeze(
     branches: int = 1,
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
-    reset: Narrowing = "small",
+    reset: Narrowing = "redraw",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,
@@ -29,6 +29,7 @@ def sebays_no_freeze(
     gamma: float = 0.99,
     temperature: float = 0.5,
     rho: float = -6.0,
+    clip_gates: GateClipping = "apart",
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
@@ -45,7 +46,7 @@ def sebays_no_freeze(
         reset=reset,
         rho=rho,
         recalibrate=recalibrate,
-        training=training,
+        training=gates_clipped(training, clip_gates),
         closing=(Recalibrate(),),
     )
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)

@@ -4,6 +4,7 @@ Reference: Jantre, Bhattacharya & Maiti, "Layer Adaptive Node Selection in Bayes
 arXiv:2108.11000; as used by Jantre et al., 2022, arXiv:2206.00794, section 3.1 and appendices A and B.
 """
 
+from choral.exploration import GateClipping, gates_clipped
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import Collect, Recalibrate, Reset, fork
@@ -23,6 +24,7 @@ def ssbnn(
     gamma: float = 0.99,
     temperature: float = 0.5,
     rho: float = -6.0,
+    clip_gates: GateClipping = "apart",
     anneal: float = 0.0,
     training: Training = VARIATIONAL,
 ) -> Recipe:
@@ -34,12 +36,14 @@ def ssbnn(
         inclusion: prior probability that a node is in the network (lambda).
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
+        clip_gates: 'apart' clips the gradients of gates by a norm of their own; 'joint' (the authors' code) by that of
+            all gradients, of which a closed gate before BatchNorm takes nearly everything.
 
     Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, and BatchNorm's
     statistics are estimated again for that network, because those of training do not fit a node that is rarely in.
     """
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, anneal=anneal),))
-    train = training.clipped(1.0).phase(share(epochs, members), settling(training))
+    train = gates_clipped(training, clip_gates).phase(share(epochs, members), settling(training))
     plan = fork(members, Reset(), train, Recalibrate(), Collect())
     return Recipe(name="ssbnn", plan=plan, structure=structure, objective=objective)
