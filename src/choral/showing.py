@@ -26,6 +26,7 @@ def show(recipe: Recipe, build: Build | nn.Module | None = None, data: Any = Non
         return text[0]
     from choral.data.sources import source_of
     from choral.engine.flops import Flops
+    from choral.engine.forecast import forecast
     from choral.fit import make_task
     from choral.structures.base import Independent
 
@@ -45,19 +46,16 @@ def show(recipe: Recipe, build: Build | nn.Module | None = None, data: Any = Non
         )
         return "\n".join(text)
     source = source_of(data)
-    both = []
-    for structure in (Independent(), recipe.structure):
-        task = make_task(build, source, Recipe(name="plain", plan=recipe.plan, structure=structure))
-        flops = Flops(task, source)
-        size_ = sum(p.numel() for p in task.blueprint.network().parameters())
-        both.append((size_, flops.train(None), flops.predict(None)))
-    (plain, train, predict), (joint, joint_train, joint_predict) = both
-    total = joint_train * source.points * recipe.epochs
+    alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan))
+    one = Flops(alone, source)
+    whole = sum(p.numel() for p in alone.blueprint.network().parameters())
+    found = forecast(make_task(build, source, recipe), source, recipe.plan)
+    epochs = found.train_flops / (one.train(None) * source.points)
     text.append(
-        f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})"
+        f"parameters: {found.parameters:,} stored ({found.parameters / whole:.2f} x the plain network's {whole:,})"
     )
     text.append(
-        f"training: {total:.3g} FLOPs ({total / (train * source.points):.1f} epochs of the plain network); "
-        f"prediction: {networks * recipe.structure.draws * joint_predict / predict:.2f} x the plain network"
+        f"training: {found.train_flops:.3g} FLOPs ({epochs:.1f} epochs of the plain network, {epochs / recipe.epochs:.4f} x its "
+        f"operations in {recipe.epochs}); prediction: {found.predict_flops / one.predict(None):.2f} x the plain network"
     )
     return "\n".join(text)

@@ -46,3 +46,38 @@ def test_a_batch_split_over_members_costs_one_network():
     plain = counted(lambda: models.mlp(8, 3, hidden=(16,)), make("single", epochs=1), X[:, :, 0, 0])
     split = counted(lambda: models.mlp(8, 3, hidden=(16,)), make("masksembles", epochs=1, members=4), X[:, :, 0, 0])
     assert split == pytest.approx(plain, rel=0.01)
+
+
+def test_gradients_are_counted_where_the_layer_is_also_beside_a_shortcut():
+    source = TensorSource(torch.randn(8, 3, 16, 16), torch.arange(8) % 3)
+    flops = Flops(make_task(lambda: models.resnet_cifar(8, classes=3), source, make("single", epochs=1)), source)
+    state = flops.task.blueprint.fresh(0)
+
+    def without(name):
+        """What is saved when one weight is all masked."""
+        gone = {name: torch.zeros_like(state.params[name], dtype=torch.bool)}
+        masked = state.with_slots(mask=gone)
+        return flops.train(None) - flops.train(masked), flops.predict(None) - flops.predict(masked)
+
+    for name, places in [("conv1", 256), ("layer2.0.conv1", 64), ("layer2.0.downsample.0", 64), ("fc", 1)]:
+        forward = 2 * places * state.params[f"{name}.weight"].numel()
+        times = 2 if name == "conv1" else 3  # nobody asks for the gradient of the images
+        assert without(f"{name}.weight") == pytest.approx((times * forward, forward))
+    whole = {n: torch.zeros_like(p, dtype=torch.bool) for n, p in state.params.items()}
+    assert flops.train(state.with_slots(mask=whole)) == pytest.approx(0)
+
+
+def test_attention_counts_its_projections_by_weight_and_its_scores_in_full():
+    source = TensorSource(torch.randn(8, 3, 8, 8), torch.arange(8) % 3)
+    build = lambda: models.vit(8, patch=4, classes=3, width=16, depth=1, heads=2, hidden=32)  # noqa: E731  # a factory
+    flops = Flops(make_task(build, source, make("single", epochs=1)), source)
+    state = flops.task.blueprint.fresh(0)
+    for name, factor in [("in_proj_weight", 0.0), ("out_proj.weight", 0.5)]:
+        full = f"blocks.0.attention.{name}"
+        size = state.params[full].numel()
+        mask = torch.zeros(size, dtype=torch.bool)
+        mask[: int(factor * size)] = True
+        masked = state.with_slots(mask={full: mask.view_as(state.params[full])})
+        tokens = 4
+        saved = flops.predict(None) - flops.predict(masked)
+        assert saved == pytest.approx((1 - factor) * 2 * tokens * size)

@@ -1,10 +1,17 @@
-"""Floating-point operations of one training point and one predicted point, counted by torch."""
+"""Floating-point operations of one training point and one predicted point, counted by torch.
+
+Masked weights do nothing, so their products are left out: a layer that keeps half of its weights counts half, in the forward
+pass and in both of its gradients. What is kept whole (biases, norms, layers without a mask) counts in full.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from choral import draws
 from choral.data.inputs import prepare
@@ -29,27 +36,51 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *settings: Any, **_: A
 _FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
+_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.convolution, torch.ops.aten.baddbmm)
+"""Operations that multiply by weights; attention multiplies activations by bmm."""
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Operations of one form of a network: for each training point, for each predicted point, and for each weight or layer.
+
+    Attributes:
+        train, predict: of the whole network.
+        weights: those of each weight, in training and in prediction.
+        layers: those of each layer in training.
+        sizes: parameters of each layer, and of all.
+    """
+
+    train: float
+    predict: float
+    weights: dict[str, tuple[float, float]]
+    layers: dict[str, float]
+    sizes: dict[str, int]
+
+
 class Flops:
     """Counts a network's operations once for every form it takes (a compacted network costs less)."""
 
     def __init__(self, task: Task, source: Source):
         self.task, self.source = task, source
-        self._train: dict[str, float] = {}
-        self._predict: dict[str, float] = {}
-        self._layers: dict[str, dict[str, int]] = {}  # operations of one training batch by layer, and of all
-        self._sizes: dict[str, dict[str, int]] = {}  # parameters by layer, and of all
+        self._known: dict[str, _Counts] = {}
 
     def train(self, state: State | None) -> float:
-        """Return operations of one training point: forward and backward of the joint network."""
-        form = None if state is None else state.form
-        if repr(form) not in self._train:
-            self._count(form)
-        return self._train[repr(form)]
+        """Return operations of one training point: forward and backward of the joint network, without masked weights."""
+        counts = self._of(None if state is None else state.form)
+        return counts.train - self._masked(state, counts, 0)
 
     def predict(self, state: State | None) -> float:
-        """Return operations of one predicted point: one forward pass of the joint network."""
-        self.train(state)
-        return self._predict[repr(None if state is None else state.form)]
+        """Return operations of one predicted point: one forward pass of the joint network, without masked weights."""
+        counts = self._of(None if state is None else state.form)
+        return counts.predict - self._masked(state, counts, 1)
+
+    @staticmethod
+    def _masked(state: State | None, counts: _Counts, of: int) -> float:
+        masks = {} if state is None else state.slots.get("mask", {})
+        return sum(
+            (1 - int(m.sum()) / m.numel()) * counts.weights[n][of] for n, m in masks.items() if n in counts.weights
+        )
 
     def remaining(self, state: State, share: Mapping[str, float]) -> dict[str, float]:
         """Return the parameters and operations still at work, as shares of those of the network that was built.
@@ -58,17 +89,20 @@ class Flops:
             state: gives the form, whose layers are counted.
             share: nodes at work in each layer that can lose some, as a share of those its tensors hold.
         """
-        for form in (None, state.form):
-            if repr(form) not in self._layers:
-                self._count(form)
-        shares = {}
-        for name, counts in (("parameters", self._sizes), ("flops", self._layers)):
-            now = counts[repr(state.form)]
-            closed = sum((1 - part) * now.get(layer, 0) for layer, part in share.items())
-            shares[name] = (now[_ALL] - closed) / max(counts["None"][_ALL], 1)
-        return shares
+        built, now = self._of(None), self._of(state.form)
+        closed = sum((1 - part) * now.sizes.get(layer, 0) for layer, part in share.items())
+        idle = sum((1 - part) * now.layers.get(layer, 0) for layer, part in share.items())
+        return {
+            "parameters": (now.sizes[_ALL] - closed) / max(built.sizes[_ALL], 1),
+            "flops": (now.train - idle) / max(built.train, 1),
+        }
 
-    def _count(self, form: dict | None) -> None:
+    def _of(self, form: dict[str, Any] | None) -> _Counts:
+        if repr(form) not in self._known:
+            self._known[repr(form)] = self._count(form)
+        return self._known[repr(form)]
+
+    def _count(self, form: dict[str, Any] | None) -> _Counts:
         from torch.utils.flop_counter import FlopCounterMode
 
         network = self.task.blueprint.network(form)
@@ -77,22 +111,77 @@ class Flops:
         x, y = self.source.example(max(4, 2 * self.task.structure.members))  # a batch that splits over members
         x, y = x.to(self.task.device), y.to(self.task.device)
         with draws.keyed(0), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
-            loss = self.task.forward_loss(network.train(), x, y)
+            with _gradients_of(network) as passes:
+                loss = self.task.forward_loss(network.train(), x, y)
+            forward = _by_module(counter, network)
             loss.backward()
-        self._train[repr(form)] = counter.get_total_flops() / len(x)
-        root = type(network).__name__
-        by_layer = {
-            n.removeprefix(root).removeprefix("."): sum(c.values()) for n, c in counter.get_flop_counts().items()
-        }
-        self._layers[repr(form)] = by_layer | {_ALL: counter.get_total_flops()}
-        sizes = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
-        self._sizes[repr(form)] = sizes | {_ALL: sum(p.numel() for p in network.parameters())}
+            train = counter.get_total_flops()
         with draws.keyed(0), FlopCounterMode(display=False) as counter, torch.no_grad():
             inputs, _ = self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)
             network.eval()(inputs)
-        self._predict[repr(form)] = counter.get_total_flops() / len(x)
+            predict, evaluated = counter.get_total_flops(), _by_module(counter, network)
         network.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, b in network.named_buffers():
                 b.copy_(saved[name])
         network.train(mode)
+        points = len(x)
+        weights, again = _by_weight(network, forward, passes), _by_weight(network, evaluated, {})
+        sizes = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
+        return _Counts(
+            train / points,
+            predict / points,
+            {n: (weights[n] / points, again.get(n, 0.0) / points) for n in weights},
+            {n: sum(ops.values()) * passes.get(n, 1) / points for n, ops in forward.items()},
+            sizes | {_ALL: sum(p.numel() for p in network.parameters())},
+        )
+
+
+def _by_module(counter: Any, network: nn.Module) -> dict[str, dict[Any, int]]:
+    """Return the operations counted so far by module and kind."""
+    root = type(network).__name__
+    return {n.removeprefix(root).removeprefix("."): dict(c) for n, c in counter.get_flop_counts().items()}
+
+
+@contextmanager
+def _gradients_of(network: nn.Module) -> Iterator[dict[str, int]]:
+    """Find out how often each module's operations are done in training: forward, and for each gradient that is needed.
+
+    torch attributes backward operations to modules too, but takes all of a block for its shortcut's.
+    """
+    found: dict[str, int] = {}
+
+    def watch(name: str) -> Any:
+        def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            given = any(isinstance(i, Tensor) and i.requires_grad for i in (*inputs, *named.values()))
+            found[name] = 1 + given + any(p.requires_grad for p in module.parameters())
+
+        return before
+
+    hooks = [m.register_forward_pre_hook(watch(n), with_kwargs=True) for n, m in network.named_modules()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _by_weight(
+    network: nn.Module, counted: Mapping[str, Mapping[Any, int]], passes: Mapping[str, int]
+) -> dict[str, float]:
+    """Return the operations of each weight: a layer's products, shared by its weights (several in attention) by size."""
+    names = {id(p): n for n, p in network.named_parameters()}
+    found: dict[str, float] = {}
+    for name, ops in counted.items():
+        if name not in dict(network.named_modules()):
+            continue
+        module = network.get_submodule(name)
+        below = [n for n in counted if n.startswith(f"{name}.") or (not name and n)]
+        if any(sum(counted[n].values()) for n in below):
+            continue  # its layers are counted on their own
+        weights = [p for p in module.parameters() if p.dim() > 1]
+        products = sum(count for op, count in ops.items() if op in _PRODUCTS) * passes.get(name, 1)
+        for p in weights:
+            part = products * p.numel() / sum(w.numel() for w in weights)
+            found[names[id(p)]] = found.get(names[id(p)], 0.0) + part
+    return found

@@ -205,7 +205,6 @@ class Run:
         trainer.mount([lane.state for lane in team if lane.state is not None], keys)
         shift = _target_shift(team)
         gated = self._remaining(states) is not None
-        flops = self.flops.train(states[0]) * len(team)
         for epoch in range(begin, phase.epochs):
             started = time.perf_counter()
             trainer.catch = True
@@ -227,7 +226,7 @@ class Run:
                 ("epochs", len(team)),
                 ("steps", per_epoch * len(team)),
                 ("points", seen * len(team)),
-                ("train_flops", flops * seen),
+                ("train_flops", sum(self.flops.train(lane.state) for lane in team) * seen),
                 ("train_seconds", seconds),
             ]:
                 self.counted[name] += amount
@@ -289,7 +288,8 @@ class Run:
     def _apply_rule(self, rule: Every, trainer: Trainer, team: list[Lane], keys: Sequence[int], place: Place) -> None:
         changed: list[State] = []
         for lane, state in zip(team, trainer.states()):
-            changed.append(rule.phase.apply(state, self._context(lane, place)))
+            lane.state = rule.phase.apply(state, self._context(lane, place))  # operations are counted by its mask
+            changed.append(lane.state)
         total, count = trainer.total, trainer.count
         trainer.mount(changed, keys)
         trainer.total, trainer.count = total, count

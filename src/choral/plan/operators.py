@@ -60,6 +60,11 @@ class Bag(Operator):
         """The slot 'subset' with the drawn indices."""
         return ("subset",)
 
+    @property
+    def foreseen(self) -> bool:
+        """The number of points is known."""
+        return True
+
     def apply(self, state: State | None, context: Context) -> State:
         """Return the state with its own training points."""
         assert state is not None

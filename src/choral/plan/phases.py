@@ -98,6 +98,11 @@ class Operator(Phase, ABC):
         """Whether this phase makes weights where there were none."""
         return False
 
+    @property
+    def foreseen(self) -> bool:
+        """Whether what it changes about the cost does not depend on training, so that cost can be told before it."""
+        return False
+
     @abstractmethod
     def apply(self, state: State | None, context: Context) -> State:
         """Return the new state; the given one is not changed (it is None before the first start)."""

@@ -62,6 +62,11 @@ class Prune(Operator):
         """The mask."""
         return ("mask",)
 
+    @property
+    def foreseen(self) -> bool:
+        """The number of weights is known, whichever they are."""
+        return True
+
     def apply(self, state: State | None, context: Context) -> State:
         """Return the state with its mask, removed weights at zero."""
         assert state is not None
@@ -150,6 +155,11 @@ class Compact(Operator):
     def needs(self) -> tuple[str, ...]:
         """A mask of whole neurons."""
         return ("mask",)
+
+    @property
+    def foreseen(self) -> bool:
+        """The number of neurons is known, whichever they are."""
+        return True
 
     def apply(self, state: State | None, context: Context) -> State:
         """Return the state of the smaller network."""

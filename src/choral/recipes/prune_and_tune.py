@@ -40,12 +40,13 @@ def prune_and_tune(
         sparsity: share removed; 0.5, or 1 - 1/members for a partition.
         unit: single weights, or whole neurons and filters: those members are stored and run as smaller networks.
         scope: by layer or over the whole network.
-        tuning: 'one_cycle' (a hundredth of the rate, up to it over the first tenth, down to a millionth) or 'constant' (the last
-            rate of the parent's schedule).
+        tuning: 'one_cycle' (rate / 100, up to the rate over a tenth, down to a millionth) or 'constant' (the parent's last rate).
         bagging: part of the training points each child sees; all of them if None.
         recalibrate: estimate BatchNorm statistics again after pruning.
         keep_classifier, keep_first: leave the output layer, or the first layer, whole.
         training: optimiser, rate, batch size, and the parent's schedule.
+
+    Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.
     """
     if members < 1:
         raise InputError(f"members is {members}; give 1 or more.")
@@ -77,8 +78,7 @@ def prune_and_tune(
     rate, last = training.rate, training.full().at(1.0)
     if tuning == "constant" and last <= 0:
         raise InputError(
-            f"tuning='constant' goes on at the parent's last rate, which is 0 with schedule='{training.schedule}'; give a schedule "
-            "that ends above 0 (linear_drop, steps, constant), or tuning='one_cycle'."
+            f"tuning='constant' goes on at the parent's last rate, which is 0 with schedule='{training.schedule}'; give another."
         )
     schedule = OneCycle(rate, start=rate / 100, end=rate * 1e-6) if tuning == "one_cycle" else Constant(last)
     body: list[Phase] = [cut]
