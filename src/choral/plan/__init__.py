@@ -29,14 +29,14 @@ from choral.plan.phases import (
     repeat,
     seq,
 )
-from choral.plan.schedule import Constant, Cosine, CosineRestarts, Linear, OneCycle, Schedule, Steps, Triangles
+from choral.plan.schedule import Constant, Cosine, CosineRestarts, Linear, OneCycle, Part, Schedule, Steps, Triangles
 from choral.plan.sparse import Compact, Prune, Regrow
 from choral.plan.state import State
 
 __all__ = [
     "SGD", "Adam", "AdamW", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
     "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "Every", "Fork", "FreezeGates",
-    "Linear", "OneCycle", "Operator", "Optimiser", "Perturb", "Phase", "Prune", "Recalibrate", "Regrow", "Repeat",
+    "Linear", "OneCycle", "Operator", "Optimiser", "Part", "Perturb", "Phase", "Prune", "Recalibrate", "Regrow", "Repeat",
     "Reset", "ResetStds", "Schedule", "Seq", "Start", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
     "Triangles", "UpdateMoments", "UseMean", "batches_in", "check", "cost", "every", "fork", "problems", "repeat",
     "seq",

@@ -115,6 +115,23 @@ class CosineRestarts(Schedule):
 
 
 @dataclass(frozen=True)
+class Part(Schedule):
+    """The stretch of another schedule from `begin` to `end`, for a training that is split into phases.
+
+    >>> round(Part(Cosine(0.1), 0.5, 1.0).at(0.0), 6)
+    0.05
+    """
+
+    whole: Schedule
+    begin: float = 0.0
+    end: float = 1.0
+
+    def at(self, progress: float) -> float:
+        """Return the rate of the whole schedule."""
+        return self.whole.at(self.begin + progress * (self.end - self.begin))
+
+
+@dataclass(frozen=True)
 class Triangles(Schedule):
     """`cycles` equal triangles from `start` to `turn` and back.
 

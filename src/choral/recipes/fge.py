@@ -5,37 +5,57 @@ arXiv:1802.10026, section 5.
 """
 
 from choral.errors import InputError
-from choral.plan import Collect, Linear, Reset, repeat, seq
+from choral.plan import Collect, Linear, Part, Phase, Reset, fork, repeat, seq
 from choral.recipe import Recipe
 from choral.training import Training
 
 
-def fge(*, epochs: int = 200, members: int | None = None, cycle: int = 4, training: Training = Training()) -> Recipe:
+def fge(
+    *,
+    epochs: int = 200,
+    members: int | None = None,
+    cycle: int = 4,
+    starts: int | None = None,
+    training: Training = Training(),
+) -> Recipe:
     """Train for 78 % of the budget, then swing the rate in short triangles and keep the low points.
+
+    The paper's 200 epochs: 156 on the first part of a schedule for 200, then 22 of triangles from each of the checkpoints at
+    epochs 120 and 156, with low points after 2, 6, ..., 22: 12 members.
 
     Args:
         epochs: total budget.
-        members: low points kept; as many as the budget holds if None.
-        cycle: epochs of one triangle, an even number; the paper's 4.
-        training: optimiser, rate and batch size. The triangles run between half and 1/200 of the rate.
-
-    Differs from the paper: the first phase is one straight-line schedule that ends at the triangles' high point.
+        members: low points kept, equally many from each start; as many as the budget holds if None.
+        cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.
+        starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
+            None, 2 where the budget has room for both and `members` is even.
+        training: optimiser, rate and batch size. The rate is constant for half the budget and falls in a straight line to a
+            hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """
-    first = round(0.78 * epochs)
-    half, tail = cycle // 2, epochs - round(0.78 * epochs)
-    fitting = 1 + (tail - half) // cycle if cycle >= 2 and tail >= half else 0
-    kept = fitting if members is None else members
     if cycle < 2 or cycle % 2:
         raise InputError(f"cycle is {cycle}; give an even number of epochs, 2 or more.")
-    if kept < 1 or kept > fitting:
-        needed = half + cycle * (max(kept, 1) - 1)
+    half, tail = cycle // 2, epochs - round(0.78 * epochs)
+    if starts is None:
+        starts = 2 if tail >= 2 * half and (members is None or members % 2 == 0) else 1
+    fitting = starts * (1 + (tail // starts - half) // cycle) if tail >= starts * half else 0
+    kept = fitting if members is None else members
+    if starts not in (1, 2) or kept % starts:
         raise InputError(
-            f"epochs is {epochs}, too few: {tail} epochs remain after the first 78 %, but {max(kept, 1)} member(s) in cycles "
-            f"of {cycle} need {needed}; give at least {-(-needed * 100 // 22)} epochs, fewer members or a shorter cycle."
+            f"members is {members} and starts is {starts}; give 1 start, or 2 and an even number of members."
         )
-    first = epochs - half - cycle * (kept - 1)
-    high, low = training.rate / 2, training.rate / 200
-    start = training.phase(first, Linear(((0.0, training.rate), (0.6, training.rate), (1.0, high))))
+    each = half + cycle * (max(kept // starts, 1) - 1)
+    if kept < 1 or kept > fitting:
+        raise InputError(
+            f"epochs is {epochs}, too few: {tail} epochs remain after the first 78 %, but {max(kept, starts)} member(s) in cycles of "
+            f"{cycle} need {starts * each}; give at least {-(-starts * each * 100 // 22)} epochs, fewer members or a shorter cycle."
+        )
+    first = epochs - starts * each
+    early = round(first * 120 / 156) if starts == 2 else first
+    rate, high, low = training.rate, training.rate / 2, training.rate / 200
+    falling = Linear(((0.0, rate), (0.5, rate), (0.9, rate / 100)))
     down = training.phase(half, Linear(((0.0, high), (1.0, low))), memory="carried")
     up = training.phase(half, Linear(((0.0, low), (1.0, high))), memory="carried")
-    return Recipe(name="fge", plan=seq(Reset(), start, down, Collect(), repeat(kept - 1, up, down, Collect())))
+    swing: tuple[Phase, ...] = (down, Collect(), repeat(kept // starts - 1, up, down, Collect()))
+    begin = (Reset(), training.phase(early, Part(falling, 0.0, early / epochs)))
+    later = training.phase(first - early, Part(falling, early / epochs, first / epochs), memory="carried")
+    return Recipe(name="fge", plan=seq(*begin, *((fork(1, *swing), later) if starts == 2 else ()), *swing))
