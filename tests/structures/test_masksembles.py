@@ -24,6 +24,36 @@ def test_training_splits_the_batch_and_prediction_repeats_it(rows):
     assert torch.equal(inputs, x.expand(4, rows, 1))
 
 
+def test_with_repetition_every_member_reads_the_whole_batch():
+    x, y = torch.randn(7, 3), torch.arange(7)
+    inputs, targets = Masksembles(members=4, repetition=True).feed(x, y)
+    assert torch.equal(inputs, x.expand(4, 7, 3))
+    assert torch.equal(targets, y.expand(4, 7))
+
+
+@pytest.mark.parametrize("kernel", ["loop", "grouped"])
+def test_full_masks_with_repetition_are_the_plain_network_in_training(kernel):
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 2), nn.Flatten(), nn.Linear(16, 3)
+    )
+    structure = Masksembles(members=4, scale=1, repetition=True, kernel=kernel)
+    joint = structure.convert(plain, generator())
+    x, y = torch.randn(8, 3, 7, 7), torch.arange(8) % 3
+    inputs, targets = structure.feed(x, y)
+    outputs = structure.unfold(joint(inputs))
+    expected = plain(x)
+    for row in outputs:  # BatchNorm saw the whole batch too
+        torch.testing.assert_close(row, expected)
+    nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten()).backward()
+    nn.functional.cross_entropy(expected, y).backward()
+    own = dict(joint.named_parameters())
+    for name, p in plain.named_parameters():
+        torch.testing.assert_close(own[f"network.{name}"].grad, p.grad, atol=1e-6, rtol=1e-5)
+    split, _ = Masksembles(members=4, scale=1).feed(x, y)
+    assert not torch.allclose(joint(split)[0], expected[:2], atol=1e-3)  # by parts, BatchNorm sees two images
+
+
 def test_weights_are_kept_and_the_output_layer_is_not_masked():
     network, _ = make("lenet")
     joint = Masksembles(members=3).convert(network, generator())

@@ -15,6 +15,7 @@ def masksembles(
     epochs: int = 200,
     members: int = 4,
     scale: float = 2.0,
+    repetition: bool = False,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     training: Training = Training(),
@@ -25,9 +26,10 @@ def masksembles(
         epochs: total budget.
         members: masks; in training each sees its part of every batch.
         scale: how little the masks overlap; 1 makes them equal (a plain network).
+        repetition: train every mask on the whole batch, as the Packed-Ensembles paper does: `members` times the operations.
         kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
         pretrained: start from the weights of the network handed to fit.
         training: optimiser, rate, batch size and schedule.
     """
-    structure = Masksembles(members=members, scale=scale, kernel=kernel)
+    structure = Masksembles(members=members, scale=scale, repetition=repetition, kernel=kernel)
     return Recipe(name="masksembles", plan=training.whole(epochs, pretrained=pretrained), structure=structure)

@@ -22,23 +22,26 @@ from choral.structures.joint import JointStructure
 class Masksembles(JointStructure):
     """Every linear map and convolution but the output layer is masked, with another fixed mask for each member.
 
-    In training the batch is split over the members; at prediction every member sees all of it. Masks are buffers, so they
+    In training the batch is split over the members, or given to each of them (`repetition`, as the Packed-Ensembles paper
+    trains it, for as many times the operations); at prediction every member sees all of it. Masks are buffers, so they
     are saved with the weights. The weights start at those of the given network.
 
     Args:
         members: how many masks.
         scale: at least 1; 1 makes all masks full, a large one makes them nearly disjoint (see `overlapping_masks`).
         kernel: see `JointStructure`.
+        repetition: whether every member trains on the whole batch instead of its part.
         include: patterns of the layers that get masks; all but the output layer when empty.
         exclude: patterns of layers without masks.
 
     Shapes: x (batch, ...) -> (member, ceil(batch / member), ...) in training, where a batch that cannot be split evenly is
-    filled up with its first rows.
+    filled up with its first rows; (member, batch, ...) with repetition.
 
     Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
     """
 
     scale: float = 2.0
+    repetition: bool = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
@@ -68,9 +71,9 @@ class Masksembles(JointStructure):
         return joint.train(network.training)
 
     def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Split a training batch over the members; give a prediction batch to all of them."""
-        if y is None:
-            return x.expand(self.members, *x.shape), None
+        """Split a training batch over the members; give a prediction batch, or with repetition any, to all of them."""
+        if y is None or self.repetition:
+            return x.expand(self.members, *x.shape), None if y is None else y.expand(self.members, *y.shape)
         each = max(-(-x.shape[0] // self.members), min(2, x.shape[0]))  # BatchNorm cannot train on a single point
         if each * self.members > x.shape[0]:
             rows = torch.arange(each * self.members, device=x.device) % x.shape[0]
