@@ -27,14 +27,16 @@ class Training(Value):
         rate: peak learning rate.
         optimiser: what updates the weights.
         batch_size: points in a batch.
-        schedule: shape of the rate in a full training: 'cosine' to zero, 'constant', 'steps' (a tenth at 50 % and 75 %), or
+        schedule: shape of the rate in a full training: 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
             'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end).
+        end: learning rate at the end of 'cosine'; the other shapes say where they end.
     """
 
     rate: float = 0.1
     optimiser: Optimiser = OPTIMISERS["sgd"]
     batch_size: int = 128
     schedule: Literal["cosine", "constant", "steps", "linear_drop"] = "cosine"
+    end: float = 0.0
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -44,13 +46,18 @@ class Training(Value):
             )
         if self.rate <= 0:
             raise InputError(f"rate is {self.rate}; give a learning rate above 0.")
+        if not 0 <= self.end <= self.rate or (self.end and self.schedule != "cosine"):
+            raise InputError(
+                f"end is {self.end} with rate {self.rate} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
+                "schedule 'cosine'."
+            )
         if self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}; give 1 or more.")
 
     def full(self) -> Schedule:
         """Return the schedule of a full training."""
         shapes: Mapping[str, Schedule] = {
-            "cosine": Cosine(self.rate),
+            "cosine": Cosine(self.rate, self.end),
             "constant": Constant(self.rate),
             "steps": Steps(self.rate),
             "linear_drop": Linear(((0.0, self.rate), (0.5, self.rate), (0.9, self.rate / 100))),

@@ -9,17 +9,7 @@ from math import isqrt
 from choral.errors import InputError
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
-from choral.plan import (
-    Collect,
-    DrawAnchor,
-    DrawTargetShift,
-    Operator,
-    Reset,
-    StepAnchor,
-    StepTargetShift,
-    fork,
-    repeat,
-)
+from choral.plan import Collect, DrawAnchor, DrawTargetShift, Operator, Reset, StepAnchor, StepTargetShift, fork, repeat
 from choral.recipe import Recipe
 from choral.recipes.anchored import ADAM, PRIOR_STD
 from choral.training import Training, share
@@ -39,6 +29,7 @@ def sequential_anchored(
     walk: Walk = GUIDED,
     target_noise: bool = False,
     training: Training = ADAM,
+    step_training: Training | None = None,
 ) -> Recipe:
     """Chains of anchored networks: the first trained long, each next one briefly after its anchor moved a little.
 
@@ -56,6 +47,8 @@ def sequential_anchored(
         walk: how anchors move; the step is in units of the parameters unless it says otherwise.
         target_noise: as in `anchored`; the noise walks along with the anchor.
         training: as in `anchored`; every member has a fresh optimiser and the whole schedule.
+        step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
+            from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
     """
     if chains is None:
         chains = max(1, isqrt(epochs // 100))
@@ -81,8 +74,9 @@ def sequential_anchored(
     if target_noise:
         draw.append(DrawTargetShift(walk=walk, prior_std=prior_std))
         move.append(StepTargetShift(walk=walk, prior_std=prior_std))
-    bare = training.without_decay()
-    later = repeat(steps, *move, bare.phase(max(length, 1)), Collect())
-    plan = fork(chains, Reset(), *draw, bare.phase(first), Collect(), later)
+    short = (step_training or training).without_decay().phase(max(length, 1))
+    plan = fork(
+        chains, Reset(), *draw, training.without_decay().phase(first), Collect(), repeat(steps, *move, short, Collect())
+    )
     objective = Objective(penalties=(Anchored(prior_std=prior_std),))
     return Recipe(name="sequential_anchored", plan=plan, objective=objective)

@@ -1,0 +1,75 @@
+"""Options that go beyond a method's defaults: on both tasks, by both executors, saved and loaded."""
+
+import json
+
+import pytest
+import torch
+from tests.conformance.problem import ADAM, CALM, PROBLEMS
+
+import choral
+from choral.errors import InputError
+from choral.fit import fit
+from choral.plan import Adam, Train
+from choral.plan.phases import visit
+from choral.recipes import make
+from choral.training import Training
+from choral.values import from_dict
+
+SHORT = Training(rate=0.02, optimiser=Adam(), batch_size=16, end=0.004)
+OPTIONS = [
+    ("masksembles", {"members": 3, "repetition": True}),
+    ("edst", {"members": 2, "explore_epochs": 4, "interval": 3, "moving": 0.75}),
+    ("dst", {"members": 2, "interval": 3, "moving": 0.75}),
+    ("fge", {"cycle": 2, "starts": 2, "members": 2}),
+    ("sequential_anchored", {"chains": 1, "members": 3, "training": ADAM, "step_training": SHORT}),
+]
+
+
+@pytest.mark.parametrize("problem", ["classification", "regression"])
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[n for n, _ in OPTIONS])
+def test_options_train_alike_everywhere_and_are_saved(name, options, problem, tmp_path):
+    build, data = PROBLEMS[problem]
+    recipe = make(name, **{"epochs": 12, "training": CALM} | options)
+    assert from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    one, many = (fit(build, data(), recipe, executor=e) for e in ("sequential", "vectorised"))
+    for a, b in zip(one.states(), many.states()):
+        assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)
+    one.save(tmp_path / "saved.choral")
+    x = data()[0][:20]
+    loaded = choral.load(tmp_path / "saved.choral", build=build)
+    assert loaded.recipe == recipe
+    assert torch.equal(loaded.outputs(x), one.outputs(x))
+
+
+def trained(recipe):
+    found = []
+    visit(recipe.plan, lambda phase, _: found.append(phase) if isinstance(phase, Train) else None)
+    return found
+
+
+def test_long_and_short_anchored_trainings_have_settings_of_their_own():
+    adam = Adam(betas=(0.8547, 0.9997), weight_decay=1e-3)
+    long = Training(rate=0.002145, optimiser=adam, batch_size=155, end=6.03e-5)
+    short = Training(rate=0.002145, optimiser=adam, batch_size=155, end=1e-4)
+    first, *later = trained(make("sequential_anchored", training=long, step_training=short))
+    assert (first.epochs, len(later), later[0].epochs) == (100, 50, 2)
+    assert [first.schedule.at(p) for p in (0, 0.5, 1)] == pytest.approx([0.002145, (0.002145 + 6.03e-5) / 2, 6.03e-5])
+    for phase in later:
+        assert [phase.schedule.at(p) for p in (0, 1)] == pytest.approx([0.002145, 1e-4])
+        assert phase.memory == "fresh"
+    assert {p.optimiser.weight_decay for p in (first, *later)} == {0.0}  # the anchor is the prior
+    text = str(make("sequential_anchored", training=long, step_training=short))
+    assert "Cosine(start=0.002145, end=6.03e-05)" in text
+    assert "Cosine(start=0.002145, end=0.0001)" in text
+    alike = trained(make("sequential_anchored", training=long))
+    assert {p.schedule for p in alike} == {first.schedule}
+
+
+def test_a_cosine_ends_where_it_is_told_and_other_shapes_refuse():
+    assert Training(rate=0.1).full().at(1.0) == 0.0
+    assert Training(rate=0.1, end=0.02).full().at(1.0) == pytest.approx(0.02)
+    for options in ({"end": 0.2}, {"end": -0.1}, {"end": 0.01, "schedule": "steps"}):
+        with pytest.raises(InputError, match="end is"):
+            Training(rate=0.1, **options)
+    tuned = trained(make("prune_and_tune", tuning="constant", training=Training(rate=0.1, end=0.02)))
+    assert tuned[-1].schedule.at(0.0) == pytest.approx(0.02)
