@@ -4,11 +4,17 @@ import torch
 from torch import nn
 
 from choral import models
-from choral.plan import SGD, Adam
+from choral.plan import SGD, Adam, AdamW
 from choral.training import Training
 
 CALM = Training(rate=0.02, optimiser=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4, clip=1.0), batch_size=16)
 ADAM = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+OPTIMISERS = {
+    "momentum": Training(rate=0.02, optimiser=SGD(momentum=0.9, weight_decay=1e-3, clip=1.0), batch_size=16),
+    "nesterov": CALM,
+    "adam": ADAM,
+    "adamw": Training(rate=0.01, optimiser=AdamW(), batch_size=16),
+}
 
 
 class Branching(nn.Module):
@@ -29,11 +35,11 @@ class Branching(nn.Module):
 
 
 class Convolving(nn.Module):
-    """A convolutional network with BatchNorm and dropout."""
+    """A convolutional network of three input channels with stride, BatchNorm and dropout."""
 
     def __init__(self, outputs: int):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, stride=2), nn.BatchNorm2d(4), nn.ReLU())
         self.more = nn.Sequential(
             nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Dropout2d(0.1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
         )
@@ -57,7 +63,7 @@ def regression(rows: int = 82):
 
 def images(rows: int = 48):
     g = torch.Generator().manual_seed(3)
-    x = torch.randn(rows, 1, 8, 8, generator=g)
+    x = torch.randn(rows, 3, 8, 8, generator=g)
     return x, (x.mean((1, 2, 3)) > 0).long()
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from tests.conformance.problem import CALM, PROBLEMS
+from tests.conformance.problem import CALM, OPTIMISERS, PROBLEMS
 
 import choral
 from choral.fit import fit
@@ -18,11 +18,11 @@ EPOCHS = 12
 NAMES = sorted(METHODS)
 
 
-def several(name):
+def several(name, training=CALM):
     """A method's recipe with four members where it has a choice, in a small budget."""
     default = METHODS[name].options["members"].default if "members" in METHODS[name].options else 1
     chooses = default is not inspect.Parameter.empty and default not in (1, None)
-    return make(name, epochs=EPOCHS, training=CALM, members=4 if chooses else None)
+    return make(name, epochs=EPOCHS, training=training, members=4 if chooses else None)
 
 
 def members_of(ensemble):
@@ -99,11 +99,22 @@ def interrupted(after):
     return hear
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_run_stopped_anywhere_and_resumed_equals_an_unbroken_one_byte_for_byte(name, executor, tmp_path):
-    build, data = PROBLEMS["classification"]
-    recipe = several(name)
+def resumed():
+    """Every method and executor on rows and on images, where the optimisers take turns; some methods meet all of them."""
+    for i, name in enumerate(NAMES):
+        for j, executor in enumerate(("sequential", "vectorised")):
+            yield pytest.param(name, executor, "classification", "nesterov", id=f"{name}-{executor}-classification")
+            for k, optimiser in enumerate(OPTIMISERS):
+                if k == (i + j) % len(OPTIMISERS) or name in ("deep_ensemble", "edst", "packed"):
+                    yield pytest.param(name, executor, "images", optimiser, id=f"{name}-{executor}-{optimiser}")
+
+
+@pytest.mark.parametrize(("name", "executor", "problem", "optimiser"), list(resumed()))
+def test_a_run_stopped_anywhere_and_resumed_equals_an_unbroken_one_byte_for_byte(
+    name, executor, problem, optimiser, tmp_path
+):
+    build, data = PROBLEMS[problem]
+    recipe = several(name, OPTIMISERS[optimiser])
     whole = fit(build, data(), recipe, run_dir=tmp_path / "whole", executor=executor)
     after, tries = 2, 0
     while True:

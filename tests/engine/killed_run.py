@@ -1,4 +1,4 @@
-"""A small run with BatchNorm and dropout, for `test_kill.py` and `benchmarks/kill.py` to kill: METHOD FOLDER [EPOCHS]."""
+"""A small run for `test_kill.py` and `benchmarks/kill.py` to kill: METHOD FOLDER [EPOCHS] [OPTIMISER] [EXECUTOR]."""
 
 import sys
 
@@ -6,33 +6,45 @@ import torch
 from torch import nn
 
 from choral.fit import fit
-from choral.plan import SGD
-from choral.recipes import make
+from choral.plan import SGD, Adam, AdamW
+from choral.recipes import METHODS, make
 from choral.training import Training
+
+TRAININGS = {
+    "momentum": Training(rate=0.05, optimiser=SGD(weight_decay=1e-4), batch_size=32),
+    "nesterov": Training(rate=0.05, optimiser=SGD(nesterov=True, clip=2.0), batch_size=32),
+    "adam": Training(rate=0.003, optimiser=Adam(), batch_size=32),
+    "adamw": Training(rate=0.003, optimiser=AdamW(), batch_size=32),
+}
 
 
 def build() -> nn.Module:
-    """Return a ConvNet with BatchNorm and dropout."""
+    """Return a ConvNet for three channels with stride, BatchNorm and dropout."""
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Conv2d(3, 8, 3, padding=1),
         nn.BatchNorm2d(8),
         nn.ReLU(),
+        nn.Conv2d(8, 12, 3, stride=2, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
         nn.Dropout(0.2),
-        nn.AdaptiveAvgPool2d(4),
+        nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(128, 3),
+        nn.Linear(48, 3),
     )
 
 
-def main(method: str, folder: str, epochs: str = "24") -> None:
+def main(
+    method: str, folder: str, epochs: str = "24", optimiser: str = "nesterov", executor: str = "sequential"
+) -> None:
     """Fit one method on made-up images, with a checkpoint after every epoch and phase."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 1, 12, 12, generator=generator)
-    y = torch.randint(3, (400,), generator=generator)
-    training = Training(rate=0.05, optimiser=SGD(nesterov=True), batch_size=32)
-    recipe = make(method, epochs=int(epochs), members=4, training=training)
-    fit(build, (x, y), recipe, run_dir=folder, executor="sequential", checkpoint_seconds=0)
+    x = torch.randn(160, 3, 12, 12, generator=generator)
+    y = torch.randint(3, (160,), generator=generator)
+    members = 4 if METHODS[method].options.get("members") and METHODS[method].build().members > 1 else None
+    recipe = make(method, epochs=int(epochs), members=members, training=TRAININGS[optimiser])
+    fit(build, (x, y), recipe, run_dir=folder, executor=executor, checkpoint_seconds=0)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

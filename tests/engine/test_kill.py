@@ -17,12 +17,16 @@ def members(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["bagged", "snapshot"])
-def test_members_after_kills_equal_those_of_an_unbroken_run(method, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "optimiser", "executor"),
+    [("bagged", "nesterov", "sequential"), ("edst", "adamw", "sequential"), ("deep_ensemble", "adam", "vectorised")],
+)
+def test_members_after_kills_equal_those_of_an_unbroken_run(method, optimiser, executor, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def start(folder):
-        return subprocess.Popen([sys.executable, str(SCRIPT), method, str(folder)], env=environment)
+        settings = [method, str(folder), "24", optimiser, executor]
+        return subprocess.Popen([sys.executable, str(SCRIPT), *settings], env=environment)
 
     assert start(tmp_path / "whole").wait(timeout=300) == 0
     chance, kills, tries = random.Random(5), 0, 0
@@ -35,7 +39,7 @@ def test_members_after_kills_equal_those_of_an_unbroken_run(method, tmp_path):
         while process.poll() is None and not (log.exists() and log.stat().st_size > size):
             time.sleep(0.02)
         time.sleep(chance.uniform(0.0, 0.35))
-        if kills < 4 and process.poll() is None:
+        if kills < 2 and process.poll() is None:
             process.kill()
             kills += 1
         if process.wait(timeout=300) == 0:

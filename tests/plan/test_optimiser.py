@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from choral.plan import SGD, Adam, AdamW
-from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory
+from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
+
+EVERY = [SGD(), SGD(nesterov=True, weight_decay=0.01), Adam(), AdamW()]
 
 
 def params(seed=0, lanes=None):
@@ -103,3 +105,82 @@ def test_parameters_clipped_apart_take_nothing_from_the_rest():
         if stacked:
             assert norms["a.weight_mean"][1] == pytest.approx(0.025)
             assert norms["b.gate_logit"][1] == pytest.approx(0.12)
+
+
+def images(seed=0):
+    """Weights of a convolution of three channels as it likes them, and a scalar."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(4, 3, 3, 3, generator=generator).to(memory_format=torch.channels_last)
+    return {"w": weight.requires_grad_(), "scale": torch.randn((), generator=generator).requires_grad_()}
+
+
+def take(p, stepper, count, seed, *, order=torch.preserve_format):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        for t in p.values():
+            t.grad = torch.empty_like(t).copy_(torch.randn(t.shape, generator=generator))
+            t.grad = t.grad.contiguous() if order == torch.contiguous_format else t.grad
+        stepper.step(0.1)
+
+
+@pytest.mark.parametrize("through_torch", [False, True])
+@pytest.mark.parametrize("optimiser", EVERY)
+def test_memory_in_the_order_of_a_file_meets_weights_with_channels_last(optimiser, through_torch):
+    whole = images()
+    made = optimiser.make(whole)
+    take(whole, Stepper(optimiser, made), 3, 1)
+    memory = {n: t.contiguous() for n, t in memory_of(made, whole).items()}
+    halfway = {n: t.detach().clone().requires_grad_() for n, t in whole.items()}
+    take(whole, Stepper(optimiser, made), 3, 2)
+    again = optimiser.make(halfway)
+    restore_memory(again, halfway, memory)
+    stepper = Stepper(optimiser, again)
+    if through_torch:
+        stepper._direct = False
+    take(halfway, stepper, 3, 2)
+    assert all(torch.equal(whole[n], halfway[n]) for n in whole)
+
+
+@pytest.mark.parametrize("through_torch", [False, True])
+@pytest.mark.parametrize("optimiser", EVERY)
+def test_gradients_in_another_order_than_their_weights_do_the_same(optimiser, through_torch):
+    usual, other = images(), images()
+    for p, order in ((usual, torch.preserve_format), (other, torch.contiguous_format)):
+        stepper = Stepper(optimiser, optimiser.make(p))
+        stepper._direct = not through_torch
+        take(p, stepper, 4, 1, order=order)
+    assert all(torch.equal(usual[n], other[n]) for n in usual)
+
+
+@pytest.mark.parametrize("optimiser", EVERY)
+def test_memory_is_stacked_and_taken_apart_by_network_also_that_of_scalars(optimiser):
+    def run(p, seed, count, memory=None):
+        made = optimiser.make(p)
+        restore_memory(made, p, memory or {})
+        take(p, Stepper(optimiser, made), count, seed)
+        return memory_of(made, p)
+
+    alone = [images(seed) for seed in (1, 2)]
+    memories = [run(p, 3, 2) for p in alone]
+    stacked = {n: torch.stack([p[n].detach() for p in alone]).requires_grad_() for n in alone[0]}
+    made = optimiser.make(stacked, stacked=True)
+    restore_memory(made, stacked, stack_memory(memories))
+    stepper = Stepper(optimiser, made)
+    for _ in range(2):
+        for n, t in stacked.items():
+            t.grad = torch.stack([torch.full_like(p[n], 0.5 + i) for i, p in enumerate(alone)])
+            for i, p in enumerate(alone):
+                p[n].grad = torch.full_like(p[n], 0.5 + i)
+        stepper.step(0.1)
+    apart = unstack_memory(memory_of(made, stacked), 2)
+    for i, p in enumerate(alone):
+        made = optimiser.make(p)
+        restore_memory(made, p, memories[i])
+        stepper = Stepper(optimiser, made)
+        for _ in range(2):
+            stepper.step(0.1)
+        for n in p:
+            assert torch.allclose(stacked[n][i], p[n], atol=1e-6)
+        expected = memory_of(made, p)
+        assert apart[i].keys() == expected.keys()
+        assert all(torch.allclose(apart[i][n], expected[n], atol=1e-6) for n in expected)

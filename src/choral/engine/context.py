@@ -81,7 +81,7 @@ class LaneContext:
                 loss = self._task.forward_loss(network, x.to(self._task.device), y.to(self._task.device))
             loss.backward()
         grads = {
-            n: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone().contiguous().cpu()
+            n: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else p.grad.detach().cpu().contiguous().clone()
             for n, p in network.named_parameters()
         }
         network.zero_grad(set_to_none=True)

@@ -20,7 +20,7 @@ from choral.engine.blueprint import Blueprint, state_of
 from choral.engine.tracing import record
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood
-from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory
+from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
 from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.structures.base import Structure
@@ -170,10 +170,7 @@ class StackedTrainer(Trainer):
                 p.mul_(m)
         self.words = draws.words(*keys).view(-1, 2).to(device)
         self.optimiser = self.phase.optimiser.make(self.params, stacked=True, undecayed=self.task.structure.undecayed)
-        memory = {}
-        for name, first in states[0].memory.items():
-            memory[name] = torch.stack([s.memory[name] for s in states]) if first.dim() else first
-        restore_memory(self.optimiser, self.params, memory)
+        restore_memory(self.optimiser, self.params, stack_memory([s.memory for s in states]))
         self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._settings: tuple[int, float] = (0, 0.0)
@@ -267,15 +264,8 @@ class StackedTrainer(Trainer):
         count = len(self.held)
         params = tree.unstack({n: p.detach().cpu() for n, p in self.params.items()}, count)
         buffers = tree.unstack({n: b.cpu() for n, b in self.buffers.items()}, count)
-        memory = {n: t.cpu() for n, t in memory_of(self.optimiser, self.params).items()}
-        return [
-            s.having(
-                params=params[i],
-                buffers=buffers[i],
-                memory={n: t[i].clone() if t.dim() else t.clone() for n, t in memory.items()},
-            )
-            for i, s in enumerate(self.held)
-        ]
+        memory = unstack_memory({n: t.cpu() for n, t in memory_of(self.optimiser, self.params).items()}, count)
+        return [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
 
     def losses(self) -> list[float]:
         """Return the mean losses."""

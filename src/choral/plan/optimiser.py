@@ -5,7 +5,7 @@ parameters of many members at once.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from choral.objectives.penalties import matches
 from choral.values import Value
+
+COUNTS = ("step",)
+"""Entries of the optimisers' memory that count steps; every other entry has the shape of its parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +177,13 @@ class Stepper:
         tensors = [p for group in optimiser.param_groups for p in group["params"]]
         self._direct = all(p.device.type == "cpu" for p in tensors) and len({p.dtype for p in tensors}) == 1
         self._groups: list[tuple[list[Tensor], list[list[Tensor]], float]] | None = None
+        self._strides = [(p, p.stride()) for p in tensors]
 
     def step(self, rate: float) -> None:
         """Update all parameters that have gradients."""
+        for p, stride in self._strides:
+            if p.grad is not None and p.grad.stride() != stride and not _lie_alike(p, p.grad):
+                p.grad = laid_out_like(p, p.grad)
         if self._groups is None and self._direct:
             self._groups = self._gathered()
         grads = [[p.grad for p in params] for params, _, _ in self._groups or ()]
@@ -194,7 +201,27 @@ class Stepper:
         state, entries, groups = self._optimiser.state, self._value.entries, self._optimiser.param_groups
         if any(not isinstance(state.get(p, {}).get(e), Tensor) for g in groups for p in g["params"] for e in entries):
             return None
+        for p in (p for group in groups for p in group["params"]):
+            for e in entries:
+                assert e in COUNTS or _lie_alike(p, state[p][e]), (
+                    "the fused kernels read memory in order, not by strides"
+                )
         return [(g["params"], [[state[p][e] for p in g["params"]] for e in entries], g["weight_decay"]) for g in groups]
+
+
+def _lie_alike(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors of one shape lie in memory in the same order (an axis of length 1 has no order)."""
+    return all(m == n or size == 1 for m, n, size in zip(a.stride(), b.stride(), a.shape))
+
+
+def laid_out_like(p: Tensor, value: Tensor) -> Tensor:
+    """Return a copy of a value that lies in memory as the parameter does: fused kernels pair numbers by address.
+
+    >>> weight = torch.empty(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    >>> laid_out_like(weight, torch.zeros(4, 3, 2, 2)).stride() == weight.stride()
+    True
+    """
+    return torch.empty_like(p, requires_grad=False).copy_(value)
 
 
 def clip_gradients(
@@ -237,5 +264,20 @@ def restore_memory(
     for full, value in memory.items():
         entry, name = full.split("/", 1)
         p = params[name]
-        held = value.detach().clone()
-        optimiser.state[p][entry] = held.to(p.device) if held.dim() else held
+        optimiser.state[p][entry] = value.detach().clone() if entry in COUNTS else laid_out_like(p, value.detach())
+
+
+def stack_memory(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the memory of the stacked parameters of several networks; they have taken the same number of steps."""
+    return {
+        full: first if full.split("/", 1)[0] in COUNTS else torch.stack([memory[full] for memory in memories])
+        for full, first in memories[0].items()
+    }
+
+
+def unstack_memory(memory: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """Return the memory of each of `count` networks whose parameters were stacked."""
+    return [
+        {full: (t if full.split("/", 1)[0] in COUNTS else t[i]).clone() for full, t in memory.items()}
+        for i in range(count)
+    ]

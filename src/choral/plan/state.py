@@ -18,6 +18,9 @@ class State:
         slots: named extra tensors: 'mask' (held at zero where False), 'anchor', 'mean', ... each a dict by name.
         memory: the optimiser's memory, a flat dict (`plan.optimiser.memory_of`).
         form: how this network's shapes differ from the built one (JSON types), None if they do not.
+
+    Tensors are in plain memory order here, whatever order a network on the device prefers: files know no other, and sums
+    over another order round differently, so that a resumed run would part from an unbroken one.
     """
 
     params: Params
@@ -29,8 +32,8 @@ class State:
     def __post_init__(self) -> None:
         # one order of names everywhere, so that operators draw in the same order before and after a resume
         for part in ("params", "buffers", "memory"):
-            object.__setattr__(self, part, dict(sorted(getattr(self, part).items())))
-        object.__setattr__(self, "slots", {s: dict(sorted(v.items())) for s, v in sorted(self.slots.items())})
+            object.__setattr__(self, part, _settled(getattr(self, part)))
+        object.__setattr__(self, "slots", {s: _settled(v) for s, v in sorted(self.slots.items())})
 
     def having(self, **changes: Any) -> "State":
         """Return the state with some fields replaced."""
@@ -62,3 +65,7 @@ class State:
             else:
                 parts[part][name] = tensor
         return State(parts["params"], parts["buffers"], slots, parts["memory"], form)
+
+
+def _settled(tensors: Params) -> Params:
+    return {name: tensors[name].contiguous() for name in sorted(tensors)}
