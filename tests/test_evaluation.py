@@ -195,3 +195,61 @@ def test_mistakes_are_answered_with_sentences(ensemble):
         evaluate(ensemble, X, Y, corruptions="fog")
     with pytest.raises(InputError, match="150 rows and y 10"):
         evaluate(ensemble, X, Y[:10])
+
+
+DRAWN = [("bnn", {"members": 2, "draws": 3}), ("rank1_bnn", {"members": 2, "draws": 3})]
+
+
+@pytest.mark.parametrize(("name", "options"), DRAWN)
+def test_diversity_and_sizes_are_by_member_with_its_draws_averaged_first(name, options):
+    recipe = make(name, epochs=4, training=QUICK, **options)
+    fitted = choral.fit(lambda: models.mlp(64, 10, hidden=(16,)), (DIGITS.x_train[:300], DIGITS.y_train[:300]), recipe)
+    prediction, labels = fitted.predict(X), torch.as_tensor(Y)
+    of = np.array(prediction.learners)
+    assert of.tolist() == ([0, 0, 0, 1, 1, 1] if name == "bnn" else [0, 1, 0, 1, 0, 1])
+    first, second = (prediction.member_probs[of == i].mean(0) for i in (0, 1))
+    apart = float((first.argmax(-1) != second.argmax(-1)).double().mean())
+    found = evaluate(fitted, X, Y)
+    assert found["members"] == 2
+    assert found["diversity"]["matrix"] == [[0, pytest.approx(apart)], [pytest.approx(apart), 0]]
+    assert found["scores"]["disagreement"] == pytest.approx(apart)
+    alone = [metrics.nll(p, labels) for p in (first, second)]
+    assert found["scores"]["member_nll"] == pytest.approx(sum(alone) / 2)
+    assert [s["members"] for s in found["sizes"]] == [1, 2]
+    assert [s["nll"] for s in found["sizes"]] == pytest.approx([alone[0], found["scores"]["nll"]], rel=1e-6)
+    draws = metrics.mutual_information(prediction.member_probs).mean()
+    assert found["scores"]["mutual_information"] == pytest.approx(float(draws))  # uncertainty still counts every draw
+
+
+def test_the_draws_of_one_network_are_one_member():
+    recipe = make("mc_dropout", epochs=2, rate=0.3, draws=5, training=QUICK)
+    fitted = choral.fit(lambda: models.mlp(64, 10, hidden=(16,)), (DIGITS.x_train[:300], DIGITS.y_train[:300]), recipe)
+    found = evaluate(fitted, X, Y)
+    assert found["members"] == len(found["sizes"]) == 1
+    assert found["diversity"]["matrix"] == [[0]]
+    assert "disagreement" not in found["scores"]
+    assert found["scores"]["member_nll"] == pytest.approx(found["scores"]["nll"], rel=1e-6)
+    kept = fitted.calibrated(X, Y, select=3).predict(X)
+    assert set(kept.learners) == {0}
+    assert len(kept.learners) == len(kept.logits)
+
+
+def test_errors_of_regression_members_are_those_of_the_mixture_of_their_draws():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=g)
+    y = x[:, :1] + 0.2 * torch.randn(60, 1, generator=g)
+    recipe = make("bnn", epochs=4, members=2, draws=3, rho=-2.0, training=QUICK)
+    fitted = choral.fit(lambda: models.mlp(2, 2, hidden=(8,)), (x, y), recipe)
+    found, p = evaluate(fitted, x.numpy(), y.numpy()), fitted.predict(x)
+    parts = [(p.member_means[rows], p.member_variances[rows]) for rows in ([0, 1, 2], [3, 4, 5])]
+    for name, measured in [
+        ("member_rmse", [metrics.rmse(m, y) for m, _ in parts]),
+        ("member_nll", [metrics.mixture_nll(m, v, y) for m, v in parts]),
+    ]:
+        assert found["scores"][name] == pytest.approx(sum(measured) / 2)
+    errors = torch.stack([m.mean(0) - y for m, _ in parts]).flatten(1).numpy()
+    assert found["scores"]["residual_correlation"] == pytest.approx(np.corrcoef(errors)[0, 1], rel=1e-4)
+    assert found["diversity"]["matrix"][0][1] == pytest.approx(np.corrcoef(errors)[0, 1], rel=1e-4)
+    assert [s["nll"] for s in found["sizes"]] == pytest.approx(
+        [metrics.mixture_nll(*parts[0], y), found["scores"]["nll"]], rel=1e-6
+    )

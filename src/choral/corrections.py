@@ -87,10 +87,12 @@ def correct(prediction: Prediction, values: Sequence[Value]) -> Prediction:
 
 
 def _selected(prediction: Prediction, chosen: MemberSelection) -> Prediction:
+    held = prediction.learners
+    learners = None if held is None else tuple(held[i] for i in chosen.indices)
     if isinstance(prediction, Classification):
-        return replace(prediction, logits=chosen.apply(prediction.logits))
+        return replace(prediction, logits=chosen.apply(prediction.logits), learners=learners)
     means, variances = chosen.apply(prediction.member_means), chosen.apply(prediction.member_variances)
-    return replace(prediction, member_means=means, member_variances=variances)
+    return replace(prediction, member_means=means, member_variances=variances, learners=learners)
 
 
 def _check_count(value: StackingWeights, prediction: Prediction) -> None:

@@ -43,14 +43,14 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     """Return everything that is measured about an ensemble on a trial.
 
     Keys: task, rows, members, scores, cost, reliability or coverage and intervals, sizes (measures with members added
-    one by one), diversity, map, and with a second set or corruptions: histograms, ood, corruptions.
+    one by one, all draws of a stochastic member at once), diversity (between members, draws averaged), map, and with a second set or corruptions: histograms, ood, corruptions.
     """
     prediction, seconds = _timed(ensemble, trial.x, batch_size)
     targets = targets_of(prediction, trial.y)
     found: dict[str, Any] = {
         "task": ensemble.task,
         "rows": len(trial.x),
-        "members": _members(prediction),
+        "members": len(_learners(prediction)),
         "scores": scores(prediction, targets),
         "cost": _cost(ensemble, seconds),
         "sizes": _sizes(prediction, targets),
@@ -59,12 +59,12 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     if isinstance(prediction, Classification):
         table = metrics.reliability_table(prediction.probs, targets)
         found["reliability"] = {n: plain(getattr(table, n)) for n in ("edges", "counts", "confidence", "accuracy")}
-        matrix = metrics.disagreement_matrix(prediction.member_probs[:_SHOWN])
+        matrix = metrics.disagreement_matrix(_by_learner(prediction, prediction.member_probs)[:_SHOWN])
         found["diversity"] = {"measure": "disagreement", "matrix": plain(matrix)}
         if trial.corrupted:
             found["corruptions"] = _corruptions(ensemble, trial, batch_size)
     else:
-        matrix = metrics.correlation_matrix(prediction.member_means[:_SHOWN] - targets)
+        matrix = metrics.correlation_matrix(_by_learner(prediction, prediction.member_means)[:_SHOWN] - targets)
         found["diversity"] = {"measure": "correlation of errors", "matrix": plain(matrix)}
         found |= _regression_details(prediction, targets)
     other = None if trial.ood is None else ensemble.predict(trial.ood, batch_size=batch_size)
@@ -161,16 +161,56 @@ def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: st
 def scores(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     """Return every scalar measure of a prediction, as the ensemble combines its members (see `choral.metrics`)."""
     weights = None if prediction.weights is None else torch.tensor(prediction.weights, dtype=torch.float64)
-    pairs = _members(prediction) > 1
     if isinstance(prediction, Regression):
-        return metrics.evaluate_regression(
+        found = metrics.evaluate_regression(
             prediction.member_means, prediction.member_variances, targets, weights=weights
         )
-    found = metrics.evaluate_classification(prediction.member_probs, targets, weights=weights, pairs=pairs)
+        return found | (_learner_errors(prediction, targets) if prediction.learners is not None else {})
+    alone = _by_learner(prediction, prediction.member_probs)
+    pairs = len(alone) > 1
+    stochastic = prediction.learners is not None
+    found = metrics.evaluate_classification(
+        prediction.member_probs, targets, weights=weights, pairs=pairs and not stochastic
+    )
+    if stochastic:
+        own = metrics.evaluate_classification(alone, targets, pairs=pairs)
+        of_members = ("member_accuracy", "member_nll", "disagreement", "pairwise_kl", "member_correlation")
+        found |= {n: own[n] for n in of_members if n in own}
     if prediction.combine == "logits":
         joint = metrics.evaluate_classification(prediction.probs.unsqueeze(0), targets, pairs=False)
         found |= {n: joint[n] for n in ("accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "entropy")}
     return found
+
+
+def _learners(prediction: Prediction) -> list[list[int]]:
+    """Return the rows of each member: one, or all its draws."""
+    if prediction.learners is None:
+        values = prediction.logits if isinstance(prediction, Classification) else prediction.member_means
+        return [[i] for i in range(len(values))]
+    rows: dict[int, list[int]] = {}
+    for i, learner in enumerate(prediction.learners):
+        rows.setdefault(learner, []).append(i)
+    return list(rows.values())
+
+
+def _by_learner(prediction: Prediction, values: Tensor) -> Tensor:
+    """Return what each member says, its draws averaged (member, ...)."""
+    if prediction.learners is None:
+        return values
+    weights = None if prediction.weights is None else torch.tensor(prediction.weights)
+    return metrics.average_draws(values, prediction.learners, weights=weights)
+
+
+def _learner_errors(prediction: Regression, targets: Tensor) -> dict[str, float]:
+    """Return the measures of members alone, each the mixture of its draws."""
+    parts = [(prediction.member_means[rows], prediction.member_variances[rows]) for rows in _learners(prediction)]
+    count = len(parts)
+    return {
+        "member_rmse": sum(metrics.rmse(m, targets) for m, _ in parts) / count,
+        "member_nll": sum(metrics.mixture_nll(m, v, targets) for m, v in parts) / count,
+        "member_crps": sum(metrics.crps(m, v, targets) for m, v in parts) / count,
+        "residual_correlation": metrics.member_correlation(_by_learner(prediction, prediction.member_means) - targets),
+    }
 
 
 def targets_of(prediction: Prediction, y: Any) -> Tensor:
@@ -194,10 +234,6 @@ def plain(values: Tensor, digits: int = 6) -> Any:
     return float(f"{float(values):.{digits}g}")
 
 
-def _members(prediction: Prediction) -> int:
-    return len(prediction.logits if isinstance(prediction, Classification) else prediction.member_means)
-
-
 def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
     counted = ensemble.info.get("counted", {})
     return {
@@ -210,18 +246,19 @@ def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
 
 
 def _first(prediction: Prediction, count: int) -> Prediction:
-    """Return the prediction of the first members alone, their weights rescaled."""
+    """Return the prediction of the first members alone, all draws of each, their weights rescaled."""
+    rows = [row for own in _learners(prediction)[:count] for row in own]
     kept = prediction.weights
     if kept is not None:
-        total = sum(kept[:count])
-        kept = tuple(w / total for w in kept[:count]) if total else None
+        total = sum(kept[i] for i in rows)
+        kept = tuple(kept[i] / total for i in rows) if total else None
     if isinstance(prediction, Classification):
-        return Classification(prediction.logits[:count], prediction.combine, kept)
-    return Regression(prediction.member_means[:count], prediction.member_variances[:count], kept)
+        return Classification(prediction.logits[rows], prediction.combine, kept)
+    return Regression(prediction.member_means[rows], prediction.member_variances[rows], kept)
 
 
 def _sizes(prediction: Prediction, targets: Tensor) -> list[dict[str, float]]:
-    members = _members(prediction)
+    members = len(_learners(prediction))
     counts = sorted({round(c) for c in np.geomspace(1, members, 24)} | set(range(1, min(members, 24) + 1)))
     found = []
     for count in counts:

@@ -260,13 +260,26 @@ class Ensemble:
         outputs = self.outputs(x, batch_size=batch_size)
         if isinstance(self.likelihood, Categorical):
             names = tuple(self.table["classes"]) if self.table and self.table.get("classes") else None
-            return Classification(outputs, self.recipe.combine, names=names)
+            return Classification(outputs, self.recipe.combine, names=names, learners=self._learners())
         assert isinstance(self.likelihood, GaussianLikelihood)
         means, variances = self.likelihood.moments(outputs)
         if self.table and self.table.get("target_std"):
             scale, shift = self.table["target_std"], self.table["target_mean"]
             means, variances = means * scale + shift, variances * scale**2
-        return Regression(means, variances)
+        return Regression(means, variances, learners=self._learners())
+
+    def _learners(self) -> tuple[int, ...] | None:
+        """Return the member of each row of `outputs`; None if rows are members."""
+        structure = self.recipe.structure
+        if structure.draws == 1:
+            return None
+        rows = (
+            n * structure.members + m
+            for n in range(self._count)
+            for _ in range(structure.draws)
+            for m in range(structure.members)
+        )
+        return tuple(rows)
 
     def with_posthoc(self, *values: Value) -> "Ensemble":
         """Return the same members with these corrections of `choral.posthoc` instead of any there were.

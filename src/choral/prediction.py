@@ -1,7 +1,8 @@
 """Prediction: what an ensemble says about some points, and how sure it is.
 
 Members come first. Classification keeps logits (member, batch, class); regression keeps means and variances
-(member, batch, target). Everything else follows from these; a stochastic member counts once for each draw.
+(member, batch, target). Everything else follows from these; a stochastic member has one row for each draw, and `learners`
+says which rows are draws of one member.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Classification:
         weights: weight of each member, uniform if None.
         names: the class labels as they were in the data, if they were not 0, 1, 2, ...
         conformal: the rule behind `sets`, if one was fitted.
+        learners: the member each row is a draw of; None if every row is a member of its own.
     """
 
     logits: Tensor
@@ -33,6 +35,7 @@ class Classification:
     weights: tuple[float, ...] | None = None
     names: tuple[str, ...] | None = None
     conformal: ConformalSets | None = None
+    learners: tuple[int, ...] | None = None
 
     def _average(self, values: Tensor) -> Tensor:
         if self.weights is None:
@@ -119,12 +122,14 @@ class Regression:
         member_variances: (member, batch, target).
         weights: weight of each member, uniform if None.
         conformal: the rule behind `conformal_interval`, if one was fitted.
+        learners: the member each row is a draw of; None if every row is a member of its own.
     """
 
     member_means: Tensor
     member_variances: Tensor
     weights: tuple[float, ...] | None = None
     conformal: ConformalResidual | ConformalQuantile | None = None
+    learners: tuple[int, ...] | None = None
 
     def _average(self, values: Tensor) -> Tensor:
         if self.weights is None:

@@ -3,7 +3,9 @@ import pytest
 import torch
 from scipy.special import rel_entr
 
+from choral.errors import InputError
 from choral.metrics import (
+    average_draws,
     correlation_matrix,
     disagreement,
     disagreement_matrix,
@@ -75,3 +77,12 @@ def test_a_single_member_and_a_constant_member_give_numbers() -> None:
     values = torch.tensor([[1.0, 2.0, 4.0], [0.1, 0.1, 0.1], [2.0, 4.0, 8.0]], dtype=torch.float64)
     expected = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(correlation_matrix(values), expected)
+
+
+def test_draws_are_averaged_by_weight_within_each_learner() -> None:
+    probs = members(shape=(5, 4, 3))
+    found = average_draws(probs, [2, 0, 2, 0, 0], weights=torch.tensor([0.1, 0.0, 0.3, 0.0, 0.0]))
+    torch.testing.assert_close(found[0], (probs[0] + 3 * probs[2]) / 4)
+    torch.testing.assert_close(found[1], probs[[1, 3, 4]].mean(0))  # a learner without weight
+    with pytest.raises(InputError, match="learners has 2 entries for 5 draws"):
+        average_draws(probs, [0, 1])

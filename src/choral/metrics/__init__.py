@@ -13,6 +13,7 @@ from choral.metrics.corruption import (
     relative_mean_corruption_error,
 )
 from choral.metrics.diversity import (
+    average_draws,
     correlation_matrix,
     disagreement,
     disagreement_matrix,
@@ -69,6 +70,7 @@ __all__ = [
     "aleatoric_variance",
     "aupr",
     "auroc",
+    "average_draws",
     "brier",
     "correlation_matrix",
     "corrupted_means",

@@ -4,15 +4,18 @@ Each measure has a matrix form (member, member) and a scalar form, the mean over
 (0 for a single member). Matrices are made of sums over rows, so batches can be added up (see `streaming`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from choral.errors import InputError
 from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_member_probs, row_chunks
 from choral.metrics.uncertainty import mutual_information
 
 __all__ = [
+    "average_draws",
     "correlation_matrix",
     "disagreement",
     "disagreement_matrix",
@@ -109,6 +112,31 @@ def mean_of_pairs(matrix: Tensor) -> float:
     if members < 2:
         return 0.0
     return float((matrix.sum() - matrix.diagonal().sum()) / (members * (members - 1)))
+
+
+def average_draws(values: Tensor, learners: Sequence[int], *, weights: Tensor | None = None) -> Tensor:
+    """Return each learner's mean over its draws: how different learners are is asked of these, not of single draws.
+
+    Args:
+        values: (draw, ...), of all learners.
+        learners: the learner of each draw; rows of the result are in the order in which learners first appear.
+        weights: (draw,) for the means, uniform by default.
+
+    Shapes: (draw, ...) -> (learner, ...).
+
+    >>> average_draws(torch.tensor([[0.0], [2.0], [5.0]]), [4, 4, 1]).tolist()
+    [[1.0], [5.0]]
+    """
+    if len(learners) != len(values):
+        raise InputError(f"learners has {len(learners)} entries for {len(values)} draws; give one for each.")
+    means = []
+    for learner in dict.fromkeys(learners):
+        rows = [i for i, of in enumerate(learners) if of == learner]
+        own = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights[rows].double()
+        if not float(own.sum()) > 0:  # a learner that does not count is described by all its draws
+            own = torch.ones_like(own)
+        means.append(torch.tensordot((own / own.sum()).to(values), values[rows], dims=1))
+    return torch.stack(means)
 
 
 def disagreement_matrix(member_probs: Tensor) -> Tensor:

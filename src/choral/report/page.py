@@ -247,7 +247,7 @@ def _corrupted(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[st
 
 def _members(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[str]:
     if "size" in drawn:
-        text = "What each further member brings, added in the order the plan collects them (draws, for stochastic members)."
+        text = "What each further member brings, added in the order the plan collects them, all draws of a stochastic member at once."
         yield _section("size", "Ensemble size", text, _pictures(drawn["size"]))
     if "diversity" in frames:
         measure = next(iter(frames["diversity"].data.values()))["diversity"]["measure"]
