@@ -4,6 +4,7 @@ Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 202
 schedules in appendix G, several branches as its future work proposes.
 """
 
+import itertools
 from typing import Literal
 
 from choral.errors import InputError, did_you_mean
@@ -30,6 +31,8 @@ from choral.variational import GATE
 
 Exploitation = Literal["stepwise", "cosine", "linear_fge", "linear_1"]
 Narrowing = Literal["small", "redraw", "keep"]
+EXPLORE, EXPLOIT = 150, 100
+"""Epochs of the exploration and of every exploitation in the paper."""
 GateClipping = Literal["apart", "joint"]
 SCHEDULES = ("stepwise", "cosine", "linear_fge", "linear_1")
 
@@ -57,42 +60,83 @@ def gates_clipped(training: Training, how: str) -> Training:
     return training.clipped_apart(f"*{GATE}") if how == "apart" else training
 
 
+def split(
+    *, epochs: int | None, explore_epochs: int | None, exploit_epochs: int | None, members: int
+) -> tuple[int, int]:
+    """Return the epochs of the exploration and of every exploitation.
+
+    Given no total, what is not given is 150 and 100, as in the paper. Given a total, what is not given follows from it: of
+    a total alone a third explores; what does not divide by the members is explored too.
+
+    >>> split(epochs=None, explore_epochs=None, exploit_epochs=None, members=5)
+    (150, 100)
+    >>> split(epochs=16, explore_epochs=None, exploit_epochs=None, members=3)
+    (7, 3)
+    >>> split(epochs=16, explore_epochs=10, exploit_epochs=None, members=3)
+    (10, 2)
+    """
+    for name, given in (("explore_epochs", explore_epochs), ("exploit_epochs", exploit_epochs)):
+        if given is not None and given < 1:
+            raise InputError(f"{name} is {given}; give 1 or more.")
+    if epochs is None:
+        return explore_epochs or EXPLORE, exploit_epochs or EXPLOIT
+    each = exploit_epochs or (epochs - (explore_epochs or _third(epochs))) // members
+    first = explore_epochs or epochs - members * each
+    if each < 1 or first < 1:
+        alone = next(total for total in itertools.count(members) if total - _third(total) >= members)
+        least = (explore_epochs or 1) + members * (exploit_epochs or 1) if explore_epochs or exploit_epochs else alone
+        raise InputError(
+            f"epochs is {epochs}, too few for an exploration and {members} members of at least 1 epoch each; give at least "
+            f"{least} epochs or fewer members."
+        )
+    if first + members * each != epochs:
+        raise InputError(
+            f"epochs is {epochs}, but {first} to explore and {members} times {each} to exploit are {first + members * each}; "
+            "leave one of epochs, explore_epochs and exploit_epochs out, or make them agree."
+        )
+    return first, each
+
+
+def _third(epochs: int) -> int:
+    return max(1, epochs // 3)
+
+
 def sequential_phases(
     settled: tuple[Operator, ...],
     *,
-    epochs: int,
+    epochs: int | None,
+    explore_epochs: int | None,
+    exploit_epochs: int | None,
     members: int,
     branches: int,
     schedule: str,
     factor: float,
     reset: Narrowing,
     rho: float,
+    memory: Literal["fresh", "carried"],
     recalibrate: bool,
     training: Training,
     closing: tuple[Operator, ...] = (),
 ) -> Phase:
     """Return the plan of a sequential Bayesian ensemble.
 
-    Explore for a third of the budget at the full rate; `settled` ends the exploration; then, in each branch, exploit, keep a
-    member (after what `closing` does), perturb the means, make the posteriors narrow, and again. Several branches each begin
-    with a perturbation.
+    Explore at the full rate; `settled` ends the exploration; then, in each branch, exploit, keep a member (after what
+    `closing` does), perturb the means, make the posteriors narrow, and again. Several branches each begin with a
+    perturbation. A KL that is annealed rises while exploring and has its full weight afterwards.
     """
     if members < 1 or branches < 1 or members % branches:
         raise InputError(
             f"members is {members} and branches is {branches}; give a multiple of the branches, 1 or more."
         )
-    exploit = (epochs - epochs // 3) // members
-    if exploit < 1:
-        raise InputError(
-            f"epochs is {epochs}, too few for {members} members of at least 1 epoch each after a third of exploration; "
-            f"give at least {members + members // 2 + 1} epochs or fewer members."
-        )
+    first, each = split(epochs=epochs, explore_epochs=explore_epochs, exploit_epochs=exploit_epochs, members=members)
     training = training.clipped(1.0)
-    first, later = (training.phase(exploit, s) for s in schedules(schedule, training.rate))
-    explore = training.phase(epochs - members * exploit, Constant(training.rate))
+    explore = training.phase(first, Constant(training.rate))
+    settle, again = (
+        training.phase(each, s, memory=memory, annealing=False) for s in schedules(schedule, training.rate)
+    )
     fit_norms = [Recalibrate()] if recalibrate else []
     narrow = [] if reset == "keep" else [ResetStds(how=reset, rho=rho)]
     move = [Perturb(factor=factor), *narrow, *fit_norms]
-    kept = (first, *closing, Collect(), repeat(members // branches - 1, *move, later, *closing, Collect()))
+    kept = (settle, *closing, Collect(), repeat(members // branches - 1, *move, again, *closing, Collect()))
     ending = [*settled, *(fit_norms if settled else [])]
     return seq(Reset(), explore, *ending, *(kept if branches == 1 else (fork(branches, *move, *kept),)))

@@ -106,6 +106,11 @@ class Training(Value):
         apart = (*self.optimiser.apart, *(p for p in patterns if p not in self.optimiser.apart))
         return replace(self, optimiser=replace(self.optimiser, apart=apart))
 
+    def with_rates(self, **factors: float) -> "Training":
+        """Return the same settings with rates of their own, as factors, for the parameters whose names end as given."""
+        own = tuple((f"*{ending}", factor) for ending, factor in factors.items() if factor != 1.0)
+        return replace(self, optimiser=replace(self.optimiser, rates=(*own, *self.optimiser.rates))) if own else self
+
 
 def share(epochs: int, members: int, *, least: int = 1) -> int:
     """Return the epochs each of `members` members gets of a total; refuses too few.

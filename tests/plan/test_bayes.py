@@ -98,7 +98,7 @@ def test_impossible_settings_are_refused():
         FreezeGates(rule="coin")
 
 
-def test_perturbing_and_resetting_forget_the_optimiser_and_touch_nothing_else():
+def test_perturbing_and_resetting_touch_nothing_else_and_leave_the_optimiser_to_the_next_phase():
     params = {"w_mean": torch.randn(50), "w_rho": torch.full((50,), -2.0), "other": torch.randn(3)}
     state = State(params, {"c": torch.ones(1)}, {"s": {"x": torch.ones(2)}}, {"momentum_buffer/w_mean": torch.ones(50)})
     moved = Perturb(factor=2.0).apply(state, Place())
@@ -108,7 +108,7 @@ def test_perturbing_and_resetting_forget_the_optimiser_and_touch_nothing_else():
     redrawn = ResetStds(how="redraw").apply(moved, Place())
     assert float(redrawn.params["w_rho"].mean()) == pytest.approx(-6, abs=0.04)
     for later in (moved, narrow, redrawn):
-        assert later.memory == {}
+        assert later.memory == state.memory
         assert torch.equal(later.params["other"], params["other"])
         assert later.slots == state.slots
         assert later.buffers == state.buffers
@@ -248,9 +248,16 @@ def test_gates_that_are_all_open_leave_the_network_as_it_is_and_all_closed_ones_
 
 def test_slots_are_cut_with_the_parameters_they_belong_to():
     _, _, place, state, _ = explored(*NETWORKS["mlp"])
-    state = FreezeGates().apply(state, place).with_slots(twin=state.params)
+    memory = {f"exp_avg/{n}": torch.ones_like(p) for n, p in state.params.items()}
+    memory |= {f"step/{n}": torch.tensor(3.0) for n in state.params}
+    state = FreezeGates().apply(state.having(memory=memory), place).with_slots(twin=state.params)
     small = CompactGates().apply(state, place)
     assert all(small.slots["twin"][n].shape == p.shape for n, p in small.params.items())
+    assert small.memory.keys() == memory.keys()
+    for name, p in small.params.items():
+        moved = 0.0 if name.endswith("gate_logit") else 1.0  # a gate that is fixed has no momentum left
+        assert torch.equal(small.memory[f"exp_avg/{name}"], torch.full_like(p, moved))
+        assert small.memory[f"step/{name}"] == 3
 
 
 def test_forms_are_translated_by_name_and_only_to_names_that_exist():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from choral.errors import InputError
 from choral.plan import SGD, Adam, AdamW
 from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
 
@@ -184,3 +185,33 @@ def test_memory_is_stacked_and_taken_apart_by_network_also_that_of_scalars(optim
         expected = memory_of(made, p)
         assert apart[i].keys() == expected.keys()
         assert all(torch.allclose(apart[i][n], expected[n], atol=1e-6) for n in expected)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_a_rate_of_its_own_is_that_of_an_optimiser_of_its_own(kind, stacked):
+    """Factors of the rate, also past torch's optimiser: 'b' steps as if its schedule were a quarter of the rate."""
+    value = kind(weight_decay=0.1, rates=(("b", 0.25), ("*", 1.0)))
+    lanes = 2 if stacked else None
+    ours, alone = params(lanes=lanes), params(lanes=lanes)
+    stepper = Stepper(value, value.make(ours, stacked=stacked))
+    plain = kind(weight_decay=0.1)
+    single = {n: (plain.make({n: p}, stacked=stacked), 0.25 if n == "b" else 1.0) for n, p in alone.items()}
+    generator = torch.Generator().manual_seed(2)
+    for i in range(5):
+        for n in ours:
+            ours[n].grad = torch.randn(ours[n].shape, generator=generator)
+            alone[n].grad = ours[n].grad.clone()
+        rate = 0.1 / (i + 1)
+        for made, factor in single.values():
+            for group in made.param_groups:
+                group["lr"] = rate * factor
+            made.step()
+        stepper.step(rate)
+    assert stepper._groups is not None
+    assert all(torch.equal(ours[n], alone[n]) for n in ours)
+
+
+def test_a_factor_below_zero_is_refused():
+    with pytest.raises(InputError, match=r"give a factor of the rate, 0 or more"):
+        SGD(rates=(("*_rho", -1.0),))

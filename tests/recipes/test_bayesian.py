@@ -15,7 +15,7 @@ from choral.errors import InputError, PlanError
 from choral.exploration import SCHEDULES, schedules
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
-from choral.plan import SGD, Collect, Constant, DrawTargetShift, Reset, ResetStds, Train, fork
+from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Reset, ResetStds, Train, fork
 from choral.plan.phases import visit
 from choral.recipe import Recipe
 from choral.recipes import make
@@ -234,12 +234,153 @@ def test_gates_are_clipped_apart_unless_the_user_wants_one_norm(name):
         make(name, clip_gates="alone")
 
 
-@pytest.mark.parametrize("name", ["sebays_freeze", "sebays_no_freeze", "bnn_sequential"])
+SEQUENTIAL = ["sebays_freeze", "sebays_no_freeze", "bnn_sequential"]
+
+
+def phases_of(recipe):
+    found = []
+    visit(recipe.plan, lambda node, _: found.append(node) if isinstance(node, Train) else None)
+    return found
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+@pytest.mark.parametrize(
+    ("options", "total", "explore", "exploit"),
+    [
+        ({"members": 5}, 650, 150, 100),
+        ({"members": 10}, 1150, 150, 100),
+        ({"members": 3, "explore_epochs": 20}, 320, 20, 100),
+        ({"members": 2, "explore_epochs": 5, "exploit_epochs": 3}, 11, 5, 3),
+        ({"members": 3, "epochs": 16}, 16, 7, 3),
+        ({"members": 3, "epochs": 16, "explore_epochs": 10}, 16, 10, 2),
+        ({"members": 3, "epochs": 16, "exploit_epochs": 2}, 16, 10, 2),
+        ({"members": 1, "epochs": 2}, 2, 1, 1),
+    ],
+)
+def test_exploration_and_exploitation_have_epochs_of_their_own(name, options, total, explore, exploit):
+    recipe = make(name, **options)
+    assert recipe.epochs == total
+    assert [phase.epochs for phase in phases_of(recipe)] == [explore] + [exploit] * options["members"]
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_a_sequential_kl_rises_in_the_exploration_alone_and_has_its_weight(name):
+    recipe = make(name, anneal=0.5, kl_weight=0.1)
+    assert [phase.annealing for phase in phases_of(recipe)] == [True, False, False, False]
+    (kl,) = recipe.objective.penalties
+    params = {"fc.weight_mean": torch.ones(2, 3), "fc.weight_rho": torch.zeros(2, 3), "fc.gate_logit": torch.zeros(2)}
+    (full,) = make(name).objective.penalties
+    whole = float(full(params, {}, 0.0))
+    assert float(kl(params, {}, 1.0)) == pytest.approx(0.1 * whole, rel=1e-5)
+    assert float(kl(params, {}, 0.25)) == pytest.approx(0.05 * whole, rel=1e-5)
+    with pytest.raises(InputError, match="the factor of a KL"):
+        make(name, kl_weight=-1.0)
+
+
+def test_a_phase_without_annealing_has_the_full_penalty_from_its_first_step():
+    """One epoch at rate 1e-9 measures the loss: the penalty of the plain phase is nearly absent at first."""
+    build, data = PROBLEMS["classification"]
+    losses = {}
+    for annealing in (True, False):
+        recipe = make("bnn", epochs=1, anneal=1.0, training=replace(CALM, rate=1e-9, schedule="constant"))
+        reset, train, collect = recipe.plan.body.phases
+        plan = fork(1, reset, replace(train, annealing=annealing), collect)
+        events = []
+        fit(build, data(), replace(recipe, plan=plan), listener=events.append)
+        (losses[annealing],) = [e["losses"][0] for e in events if e["kind"] == "epoch"]
+    assert losses[False] > 1.5 * losses[True]
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_momentum_is_carried_through_phases_if_asked_for(name):
+    build, data = PROBLEMS["classification"]
+    options = {"epochs": 4, "members": 2, "training": CALM, "draws": 1}
+    assert [p.memory for p in phases_of(make(name, memory="carried", **options))] == ["fresh", "carried", "carried"]
+    members = []
+    for memory in ("fresh", "carried"):
+        ensemble = fit(build, data(), make(name, memory=memory, **options))
+        members.append([dict(ensemble.network(i).named_parameters()) for i in range(2)])
+    for fresh, carried in zip(*members):
+        if fresh["last.weight_mean"].shape == carried["last.weight_mean"].shape:
+            assert not torch.equal(fresh["last.weight_mean"], carried["last.weight_mean"])
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_rho_and_gates_learn_at_rates_of_their_own(executor):
+    """A rate of zero leaves them where they start; another factor moves them further."""
+    build, data = PROBLEMS["images"]
+    options = {"epochs": 2, "members": 2, "training": CALM, "draws": 1}
+    still = fit(build, data(), make("ssbnn", rho_rate=0.0, gate_rate=0.0, **options), executor=executor)
+    start, moved = make("ssbnn", **options), make("ssbnn", rho_rate=10.0, gate_rate=3.0, **options)
+    for i in range(2):
+        params = dict(still.network(i).named_parameters())
+        assert torch.equal(params["last.weight_rho"], torch.full_like(params["last.weight_rho"], -6.0))
+        assert torch.allclose(params["body.0.gate_logit"].sigmoid(), torch.tensor(0.99))
+        assert not torch.equal(params["body.0.weight_mean"], torch.zeros(()).expand_as(params["body.0.weight_mean"]))
+    plain, faster = (fit(build, data(), r, executor=executor) for r in (start, moved))
+    for i in range(2):
+        ours, theirs = (dict(e.network(i).named_parameters()) for e in (faster, plain))
+        for name, least in (("last.weight_rho", 3.0), ("more.0.gate_logit", 1.5)):
+            begin = dict(still.network(i).named_parameters())[name]
+            assert (ours[name] - begin).abs().mean() > least * (theirs[name] - begin).abs().mean()
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("optimiser", [SGD(momentum=0.9, nesterov=True), Adam()])
+def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor, optimiser, tmp_path):
+    build, data = PROBLEMS["classification"]
+    recipe = make(
+        "sebays_freeze",
+        epochs=8,
+        members=4,
+        branches=2,
+        gamma=0.6,
+        memory="carried",
+        rho_rate=3.0,
+        gate_rate=0.5,
+        anneal=0.5,
+        training=replace(CALM, optimiser=optimiser),
+    )
+    fit(build, data(), recipe, run_dir=tmp_path / "whole", executor=executor)
+    stops = itertools.count()
+
+    def stopping(event):
+        if event["kind"] == "epoch" and next(stops) % 2:
+            raise Stop
+
+    for _ in range(20):
+        try:
+            fit(
+                build,
+                data(),
+                recipe,
+                run_dir=tmp_path / "broken",
+                executor=executor,
+                checkpoint_seconds=0,
+                listener=stopping,
+            )
+            break
+        except Stop:
+            continue
+    assert next(stops) > 3
+    for member in sorted((tmp_path / "whole" / "members").iterdir()):
+        assert (tmp_path / "broken" / "members" / member.name).read_bytes() == member.read_bytes()
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
 def test_impossible_sequential_settings_are_refused(name):
     with pytest.raises(InputError, match="a multiple of the branches"):
         make(name, members=4, branches=3)
-    with pytest.raises(InputError, match=r"give at least 5 epochs"):
+    with pytest.raises(InputError, match=r"give at least 4 epochs"):
         make(name, epochs=3, members=3)
+    with pytest.raises(InputError, match=r"make them agree"):
+        make(name, epochs=20, explore_epochs=5, exploit_epochs=6, members=3)
+    with pytest.raises(InputError, match=r"explore_epochs is 0; give 1 or more"):
+        make(name, explore_epochs=0)
     with pytest.raises(InputError, match="give one of stepwise"):
         make(name, schedule="stepwize")
 

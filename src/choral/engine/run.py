@@ -216,7 +216,8 @@ class Run:
                 step = epoch * per_epoch + i
                 if shift is not None:
                     y = y + _picked(shift, order, i * phase.batch_size, y)
-                trainer.step(x, y, step, step / steps, phase.schedule.rate(step, steps))
+                progress = step / steps if phase.annealing else 1.0
+                trainer.step(x, y, step, progress, phase.schedule.rate(step, steps))
                 self._apply_every(phase, "steps", step + 1, steps, trainer, team, keys, suffix)
             self._apply_every(phase, "epochs", epoch + 1, phase.epochs, trainer, team, keys, suffix)
             seconds = time.perf_counter() - started

@@ -92,7 +92,8 @@ class GaussianKL(Penalty):
     Args:
         prior_mean: mean of the prior; 1 for rank-one factors.
         prior_std: standard deviation of the prior, above 0; 0.2 for weights, 0.1 for rank-one factors.
-        anneal: share of the training phase over which the weight of the KL rises linearly from 0 to 1; 0 is at once.
+        weight: factor of the KL, 0 or more; 1 is the ELBO, less tempers the posterior.
+        anneal: share of the training phase over which that factor rises linearly from 0; 0 is at once.
         include: patterns of the posteriors it concerns, by their name without suffix ("fc.weight"); all by default.
         exclude: patterns of posteriors it leaves alone.
 
@@ -103,12 +104,13 @@ class GaussianKL(Penalty):
 
     prior_mean: float = 0.0
     prior_std: float = 0.2
+    weight: float = 1.0
     anneal: float = 0.0
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.prior_std, self.anneal)
+        _check(self.prior_std, self.weight, self.anneal)
 
     @property
     def changes(self) -> bool:
@@ -123,7 +125,7 @@ class GaussianKL(Penalty):
             if matches(name, self.include) and not matches(name, self.exclude)
         ]
         terms = _divergences(found, prior_mean=self.prior_mean, prior_std=self.prior_std)
-        return annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
+        return self.weight * annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ class SpikeSlabKL(Penalty):
     Args:
         prior_std: standard deviation of the slab (sigma_0), above 0.
         inclusion: prior probability that a node is in the network (lambda), between 0 and 1, both excluded.
-        anneal: as in `GaussianKL`.
+        weight, anneal: as in `GaussianKL`.
 
     Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and
         appendix A.
@@ -144,10 +146,11 @@ class SpikeSlabKL(Penalty):
 
     prior_std: float = 0.2
     inclusion: float = 1e-4
+    weight: float = 1.0
     anneal: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.prior_std, self.anneal)
+        _check(self.prior_std, self.weight, self.anneal)
         if not 0 < self.inclusion < 1:
             raise InputError(f"inclusion={self.inclusion!r}, but a prior probability is above 0 and below 1.")
 
@@ -162,7 +165,7 @@ class SpikeSlabKL(Penalty):
         terms = [bernoulli_kl(_end_to_end(gates), inclusion=self.inclusion).sum()] if gates else []
         found = [(mean, rho, params.get(layer_of(name) + GATE)) for name, mean, rho in posteriors(params)]
         terms += _divergences(found, prior_mean=0.0, prior_std=self.prior_std)
-        return annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
+        return self.weight * annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 def annealed(progress: float, anneal: float) -> float:
@@ -174,8 +177,10 @@ def annealed(progress: float, anneal: float) -> float:
     return min(1.0, progress / anneal) if anneal > 0 else 1.0
 
 
-def _check(prior_std: float, anneal: float) -> None:
+def _check(prior_std: float, weight: float, anneal: float) -> None:
     if not prior_std > 0:
         raise InputError(f"prior_std={prior_std!r}, but a standard deviation is above 0.")
+    if not 0 <= weight < math.inf:
+        raise InputError(f"weight={weight!r}, but the factor of a KL is a number of 0 or more.")
     if not 0 <= anneal <= 1:
         raise InputError(f"anneal={anneal!r}, but it is a share of the training phase: from 0 to 1.")

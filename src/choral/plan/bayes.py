@@ -151,7 +151,7 @@ class Perturb(Operator):
         """Return the state with its means moved."""
         assert state is not None
         moved = perturb_means(state.params, self.factor, context.generator("perturb"))
-        return state.having(params=moved, memory={})
+        return state.having(params=moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ class ResetStds(Operator):
         assert state is not None
         options = {"std": self.std, "rho": self.rho, "rho_spread": self.rho_spread}
         narrow = reset_stds(state.params, how=self.how, generator=context.generator("stds"), **options)
-        return state.having(params=narrow, memory={})
+        return state.having(params=narrow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,9 @@ class FreezeGates(Operator):
         params, buffers = freeze_gates(
             state.params, state.buffers, rule=self.rule, generator=context.generator("gates")
         )
-        return state.having(params=params, buffers=buffers)
+        # a gate that is fixed has nothing left to move it
+        memory = {n: torch.zeros_like(t) if n.endswith(GATE) and t.dim() else t for n, t in state.memory.items()}
+        return state.having(params=params, buffers=buffers, memory=memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +241,18 @@ class CompactGates(Operator):
             slice_params(state.params, form),
             slice_params(state.buffers, form),
             {name: slice_params(slot, form) for name, slot in state.slots.items()},
-            {},
+            _sliced_memory(state.memory, form),
             form,
         )
+
+
+def _sliced_memory(memory: Params, form: Form) -> Params:
+    """Return what an optimiser remembers of the entries that stay; counts of steps have none."""
+    sliced = {}
+    for full, value in memory.items():
+        name = full.split("/", 1)[1]
+        sliced[full] = slice_params({name: value}, form)[name] if value.dim() else value
+    return sliced
 
 
 def variational_form(form: Form, names: list[str]) -> Form:

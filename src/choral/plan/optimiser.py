@@ -4,19 +4,24 @@ The rate comes from the schedule. Every optimiser here is elementwise, so the sa
 parameters of many members at once.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from choral.errors import InputError
 from choral.objectives.penalties import matches
 from choral.values import Value
 
 COUNTS = ("step",)
 """Entries of the optimisers' memory that count steps; every other entry has the shape of its parameter."""
+
+FACTOR = "rate_factor"
+"""The key of torch's parameter groups under which they keep the factor of their rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +34,20 @@ class Optimiser(Value, ABC):
         clip: largest gradient norm of one network; None leaves gradients as they are.
         apart: name patterns; the parameters that fit one of them are clipped by a norm of their own, so that a large
             gradient there takes nothing from the rest.
+        rates: pairs of a name pattern and a factor, 0 or more: parameters that fit the pattern (the first one that they
+            fit) learn at that many times the rate of the schedule.
     """
 
     weight_decay: float = 0.0
     decay_vectors: bool = True
     clip: float | None = None
     apart: tuple[str, ...] = ()
+    rates: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern, factor in self.rates:
+            if not 0 <= factor < math.inf:
+                raise InputError(f"rates has {factor!r} for {pattern!r}; give a factor of the rate, 0 or more.")
 
     @property
     @abstractmethod
@@ -60,12 +73,13 @@ class Optimiser(Value, ABC):
             stacked: whether the first axis runs over members.
             undecayed: name patterns of parameters without weight decay.
         """
-        groups: dict[float, list[Tensor]] = {}
+        groups: dict[tuple[float, float], list[Tensor]] = {}
         for name, p in params.items():
             vector = p.dim() - stacked < 2 and not self.decay_vectors
             decay = 0.0 if vector or matches(name, undecayed) else self.weight_decay
-            groups.setdefault(decay, []).append(p)
-        listed = [{"params": tensors, "weight_decay": decay} for decay, tensors in groups.items()]
+            factor = next((factor for pattern, factor in self.rates if matches(name, (pattern,))), 1.0)
+            groups.setdefault((decay, factor), []).append(p)
+        listed = [{"params": ps, "weight_decay": decay, FACTOR: factor} for (decay, factor), ps in groups.items()]
         return self._make(listed, 1e-3)  # the schedule sets the rate before every step
 
 
@@ -161,6 +175,15 @@ class AdamW(_Adam):
         return torch.optim.AdamW(groups, lr=rate, betas=self.betas, eps=self.eps, fused=True)
 
 
+class _Group(NamedTuple):
+    """Parameters that are updated in the same way: a list of memories for each entry, weight decay, factor of the rate."""
+
+    params: list[Tensor]
+    memory: list[list[Tensor]]
+    decay: float
+    factor: float
+
+
 class Stepper:
     """Takes the steps of a torch optimiser.
 
@@ -176,7 +199,7 @@ class Stepper:
         self._value, self._optimiser = value, optimiser
         tensors = [p for group in optimiser.param_groups for p in group["params"]]
         self._direct = all(p.device.type == "cpu" for p in tensors) and len({p.dtype for p in tensors}) == 1
-        self._groups: list[tuple[list[Tensor], list[list[Tensor]], float]] | None = None
+        self._groups: list[_Group] | None = None
         self._strides = [(p, p.stride()) for p in tensors]
 
     def step(self, rate: float) -> None:
@@ -186,18 +209,18 @@ class Stepper:
                 p.grad = laid_out_like(p, p.grad)
         if self._groups is None and self._direct:
             self._groups = self._gathered()
-        grads = [[p.grad for p in params] for params, _, _ in self._groups or ()]
+        grads = [[p.grad for p in group.params] for group in self._groups or ()]
         if self._groups is None or any(g is None for group in grads for g in group):
             for group in self._optimiser.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group[FACTOR]
             self._optimiser.step()
             return
         with torch.no_grad():
-            for (params, memory, decay), found in zip(self._groups, grads):
-                self._value.update(params, found, memory, rate=rate, decay=decay)  # type: ignore[arg-type]  # none is None
+            for g, found in zip(self._groups, grads):
+                self._value.update(g.params, found, g.memory, rate=rate * g.factor, decay=g.decay)  # type: ignore[arg-type]  # none is None
 
-    def _gathered(self) -> list[tuple[list[Tensor], list[list[Tensor]], float]] | None:
-        """Return parameters, memory and decay of each group; None before the optimiser has a memory of all of them."""
+    def _gathered(self) -> "list[_Group] | None":
+        """Return parameters, memory, decay and factor of each group; None before the optimiser has a memory of all of them."""
         state, entries, groups = self._optimiser.state, self._value.entries, self._optimiser.param_groups
         if any(not isinstance(state.get(p, {}).get(e), Tensor) for g in groups for p in g["params"] for e in entries):
             return None
@@ -206,7 +229,10 @@ class Stepper:
                 assert e in COUNTS or _lie_alike(p, state[p][e]), (
                     "the fused kernels read memory in order, not by strides"
                 )
-        return [(g["params"], [[state[p][e] for p in g["params"]] for e in entries], g["weight_decay"]) for g in groups]
+        return [
+            _Group(g["params"], [[state[p][e] for p in g["params"]] for e in entries], g["weight_decay"], g[FACTOR])
+            for g in groups
+        ]
 
 
 def _lie_alike(a: Tensor, b: Tensor) -> bool:

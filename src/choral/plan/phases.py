@@ -150,6 +150,7 @@ class Train(Phase):
         batch_size: points in a batch; a last batch of a single point is left out (BatchNorm cannot train on it).
         memory: 'fresh' starts the optimiser anew, 'carried' goes on with the memory of the phase before.
         every: operators applied while training.
+        annealing: whether penalties that rise over a phase rise in this one; if not, they have their full weight at once.
 
     Weights are held at exactly zero wherever the state's slot 'mask' is False.
     """
@@ -160,6 +161,7 @@ class Train(Phase):
     batch_size: int = 128
     memory: Literal["fresh", "carried"] = "fresh"
     every: tuple[Every, ...] = ()
+    annealing: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

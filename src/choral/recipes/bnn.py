@@ -26,6 +26,8 @@ def bnn(
     draws: int = 10,
     prior_std: float = 0.2,
     rho: float = -6.0,
+    rho_rate: float = 1.0,
+    kl_weight: float = 1.0,
     anneal: float = 0.0,
     training: Training = VARIATIONAL,
 ) -> Recipe:
@@ -37,11 +39,13 @@ def bnn(
         draws: passes averaged at prediction for each network (1 or 5 in the paper).
         prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalisation.
         rho: where every rho starts; the standard deviation is softplus(rho).
-        anneal: share of training over which the weight of the KL rises from 0 to 1.
+        rho_rate: factor of the learning rate for every rho.
+        kl_weight: factor of the KL; 1 is the ELBO.
+        anneal: share of training over which the weight of the KL rises from 0.
         training: optimiser, rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
             1 unless it says otherwise.
     """
-    objective = Objective(penalties=(GaussianKL(prior_std=prior_std, anneal=anneal),))
-    train = training.clipped(1.0).phase(share(epochs, members), settling(training))
+    objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
+    train = training.clipped(1.0).with_rates(_rho=rho_rate).phase(share(epochs, members), settling(training))
     plan = fork(members, Reset(), train, Collect())
     return Recipe(name="bnn", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective)

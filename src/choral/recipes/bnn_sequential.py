@@ -3,6 +3,8 @@
 Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, Algorithm 1.
 """
 
+from typing import Literal
+
 from choral.exploration import Exploitation, Narrowing, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
@@ -14,16 +16,22 @@ from choral.training import Training
 
 def bnn_sequential(
     *,
-    epochs: int = 450,
+    epochs: int | None = None,
+    explore_epochs: int | None = None,
+    exploit_epochs: int | None = None,
     members: int = 3,
     branches: int = 1,
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
     reset: Narrowing = "redraw",
+    memory: Literal["fresh", "carried"] = "fresh",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,
     rho: float = -6.0,
+    rho_rate: float = 1.0,
+    kl_weight: float = 1.0,
+    anneal: float = 0.0,
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """One mean-field Bayesian run that settles, is kept and is perturbed, again and again; nothing is pruned.
@@ -33,14 +41,17 @@ def bnn_sequential(
     plan = sequential_phases(
         (),
         epochs=epochs,
+        explore_epochs=explore_epochs,
+        exploit_epochs=exploit_epochs,
         members=members,
         branches=branches,
         schedule=schedule,
         factor=factor,
         reset=reset,
         rho=rho,
+        memory=memory,
         recalibrate=recalibrate,
-        training=training,
+        training=training.with_rates(_rho=rho_rate),
     )
-    objective = Objective(penalties=(GaussianKL(prior_std=prior_std),))
+    objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
     return Recipe(name="bnn_sequential", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective)

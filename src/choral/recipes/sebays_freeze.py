@@ -18,13 +18,16 @@ from choral.training import Training
 
 def sebays_freeze(
     *,
-    epochs: int = 450,
+    epochs: int | None = None,
+    explore_epochs: int | None = None,
+    exploit_epochs: int | None = None,
     members: int = 3,
     branches: int = 1,
     freeze: Literal["draw", "threshold"] = "draw",
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
     reset: Narrowing = "redraw",
+    memory: Literal["fresh", "carried"] = "fresh",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,
@@ -33,12 +36,18 @@ def sebays_freeze(
     temperature: float = 0.5,
     rho: float = -6.0,
     clip_gates: GateClipping = "apart",
+    rho_rate: float = 1.0,
+    gate_rate: float = 1.0,
+    kl_weight: float = 1.0,
+    anneal: float = 0.0,
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """SeBayS with sparsity fixed after exploration: closed nodes are cut out, and settling is cheaper.
 
     Args:
-        epochs: total budget: a third explores (150 of 450), the rest is split over the members.
+        epochs: total budget; of a total alone a third explores, and the rest is split over the members.
+        explore_epochs, exploit_epochs: epochs of the exploration and of every exploitation; 150 and 100 where no total is
+            given, so that 3, 5 and 10 members take 450, 650 and 1,150 epochs.
         members: networks kept, of all branches together.
         branches: perturbed copies that go on from the explored network, each with sequential phases of its own.
         freeze: how gates are fixed: 'draw' from their probabilities (the authors' code) or 'threshold' at one half.
@@ -48,9 +57,12 @@ def sebays_freeze(
         reset: what standard deviations become then: 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the
             authors' code); 'small' is 1e-6 (the paper's text), which leaves nothing to perturb by the next time; 'keep'
             leaves them as they are.
+        memory: of the optimiser: every exploitation starts it 'fresh', or momentum is 'carried' from phase to phase (the
+            authors' code).
         recalibrate: estimate BatchNorm statistics again after cutting and after every perturbation.
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
-        prior_std, inclusion, gamma, temperature, rho, clip_gates: as in `ssbnn`.
+        prior_std, inclusion, gamma, temperature, rho, clip_gates, rho_rate, gate_rate, kl_weight: as in `ssbnn`.
+        anneal: share of the exploration over which the weight of the KL rises to its full size.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
     Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
@@ -58,15 +70,18 @@ def sebays_freeze(
     plan = sequential_phases(
         (FreezeGates(rule=freeze), CompactGates()),
         epochs=epochs,
+        explore_epochs=explore_epochs,
+        exploit_epochs=exploit_epochs,
         members=members,
         branches=branches,
         schedule=schedule,
         factor=factor,
         reset=reset,
         rho=rho,
+        memory=memory,
         recalibrate=recalibrate,
-        training=gates_clipped(training, clip_gates),
+        training=gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate),
     )
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
-    objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion),))
-    return Recipe(name="sebays_freeze", plan=plan, structure=structure, objective=objective)
+    kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
+    return Recipe(name="sebays_freeze", plan=plan, structure=structure, objective=Objective(penalties=(kl,)))

@@ -4,6 +4,8 @@ Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 202
 schedules in appendix G, several branches as its future work proposes.
 """
 
+from typing import Literal
+
 from choral.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
@@ -16,12 +18,15 @@ from choral.training import Training
 
 def sebays_no_freeze(
     *,
-    epochs: int = 450,
+    epochs: int | None = None,
+    explore_epochs: int | None = None,
+    exploit_epochs: int | None = None,
     members: int = 3,
     branches: int = 1,
     schedule: Exploitation = "stepwise",
     factor: float = 3.0,
     reset: Narrowing = "redraw",
+    memory: Literal["fresh", "carried"] = "fresh",
     recalibrate: bool = False,
     draws: int = 5,
     prior_std: float = 0.2,
@@ -30,6 +35,10 @@ def sebays_no_freeze(
     temperature: float = 0.5,
     rho: float = -6.0,
     clip_gates: GateClipping = "apart",
+    rho_rate: float = 1.0,
+    gate_rate: float = 1.0,
+    kl_weight: float = 1.0,
+    anneal: float = 0.0,
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
@@ -39,16 +48,19 @@ def sebays_no_freeze(
     plan = sequential_phases(
         (),
         epochs=epochs,
+        explore_epochs=explore_epochs,
+        exploit_epochs=exploit_epochs,
         members=members,
         branches=branches,
         schedule=schedule,
         factor=factor,
         reset=reset,
         rho=rho,
+        memory=memory,
         recalibrate=recalibrate,
-        training=gates_clipped(training, clip_gates),
+        training=gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate),
         closing=(Recalibrate(),),
     )
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
-    objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion),))
-    return Recipe(name="sebays_no_freeze", plan=plan, structure=structure, objective=objective)
+    kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
+    return Recipe(name="sebays_no_freeze", plan=plan, structure=structure, objective=Objective(penalties=(kl,)))

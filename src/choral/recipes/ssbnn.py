@@ -25,25 +25,30 @@ def ssbnn(
     temperature: float = 0.5,
     rho: float = -6.0,
     clip_gates: GateClipping = "apart",
+    rho_rate: float = 1.0,
+    gate_rate: float = 1.0,
+    kl_weight: float = 1.0,
     anneal: float = 0.0,
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """One Bayesian network with a gate for every neuron and filter; gates that are not worth their cost close.
 
     Args:
-        epochs, members, draws, prior_std, rho, anneal, training: as in `bnn`; the prior is that of open nodes. With few points
+        epochs, members, draws, prior_std, rho, rho_rate, kl_weight, anneal, training: as in `bnn`; the prior is that of open nodes. With few points
             start wide (rho -2), or anneal: while deviations are narrow the KL of a node is large, and all gates may close.
         inclusion: prior probability that a node is in the network (lambda).
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
         clip_gates: 'apart' clips the gradients of gates by a norm of their own; 'joint' (the authors' code) by that of
             all gradients, of which a closed gate before BatchNorm takes nearly everything.
+        gate_rate: factor of the learning rate for the logits of gates.
 
     Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, and BatchNorm's
     statistics are estimated again for that network, because those of training do not fit a node that is rarely in.
     """
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
-    objective = Objective(penalties=(SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, anneal=anneal),))
-    train = gates_clipped(training, clip_gates).phase(share(epochs, members), settling(training))
+    kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
+    chosen = gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate)
+    train = chosen.phase(share(epochs, members), settling(training))
     plan = fork(members, Reset(), train, Recalibrate(), Collect())
-    return Recipe(name="ssbnn", plan=plan, structure=structure, objective=objective)
+    return Recipe(name="ssbnn", plan=plan, structure=structure, objective=Objective(penalties=(kl,)))
