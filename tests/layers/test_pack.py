@@ -80,6 +80,43 @@ def test_gamma_leaves_the_first_layer_of_blocks_alone():
     assert all(found[name] == 2 for name in found if name.endswith("conv2"))
 
 
+def wide_resnet_size(width, members, gamma, classes, whole_block_starts):
+    """Parameters of a packed WRN-28-10, layer by layer: every member has the channels, gamma splits each of its layers."""
+
+    def channels(plain):
+        return plain * width // members
+
+    def convolution(inputs, outputs, places, lead=False):
+        g = gamma
+        while g > 1 and (inputs % g or inputs // g < 64):
+            g -= 1
+        return outputs * places * inputs // (1 if lead and whole_block_starts else g)
+
+    each, inputs = 3 * 9 * channels(16), channels(16)
+    for plain in (160, 320, 640):
+        for block in range(4):
+            outputs = channels(plain)
+            each += convolution(inputs, outputs, 9, lead=True) + convolution(outputs, outputs, 9)
+            each += 2 * (inputs + outputs)  # the two norms of a block
+            each += convolution(inputs, outputs, 1) if block == 0 else 0
+            inputs = outputs
+    return members * (each + 2 * inputs + inputs * classes + classes)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "whole", "parameters"), [(1, True, 36_504_008), (2, True, 27_185_608), (2, False, 19_352_008)]
+)
+def test_packed_wide_resnets_have_the_sizes_of_paper_and_code(gamma, whole, parameters):
+    with torch.device("meta"):
+        plain = models.wide_resnet(28, 10)
+    joint = pack(plain, members=4, width=2, subgroups=gamma, whole_block_starts=whole)
+    assert sum(p.numel() for p in joint.parameters()) == parameters == wide_resnet_size(2, 4, gamma, 10, whole)
+    gammas = {w.name: w.subgroups for w in joint.widths if w.kind == "Conv2d"}
+    assert gammas["layer2.1.conv1"] == (1 if whole else gamma)
+    assert gammas["layer2.1.conv2"] == gamma
+    assert gammas["layer1.1.conv1"] == gammas["conv1"] == 1  # 80 channels are too few, and the first layer
+
+
 def test_gamma_without_any_effect_is_refused():
     with pytest.raises(ConversionError, match=r"subgroups=2 has no effect.*minimum_channels=64"):
         pack(models.mlp(4, 2, hidden=(32, 32)), members=2, subgroups=2)

@@ -18,6 +18,7 @@ from choral.values import from_dict
 SHORT = Training(rate=0.02, optimiser=Adam(), batch_size=16, end=0.004)
 OPTIONS = [
     ("masksembles", {"members": 3, "repetition": True}),
+    ("packed", {"members": 2, "whole_block_starts": False}),
     ("edst", {"members": 2, "explore_epochs": 4, "interval": 3, "moving": 0.75}),
     ("dst", {"members": 2, "interval": 3, "moving": 0.75}),
     ("fge", {"cycle": 2, "starts": 2, "members": 2}),

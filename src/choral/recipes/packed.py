@@ -17,6 +17,7 @@ def packed(
     width: float = 2.0,
     subgroups: int = 1,
     minimum_channels: int = 64,
+    whole_block_starts: bool = True,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     training: Training = Training(),
 ) -> Recipe:
@@ -28,10 +29,16 @@ def packed(
         width: alpha, the joint network's width in units of the plain one's.
         subgroups: gamma, groups within a member's own channels.
         minimum_channels: least channels in a group before gamma is lowered.
+        whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
         kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Packed(
-        members=members, width=width, subgroups=subgroups, minimum_channels=minimum_channels, kernel=kernel
+        members=members,
+        width=width,
+        subgroups=subgroups,
+        minimum_channels=minimum_channels,
+        whole_block_starts=whole_block_starts,
+        kernel=kernel,
     )
     return Recipe(name="packed", plan=training.whole(epochs), structure=structure)

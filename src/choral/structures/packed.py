@@ -24,6 +24,7 @@ class Packed(JointStructure):
         width: alpha, the width of all members together over the width of the plain network.
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
+        whole_block_starts: see `choral.layers.pack.pack`.
         kernel: see `JointStructure`; the choice does not change results beyond rounding.
         first: patterns of the layers that read the input, if not the first one registered.
         last: patterns of the layers that give the output, if not the last one registered.
@@ -39,6 +40,7 @@ class Packed(JointStructure):
     width: float = 2.0
     subgroups: int = 1
     minimum_channels: int = 64
+    whole_block_starts: bool = True
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -51,6 +53,7 @@ class Packed(JointStructure):
             width=self.width,
             subgroups=self.subgroups,
             minimum_channels=self.minimum_channels,
+            whole_block_starts=self.whole_block_starts,
             kernel=self.kernel,
             first=self.first,
             last=self.last,
