@@ -4,6 +4,7 @@ A masked tensor `w` becomes three: `w:bits` (one bit for each entry, the lowest 
 values in order) and `w:shape`. At float32 and half the weights kept that is 1/2 + 1/32 = 0.531 of the dense bytes.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -32,14 +33,14 @@ def unpack_bits(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
     >>> unpack_bits(torch.tensor([9, 1], dtype=torch.uint8), (3, 3)).int().tolist()
     [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
     """
-    size = torch.Size(shape)
-    if bits.dtype != torch.uint8 or bits.shape != (-(-size.numel() // 8),):
+    numbers = math.prod(shape)
+    if bits.dtype != torch.uint8 or bits.shape != (-(-numbers // 8),):
         raise RunError(
-            f"a mask of shape {tuple(size)} takes {-(-size.numel() // 8)} bytes, but {tuple(bits.shape)} of "
+            f"a mask of shape {tuple(shape)} takes {-(-numbers // 8)} bytes, but {tuple(bits.shape)} of "
             f"{bits.dtype} were stored; the file is damaged."
         )
     spread = (bits.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
-    return spread.flatten()[: size.numel()].bool().view(size)
+    return spread.flatten()[:numbers].bool().view(shape)
 
 
 def pack(values: Params, masks: Mapping[str, Tensor]) -> Params:
@@ -97,8 +98,10 @@ def unpack(packed: Params) -> tuple[Params, dict[str, Tensor]]:
         missing = [f"{name}:{p}" for p in _PARTS if f"{name}:{p}" not in packed]
         if missing:
             raise RunError(f"{stored!r} is stored without {', '.join(missing)}; the file is damaged.")
-        kept = packed[f"{name}:kept"]
-        mask = unpack_bits(packed[f"{name}:bits"], tuple(packed[f"{name}:shape"].tolist()))
+        kept, shape = packed[f"{name}:kept"], packed[f"{name}:shape"]
+        if shape.dtype != torch.int64 or shape.dim() != 1 or bool((shape < 0).any()):
+            raise RunError(f"{name!r} is stored with the shape {shape.tolist()}; the file is damaged.")
+        mask = unpack_bits(packed[f"{name}:bits"], tuple(shape.tolist()))
         if int(mask.sum()) != kept.numel():
             raise RunError(f"{name!r}: the mask keeps {int(mask.sum())} values, {kept.numel()} are stored.")
         values[name] = torch.zeros(mask.shape, dtype=kept.dtype, device=kept.device).masked_scatter_(mask, kept)

@@ -6,6 +6,7 @@ Importing it imports every kind of structure, phase and objective, so that any r
 from dataclasses import dataclass, field
 from typing import Any
 
+from choral.errors import InputError
 from choral.objectives import Objective
 from choral.plan import Phase, cost, problems
 from choral.plan.show import lines, tree
@@ -30,6 +31,10 @@ class Recipe(Value):
     structure: Structure = field(default_factory=Independent)
     objective: Objective = field(default_factory=Objective)
     combine: str = "probs"
+
+    def __post_init__(self) -> None:
+        if self.combine not in ("probs", "logits"):
+            raise InputError(f"combine is {self.combine!r}; give 'probs' or 'logits'.")
 
     @property
     def epochs(self) -> int:

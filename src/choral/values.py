@@ -5,9 +5,11 @@ inherits from `Value`. The name of its class is its kind; only kinds defined in 
 never decides what code is imported.
 """
 
+import functools
+import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from choral.errors import InputError, did_you_mean
 
@@ -53,14 +55,50 @@ def _decode(item: Any) -> Any:
 
 
 def from_dict(data: Mapping[str, Any]) -> Any:
-    """Return the value a dict describes; raises InputError for a kind or field that does not exist."""
-    kind = data.get("kind")
-    if kind not in _KINDS:
+    """Return the value a dict describes; raises InputError for a kind or field that does not exist or is of another type."""
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
             f"kind {kind!r} is not known; known kinds: {', '.join(sorted(_KINDS))}.{did_you_mean(str(kind), _KINDS)}"
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
+    hints = _hints(kind)
+    for name, value in given.items():
+        if name in hints and not _fits(value, hints[name]):
+            wanted = getattr(hints[name], "__name__", None) if isinstance(hints[name], type) else str(hints[name])
+            raise InputError(f"{kind}: {name} is {value!r}, but must be of type {wanted}.")
     try:
         return _KINDS[kind](**given)
     except TypeError as error:
         raise InputError(f"{kind} cannot be made from the fields {sorted(given)}: {error}.") from error
+
+
+@functools.cache
+def _hints(kind: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(_KINDS[kind])
+    except NameError:  # a class of the user's own, whose annotations are not importable
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a decoded value is of an annotated type; annotations of other sorts accept anything.
+
+    >>> _fits((1, 2.0), tuple[float, ...]), _fits(("a",), tuple[float, ...]), _fits(True, int)
+    (True, False, False)
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in parts
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        repeated = len(parts) == 2 and parts[1] is Ellipsis
+        wanted = [parts[0]] * len(value) if repeated else list(parts)
+        return len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if hint is float or hint is int:
+        whole = isinstance(value, int) or (isinstance(value, float) and (hint is float or value.is_integer()))
+        return whole and not isinstance(value, bool)
+    return isinstance(value, hint) if isinstance(hint, type) and origin is None else True

@@ -4,6 +4,7 @@ All of these are values, so they are saved with the ensemble. Augmentations draw
 place in the plan like everything else.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from choral import draws
+from choral.errors import InputError
 from choral.values import Value
 
 
@@ -42,6 +44,10 @@ class Normalise(Transform):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.mean)) or not all(0 < s < math.inf for s in self.std):
+            raise InputError(f"mean is {self.mean} and std {self.std}; give finite numbers, and deviations above 0.")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalised batch."""

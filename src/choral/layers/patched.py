@@ -18,6 +18,7 @@ Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variati
 arXiv:1905.09453.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Mixture(Value):
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.components < 1 or self.temperature <= 0:
+        if self.components < 1 or not 0 < self.temperature < math.inf:
             raise InputError(
                 f"Mixture: components={self.components}, temperature={self.temperature}; give at least 1 component and a "
                 "temperature above 0."

@@ -84,6 +84,10 @@ class FixedGaussian(GaussianLikelihood):
 
     precision: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.precision < math.inf:
+            raise InputError(f"precision is {self.precision}; give a finite number above 0.")
+
     @property
     def noise_std(self) -> float:
         """The inverse square root of the precision."""
@@ -112,6 +116,10 @@ class LearnedGaussian(GaussianLikelihood):
     """
 
     floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < math.inf:
+            raise InputError(f"floor is {self.floor}; give a finite number of 0 or more.")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Gaussian negative log likelihood, constants included."""

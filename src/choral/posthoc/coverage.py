@@ -1,6 +1,7 @@
 """What conformal prediction shares: the finite-sample quantile, and reports of coverage."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -54,3 +55,12 @@ def evaluate_sets(sets: Tensor, labels: Tensor) -> dict[str, float]:
 def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[str, float]:
     """Return what intervals deliver: coverage and mean_width. Shapes: all (batch, ...)."""
     return {"coverage": interval_coverage(lower, upper, targets), "mean_width": interval_width(lower, upper)}
+
+
+def check_rule(level: float, thresholds: Iterable[float | None]) -> None:
+    """Raise InputError unless a conformal rule promises a level between 0 and 1 by thresholds that are numbers."""
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    odd = [t for t in thresholds if t is not None and not math.isfinite(t)]
+    if odd:
+        raise InputError(f"a conformal rule has the threshold {odd[0]}; thresholds and penalties are finite numbers.")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from choral.errors import InputError
 from choral.metrics.inputs import checked_finite
-from choral.posthoc.coverage import conformal_threshold
+from choral.posthoc.coverage import check_rule, conformal_threshold
 from choral.values import Value
 
 
@@ -31,6 +31,9 @@ class ConformalResidual(Value):
     thresholds: tuple[float | None, ...]
     level: float
     scaled: bool = False
+
+    def __post_init__(self) -> None:
+        check_rule(self.level, self.thresholds)
 
     def apply(self, predictions: Tensor, *, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends.
@@ -60,6 +63,9 @@ class ConformalQuantile(Value):
 
     thresholds: tuple[float | None, ...]
     level: float
+
+    def __post_init__(self) -> None:
+        check_rule(self.level, self.thresholds)
 
     def apply(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return the corrected ends; ends that would cross meet halfway.

@@ -26,6 +26,10 @@ class MemberSelection(Value):
     indices: tuple[int, ...]
     nll: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not self.indices or min(self.indices) < 0:
+            raise InputError(f"indices are {self.indices}; give the places of one or more members, counted from 0.")
+
     def apply(self, member_values: Tensor) -> Tensor:
         """Return the chosen members' values in order. Shapes: (member, ...) -> (chosen, ...)."""
         if max(self.indices) >= len(member_values):

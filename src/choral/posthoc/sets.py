@@ -11,7 +11,7 @@ from torch import Tensor
 
 from choral.errors import InputError
 from choral.metrics.inputs import checked_labels, checked_probs
-from choral.posthoc.coverage import conformal_threshold
+from choral.posthoc.coverage import check_rule, conformal_threshold
 from choral.rng import generator
 from choral.values import Value
 
@@ -35,6 +35,9 @@ class ConformalSets(Value):
     free_classes: int = 0
     randomised: bool = True
     keeps_top: bool = False
+
+    def __post_init__(self) -> None:
+        check_rule(self.level, (self.threshold, self.penalty))
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
         """Return which classes are in each row's set. Shapes: probs (batch, class) -> booleans (batch, class).

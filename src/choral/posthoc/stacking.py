@@ -25,6 +25,10 @@ class StackingWeights(Value):
 
     weights: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not all(0 <= w < math.inf for w in self.weights) or not abs(sum(self.weights) - 1) < 1e-3:
+            raise InputError(f"weights are {self.weights}; give numbers of 0 or more that sum to 1.")
+
     @property
     def tensor(self) -> Tensor:
         """Return the weights as the metrics take them, (member,) in float64."""

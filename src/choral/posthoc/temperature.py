@@ -4,6 +4,7 @@ The number minimises the held-out negative log likelihood of the *ensemble*, the
 T), so that members and ensemble are not calibrated against each other. With one member it is the usual convex problem.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,10 @@ class Temperature(Value):
     """
 
     temperatures: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(0 < t < math.inf for t in self.temperatures):
+            raise InputError(f"temperatures are {self.temperatures}; give one or more finite numbers above 0.")
 
     def apply(self, member_logits: Tensor) -> Tensor:
         """Return the logits divided by their temperature. Shapes: (member, batch, class) -> the same."""

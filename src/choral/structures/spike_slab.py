@@ -3,6 +3,7 @@
 Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +52,8 @@ class SpikeSlab(Sampled):
         super().__post_init__()
         if self.rest not in ("gaussian", "plain"):
             raise InputError(f"SpikeSlab: rest={self.rest!r}; use 'gaussian' or 'plain'.")
+        if not 0 < self.temperature < math.inf:
+            raise InputError(f"SpikeSlab: temperature={self.temperature}; give a finite number above 0.")
 
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         names = [name for name, _ in layers_of(network, _NODES)]
