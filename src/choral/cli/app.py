@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from choral.cli import reporting
-from choral.cli.output import note, progress, say, table, write_json
+from choral.cli.output import note, progress, say, table, write_csv, write_json
 from choral.errors import InputError
 
 app = typer.Typer(
@@ -205,7 +205,6 @@ def predict(
 ) -> None:
     """Predict with a saved ensemble: one line for each row, with how sure it is."""
     import contextlib
-    import csv
     import sys
 
     from choral.fit import load
@@ -216,29 +215,21 @@ def predict(
         write_json(rows)
         return
     with contextlib.nullcontext(sys.stdout) if out is None else out.open("w", newline="") as handle:
-        writer = csv.DictWriter(handle, list(rows[0]))
-        writer.writeheader()
-        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+        write_csv(handle, rows)
     if out is not None:
         note(f"choral: {len(rows)} predictions written to {out}")
 
 
 def _unlabelled(loaded: Any, data: Path) -> Any:
-    import numpy as np
-
+    from choral.data.arrays import read_arrays
     from choral.data.tables import encode_inputs, read_table
 
     if data.suffix == ".npz":
-        try:
-            with np.load(data, allow_pickle=False) as held:
-                for name in ("x", "x_test"):
-                    if name in held.files:
-                        return held[name]
-                raise InputError(f"{data} holds {', '.join(held.files)}; give the inputs as x.")
-        except (OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{data} cannot be read as an .npz file of arrays: {error}.") from error
+        held = read_arrays(data)
+        for name in ("x", "x_test"):
+            if name in held:
+                return held[name]
+        raise InputError(f"{data} holds {', '.join(held)}; give the inputs as x.")
     if not loaded.table or "columns" not in loaded.table:
         raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file with x.")
     return encode_inputs(read_table(data), loaded.table, path=str(data))

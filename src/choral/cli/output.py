@@ -24,6 +24,31 @@ def _finite(item: Any) -> Any:
     return item
 
 
+def write_csv(handle: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows under a header; text that a spreadsheet would take for a formula is quoted."""
+    import csv
+
+    writer = csv.writer(handle)
+    writer.writerow([_cell(name) for name in rows[0]])
+    writer.writerows([_cell(value) for value in row.values()] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a cell of a CSV file.
+
+    >>> [_cell(v) for v in ("=1+1", "@a", "-1", "- a", -0.5, "b")]
+    ["'=1+1", "'@a", '-1', "'- a", '-0.5', 'b']
+    """
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and value.lstrip(" ")[:1] in ("=", "+", "-", "@", "\t", "\r", "\n") and value.strip(" "):
+        try:
+            float(value)
+        except ValueError:
+            return "'" + value
+    return value
+
+
 def say(text: str) -> None:
     """Print a line for people on standard output."""
     sys.stdout.write(text + "\n")

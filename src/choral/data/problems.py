@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from choral.data.arrays import read_arrays
 from choral.data.tables import encode_inputs, encode_target, learn_encoding, read_table
 from choral.errors import InputError, did_you_mean
 
@@ -73,11 +74,7 @@ def _built_in(name: str, holdout: float, seed: int) -> Problem:
 
 
 def _from_npz(path: Path) -> Problem:
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            arrays = {n: held[n] for n in held.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path} cannot be read as an .npz file of arrays: {error}.") from error
+    arrays = read_arrays(path)
     wanted = ("x_train", "y_train", "x_test", "y_test")
     absent = [n for n in wanted if n not in arrays]
     if absent:
@@ -85,7 +82,8 @@ def _from_npz(path: Path) -> Problem:
     for name in ("y_train", "y_test"):
         if arrays[name].dtype.kind not in "iufb":
             raise InputError(f"{path}: {name} holds {arrays[name].dtype}, not numbers; encode labels as 0, 1, 2, ...")
-    return Problem(path.name, *(arrays[n] for n in wanted))
+    x_train, y_train, x_test, y_test = (arrays[n] for n in wanted)
+    return Problem(path.name, x_train, y_train, x_test, y_test)
 
 
 def _from_table(path: Path, target: str | None, task: str | None, holdout: float, seed: int) -> Problem:
