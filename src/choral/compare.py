@@ -13,9 +13,9 @@ from choral import __version__
 from choral.data.images import holds_images, strange
 from choral.data.inputs import Transform
 from choral.data.problems import Problem
-from choral.engine.files import write_json
+from choral.engine.files import read_json, write_json
 from choral.engine.store import Listener
-from choral.errors import InputError
+from choral.errors import InputError, RunError
 from choral.evaluation import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.fit import fit
 from choral.projection import pca, tsne
@@ -129,7 +129,7 @@ def compare(
     for number, recipe in enumerate(recipes):
         twin = sum(r.name == recipe.name for r in recipes[:number])
         name = recipe.name + (f"_{twin + 1}" if twin else "")
-        folder = None if run_dir is None else Path(run_dir) / name
+        folder = None if run_dir is None else Path(run_dir) / folder_name(name)
         ensemble = fit(
             build,
             (problem.x_train, problem.y_train),
@@ -157,12 +157,29 @@ def compare(
     return comparison
 
 
+def folder_name(name: str) -> str:
+    """Return a recipe's name if it can name a folder of its own; InputError if it would lead elsewhere.
+
+    >>> folder_name("snapshot_2")
+    'snapshot_2'
+    """
+    if name in ("", ".", "..") or len(name.encode()) > 200 or any(c in "/\\" or not c.isprintable() for c in name):
+        raise InputError(
+            f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it a name without slashes and "
+            "control characters, of at most 200 bytes."
+        )
+    return name
+
+
 def _write_changes(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file unless it says all that already: what was made from it is then still good."""
-    held = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        held = read_json(path) or {}
+    except RunError:  # all that it says is said again
+        held = {}
     said = json.loads(json.dumps(content))
     if any(held.get(key) != value for key, value in said.items()):
-        write_json(path, content)
+        write_json(path, content, within=path.parent)
 
 
 def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | str = "all") -> Trial:

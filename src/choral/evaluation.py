@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from choral import metrics
-from choral.engine.files import write_json
+from choral.engine.files import read_json, write_json
 from choral.predict import Ensemble
 from choral.prediction import Classification, Prediction, Regression
 from choral.projection import chains, pca
@@ -110,14 +110,14 @@ def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -
 def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Trial) -> None:
     """Write an ensemble's evaluation into the results.json of its run folder, where `choral report` finds it."""
     path = folder / "results.json"
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    write_json(path, stored | {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest})
+    stored = read_json(path) or {}
+    found = stored | {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest}
+    write_json(path, found, within=folder)
 
 
 def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, Any]:
     """Return the evaluation that the run folder keeps if it was judged by the same rows; else judge, and keep it."""
-    path = None if folder is None else folder / "results.json"
-    stored = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    stored = (None if folder is None else read_json(folder / "results.json")) or {}
     found = stored.get("evaluation", {}).get(ensemble.recipe.name)
     if found is None or stored.get("judged_by") != trial.digest:
         found = json.loads(json.dumps(judge(ensemble, trial), sort_keys=True))  # in the order a file would give back

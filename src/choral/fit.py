@@ -1,8 +1,8 @@
 """fit: a network, data and a recipe in; an ensemble out. load: the way back from a file or run folder."""
 
-import contextlib
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,20 @@ from choral.engine.blueprint import Blueprint
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.denormals import flushing
 from choral.engine.executors import Executor, choose, choose_way
-from choral.engine.files import checksum, pack_tensors, tensor_bytes, write_json
+from choral.engine.files import checksum, digest_of, pack_tensors, read_json, write_json
+from choral.engine.folder import claimed, keep_table, read_plan, run_of
 from choral.engine.memory import keep_freed
+from choral.engine.mending import mend
 from choral.engine.run import Run
-from choral.engine.store import Listener, Log, MemberStore
+from choral.engine.store import Listener, Log, MemberStore, last_counted
 from choral.engine.trainers import Task
 from choral.errors import InputError, PlanError, RunError
 from choral.objectives.likelihoods import Categorical, Likelihood, infer
-from choral.plan.cost import cost
 from choral.predict import Ensemble
 from choral.recipe import Recipe
-from choral.saving import Saved, build_for, check_fits, load_file
+from choral.saving import costs_in, load_file, load_folder
 from choral.structures.independence import check_independence
 from choral.types import Build
-from choral.values import from_dict
 
 
 @flushing()
@@ -79,38 +79,77 @@ def fit(
     source = source_of(data)
     task = make_task(build, source, recipe, inputs=inputs, likelihood=likelihood, device=device, precision=precision)
     folder = None if run_dir is None else Path(run_dir)
-    with _claimed(folder):
+    with claimed(folder):
         identity = _identity(task, source, recipe, seed, executor)
-        width = _settle_folder(folder, identity, task, source, recipe, executor)
-        if folder is not None and table is not None:
-            write_json(folder / "table.json", table)
-        store = MemberStore(None if folder is None else folder / "members")
-        count = cost(recipe.plan).networks
-        results = None if folder is None else _read(folder / "results.json")
-        if results is None or store.missing(count):
-            log = Log(None if folder is None else folder / "log.jsonl", listener)
-            checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
-            run = Run(
-                task,
-                source,
-                recipe.plan,
-                seed=seed,
-                width=width,
-                store=store,
-                checkpoints=checkpoints,
-                log=log,
-                seconds=checkpoint_seconds,
-            )
-            try:
-                run.execute()
-            finally:
-                log.close()
-            results = _results(run, store, count, time.perf_counter() - started)
-            if folder is not None:
-                write_json(folder / "results.json", results)
-                assert checkpoints is not None
-                checkpoints.clear()
-    return Ensemble(build, recipe, task.likelihood, store, count, inputs=inputs, table=table, info=_summary(results))
+        plan, width = _settle_folder(folder, identity, task, source, recipe, executor, table)
+        store = MemberStore(None if folder is None else folder / "members", run=run_of(plan))
+        log = Log(None if folder is None else folder / "log.jsonl", listener)
+        run = Run(
+            task,
+            source,
+            recipe.plan,
+            seed=seed,
+            width=width,
+            store=store,
+            checkpoints=None if folder is None else Checkpoints(folder / "checkpoints"),
+            log=log,
+            seconds=checkpoint_seconds,
+        )
+        try:
+            results = _carried_out(run, folder, plan["environment"], started)
+        finally:
+            log.close()
+    count = len(run.member_of)
+    return Ensemble(build, recipe, task.likelihood, store, count, inputs=inputs, table=table, info=results)
+
+
+def _carried_out(run: Run, folder: Path | None, begun: dict[str, Any], started: float) -> dict[str, Any]:
+    """Train what is not yet there, in a new folder, an interrupted or a finished one; return the results."""
+    count = len(run.member_of)
+    if folder is None:
+        run.execute()
+        return _results(run, count, time.perf_counter() - started)
+    assert run.checkpoints is not None
+    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
+    lost = run.store.lost(count)
+    if lost:
+        _compare_environment(folder, begun)
+    if finished or not (lost or run.checkpoints):
+        mend(run, lost)
+    else:
+        run.begin()
+        if run.snapshot is not None:
+            mend(run, lost, until=run.snapshot.position, failed=run.snapshot.failed)
+        run.execute()
+    results = _kept_results(folder, run.log)
+    if not results:
+        if not run.counted["epochs"]:
+            run.counted = last_counted(folder / "log.jsonl")
+        results = _results(run, count, time.perf_counter() - started)
+        write_json(folder / "results.json", results, within=folder)
+    run.checkpoints.clear()
+    return results
+
+
+def _kept_results(folder: Path, log: Log) -> dict[str, Any]:
+    try:
+        return costs_in(read_json(folder / "results.json"))
+    except RunError as error:
+        log.event(kind="warning", message=f"{error} It is made again from the log.")
+        return {}
+
+
+def _compare_environment(folder: Path, begun: dict[str, Any]) -> None:
+    if begun != _environment():
+        warnings.warn(
+            f"{folder} was begun with {begun} and goes on with {_environment()}; members agree with an unbroken run to "
+            "rounding, not bit for bit.",
+            stacklevel=4,
+        )
+
+
+def _environment() -> dict[str, Any]:
+    return {"threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def make_task(
@@ -199,10 +238,9 @@ def _identity(task: Task, source: Source, recipe: Recipe, seed: int, executor: E
     return identity
 
 
-def _settle_folder(folder, identity, task, source, recipe, executor):  # type: ignore[no-untyped-def]  # private glue of fit
-    """Compare with what the folder holds, or write it; return the width rule of the executor that was settled on."""
-    environment = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    stored = None if folder is None else _read(folder / "plan.json")
+def _settle_folder(folder, identity, task, source, recipe, executor, table):  # type: ignore[no-untyped-def]  # private glue of fit
+    """Compare with what the folder holds, or write it; return the plan and the width rule of the executor settled on."""
+    stored = None if folder is None else read_plan(folder)
     if stored is not None:
         lines = list(_differences(stored["identity"], json.loads(json.dumps(identity))))
         if lines:
@@ -211,28 +249,23 @@ def _settle_folder(folder, identity, task, source, recipe, executor):  # type: i
                 + "; ".join(lines[:4])
                 + ". Use another run_dir, or repeat the old call."
             )
-        if stored["environment"] != environment and not (folder / "results.json").exists():
-            import warnings
-
-            warnings.warn(
-                f"{folder} was begun with {stored['environment']} and goes on with {environment}; members agree with an "
-                "unbroken run to rounding, not bit for bit.",
-                stacklevel=3,
-            )
     way, seconds = choose_way(task, source, recipe.plan, settled=None if stored is None else stored.get("way"))
     settled = choose(executor, task, source, recipe.plan, settled=None if stored is None else stored["executor"])
-    if stored is None and folder is not None:
-        content = {
-            "identity": identity,
-            "environment": environment,
-            "executor": settled.name,
-            "way": way,
-            "measured": settled.measured | seconds,
-            "network": _zoo_spec(task.blueprint),
-            "describe": recipe.describe(),
-        }
-        write_json(folder / "plan.json", content)
-    return settled.width
+    plan = stored or {
+        "identity": identity,
+        "environment": _environment(),
+        "executor": settled.name,
+        "way": way,
+        "measured": settled.measured | seconds,
+        "network": _zoo_spec(task.blueprint),
+        "describe": recipe.describe(),
+        "table": None if table is None else digest_of(table),
+    }
+    if folder is not None:
+        keep_table(folder, plan, table)
+        if stored is None:
+            write_json(folder / "plan.json", plan, within=folder)
+    return plan, settled.width
 
 
 def _zoo_spec(blueprint: Blueprint) -> dict[str, Any] | None:
@@ -259,41 +292,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); remove the folder or use another run_dir.") from error
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path | None) -> Iterator[None]:
-    """Hold a run folder for this process; a second process on the same folder is refused."""
-    if folder is None:
-        yield
-        return
-    import fcntl
-
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"run_dir {folder} is a file; give a folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(f"{folder} is in use by another process; wait for it or use another run_dir.") from error
-        yield
-
-
-def _results(run: Run, store: MemberStore, count: int, seconds: float) -> dict[str, Any]:
-    states = (store.get(i) for i in range(count))
-    parameters = stored = flops = 0.0
+def _results(run: Run, count: int, seconds: float) -> dict[str, Any]:
+    states = (run.store.get(i) for i in range(count))
+    parameters = flops = 0.0
     for state in states:
         mask = state.slots.get("mask", {})
         parameters += sum(int(mask[n].sum()) if n in mask else p.numel() for n, p in state.params.items())
-        stored += tensor_bytes(state.params)
         flops += run.flops.predict(state)
     return {
         "counted": run.counted,
@@ -304,58 +308,30 @@ def _results(run: Run, store: MemberStore, count: int, seconds: float) -> dict[s
     }
 
 
-def _summary(results: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what an ensemble keeps of a run's results: its costs, not what evaluations and reports have added."""
-    added = ("corruption_errors", "evaluation", "history", "judged_by", "map", "plans", "ranking", "rows", "settings")
-    return {k: v for k, v in (results or {}).items() if k not in added}
-
-
-def load(path: str | Path, build: Build | nn.Module | None = None) -> Ensemble:
+def load(path: str | Path, build: Build | nn.Module | None = None, *, partial: bool = False) -> Ensemble:
     """Return a saved ensemble, from a file made by `Ensemble.save` or from a run folder.
 
     Args:
         path: the file or folder.
         build: the network factory; not needed for networks of choral's own zoo.
+        partial: from a run folder where some members are missing or damaged (a branch diverged, a run was interrupted),
+            load the others with a warning instead of refusing.
     """
     path = Path(path)
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
-    saved = load_file(path, build) if path.is_file() else _load_folder(path, build)
-    return Ensemble(
-        saved.build,
-        saved.recipe,
-        saved.likelihood,
-        saved.store,
-        saved.count,
-        inputs=saved.inputs,
-        table=saved.table,
-        info=saved.info,
-        posthoc=saved.posthoc,
-    )
-
-
-def _load_folder(path: Path, build: Build | nn.Module | None) -> Saved:
-    stored = _read(path / "plan.json")
-    if stored is None:
-        raise RunError(f"{path} is not a run folder: it has no plan.json; give a run folder or a saved file.")
-    identity = stored["identity"]
-    recipe = from_dict(identity["recipe"])
-    store = MemberStore(path / "members")
-    count = cost(recipe.plan).networks
-    missing = store.missing(count)
-    if missing:
-        raise RunError(
-            f"the run in {path} is not complete: {len(missing)} of {count} networks are missing; run it again to finish."
+    saved = load_file(path, build) if path.is_file() else load_folder(path, build, partial=partial)
+    try:
+        return Ensemble(
+            saved.build,
+            saved.recipe,
+            saved.likelihood,
+            saved.store,
+            saved.count,
+            inputs=saved.inputs,
+            table=saved.table,
+            info=saved.info,
+            posthoc=saved.posthoc,
         )
-    saved = Saved(
-        build_for(stored["network"], build, str(path)),
-        recipe,
-        from_dict(identity["likelihood"]),
-        store,
-        count,
-        inputs=tuple(from_dict(t) for t in identity["inputs"]),
-        table=_read(path / "table.json"),
-        info=_summary(_read(path / "results.json")),
-    )
-    check_fits(saved, str(path))
-    return saved
+    except InputError as error:
+        raise RunError(f"{path} cannot be read: {error}") from error

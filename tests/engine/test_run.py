@@ -10,6 +10,7 @@ from torch import nn
 from choral import models
 from choral.data import HorizontalFlip, Normalise, PadCrop
 from choral.engine.blueprint import redraw
+from choral.engine.files import write_json
 from choral.errors import DivergedError, InputError, PlanError, RunError
 from choral.fit import fit
 from choral.plan import (
@@ -251,11 +252,11 @@ def test_another_thread_count_is_said(tmp_path):
     fit(build, (X, Y), recipe, run_dir=tmp_path)
     plan = json.loads((tmp_path / "plan.json").read_text())
     plan["environment"]["threads"] = 77
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    write_json(tmp_path / "plan.json", plan)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(build, (X, Y), recipe, run_dir=tmp_path)  # nothing is left to do
-    (tmp_path / "results.json").unlink()
+    (tmp_path / "members" / "00000.safetensors").unlink()
     with pytest.warns(UserWarning, match="not bit for bit"):
         fit(build, (X, Y), recipe, run_dir=tmp_path)
 

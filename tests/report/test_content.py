@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 
+from choral.engine.files import write_json
 from choral.errors import RunError
 from choral.report.content import collect
 
@@ -36,7 +37,7 @@ def test_a_folder_of_runs_needs_no_results_of_its_own(comparison, tmp_path):
 def test_runs_that_were_not_evaluated_have_costs_only(comparison, tmp_path):
     shutil.copytree(comparison / "single", tmp_path / "run")
     path = tmp_path / "run" / "results.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "evaluation"}))
+    write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != "evaluation"})
     found = collect(tmp_path / "run")
     assert found.task is None
     assert found.results["ranking"][0]["rank"] is None
@@ -49,5 +50,5 @@ def test_other_folders_are_refused_with_a_sentence(tmp_path):
     with pytest.raises(RunError, match="is not a folder"):
         collect(tmp_path / "nothing")
     (tmp_path / "results.json").write_text("{broken")
-    with pytest.raises(RunError, match=r"results\.json cannot be read"):
+    with pytest.raises(RunError, match=r"results\.json is not whole JSON"):
         collect(tmp_path)

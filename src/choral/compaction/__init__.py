@@ -10,23 +10,20 @@ fewer features, and passes functions it does not know (a softmax) as elementwise
 Where none of this plays a part both give the same network, which the tests check.
 """
 
-from choral.compaction.compacting import CompactReport, CompactResult, compact, folded, plan_compaction, plan_with_folds
+from choral.compaction.compacting import CompactReport, CompactResult, compact, plan_compaction
 from choral.compaction.form import Form, follow, shrink, slice_params
-from choral.compaction.solve import Fold, Kept
+from choral.compaction.solve import Kept
 from choral.compaction.tied import neuron_param_mask, tied_groups
 
 __all__ = [
     "CompactReport",
     "CompactResult",
-    "Fold",
     "Form",
     "Kept",
     "compact",
-    "folded",
     "follow",
     "neuron_param_mask",
     "plan_compaction",
-    "plan_with_folds",
     "shrink",
     "slice_params",
     "tied_groups",

@@ -10,19 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from choral.compaction.form import Form, shrink
-from choral.compaction.solve import (
-    Example,
-    Fold,
-    Kept,
-    Solution,
-    Untraceable,
-    checked,
-    masked,
-    run,
-    runs,
-    solve,
-    traced,
-)
+from choral.compaction.solve import Example, Kept, Solution, Untraceable, checked, masked, run, runs, solve, traced
 from choral.compaction.tracer import tensors_in
 
 _TOLERANCE = 1e-4
@@ -75,19 +63,6 @@ def plan_compaction(network: nn.Module, keep: Mapping[str, Tensor], example_inpu
     return _solve_and_check(network, keep, example_input)[0].form
 
 
-def plan_with_folds(
-    network: nn.Module, keep: Mapping[str, Tensor], example_input: Example
-) -> tuple[Form, tuple[Fold, ...]]:
-    """Return the form of the compacted network and what its layers take over from channels that emitted constants.
-
-    Arguments as in `compact`, and checked in the same way. Where `compact` leaves removed neurons that emit constants into a
-    layer whose bias cannot take them over (padded, or without one), here one of them stays for all: its column becomes
-    the sum of theirs, weighted by their constants, which is exact under any padding.
-    """
-    solution = _solve_and_check(network, keep, example_input, carry=True)[0]
-    return solution.form, solution.folds
-
-
 def compact(
     network: nn.Module, keep: Mapping[str, Tensor], example_input: Example, *, repeats: int = 3
 ) -> CompactResult:
@@ -126,7 +101,7 @@ def compact(
 
 
 def _solve_and_check(
-    network: nn.Module, keep: Mapping[str, Tensor], example: Example, *, carry: bool = False
+    network: nn.Module, keep: Mapping[str, Tensor], example: Example
 ) -> tuple[Solution, nn.Module, float]:
     """Return a solution that was run on the example, the small network, and how far its outputs are."""
     wanted = checked(network, keep)
@@ -136,7 +111,7 @@ def _solve_and_check(
         tracer = traced(network, wanted, example)
     except Untraceable as reason:
         return _untouched(wanted, dead, str(reason))
-    solution = solve(network, wanted, tracer, carry=carry)
+    solution = solve(network, wanted, tracer)
     small, distance, problem = _attempt(dead, solution, example, expected)
     if not problem:
         return solution, small, distance
@@ -144,30 +119,15 @@ def _solve_and_check(
     refused = dict.fromkeys(wanted, "")
     for layer in wanted:
         refused.pop(layer)
-        trial = solve(network, wanted, tracer, refused, carry=carry)
+        trial = solve(network, wanted, tracer, refused)
         problem = _attempt(dead, trial, example, expected)[2]
         if problem:
             refused[layer] = f"the smaller network failed: {problem}"
-    solution = solve(network, wanted, tracer, refused, carry=carry)
+    solution = solve(network, wanted, tracer, refused)
     small, distance, problem = _attempt(dead, solution, example, expected)
     if problem:
         return _untouched(wanted, dead, f"the smaller network failed: {problem}")
     return solution, small, distance
-
-
-def folded(weight: Tensor, fold: Fold, *, power: int = 1) -> Tensor:
-    """Return what a fold adds to the bias, or to the column of its carrier, given the weight it names.
-
-    Args:
-        weight: (output channel, input channel, ...); for `power` 2 the variances of weights, if draws are independent.
-        fold: the fold.
-        power: of the constants.
-    """
-    constants = fold.constants.to(weight) ** power
-    columns = weight[:, fold.channels.to(weight.device)]
-    if fold.bias is None:
-        return torch.einsum("oi...,i->o...", columns, constants)
-    return (columns.flatten(2).sum(2) if columns.dim() > 2 else columns) @ constants
 
 
 def _untouched(keep: Mapping[str, Tensor], dead: nn.Module, reason: str) -> tuple[Solution, nn.Module, float]:
@@ -179,14 +139,14 @@ def _untouched(keep: Mapping[str, Tensor], dead: nn.Module, reason: str) -> tupl
 def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: object) -> tuple[nn.Module, float, str]:
     """Return the small network, its distance from the expected outputs, and what is wrong with it, if anything."""
     try:
-        whole = copy.deepcopy(dead)
-        parameters = dict(whole.named_parameters())
+        folded = copy.deepcopy(dead)
+        parameters = dict(folded.named_parameters())
         with torch.no_grad():
             for fold in solution.folds:
-                weight = parameters[fold.weight]
-                target = weight[:, fold.carrier] if fold.bias is None else parameters[fold.bias]
-                target.add_(folded(weight, fold))
-        small = shrink(whole, solution.form)
+                weight, bias = parameters[fold.weight], parameters[fold.bias]
+                columns = weight.flatten(2).sum(2) if weight.dim() > 2 else weight
+                bias.add_(columns[:, fold.channels.to(weight.device)] @ fold.constants.to(weight))
+        small = shrink(folded, solution.form)
         modes = {name: module.training for name, module in small.named_modules()}
         outputs = run(small.eval(), example)
         for name, module in small.named_modules():

@@ -12,7 +12,7 @@ from choral.compaction.form import SIZES, Form
 from choral.compaction.layer_rules import LAYER_RULES
 from choral.compaction.pointwise_rules import POINTWISE_RULES
 from choral.compaction.shape_rules import SHAPE_RULES
-from choral.compaction.tracer import Tracer, Use
+from choral.compaction.tracer import Tracer
 from choral.errors import InputError, did_you_mean
 
 RULES = {**LAYER_RULES, **SHAPE_RULES, **POINTWISE_RULES}
@@ -31,21 +31,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class Fold:
-    """What a layer takes over from removed input channels that emit constants.
-
-    Args:
-        weight: name of the layer's weight.
-        bias: name of its bias, if that takes the constants over.
-        channels: the removed input channels.
-        constants: what they emit, relative to the carrier if there is one.
-        carrier: an input channel that stays and emits a constant, if its column takes the others' over.
-    """
+    """Constants that a layer's bias takes over from removed input channels."""
 
     weight: str
-    bias: str | None
+    bias: str
     channels: Tensor
     constants: Tensor
-    carrier: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,18 +132,12 @@ def _canonical(network: nn.Module) -> dict[str, str]:
 
 
 def solve(
-    network: nn.Module,
-    keep: Mapping[str, Tensor],
-    tracer: Tracer,
-    refused: Mapping[str, str] | None = None,
-    *,
-    carry: bool = False,
+    network: nn.Module, keep: Mapping[str, Tensor], tracer: Tracer, refused: Mapping[str, str] | None = None
 ) -> Solution:
     """Return what can be removed.
 
     A unit goes if the removal of one of its channels was asked for, nothing locks it, and wherever a layer mixes it
-    with others it is a constant which the layer's bias can take over. With `carry`, where a bias cannot (there is none, or
-    zeros are padded around the input), the largest constant stays and the columns of the others are added to its own.
+    with others it is a constant which the layer's bias can take over.
     """
     roots = tracer.units.roots()
     canonical = _canonical(network)
@@ -171,13 +156,9 @@ def solve(
                 stay(units[~keep[layer]], refused[layer])
     for units, reason in tracer.units.locks():
         stay(units, reason)
-    _check_uses(tracer, stay, carry)
+    _check_uses(tracer, stay)
     for root in reasons:
         wanted[root] = False
-    if carry:
-        for use, carrier in _carriers(tracer, wanted[roots]):
-            wanted[roots[use.units[carrier]]] = False
-            stay(use.units[[carrier]], f"it carries the constants that others emit into {use.weight}")
     for (name, _), units in tracer.bound.items():
         if bool(wanted[roots[units]].all()):
             wanted[roots[units[0]]] = False
@@ -187,33 +168,13 @@ def solve(
     return Solution(_form(network, tracer, gone), _folds(tracer, gone), kept, removed)
 
 
-def _takes_constants(use: Use) -> bool:
-    """Return whether the bias of a layer can take over the constants it reads."""
-    return use.bias is not None and not use.padded
-
-
-def _constant(use: Use) -> Tensor:
-    return ~use.constants.isnan() & (use.constants != 0)
-
-
-def _carriers(tracer: Tracer, gone: Tensor) -> list[tuple[Use, int]]:
-    """Return for each layer that loses constants which no bias can take over the channel with the largest constant."""
-    found = []
-    for use in tracer.uses:
-        if not _takes_constants(use) and bool((gone[use.units] & _constant(use)).any()):
-            found.append((use, int(use.constants.nan_to_num(0.0).abs().argmax())))
-    return found
-
-
-def _check_uses(tracer: Tracer, stay: Any, carry: bool) -> None:
+def _check_uses(tracer: Tracer, stay: Any) -> None:
     readings = [use.weight for use in tracer.uses]
     for use in tracer.uses:
         varies = use.constants.isnan()
         stay(use.units[varies], f"{_VARIES} where {use.weight} reads it")
-        constant = _constant(use)
+        constant = ~varies & (use.constants != 0)
         emits = "it emits a constant"
-        if carry and readings.count(use.weight) == 1:
-            continue
         if use.padded:
             stay(use.units[constant], f"{emits}, which the zero-padding around the input of {use.weight} makes uneven")
         elif use.bias is None:
@@ -279,15 +240,8 @@ def _folds(tracer: Tracer, gone: Tensor) -> tuple[Fold, ...]:
     folds = []
     for use in tracer.uses:
         channels = (gone[use.units] & (use.constants != 0)).nonzero().flatten()
-        if not channels.numel():
-            continue
-        if _takes_constants(use):
+        if channels.numel() and use.bias is not None:
             folds.append(Fold(use.weight, use.bias, channels, use.constants[channels]))
-        else:
-            stays = _constant(use) & ~gone[use.units]
-            carrier = int(use.constants.where(stays, 0.0).abs().argmax())
-            relative = use.constants[channels] / use.constants[carrier]
-            folds.append(Fold(use.weight, None, channels, relative, carrier))
     return tuple(folds)
 
 

@@ -7,12 +7,15 @@ files, so a damaged one is noticed and the one before is used.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from choral.engine.files import checksum, pack_tensors, read_checked, unpack_tensors, write_bytes, write_json
+from choral.engine.files import checksum, pack_tensors, parse_json, read_checked, unpack_tensors, write_bytes
+from choral.engine.schema import expect
+from choral.errors import RunError
 from choral.plan.state import State
 
 Place = tuple[int | str, ...]
@@ -60,7 +63,7 @@ def _pack(states: Sequence[State | None]) -> bytes:
 
 
 def _unpack(data: bytes, name: str) -> list[State | None]:
-    tensors, header = unpack_tensors(data, name)
+    tensors, header = unpack_tensors(data, name, quiet=True)
     parts: list[dict[str, Any]] = [{} for _ in header["empty"]]
     for full, tensor in tensors.items():
         lane, rest = full.split("/", 1)
@@ -73,13 +76,24 @@ def _unpack(data: bytes, name: str) -> list[State | None]:
 
 @dataclass
 class Checkpoints:
-    """The checkpoint folder of a run."""
+    """The checkpoint folder of a run.
+
+    Only what this process wrote or read whole is trusted, never a file because of its name: after a damaged checkpoint
+    was passed over, its files are written again and the good one before it stays until two new ones are there.
+    """
 
     folder: Path
     messages: list[str] = field(default_factory=list)
+    _whole: dict[str, str] = field(default_factory=dict)  # files known to be whole, with their checksums
+    _trusted: list[Path] = field(default_factory=list)  # manifests known to be whole, oldest first
 
     def _manifests(self) -> list[Path]:
-        return sorted(self.folder.glob("manifest-*.json"), key=lambda p: int(p.stem.split("-")[1]))
+        """Return our own manifests, oldest first; other names (copies a sync service made) are nobody's."""
+        found = [p for p in self.folder.glob("manifest-*.json") if _MANIFEST.fullmatch(p.name)]
+        return sorted(found, key=lambda p: int(p.stem.split("-")[1]))
+
+    def __bool__(self) -> bool:
+        return bool(self._manifests())
 
     def save(
         self,
@@ -92,18 +106,15 @@ class Checkpoints:
         log_bytes: int,
     ) -> None:
         """Write the frames that changed and a new manifest; forget all but the two newest."""
-        manifests = self._manifests()
-        known: dict[str, str] = {}
-        for path in manifests[-2:]:
-            known |= {f["file"]: f["checksum"] for f in _manifest(path).get("frames", [])}
         entries = []
         for group in frames:
             file = f"{group.name}.safetensors"
-            if file not in known:
-                known[file] = write_bytes(self.folder / file, _pack([lane.state for lane in group.lanes]))
-            entries.append(
-                {"file": file, "checksum": known[file], "places": [list(lane.place) for lane in group.lanes]}
-            )
+            if file not in self._whole:
+                data = _pack([lane.state for lane in group.lanes])
+                self._whole[file] = write_bytes(self.folder / file, data, within=self.folder.parent)
+            places = [list(lane.place) for lane in group.lanes]
+            entries.append({"file": file, "checksum": self._whole[file], "places": places})
+        manifests = self._manifests()
         number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
         content = {
             "position": position,
@@ -114,24 +125,26 @@ class Checkpoints:
             "log_bytes": log_bytes,
         }
         body = json.dumps(content, sort_keys=True)
-        write_json(self.folder / f"manifest-{number}.json", {"content": body, "checksum": checksum(body.encode())})
-        self._forget(keep=2)
+        path = self.folder / f"manifest-{number}.json"
+        outer = json.dumps({"content": body, "checksum": checksum(body.encode())})
+        write_bytes(path, outer.encode(), within=self.folder.parent)
+        self._trusted = [*self._trusted[-1:], path]
+        self._forget(self._trusted)
 
-    def _forget(self, keep: int) -> None:
-        manifests = self._manifests()
-        for path in manifests[:-keep] if keep else manifests:
-            path.unlink(missing_ok=True)
-        needed = {f["file"] for path in self._manifests() for f in _manifest(path).get("frames", [])}
-        for path in self.folder.glob("*.safetensors"):
-            if path.name not in needed:
+    def _forget(self, keep: Sequence[Path]) -> None:
+        for path in self._manifests():
+            if path not in keep:
                 path.unlink(missing_ok=True)
-        for path in self.folder.glob("*.part"):
-            path.unlink(missing_ok=True)
+        needed = {f["file"] for path in keep for f in _manifest(path).get("frames", [])}
+        for path in self.folder.iterdir():
+            if _FRAME.fullmatch(path.name) and path.name not in needed:
+                path.unlink(missing_ok=True)
+                self._whole.pop(path.name, None)
 
     def clear(self) -> None:
         """Remove all checkpoints: the run is complete."""
         if self.folder.exists():
-            self._forget(keep=0)
+            self._forget([])
 
     def latest(self) -> Snapshot | None:
         """Return the newest checkpoint whose files are all whole; says what was damaged."""
@@ -149,28 +162,37 @@ class Checkpoints:
                     )
                     break
                 states = _unpack(data, entry["file"])
+                self._whole[entry["file"]] = entry["checksum"]
                 for place, state in zip(entry["places"], states):
                     frames[repr(tuple(place))] = state
             else:
-                return Snapshot(
-                    content["position"],
-                    content["epoch"],
-                    frames,
-                    content["failed"],
-                    content["counted"],
-                    content["log_bytes"],
-                )
+                self._trusted = [path]
+                numbers = (content["position"], content["epoch"])
+                return Snapshot(*numbers, frames, content["failed"], content["counted"], content["log_bytes"])
         if self._manifests():
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
 
 
+_MANIFEST = re.compile(r"manifest-\d+\.json")
+_FRAME = re.compile(r"[0-9a-f]{12}-(-?\d+)-\d+\.safetensors")
+_CONTENT = {
+    "position": int,
+    "epoch": int,
+    "frames": [{"file": str, "checksum": str, "places": [[(int, str)]]}],
+    "failed": {str: str},
+    "counted": {str: float},
+    "log_bytes": int,
+}
+
+
 def _manifest(path: Path) -> dict[str, Any]:
     """Return a manifest's content, or an empty dict if it is damaged."""
     try:
-        outer = json.loads(path.read_text())
+        outer = expect(parse_json(path.read_bytes(), str(path)), {"content": str, "checksum": str}, str(path))
         if checksum(outer["content"].encode()) != outer["checksum"]:
             return {}
-        return dict(json.loads(outer["content"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        content = expect(parse_json(outer["content"].encode(), str(path)), _CONTENT, str(path))
+        return content if all(_FRAME.fullmatch(f["file"]) for f in content["frames"]) else {}
+    except (OSError, RunError):
         return {}

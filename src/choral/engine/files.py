@@ -1,10 +1,18 @@
-"""Files written whole or not at all, with checksums; safetensors and JSON only."""
+"""Files written whole or not at all, each with the SHA-256 of what it holds; safetensors and JSON only.
 
+A JSON file keeps its seal under one key: the format and the digest of everything else in it. A file of tensors keeps its
+digest in its header, taken over the whole file with zeros in the digest's own place. What was written before format 2
+carries no digest; it is read with a warning.
+"""
+
+import contextlib
 import hashlib
 import json
 import os
+import re
 import struct
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +21,89 @@ from torch import Tensor
 
 from choral.errors import RunError
 
+FORMAT = 2
+_SEAL = "sealed"
+_BLANK = "0" * 64
+_MARK = b'{\\"sha256\\": \\"'  # how the header opens inside the file; a quote in a value is escaped twice
+_DEEPEST = 100  # brackets in brackets
+_LONGEST = 1 << 28  # bytes of JSON
+_PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 
-def write_bytes(path: Path, data: bytes) -> str:
-    """Write a file aside, force it to disk, then rename it into place; return its checksum."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".part")
-    with open(aside, "wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(aside, path)
+
+def write_bytes(path: Path, data: bytes, *, within: Path | None = None) -> str:
+    """Write a file aside, force it to disk, then rename it into place; return its checksum.
+
+    Args:
+        path: where to; a link of this name is replaced, not followed.
+        data: all of it.
+        within: a folder that must not be left on the way: a folder below it that is a link to elsewhere is refused.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_within(path.parent, within)
+        aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+        try:
+            with _created(aside) as handle:
+                handle.write(data)
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        _settle(path.parent)
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); make room or give a place that can be written."
+        ) from error
     return checksum(data)
 
 
-def write_json(path: Path, content: Any) -> str:
-    """Write JSON whole or not at all."""
-    return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+def _created(path: Path) -> Any:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666), "wb")
+
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+def open_kept(path: Path, flags: int) -> int:
+    """Return a descriptor of a file that is opened to be added to; a link in its place is refused.
+
+    Args:
+        path: the file, created if there is none.
+        flags: further flags of os.open.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | flags, 0o666)
+    except OSError as error:
+        why = "it is a link, which could lead anywhere" if path.is_symlink() else error.strerror
+        raise RunError(f"{path} cannot be written ({why}); remove it or use another run_dir.") from error
+
+
+def _settle(folder: Path) -> None:
+    """Force a folder's list of names to disk, so that a renamed file is still there after a loss of power."""
+    with contextlib.suppress(OSError):  # some file systems cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_within(folder: Path, root: Path | None) -> None:
+    """Raise RunError if links lead from a folder below the root to somewhere outside it."""
+    if root is not None and not folder.resolve().is_relative_to(root.resolve()):
+        raise RunError(
+            f"{folder} is a link that leads out of {root}, where choral does not write; replace it by a folder."
+        )
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed left aside; only for a folder nobody else writes to."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if _PART.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def checksum(data: bytes) -> str:
@@ -36,8 +111,79 @@ def checksum(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def digest_of(content: Any) -> str:
+    """Return the SHA-256 of plain content, whatever the order of its keys.
+
+    >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    True
+    """
+    plain = json.loads(json.dumps(content))  # keys as a file gives them back
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, content: Any, *, within: Path | None = None) -> str:
+    """Write JSON whole or not at all; a dict is sealed."""
+    if isinstance(content, dict):
+        content = {k: v for k, v in content.items() if k != _SEAL}
+        content[_SEAL] = {"format": FORMAT, "sha256": digest_of(content)}
+    return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode(), within=within)
+
+
+def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str, Any] | None:
+    """Return the dict a JSON file holds, without its seal; None if there is no file, RunError if it is damaged.
+
+    Args:
+        path: the file.
+        advice: what to do about a damaged file, for the error.
+    """
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= _LONGEST else b""
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); {advice}.") from error
+    if size > _LONGEST:
+        raise RunError(f"{path} holds {size} bytes of JSON; at most {_LONGEST} are read; {advice}.")
+    content = parse_json(data, str(path), advice=advice)
+    if not isinstance(content, dict):
+        raise RunError(f"{path} holds a {type(content).__name__} where a dict belongs; {advice}.")
+    seal = content.pop(_SEAL, None)
+    if seal is None and b"sha256" not in data:
+        _warn_old(str(path))
+    elif not isinstance(seal, dict) or seal.get("sha256") != digest_of(content):
+        raise RunError(f"{path} is damaged or was changed: its content does not have its checksum; {advice}.")
+    elif seal.get("format") != FORMAT:
+        raise RunError(f"{path} has format {seal.get('format')}; this choral reads format {FORMAT}: use a newer one.")
+    return content
+
+
+def parse_json(data: bytes, name: str, *, advice: str = "copy or make it again") -> Any:
+    """Return what JSON says; RunError for anything that is not JSON, or nested too deeply to be ours."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise RunError(f"{name} is not whole JSON ({why}); {advice}.") from error
+    level, depth = [content], 0
+    while level:
+        if depth > _DEEPEST:
+            raise RunError(f"{name} is nested more than {_DEEPEST} deep, the bound; {advice}.")
+        nested = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
+        depth += 1
+    return content
+
+
+def _warn_old(name: str) -> None:
+    warnings.warn(
+        f"{name} was written by an older choral and carries no checksum, so damage in it goes unnoticed; save it again.",
+        stacklevel=3,
+    )
+
+
 def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> bytes:
-    """Return tensors and a JSON header as the bytes of a safetensors file (equal input, equal bytes)."""
+    """Return tensors and a JSON header as the bytes of a sealed safetensors file (equal input, equal bytes)."""
     from safetensors.torch import save
 
     ready: dict[str, Tensor] = {}
@@ -47,15 +193,29 @@ def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None
         place = tensor.untyped_storage().data_ptr()
         ready[name] = tensor.clone() if place in taken else tensor  # the format refuses tensors that share memory
         taken.add(place)
-    return save(ready, metadata={"choral": json.dumps(header or {}, sort_keys=True)})
+    text = json.dumps({"format": FORMAT} | dict(header or {}), sort_keys=True)
+    # one key of metadata only: the writer does not keep the order of several
+    data = save(ready, metadata={"choral": f'{{"sha256": "{_BLANK}", {text[1:]}'})
+    start = data.index(_MARK) + len(_MARK)
+    return b"".join([data[:start], _sealed(data, start).encode(), data[start + 64 :]])
 
 
-def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors and header of a safetensors file; refuses anything else, above all pickle.
+def _sealed(data: bytes, start: int) -> str:
+    """Return the digest of a file of tensors whose own digest stands at `start`."""
+    view = memoryview(data)
+    state = hashlib.sha256(view[:start])
+    state.update(_BLANK.encode())
+    state.update(view[start + 64 :])
+    return state.hexdigest()
+
+
+def unpack_tensors(data: bytes, name: str, *, quiet: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors and header of a safetensors file; refuses damaged ones and anything else, above all pickle.
 
     Args:
         data: the file's bytes.
         name: what to call it in an error.
+        quiet: whether to say nothing about a file of the old format, which has no checksum.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -66,17 +226,49 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
             f"{name} is a pickle (such as torch.save makes), which choral never opens because loading one can run any "
             "code; save with Ensemble.save, or load the weights yourself and hand the network to choral.fit."
         )
-    try:
-        tensors = load(data)
+    with _whole(name, len(data)):
         (size,) = struct.unpack("<Q", data[:8])
-        meta = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-        header = json.loads(meta["choral"])
-    except (SafetensorError, KeyError, struct.error, UnicodeDecodeError, json.JSONDecodeError, ValueError) as error:
-        raise RunError(
-            f"{name} is not a whole choral file ({len(data)} bytes read): it was cut short, damaged or is of another kind; "
-            "copy or make it again."
-        ) from error
-    return tensors, header
+        meta = parse_json(data[8 : 8 + size], name)["__metadata__"]
+        header = dict(parse_json(meta["choral"].encode(), name))
+        digest = header.pop("sha256", None)
+    if digest is None and "format" in header and header["format"] != 1:
+        raise RunError(f"{name} is damaged: it has no checksum; copy or make it again.")
+    if digest is not None:
+        start = data.find(_MARK, 8, 8 + size) + len(_MARK)
+        if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
+            raise RunError(
+                f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy or make it again."
+            )
+        if header.get("format") != FORMAT:
+            raise RunError(
+                f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer choral."
+            )
+    elif not quiet:
+        _warn_old(name)
+    try:
+        return load(data), header
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise _broken(name, len(data)) from error
+
+
+@contextlib.contextmanager
+def _whole(name: str, size: int) -> Iterator[None]:
+    try:
+        yield
+    except (RunError, KeyError, TypeError, AttributeError, struct.error, ValueError) as error:
+        raise _broken(name, size) from error
+
+
+def _broken(name: str, size: int) -> RunError:
+    return RunError(
+        f"{name} is not a whole choral file ({size} bytes read): it was cut short, damaged or is of another kind; "
+        "copy or make it again."
+    )
+
+
+def is_sealed(header: Mapping[str, Any]) -> bool:
+    """Return whether a header comes from a file with a checksum."""
+    return header.get("format") == FORMAT
 
 
 def read_checked(path: Path, expected: str) -> bytes | None:

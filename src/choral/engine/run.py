@@ -63,31 +63,60 @@ class Run:
         self.counted: dict[str, float] = {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}
         self.flops = Flops(task, source)
         self.snapshot: Snapshot | None = None
-        self.skip_to = 0
+        self.skip_to: float = 0
+        self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
+        self.collected_at: dict[int, int] = {}  # position of each member's Collect in the walk
         self._saved_at = time.monotonic()
         places: list[Place] = []
         visit(plan, lambda node, place: places.append(place) if isinstance(node, Collect) else None)
-        self._member_of = {place: i for i, place in enumerate(places)}
+        self.member_of = {place: i for i, place in enumerate(places)}
 
-    def execute(self) -> None:
-        """Run the plan from its last checkpoint to its end; raises DivergedError if a branch was lost."""
-        if self.checkpoints is not None:
-            self.snapshot = self.checkpoints.latest()
-            for message in self.checkpoints.messages:
-                self.log.event(kind="warning", message=message)
+    def begin(self) -> None:
+        """Go to the last whole checkpoint, if there is one; the log forgets what came after it."""
+        self.snapshot = None if self.checkpoints is None else self.checkpoints.latest()
+        self.log.rewind(0 if self.snapshot is None else self.snapshot.log_bytes)
+        for message in [] if self.checkpoints is None else self.checkpoints.messages:
+            self.log.event(kind="warning", message=message)
         if self.snapshot is not None:
             self.skip_to, self.failed = self.snapshot.position, dict(self.snapshot.failed)
             self.counted = dict(self.snapshot.counted)
-            self.log.rewind(self.snapshot.log_bytes)
             self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=self.counted)
+
+    def execute(self) -> None:
+        """Run the plan from where it begins to its end; raises DivergedError if a branch was lost."""
+        self.walk()
+        if self.failed:
+            raise DivergedError("; ".join(self.failed.values()) + ". " + self._advice())
+
+    def _advice(self) -> str:
+        """Return what can be done after a branch was lost."""
+        count = len(self.member_of)
+        kept = f"{count - len(self.store.missing(count))} of {count} members were kept"
+        if self.store.folder is None:
+            return f"{kept}; lower the rate or clip gradients and run again."
+        return (
+            f"{kept}: choral.load('{self.store.folder.parent}', partial=True) gives them; lower the rate or clip gradients "
+            "and run again into another folder (this one stays with its plan)."
+        )
+
+    def walk(self) -> None:
+        """Walk the whole plan."""
         with torch.random.fork_rng(devices=[]):
             self._walk(self.plan, Group([Lane(())]), ())
-        if self.failed:
-            kept = len(self._member_of) - len(self.store.missing(len(self._member_of)))
-            raise DivergedError(
-                "; ".join(self.failed.values())
-                + f". {kept} of {len(self._member_of)} members were kept; lower the rate or clip gradients and run again."
-            )
+
+    def twin(self, log: Log) -> "Run":
+        """Return another run of the same plan into the same store, which takes no checkpoints."""
+        return Run(
+            self.task,
+            self.source,
+            self.plan,
+            seed=self.seed,
+            width=self.width,
+            store=self.store,
+            checkpoints=None,
+            log=log,
+            seconds=self.seconds,
+        )
 
     def _walk(self, node: Phase, group: Group, suffix: Place) -> None:
         if isinstance(node, Seq):
@@ -113,7 +142,9 @@ class Run:
 
     def _leaf(self, node: Phase, group: Group, suffix: Place) -> None:
         position, self.position = self.position, self.position + 1
-        if position < self.skip_to:
+        if isinstance(node, Collect):
+            self.collected_at |= {self.member_of[lane.place + suffix]: position for lane in group.lanes}
+        if position < self.skip_to or not self._is_wanted(group):
             return
         begin = 0
         if self.snapshot is not None:
@@ -124,9 +155,7 @@ class Run:
             self._train(node, group, lanes, suffix, position, begin)
         elif isinstance(node, Collect):
             for lane in lanes:
-                assert lane.state is not None
-                self.store.put(self._member_of[lane.place + suffix], lane.state)
-                self.log.event(kind="collected", place=_path(lane.place + suffix))
+                self._collect(self.member_of[lane.place + suffix], lane, suffix)
         else:
             assert isinstance(node, Operator)
             for lane in lanes:
@@ -135,6 +164,18 @@ class Run:
                 self.log.event(kind="operator", name=type(node).__name__, place=place, **_density(lane.state))
         group.version = (position + 1, 0)
         self._checkpoint(group, position + 1, 0)
+
+    def _collect(self, number: int, lane: Lane, suffix: Place) -> None:
+        assert lane.state is not None
+        if self.wanted is None or self.wanted.pop(number, None) is not None:
+            self.store.put(number, lane.state)
+            self.log.event(kind="collected", place=_path(lane.place + suffix))
+
+    def _is_wanted(self, group: Group) -> bool:
+        """Return whether a group must be walked: always, but when mending only if a lost member comes from it."""
+        if self.wanted is None:
+            return True
+        return any(place[: len(lane.place)] == lane.place for place in self.wanted.values() for lane in group.lanes)
 
     def _restore(self, group: Group) -> None:
         """Give every open frame the state the checkpoint holds for it; lanes not yet begun take their parent's."""

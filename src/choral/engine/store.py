@@ -3,25 +3,35 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import is_sealed, open_kept, pack_tensors, unpack_tensors, write_bytes
+from choral.engine.schema import expect
 from choral.errors import RunError
 from choral.plan.state import State
 
 Listener = Callable[[dict[str, Any]], None]
+FORM = {"axes": {str: {str: [int]}}, "attributes": {str: {str: int}}}
+_ADVICE = "run the same command again to train it anew"
 
 
 class MemberStore:
-    """The networks a plan collects, each under its number in plan order."""
+    """The networks a plan collects, each under its number in plan order.
 
-    def __init__(self, folder: Path | None = None):
-        self.folder = folder
+    Args:
+        folder: where member files are; None keeps them in memory.
+        run: the digest of the run they belong to, written into each file.
+        numbers: which of them this store shows, as its members 0, 1, ...; all if None.
+    """
+
+    def __init__(self, folder: Path | None = None, *, run: str | None = None, numbers: Sequence[int] | None = None):
+        self.folder, self.run, self.numbers = folder, run, numbers
         self._held: dict[int, State] = {}
+        self._said_old = False
 
     def path(self, number: int) -> Path:
         """Return the file of a member."""
@@ -35,16 +45,27 @@ class MemberStore:
         if self.folder is None:
             self._held[number] = kept
         else:
-            write_bytes(self.path(number), encode_member(kept))
+            data = encode_member(kept, number=number, run=self.run)
+            write_bytes(self.path(number), data, within=self.folder.parent)
 
     def get(self, number: int) -> State:
-        """Return a member's state."""
+        """Return a member's state; RunError if its file is missing, damaged or another's."""
+        number = number if self.numbers is None else self.numbers[number]
         if self.folder is None:
             return self._held[number]
         path = self.path(number)
-        if not path.exists():
-            raise RunError(f"{path} is missing, so this run is not complete; run the same command again to finish it.")
-        return decode_member(path.read_bytes(), str(path))
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror}); {_ADVICE}.") from error
+        tensors, header = unpack_tensors(data, str(path), quiet=self._said_old)
+        if not is_sealed(header):
+            self._said_old = True
+        elif header.get("number") != number or (self.run is not None and header.get("run") != self.run):
+            raise RunError(
+                f"{path} holds member {header.get('number')} of run {header.get('run')}, not its own; {_ADVICE}."
+            )
+        return state_from(tensors, header.get("form"), str(path))
 
     def missing(self, count: int) -> list[int]:
         """Return the numbers below `count` that are not here yet."""
@@ -52,10 +73,26 @@ class MemberStore:
             return [i for i in range(count) if i not in self._held]
         return [i for i in range(count) if not self.path(i).exists()]
 
+    def lost(self, count: int) -> dict[int, str]:
+        """Return the numbers below `count` that are missing or cannot be read, each with the reason."""
+        if self.folder is None:
+            return dict.fromkeys(self.missing(count), "missing")
+        found: dict[int, str] = {}
+        for number in range(count):
+            try:
+                self.get(number)
+            except RunError as error:
+                found[number] = str(error) if self.path(number).exists() else "missing"
+        return found
 
-def encode_member(state: State) -> bytes:
-    """Return a member as the bytes of a safetensors file."""
-    return pack_tensors(member_tensors(state), {"form": state.form})
+    def any_files(self) -> bool:
+        """Return whether the folder holds member files of any number."""
+        return self.folder is not None and any(self.folder.glob("[0-9][0-9][0-9][0-9][0-9]*.safetensors"))
+
+
+def encode_member(state: State, *, number: int = 0, run: str | None = None) -> bytes:
+    """Return a member as the bytes of a safetensors file, which also says whose it is."""
+    return pack_tensors(member_tensors(state), {"form": state.form, "number": number, "run": run})
 
 
 def member_tensors(state: State) -> dict[str, Tensor]:
@@ -69,23 +106,28 @@ def member_tensors(state: State) -> dict[str, Tensor]:
     return tensors
 
 
-def state_from(tensors: dict[str, Tensor], form: dict[str, Any] | None) -> State:
-    """Return the state whose `member_tensors` these are."""
+def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
+    """Return the state whose `member_tensors` these are.
+
+    Args:
+        tensors: by part and name.
+        form: how the network was compacted, None if it was not.
+        where: what to call the file in an error.
+    """
     from choral.packing import unpack
 
+    expect(form, (None, FORM), where)
     parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}}
     for full, tensor in tensors.items():
-        part, name = full.split("/", 1)
+        part, _, name = full.partition("/")
+        if part not in parts:
+            raise RunError(
+                f"{where} holds a tensor {full!r}; members have buffers/, params/ and packed/: copy it again."
+            )
         parts[part][name] = tensor
     values, mask = unpack(parts["packed"])
     slots = {"mask": mask} if mask else {}
     return State(parts["params"] | values, parts["buffers"], slots, {}, form)
-
-
-def decode_member(data: bytes, name: str) -> State:
-    """Return the state of a member file."""
-    tensors, header = unpack_tensors(data, name)
-    return state_from(tensors, header.get("form"))
 
 
 class Log:
@@ -93,7 +135,7 @@ class Log:
 
     def __init__(self, path: Path | None = None, listener: Listener | None = None):
         self.path, self.listener = path, listener
-        self._handle = None if path is None else path.open("a", encoding="utf8")
+        self._handle = None if path is None else os.fdopen(open_kept(path, os.O_APPEND), "a", encoding="utf8")
 
     def event(self, **content: Any) -> None:
         """Write one event."""
@@ -120,6 +162,19 @@ class Log:
                 self._handle.seek(size)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; closing it again does nothing."""
         if self._handle is not None:
             self._handle.close()
+
+
+def last_counted(log: Path) -> dict[str, float]:
+    """Return what the last epoch in a log had counted, empty if it does not say."""
+    found: dict[str, float] = {}
+    for line in log.read_bytes().splitlines() if log.exists() else ():
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):  # a line that was cut short or damaged
+            continue
+        if isinstance(event, dict) and event.get("kind") == "epoch" and isinstance(event.get("counted"), dict):
+            found = event["counted"]
+    return found

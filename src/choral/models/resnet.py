@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from choral.layers.frn import FilterResponseNorm
-from choral.models.activations import activation_named
 from choral.models.arguments import blocks, choice, count
 from choral.models.initialise import he
 from choral.models.spec import zoo
@@ -131,9 +130,7 @@ def _cifar(depth: int, *, classes: int, channels: int, width: int, parts: _Parts
 
 
 @zoo
-def resnet_cifar(
-    depth: int = 20, *, classes: int = 10, channels: int = 3, width: int = 16, activation: str = "relu"
-) -> nn.Module:
+def resnet_cifar(depth: int = 20, *, classes: int = 10, channels: int = 3, width: int = 16) -> nn.Module:
     """Return a ResNet for small images: three stages of basic blocks with 1x1 projection shortcuts.
 
     Args:
@@ -141,7 +138,6 @@ def resnet_cifar(
         classes: number of classes.
         channels: channels of the images.
         width: channels of the first stage; the others have twice and four times as many.
-        activation: as in `mlp`; "silu" is that of the SeBayS authors' networks.
 
     Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
@@ -152,8 +148,7 @@ def resnet_cifar(
     >>> sum(p.numel() for p in resnet_cifar(20).parameters())
     272474
     """
-    parts = _Parts(activation=activation_named(activation))
-    network = _cifar(depth, classes=classes, channels=channels, width=width, parts=parts)
+    network = _cifar(depth, classes=classes, channels=channels, width=width, parts=_Parts())
     he(network)
     return network
 
@@ -163,7 +158,7 @@ def resnet20_frn(*, classes: int = 10, channels: int = 3, width: int = 16) -> nn
     """Return the ResNet-20 of the reference posteriors: FilterResponseNorm and Swish, and biased convolutions.
 
     Without BatchNorm the likelihood of an example does not depend on the rest of its batch, so the posterior is well
-    defined. The arguments are those of `resnet_cifar`, without an activation.
+    defined. The arguments are those of `resnet_cifar`.
 
     Reference: Izmailov et al., "What Are Bayesian Neural Network Posteriors Really Like?", 2021, arXiv:2104.14421.
 
@@ -179,9 +174,7 @@ def resnet20_frn(*, classes: int = 10, channels: int = 3, width: int = 16) -> nn
 
 
 @zoo
-def resnet18(
-    *, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64, activation: str = "relu"
-) -> nn.Module:
+def resnet18(*, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64) -> nn.Module:
     """Return ResNet-18: four stages of two basic blocks.
 
     Args:
@@ -189,7 +182,6 @@ def resnet18(
         channels: channels of the images.
         stem: "imagenet" (7x7 convolution of stride 2 and max-pooling) or "cifar" (3x3 of stride 1, no pooling).
         width: channels of the first stage; each further stage doubles them.
-        activation: as in `mlp`.
 
     Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
@@ -199,7 +191,7 @@ def resnet18(
     11689512
     """
     choice("stem", stem, STEMS)
-    parts = _Parts(activation=activation_named(activation))
+    parts = _Parts()
     network = _resnet(
         [2, 2, 2, 2],
         block=lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride, parts),
@@ -214,12 +206,10 @@ def resnet18(
     return network
 
 
-def _bottlenecks(
-    *, classes: int, channels: int, stem: str, width: int, expansion: int, groups: int, activation: str
-) -> nn.Module:
+def _bottlenecks(*, classes: int, channels: int, stem: str, width: int, expansion: int, groups: int) -> nn.Module:
     """Return 50 layers of bottlenecks: inner convolutions `width` wide at first, outputs `expansion` times that."""
     choice("stem", stem, STEMS)
-    parts = _Parts(activation=activation_named(activation))
+    parts = _Parts()
     network = _resnet(
         [3, 4, 6, 3],
         block=lambda inputs, outputs, stride: Bottleneck(inputs, outputs // expansion, outputs, stride, groups, parts),
@@ -235,9 +225,7 @@ def _bottlenecks(
 
 
 @zoo
-def resnet50(
-    *, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64, activation: str = "relu"
-) -> nn.Module:
+def resnet50(*, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64) -> nn.Module:
     """Return ResNet-50: bottleneck blocks that give four times the width of their 3x3 convolution.
 
     The arguments are those of `resnet18`.
@@ -247,20 +235,12 @@ def resnet50(
     Differs from the paper: the stride is on the 3x3 convolution of a block, as in common implementations.
     """
     count("width", width)
-    return _bottlenecks(
-        classes=classes, channels=channels, stem=stem, width=width, expansion=4, groups=1, activation=activation
-    )
+    return _bottlenecks(classes=classes, channels=channels, stem=stem, width=width, expansion=4, groups=1)
 
 
 @zoo
 def resnext50(
-    *,
-    classes: int = 1000,
-    channels: int = 3,
-    stem: str = "imagenet",
-    groups: int = 32,
-    group_width: int = 4,
-    activation: str = "relu",
+    *, classes: int = 1000, channels: int = 3, stem: str = "imagenet", groups: int = 32, group_width: int = 4
 ) -> nn.Module:
     """Return ResNeXt-50 (32x4d): ResNet-50 with grouped 3x3 convolutions.
 
@@ -270,7 +250,6 @@ def resnext50(
         stem: as in `resnet18`.
         groups: groups of the 3x3 convolutions, the paper's cardinality C.
         group_width: channels of one group in the first stage, the paper's d.
-        activation: as in `mlp`.
 
     Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
@@ -278,6 +257,4 @@ def resnext50(
     Table 1.
     """
     width = count("groups", groups) * count("group_width", group_width)
-    return _bottlenecks(
-        classes=classes, channels=channels, stem=stem, width=width, expansion=2, groups=groups, activation=activation
-    )
+    return _bottlenecks(classes=classes, channels=channels, stem=stem, width=width, expansion=2, groups=groups)

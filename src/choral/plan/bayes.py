@@ -1,17 +1,16 @@
 """Bayesian operators: anchors and their walks, perturbed posteriors, frozen gates and what becomes of closed ones."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from choral.compaction import Fold, Form, folded, follow, plan_with_folds, slice_params
+from choral.compaction import Form, follow, neuron_param_mask, plan_compaction, slice_params
 from choral.errors import InputError, PlanError
 from choral.plan.phases import Context, Operator
 from choral.plan.state import State
 from choral.types import Params
-from choral.variational import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds, std_of
+from choral.variational import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds
 from choral.walks import Walk
 
 TARGETS = "targets"
@@ -215,10 +214,9 @@ class FreezeGates(Operator):
 class CompactGates(Operator):
     """Make nodes with closed gates disappear: smaller tensors, so that training on really is cheaper.
 
-    A closed node gives zero, but normalisation behind it still emits a constant: its shift. The next layer's bias takes
-    that over, or, where it cannot, one closed node stays in each layer and carries the constants of all: the posteriors
-    of its outgoing weights become those of the weighted sum. So outputs are the same before and after, in evaluation mode
-    and at the means. Nodes that cannot go (summed with living ones, for example) stay behind their closed gates.
+    A closed node gives zero. Where normalisation follows, that zero would come out as the layer's shift, a constant;
+    a node that disappears takes its scale and shift with it. Nodes that cannot go (summed with living ones, for example)
+    stay behind their closed gates, and everything about them is left as it was.
     """
 
     def apply(self, state: State | None, context: Context) -> State:
@@ -229,40 +227,23 @@ class CompactGates(Operator):
         keep = gate_keep(state.params, state.buffers)
         if all(bool(open_.all()) for open_ in keep.values()):
             return state
-        plain, folds = plan_with_folds(context.member(state, 0), keep, context.example())
-        form = variational_form(plain, [*state.params, *state.buffers])
+        twin, example = context.member(state, 0), context.example()
+        # behind a closed node the scale and shift of normalisation are zero, so that nothing is left to fold
+        silent = neuron_param_mask(twin, keep, example)
+        with torch.no_grad():
+            for name, p in twin.named_parameters():
+                if name in silent:
+                    p.mul_(silent[name].to(p))
+        form = variational_form(plan_compaction(twin, keep, example), [*state.params, *state.buffers])
         if not form["axes"]:
             return state
         return State(
-            slice_params(take_over(state.params, folds), form),
+            slice_params(state.params, form),
             slice_params(state.buffers, form),
             {name: slice_params(slot, form) for name, slot in state.slots.items()},
             _sliced_memory(state.memory, form),
             form,
         )
-
-
-def take_over(params: Params, folds: Iterable[Fold]) -> Params:
-    """Return parameters whose posteriors hold what was folded into them.
-
-    A sum of independent Gaussians is Gaussian: means add up with the constants, variances with their squares. Weights
-    without a posterior add up as they are.
-    """
-    changed = dict(params)
-    for fold in folds:
-        target = fold.weight if fold.bias is None else fold.bias
-        where: Any = (slice(None), fold.carrier) if fold.bias is None else ...
-        for part in ("", MEAN):
-            if fold.weight + part in changed:
-                weight, held = changed[fold.weight + part], changed[target + part].clone()
-                held[where] += folded(weight, fold)
-                changed[target + part] = held
-        if fold.weight + RHO in changed:
-            variances, held = std_of(changed[fold.weight + RHO]).square(), changed[target + RHO].clone()
-            total = (std_of(held[where]).square() + folded(variances, fold, power=2)).sqrt()
-            held[where] = total + (-(-total).expm1()).log()  # the inverse of softplus
-            changed[target + RHO] = held
-    return changed
 
 
 def _sliced_memory(memory: Params, form: Form) -> Params:

@@ -65,8 +65,7 @@ def sebays_freeze(
         anneal: share of the exploration over which the weight of the KL rises to its full size.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
-    Differs from the paper: closed nodes are removed from the network. What BatchNorm goes on emitting for them is kept, by the
-    next layer's bias or by one closed node of each layer, so that the network gives the same outputs.
+    Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
     """
     plan = sequential_phases(
         (FreezeGates(rule=freeze), CompactGates()),

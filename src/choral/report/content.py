@@ -4,11 +4,11 @@ Three kinds of folders are understood: a comparison (its results.json has rows),
 runs. The page and the figures are made from `results` alone, and it is written beside the page.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from choral.engine import files
 from choral.errors import RunError
 from choral.report.history import history_of
 from choral.report.ranking import ranking
@@ -71,12 +71,7 @@ def collect(folder: Path) -> Content:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the dict in a file, None if there is no file; raises RunError for one that is damaged."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); run the command that made it again.") from error
+    return files.read_json(path, advice="run the command that made it again")
 
 
 def _name(folder: Path) -> str:

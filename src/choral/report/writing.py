@@ -28,8 +28,8 @@ def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
         parts: list[Picture | Panels] = [*drawn, *frames]
         for part in parts:
             for name, data in part.files():
-                write_bytes(place / "figures" / name, data)
+                write_bytes(place / "figures" / name, data, within=place)
     held = read_json(place / "results.json") or {}
-    write_json(place / "results.json", held | content.results)
-    write_bytes(place / "report.html", page.encode())
+    write_json(place / "results.json", held | content.results, within=place)
+    write_bytes(place / "report.html", page.encode(), within=place)
     return place / "report.html"

@@ -1,0 +1,96 @@
+"""The run folder: who holds it, and the plan it keeps.
+
+plan.json      what is run: the identity every later call must repeat, and what was measured and settled at the start
+table.json     how a table's columns became inputs; the plan keeps its digest
+log.jsonl      one event on each line
+checkpoints/   where the run stands; empty once it is complete
+members/       one file for each collected network
+results.json   what it cost and what was measured afterwards; made again if it is lost
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
+from choral.engine.schema import expect
+from choral.engine.store import MemberStore
+from choral.errors import RunError
+
+_PLAN = {
+    "identity": {"recipe": dict, "likelihood": dict, "inputs": [dict], "seed": int},
+    "environment": dict,
+    "executor": str,
+    "way?": (None, str),
+    "network": (None, {"name": str, "arguments": dict}),
+    "table?": (None, str),
+}
+
+
+@contextlib.contextmanager
+def claimed(folder: Path | None) -> Iterator[None]:
+    """Hold a run folder for this process; a second process on the same folder is refused."""
+    if folder is None:
+        yield
+        return
+    import fcntl
+
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"run_dir {folder} is a file; give a folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"run_dir {folder} cannot be made ({error.strerror}); give another folder.") from error
+    with os.fdopen(open_kept(folder / ".lock", os.O_APPEND), "a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(f"{folder} is in use by another process; wait for it or use another run_dir.") from error
+        sweep(folder / "members")
+        sweep(folder / "checkpoints")
+        yield
+
+
+def read_plan(folder: Path) -> dict[str, Any] | None:
+    """Return the checked plan of a run folder, None if it is a new one.
+
+    A folder with members but without a plan is refused: nothing says what they are members of.
+    """
+    advice = "put back a copy of it, or use another run_dir"
+    plan = read_json(folder / "plan.json", advice=advice)
+    if plan is not None:
+        return dict(expect(plan, _PLAN, str(folder / "plan.json")))
+    if MemberStore(folder / "members").any_files():
+        raise RunError(
+            f"{folder} holds members but no plan.json, so nothing says which network, data and seed they come from; {advice}."
+        )
+    return None
+
+
+def run_of(plan: dict[str, Any]) -> str:
+    """Return the digest by which members know their run."""
+    return digest_of(plan["identity"])[:16]
+
+
+def keep_table(folder: Path, plan: dict[str, Any], table: dict[str, Any] | None) -> None:
+    """Write table.json, which a later call makes again if it was lost; another table than the run's is refused."""
+    digest = None if table is None else digest_of(table)
+    if "table" in plan and plan["table"] != digest:
+        was, now = ("none" if d is None else f"that of digest {d[:12]}" for d in (plan["table"], digest))
+        raise RunError(
+            f"{folder} holds another run: its table was {was}, now {now}. Use another run_dir, or repeat the old call."
+        )
+    if table is not None:
+        write_json(folder / "table.json", table, within=folder)
+
+
+def read_table(folder: Path, plan: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the table of a run; RunError if it had one and it is lost, damaged or another's."""
+    path, advice = folder / "table.json", "run the same command again to make it anew"
+    table = read_json(path, advice=advice)
+    if "table" in plan and plan["table"] != (None if table is None else digest_of(table)):
+        what = "is missing" if table is None else "is not the one this run was begun with"
+        raise RunError(f"{path} {what}, and without it predictions would be in other units; {advice}.")
+    return table
