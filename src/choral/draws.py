@@ -360,6 +360,33 @@ def keyed(key: int | Tensor, step: int | Tensor = 0, *, catch: bool = True) -> I
         _stack.pop()
 
 
+def step() -> int | Tensor | None:
+    """Return the step of the running block, None outside of one."""
+    return _stack[-1].step if _stack else None
+
+
+@contextmanager
+def repeated(key: int) -> Iterator[None]:
+    """Make the draws of the block follow `key` and the running step, whatever the running key; outside of one, torch's own.
+
+    >>> with keyed(1, step=3), repeated(7):
+    ...     a = index(100, device=torch.device("cpu"))
+    >>> with keyed(2, step=3), repeated(7):
+    ...     a == index(100, device=torch.device("cpu"))
+    True
+    """
+    if not _stack:
+        yield
+        return
+    outer = _stack[-1]
+    _stack.append(stream := _Stream(key, outer.step))
+    try:
+        yield
+    finally:
+        _stack.pop()
+        outer.drawn += stream.drawn
+
+
 class Branch:
     """Streams of the members of a joint network, taken from one site of the running stream; see `branch`."""
 

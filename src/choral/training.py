@@ -7,7 +7,7 @@ from typing import Any, Literal
 from choral.errors import InputError, did_you_mean
 from choral.plan.operators import Reset, Start
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
-from choral.plan.phases import Collect, Every, Seq, Train, seq
+from choral.plan.phases import Collect, Every, Operator, Seq, Train, seq
 from choral.plan.schedule import Constant, Cosine, Linear, Schedule, Steps
 from choral.values import Value
 
@@ -88,14 +88,15 @@ class Training(Value):
         """Return the same settings without weight decay, for objectives that hold the prior themselves."""
         return replace(self, optimiser=replace(self.optimiser, weight_decay=0.0))
 
-    def whole(self, epochs: int, *, pretrained: bool = False) -> Seq:
+    def whole(self, epochs: int, *, pretrained: bool = False, after: tuple[Operator, ...] = ()) -> Seq:
         """Return the plan of methods whose members share one network: build it, train it for the budget, keep it.
 
         Args:
             epochs: the budget.
             pretrained: start from the weights of the network handed to `fit` instead of drawing them.
+            after: operators on the trained network.
         """
-        return seq(Start() if pretrained else Reset(), self.phase(epochs), Collect())
+        return seq(Start() if pretrained else Reset(), self.phase(epochs), *after, Collect())
 
     def clipped(self, norm: float) -> "Training":
         """Return the same settings with gradients clipped at a norm, unless they are clipped already."""

@@ -18,6 +18,8 @@ from choral.values import from_dict
 SHORT = Training(rate=0.02, optimiser=Adam(), batch_size=16, end=0.004)
 OPTIONS = [
     ("masksembles", {"members": 3, "repetition": True}),
+    ("emp", {"draws": 3, "statistics": "shared"}),
+    ("ecmp", {"draws": 3, "statistics": "draw", "learned": True}),
     ("packed", {"members": 2, "whole_block_starts": False}),
     ("edst", {"members": 2, "explore_epochs": 4, "interval": 3, "moving": 0.75}),
     ("dst", {"members": 2, "interval": 3, "moving": 0.75}),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from choral import rng
 from choral.errors import InputError
 from choral.layers import pointwise
+from choral.layers.joint import channels_last
 from choral.plan.state import State
 from choral.structures.base import Structure
 from choral.types import Build, Params
@@ -68,7 +69,7 @@ class Blueprint:
     def _settle(self, network: nn.Module) -> nn.Module:
         network = copy.deepcopy(network).to(self.device)
         if self.images:
-            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+            network = channels_last(network)
             pointwise.guard(network)
         return network
 

@@ -62,9 +62,11 @@ class LaneContext:
             x = prepare(self._source.example()[0].to(self._task.device), self._task.transforms, training=False)
             return self._task.structure.feed(x, None)[0]
 
-    def inputs(self) -> Iterator[Tensor]:
-        """Yield all training inputs as the joint network reads them."""
+    def inputs(self, points: int | None = None) -> Iterator[Tensor]:
+        """Yield training inputs as the joint network reads them: all in order, or some at random."""
         order = torch.arange(self.points)
+        if points is not None and points < self.points:
+            order = torch.randperm(self.points, generator=self.generator("inputs"))[:points]
         with draws.keyed(rng.key(self._seed, *self._place, "inputs")):
             for x, _ in self._source.epoch(order, _BATCH):
                 ready = prepare(x.to(self._task.device), self._task.transforms, training=False)

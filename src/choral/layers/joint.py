@@ -200,6 +200,19 @@ class Joint(nn.Module):
         return f"members={self.members}, kernel={self.kernel!r}"
 
 
+def channels_last(network: nn.Module) -> nn.Module:
+    """Return the network with channels last in the weights of its convolutions; stacks of other layers keep their order.
+
+    torch's own `to` fails for weights of five axes, such as the components of a patched convolution.
+    """
+    if isinstance(network, Joint):
+        return network.to(memory_format=torch.channels_last)
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return network
+
+
 def _owned(network: nn.Module) -> Iterable[str]:
     for name, module in network.named_modules():
         if isinstance(module, Foldable):

@@ -20,7 +20,7 @@ arXiv:1905.09453.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from choral import draws
 from choral.errors import ConversionError, InputError, did_you_mean
+from choral.layers.drawn_norm import DrawnStatistics, keeps_statistics
 from choral.layers.narrow import redrawn
 from choral.layers.operations import WEIGHTED, emptied, filled, operate, own_kind
 from choral.layers.packed import PACKABLE
@@ -111,6 +112,9 @@ class PatchedLayer(nn.Module):
         jitter: spread of constant tensors (norm scales) over components, relative to their value.
         keep_weights: start all components near the layer's own weights (jittered) instead of drawing them afresh.
         generator: draws the components; a new one with seed 0 by default.
+        passes: passes at prediction; with them a BatchNorm has statistics for each (`choral.layers.drawn_norm`), and in
+            evaluation mode draws follow from the number of the pass and `key`. 0 leaves both out.
+        key: of the draws by pass; another one for each layer.
 
     Component 0 always starts at the layer's own weights, so K = 1 is the plain layer.
 
@@ -129,6 +133,8 @@ class PatchedLayer(nn.Module):
         jitter: float = 0.1,
         keep_weights: bool = False,
         generator: torch.Generator | None = None,
+        passes: int = 0,
+        key: int = 0,
     ):
         super().__init__()
         if own_kind(layer, PATCHABLE) is None:
@@ -150,6 +156,9 @@ class PatchedLayer(nn.Module):
         first = next(layer.parameters())
         logits = torch.zeros(mixture.components, dtype=first.dtype, device=first.device)
         self.register_parameter("mixing", nn.Parameter(logits) if mixture.learned else None)
+        self._key = key if passes else None
+        drawn = passes and keeps_statistics(layer)
+        self.drawn = DrawnStatistics(passes, self._buffers["running_mean"]) if drawn else None  # type: ignore[arg-type]  # it has some
 
     def _components(self, p: Tensor, jitter: float, keep_weights: bool, generator: torch.Generator) -> Tensor:
         k = self.mixture.components
@@ -164,7 +173,11 @@ class PatchedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output under one draw of the assignments."""
-        tensors = {**dict.fromkeys(self._plain[0]._parameters), **self._buffers, **self._draw()}
+        with draws_by_pass(self._key, self.training):
+            drawn = self._draw()
+        tensors = {**dict.fromkeys(self._plain[0]._parameters), **self._buffers, **drawn}
+        if self.drawn is not None and not self.training:
+            return self.drawn.normalise(self._plain[0], x, tensors)
         return operate(self._plain[0], x, tensors, training=self.training)
 
     def _draw(self) -> dict[str, Tensor]:
@@ -234,16 +247,24 @@ class PatchedNetwork(nn.Module):
     Args:
         network: holds patched layers with assignment='network'; taken over, not copied.
         components: K.
+        key: of the draws by pass in evaluation mode, see `PatchedLayer`; None follows the running draws.
     """
 
-    def __init__(self, network: nn.Module, *, components: int):
+    def __init__(self, network: nn.Module, *, components: int, key: int | None = None):
         super().__init__()
-        self.network, self.components = network, components
+        self.network, self.components, self._key = network, components, key
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of one of the K networks."""
-        with _assigned(draws.index(self.components, device=x.device)):
+        with draws_by_pass(self._key, self.training):
+            component = draws.index(self.components, device=x.device)
+        with _assigned(component):
             return self.network(x)
+
+
+def draws_by_pass(key: int | None, training: bool) -> AbstractContextManager[None]:
+    """Return a block in which draws of evaluation mode follow from the number of the pass alone."""
+    return nullcontext() if training or key is None else draws.repeated(key)
 
 
 @contextmanager

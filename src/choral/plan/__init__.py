@@ -12,7 +12,7 @@ from choral.plan.bayes import (
 )
 from choral.plan.check import check, problems
 from choral.plan.cost import Cost, batches_in, cost
-from choral.plan.operators import Bag, DrawMoments, Recalibrate, Reset, Start, UpdateMoments, UseMean
+from choral.plan.operators import Bag, DrawMoments, Recalibrate, RecalibrateDraws, Reset, Start, UpdateMoments, UseMean
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
 from choral.plan.phases import (
     Collect,
@@ -36,7 +36,7 @@ from choral.plan.state import State
 __all__ = [
     "SGD", "Adam", "AdamW", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
     "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "Every", "Fork", "FreezeGates",
-    "Linear", "OneCycle", "Operator", "Optimiser", "Part", "Perturb", "Phase", "Prune", "Recalibrate", "Regrow", "Repeat",
+    "Linear", "OneCycle", "Operator", "Optimiser", "Part", "Perturb", "Phase", "Prune", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
     "Reset", "ResetStds", "Schedule", "Seq", "Start", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
     "Triangles", "UpdateMoments", "UseMean", "batches_in", "check", "cost", "every", "fork", "problems", "repeat",
     "seq",

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from choral.errors import PlanError
+from choral import draws
+from choral.errors import InputError, PlanError
+from choral.layers.drawn_norm import DrawnStatistics
 from choral.plan.phases import Context, Operator
 from choral.plan.state import State
 
@@ -185,4 +187,40 @@ class Recalibrate(Operator):
         for name, norm in norms.items():
             norm.momentum = momenta[name]
             norm.eval()
+        return state.having(buffers={n: b.detach().clone() for n, b in network.named_buffers()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecalibrateDraws(Operator):
+    """Estimate BatchNorm statistics for each pass of prediction, behind layers that are drawn anew in every pass.
+
+    Networks without such statistics (`choral.layers.drawn_norm`) are left alone.
+
+    Args:
+        points: training points each pass is estimated on, drawn at random; all of them if there are fewer.
+    """
+
+    points: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.points < 2:
+            raise InputError(f"RecalibrateDraws: points={self.points}; give 2 or more.")
+
+    def apply(self, state: State | None, context: Context) -> State:
+        """Return the state with statistics for every pass."""
+        assert state is not None
+        network = context.network(state)
+        drawn = [m for m in network.modules() if isinstance(m, DrawnStatistics)]
+        if not drawn:
+            return state
+        batches = list(context.inputs(self.points))
+        with torch.no_grad():
+            for number in range(drawn[0].passes):
+                for statistics in drawn:
+                    statistics.begin(number)
+                for x in batches:
+                    with draws.keyed(0, number):
+                        network(x)
+            for statistics in drawn:
+                statistics.end()
         return state.having(buffers={n: b.detach().clone() for n, b in network.named_buffers()})

@@ -67,8 +67,8 @@ class Context(Protocol):
         """Return a few training inputs as the joint network reads them."""
         ...
 
-    def inputs(self) -> Iterator[Tensor]:
-        """Yield the training inputs as the joint network reads them, in order, without augmentation."""
+    def inputs(self, points: int | None = None) -> Iterator[Tensor]:
+        """Yield the training inputs as the joint network reads them, without augmentation: all in order, or some at random."""
         ...
 
     def gradients(self, state: State, batches: int) -> Params:

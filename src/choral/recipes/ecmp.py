@@ -4,9 +4,12 @@ Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variati
 arXiv:1905.09453, Equation 5.
 """
 
+from typing import Literal
+
 from choral.layers.patched import Mixture
 from choral.objectives.combine import Objective
 from choral.objectives.patching import PatchedL2
+from choral.plan import RecalibrateDraws
 from choral.recipe import Recipe
 from choral.structures import Patched
 from choral.training import Training
@@ -22,6 +25,7 @@ def ecmp(
     layers: tuple[str, ...] = (),
     learned: bool = False,
     precision: float | None = None,
+    statistics: Literal["draw", "shared"] = "draw",
     pretrained: bool = False,
     training: Training = Training(),
 ) -> Recipe:
@@ -35,17 +39,26 @@ def ecmp(
         layers: name patterns of further layers to patch.
         learned: learn the mixing probabilities instead of keeping them uniform.
         precision: prior precision of the penalty of Equation 6; None leaves regularisation to the optimiser's weight decay.
+        statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
+            of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
         training: optimiser, rate, batch size and schedule.
     """
     mixture = Mixture(components=components, assignment="scalar", learned=learned)
     structure = Patched(
-        mixture=mixture, draws=draws, norms=norms, output=output, include=layers, keep_weights=pretrained
+        mixture=mixture,
+        draws=draws,
+        norms=norms,
+        output=output,
+        include=layers,
+        keep_weights=pretrained,
+        statistics=statistics,
     )
+    after = (RecalibrateDraws(),) if statistics == "draw" else ()
     penalties = () if precision is None else (PatchedL2(precision=precision),)
     return Recipe(
         name="ecmp",
-        plan=training.whole(epochs, pretrained=pretrained),
+        plan=training.whole(epochs, pretrained=pretrained, after=after),
         structure=structure,
         objective=Objective(penalties=penalties),
     )

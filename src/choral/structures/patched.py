@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from choral import rng
 from choral.errors import ConversionError, InputError
 from choral.layers.attention import open_attention
 from choral.layers.convert import fits, swap, within
+from choral.layers.drawn_norm import DrawnNorm, keeps_statistics
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.operations import NORMS, own_kind
 from choral.layers.pack import ends_of
@@ -37,6 +39,8 @@ class Patched(Structure):
         jitter: spread of norm scales over components at the start, relative to their value.
         keep_weights: start components near the network's own (trained) weights instead of drawing them afresh; shared
             layers always keep them.
+        statistics: 'draw' keeps BatchNorm statistics for each of the passes of prediction, to be estimated after training by
+            `choral.plan.RecalibrateDraws`; 'shared' uses the running ones, averages over draws that fit none of them.
         undecayed: learned mixing probabilities take no weight decay.
 
     The penalty is `choral.objectives.patching.PatchedL2`.
@@ -57,8 +61,11 @@ class Patched(Structure):
     exclude: tuple[str, ...] = ()
     jitter: float = 0.1
     keep_weights: bool = False
+    statistics: str = "shared"
 
     def __post_init__(self) -> None:
+        if self.statistics not in ("draw", "shared"):
+            raise InputError(f"Patched: statistics={self.statistics!r}; give 'draw' or 'shared'.")
         if self.members != 1 or self.draws < 1:
             raise InputError(
                 f"Patched: members={self.members}, draws={self.draws}; a patched network is one member and has at least 1 draw."
@@ -68,17 +75,27 @@ class Patched(Structure):
         """Return the network with patched layers in place of the chosen ones; the others keep their weights."""
         network = open_attention(network, include=self.include, exclude=self.exclude) if self.include else network
         wanted = self._wanted(network)
+        differing = self.mixture.components > 1 or self.mixture.zero > 0
+        by_pass = differing and self.statistics == "draw" and any(map(keeps_statistics, network.modules()))
+        passes = self.draws if by_pass else 0
 
         def patch(name: str, layer: nn.Module) -> nn.Module | None:
             if name not in wanted:
-                return None
+                return DrawnNorm(layer, passes=passes) if passes and keeps_statistics(layer) else None
             return PatchedLayer(
-                layer, self.mixture, jitter=self.jitter, keep_weights=self.keep_weights, generator=generator
+                layer,
+                self.mixture,
+                jitter=self.jitter,
+                keep_weights=self.keep_weights,
+                generator=generator,
+                passes=passes,
+                key=rng.key(0, "patched", name),
             )
 
         joint = swap(network, patch)
         if self.mixture.assignment == "network":
-            joint = PatchedNetwork(joint, components=self.mixture.components).train(network.training)
+            key = rng.key(0, "patched") if passes else None
+            joint = PatchedNetwork(joint, components=self.mixture.components, key=key).train(network.training)
         return joint
 
     def _wanted(self, network: nn.Module) -> set[str]:
@@ -123,4 +140,4 @@ class Patched(Structure):
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return the plain network at the mean over components."""
         tree = network.network if isinstance(network, PatchedNetwork) else network
-        return swap(tree, lambda _, module: module.plain() if isinstance(module, PatchedLayer) else None)
+        return swap(tree, lambda _, m: m.plain() if isinstance(m, PatchedLayer | DrawnNorm) else None)
