@@ -4,14 +4,17 @@ Importing it imports every kind of structure, phase and objective, so that any r
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
-from choral.errors import InputError
+from choral.errors import InputError, did_you_mean
 from choral.objectives import Objective
 from choral.plan import Phase, cost, problems
 from choral.plan.show import lines, tree
 from choral.structures import Independent, Structure
 from choral.values import Value
+
+Combine = Literal["probs", "logits"]
+COMBINATIONS: tuple[str, ...] = get_args(Combine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +26,20 @@ class Recipe(Value):
         plan: what happens to the weights.
         structure: how members share weights and read a batch.
         objective: what one training step minimises.
-        combine: how members become one prediction: 'probs' averages probabilities, 'logits' averages logits.
+        combine: how members, and draws of a member, become one prediction of classes: 'probs' averages their
+            probabilities, 'logits' their logits. Regression averages means and variances either way.
     """
 
     name: str
     plan: Phase
     structure: Structure = field(default_factory=Independent)
     objective: Objective = field(default_factory=Objective)
-    combine: str = "probs"
+    combine: Combine = "probs"
 
     def __post_init__(self) -> None:
-        if self.combine not in ("probs", "logits"):
-            raise InputError(f"combine is {self.combine!r}; give 'probs' or 'logits'.")
+        if self.combine not in COMBINATIONS:
+            near = did_you_mean(str(self.combine), COMBINATIONS)
+            raise InputError(f"{self.name}: combine is {self.combine!r}; give 'probs' or 'logits'.{near}")
 
     @property
     def epochs(self) -> int:
@@ -57,6 +62,7 @@ class Recipe(Value):
             "epochs": self.epochs,
             "members": self.members,
             "draws": self.structure.draws,
+            "combine": self.combine,
             "structure": self.structure.to_dict(),
             "objective": self.objective.to_dict(),
             "tree": tree(self.plan),

@@ -10,7 +10,8 @@ import torch
 from tests.conformance.problem import CALM, OPTIMISERS, PROBLEMS
 
 import choral
-from choral.fit import fit
+from choral.errors import InputError
+from choral.fit import fit, load
 from choral.recipes import METHODS, make
 from choral.values import from_dict
 
@@ -18,11 +19,11 @@ EPOCHS = 12
 NAMES = sorted(METHODS)
 
 
-def several(name, training=CALM):
+def several(name, training=CALM, **options):
     """A method's recipe with four members where it has a choice, in a small budget."""
     default = METHODS[name].options["members"].default if "members" in METHODS[name].options else 1
     chooses = default is not inspect.Parameter.empty and default not in (1, None)
-    return make(name, epochs=EPOCHS, training=training, members=4 if chooses else None)
+    return make(name, epochs=EPOCHS, training=training, members=4 if chooses else None, **options)
 
 
 def members_of(ensemble):
@@ -49,6 +50,26 @@ def test_its_defaults_make_a_sound_plan_that_survives_json(name):
 @pytest.mark.parametrize("epochs", [200, 60, 24])
 def test_it_spends_no_more_than_its_budget(name, epochs):
     assert 0 < make(name, epochs=epochs).epochs <= epochs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_combines_its_members_as_it_is_told(name, tmp_path):
+    build, data = PROBLEMS["classification"]
+    x, y = data()
+    predictions = {}
+    for combine in ("probs", "logits"):
+        recipe = several(name, combine=combine)
+        assert from_dict(recipe.to_dict()).combine == recipe.describe()["combine"] == combine
+        fit(build, (x, y), recipe, executor="sequential").save(tmp_path / combine)
+        predictions[combine] = load(tmp_path / combine, build).predict(x[:9])
+    averaged, pooled = predictions["probs"], predictions["logits"]
+    assert torch.equal(averaged.logits, pooled.logits)
+    torch.testing.assert_close(averaged.probs, averaged.logits.softmax(-1).mean(0))
+    torch.testing.assert_close(pooled.probs, averaged.logits.mean(0).softmax(-1))
+    if len(averaged.logits) > 1:
+        assert not torch.allclose(averaged.probs, pooled.probs, atol=1e-7, rtol=0)
+    with pytest.raises(InputError, match=rf"{name}: combine is 'votes'; give 'probs' or 'logits'"):
+        make(name, combine="votes")
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

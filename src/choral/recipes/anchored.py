@@ -7,7 +7,7 @@ Reference: Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approx
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Reset, fork
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training, share
 from choral.walks import IID
 
@@ -21,6 +21,7 @@ def anchored(
     members: int | None = None,
     prior_std: float = PRIOR_STD,
     target_noise: bool = False,
+    combine: Combine = "probs",
     training: Training = ADAM,
 ) -> Recipe:
     """Independent networks, each pulled to its own anchor drawn from the prior.
@@ -32,6 +33,7 @@ def anchored(
             networks on CIFAR-10 (variance 0.2).
         target_noise: also give each member its own targets, y + noise of the likelihood, which must be Gaussian with a known
             precision. It makes the ensemble of a linear model exact; the paper goes without.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member; its weight decay is left out, because the anchor
             is the prior.
 
@@ -42,4 +44,6 @@ def anchored(
     draw += [DrawTargetShift(walk=IID(), prior_std=prior_std)] if target_noise else []
     train = training.without_decay().phase(share(epochs, count))
     plan = fork(count, Reset(), *draw, train, Collect())
-    return Recipe(name="anchored", plan=plan, objective=Objective(penalties=(Anchored(prior_std=prior_std),)))
+    return Recipe(
+        name="anchored", plan=plan, objective=Objective(penalties=(Anchored(prior_std=prior_std),)), combine=combine
+    )

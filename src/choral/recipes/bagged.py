@@ -6,7 +6,7 @@ Tune Ensembles", AAAI 2022, arXiv:2202.11782, Table 1.
 
 from choral.errors import InputError
 from choral.plan import Bag, Collect, Reset, fork
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training, share
 
 
@@ -16,6 +16,7 @@ def bagged(
     members: int = 4,
     fraction: float = 0.9,
     replace: bool = False,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """Independent networks, each on its own random 90 % of the training points.
@@ -25,10 +26,11 @@ def bagged(
         members: networks trained.
         fraction: size of each part relative to all points, in (0, 1].
         replace: draw with replacement (the bootstrap).
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
     """
     if not 0 < fraction <= 1:
         raise InputError(f"fraction is {fraction}; give a number above 0 and at most 1.")
     each = training.phase(share(epochs, members))
     bag = Bag(fraction=fraction, replace=replace)
-    return Recipe(name="bagged", plan=fork(members, Reset(), bag, each, Collect()))
+    return Recipe(name="bagged", plan=fork(members, Reset(), bag, each, Collect()), combine=combine)

@@ -6,7 +6,7 @@ arXiv:2002.06715, Equation 1.
 
 from typing import Literal
 
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import BatchEnsemble
 from choral.training import Training
 
@@ -20,6 +20,7 @@ def batch_ensemble(
     own_norms: bool = False,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """Members that share all weights up to rank-one factors of their own, trained in one run.
@@ -32,7 +33,10 @@ def batch_ensemble(
         own_norms: whether each member has its own normalisation scales and shifts.
         kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
         pretrained: start from the weights of the network handed to fit.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; the factors take no weight decay.
     """
     structure = BatchEnsemble(members=members, start=start, spread=spread, own_norms=own_norms, kernel=kernel)
-    return Recipe(name="batch_ensemble", plan=training.whole(epochs, pretrained=pretrained), structure=structure)
+    return Recipe(
+        name="batch_ensemble", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine
+    )

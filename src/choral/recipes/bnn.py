@@ -7,7 +7,7 @@ al., 2022, arXiv:2206.00794, appendix B.
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.plan import SGD, Collect, Reset, Schedule, Steps, fork
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import Gaussian
 from choral.training import Training, share
 
@@ -29,6 +29,7 @@ def bnn(
     rho_rate: float = 1.0,
     kl_weight: float = 1.0,
     anneal: float = 0.0,
+    combine: Combine = "probs",
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """One network whose weights are Gaussian, drawn anew in every pass; predictions average several draws.
@@ -42,10 +43,11 @@ def bnn(
         rho_rate: factor of the learning rate for every rho.
         kl_weight: factor of the KL; 1 is the ELBO.
         anneal: share of training over which the weight of the KL rises from 0.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
             1 unless it says otherwise.
     """
     objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
     train = training.clipped(1.0).with_rates(_rho=rho_rate).phase(share(epochs, members), settling(training))
     plan = fork(members, Reset(), train, Collect())
-    return Recipe(name="bnn", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective)
+    return Recipe(name="bnn", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective, combine=combine)

@@ -8,7 +8,7 @@ from typing import Literal
 from choral.exploration import Exploitation, Narrowing, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.recipes.bnn import VARIATIONAL
 from choral.structures import Gaussian
 from choral.training import Training
@@ -32,6 +32,7 @@ def bnn_sequential(
     rho_rate: float = 1.0,
     kl_weight: float = 1.0,
     anneal: float = 0.0,
+    combine: Combine = "probs",
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """One mean-field Bayesian run that settles, is kept and is perturbed, again and again; nothing is pruned.
@@ -54,4 +55,6 @@ def bnn_sequential(
         training=training.with_rates(_rho=rho_rate),
     )
     objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
-    return Recipe(name="bnn_sequential", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective)
+    return Recipe(
+        name="bnn_sequential", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective, combine=combine
+    )

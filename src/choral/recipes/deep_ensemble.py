@@ -5,19 +5,22 @@ Ensembles", NeurIPS 2017, arXiv:1612.01474.
 """
 
 from choral.plan import Collect, Reset, fork
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training, share
 
 
-def deep_ensemble(*, epochs: int = 200, members: int = 4, training: Training = Training()) -> Recipe:
+def deep_ensemble(
+    *, epochs: int = 200, members: int = 4, combine: Combine = "probs", training: Training = Training()
+) -> Recipe:
     """Independent networks from different random starts; the budget is split evenly.
 
     Args:
         epochs: total budget; each member gets epochs // members.
         members: networks trained.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
 
     Differs from the paper: no adversarial training.
     """
     each = training.phase(share(epochs, members))
-    return Recipe(name="deep_ensemble", plan=fork(members, Reset(), each, Collect()))
+    return Recipe(name="deep_ensemble", plan=fork(members, Reset(), each, Collect()), combine=combine)

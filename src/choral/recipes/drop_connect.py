@@ -4,13 +4,19 @@ Reference: Wan et al., "Regularization of Neural Networks using DropConnect", IC
 arXiv:1905.09453, Table 2.
 """
 
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import Stochastic
 from choral.training import Training
 
 
 def drop_connect(
-    *, epochs: int = 200, rate: float = 0.1, draws: int = 20, pretrained: bool = False, training: Training = Training()
+    *,
+    epochs: int = 200,
+    rate: float = 0.1,
+    draws: int = 20,
+    pretrained: bool = False,
+    combine: Combine = "probs",
+    training: Training = Training(),
 ) -> Recipe:
     """One network whose single weights are dropped at random, also at prediction; several passes are averaged.
 
@@ -19,7 +25,10 @@ def drop_connect(
         rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Stochastic(rate=rate, draws=draws, connections=True)
-    return Recipe(name="drop_connect", plan=training.whole(epochs, pretrained=pretrained), structure=structure)
+    return Recipe(
+        name="drop_connect", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine
+    )

@@ -5,7 +5,7 @@ Sparsity", ICLR 2022, arXiv:2106.14568, section 3.1; Evci et al., 2020, arXiv:19
 """
 
 from choral.plan import Collect, Every, Prune, Regrow, Reset, fork
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training, share
 
 
@@ -17,6 +17,7 @@ def dst(
     interval: int = 1000,
     rate: float = 0.5,
     moving: float = 1.0,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """Independent sparse networks whose connections move while they train.
@@ -28,8 +29,13 @@ def dst(
         interval: steps between two moves.
         rate: share of living weights moved each time.
         moving: part of training in which connections move: all of it in the authors' code, 0.75 in Evci et al.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
     """
     move = Every(count=interval, phase=Regrow(rate=rate), stop=moving)
     each = training.phase(share(epochs, members), every=(move,))
-    return Recipe(name="dst", plan=fork(members, Reset(), Prune(pruning="erk", sparsity=sparsity), each, Collect()))
+    return Recipe(
+        name="dst",
+        plan=fork(members, Reset(), Prune(pruning="erk", sparsity=sparsity), each, Collect()),
+        combine=combine,
+    )

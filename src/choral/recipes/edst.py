@@ -6,7 +6,7 @@ Sparsity", ICLR 2022, arXiv:2106.14568, section 3.2.
 
 from choral.errors import InputError
 from choral.plan import Collect, Constant, Every, Prune, Regrow, Reset, repeat, seq
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training
 
 
@@ -20,6 +20,7 @@ def edst(
     rate: float = 0.5,
     escape: float = 0.8,
     moving: float = 1.0,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """One dynamic sparse run: explore, then settle, keep a member and move 80 % of the weights, again and again.
@@ -34,6 +35,7 @@ def edst(
         rate: share of living weights moved each time.
         escape: share moved after a member is kept, to leave its minimum.
         moving: part of each training phase in which connections move: all of it in the authors' code, 0.75 in Evci et al.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate (of the exploration; members settle at a tenth, then a hundredth) and batch size.
 
     Differs from the authors' code: grown weights also start with zero momentum.
@@ -59,4 +61,4 @@ def edst(
         repeat(members - 1, *kept, Regrow(rate=escape)),
         *kept,
     )
-    return Recipe(name="edst", plan=plan)
+    return Recipe(name="edst", plan=plan, combine=combine)

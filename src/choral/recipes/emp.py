@@ -10,7 +10,7 @@ from choral.layers.patched import Mixture
 from choral.objectives.combine import Objective
 from choral.objectives.patching import PatchedL2
 from choral.plan import RecalibrateDraws
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import Patched
 from choral.training import Training
 
@@ -27,6 +27,7 @@ def emp(
     precision: float | None = None,
     statistics: Literal["draw", "shared"] = "draw",
     pretrained: bool = False,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """One network whose normalisation and output layers are drawn from K components in every pass.
@@ -42,6 +43,7 @@ def emp(
         statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
             of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     mixture = Mixture(components=components, assignment="layer", learned=learned)
@@ -61,4 +63,5 @@ def emp(
         plan=training.whole(epochs, pretrained=pretrained, after=after),
         structure=structure,
         objective=Objective(penalties=penalties),
+        combine=combine,
     )

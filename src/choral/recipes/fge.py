@@ -6,7 +6,7 @@ arXiv:1802.10026, section 5.
 
 from choral.errors import InputError
 from choral.plan import Collect, Linear, Part, Phase, Reset, fork, repeat, seq
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training
 
 
@@ -16,6 +16,7 @@ def fge(
     members: int | None = None,
     cycle: int = 4,
     starts: int | None = None,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """Train for 78 % of the budget, then swing the rate in short triangles and keep the low points.
@@ -29,6 +30,7 @@ def fge(
         cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.
         starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
             None, 2 where the budget has room for both and `members` is even.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate and batch size. The rate is constant for half the budget and falls in a straight line to a
             hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """
@@ -58,4 +60,6 @@ def fge(
     swing: tuple[Phase, ...] = (down, Collect(), repeat(kept // starts - 1, up, down, Collect()))
     begin = (Reset(), training.phase(early, Part(falling, 0.0, early / epochs)))
     later = training.phase(first - early, Part(falling, early / epochs, first / epochs), memory="carried")
-    return Recipe(name="fge", plan=seq(*begin, *((fork(1, *swing), later) if starts == 2 else ()), *swing))
+    return Recipe(
+        name="fge", plan=seq(*begin, *((fork(1, *swing), later) if starts == 2 else ()), *swing), combine=combine
+    )

@@ -5,7 +5,7 @@ Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, 
 
 from typing import Literal
 
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import Masksembles
 from choral.training import Training
 
@@ -18,6 +18,7 @@ def masksembles(
     repetition: bool = False,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """Members that are fixed, overlapping subsets of one network's channels.
@@ -29,7 +30,10 @@ def masksembles(
         repetition: train every mask on the whole batch, as the Packed-Ensembles paper does: `members` times the operations.
         kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
         pretrained: start from the weights of the network handed to fit.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Masksembles(members=members, scale=scale, repetition=repetition, kernel=kernel)
-    return Recipe(name="masksembles", plan=training.whole(epochs, pretrained=pretrained), structure=structure)
+    return Recipe(
+        name="masksembles", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine
+    )

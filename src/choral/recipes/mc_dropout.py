@@ -4,7 +4,7 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation: Representing 
 2016, arXiv:1506.02142.
 """
 
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import Stochastic
 from choral.training import Training
 
@@ -15,6 +15,7 @@ def mc_dropout(
     rate: float | None = 0.1,
     draws: int = 20,
     pretrained: bool = False,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """One network with dropout that stays on at prediction; several passes are averaged.
@@ -24,10 +25,12 @@ def mc_dropout(
         rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     return Recipe(
         name="mc_dropout",
         plan=training.whole(epochs, pretrained=pretrained),
         structure=Stochastic(rate=rate, draws=draws),
+        combine=combine,
     )

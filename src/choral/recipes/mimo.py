@@ -3,7 +3,7 @@
 Reference: Havasi et al., "Training independent subnetworks for robust prediction", ICLR 2021, arXiv:2010.06610.
 """
 
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import Mimo
 from choral.training import Training
 
@@ -14,6 +14,7 @@ def mimo(
     members: int = 3,
     repetition: float = 0.0,
     batch_repetition: int = 1,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """One network with several inputs and outputs that learns to keep them apart.
@@ -23,7 +24,8 @@ def mimo(
         members: inputs read at once.
         repetition: probability that all inputs of a training example are the same.
         batch_repetition: times each example appears in a training batch (the paper uses 4).
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Mimo(members=members, repetition=repetition, batch_repetition=batch_repetition)
-    return Recipe(name="mimo", plan=training.whole(epochs), structure=structure)
+    return Recipe(name="mimo", plan=training.whole(epochs), structure=structure, combine=combine)

@@ -5,7 +5,7 @@ Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimatio
 
 from typing import Literal
 
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import Packed
 from choral.training import Training
 
@@ -19,6 +19,7 @@ def packed(
     minimum_channels: int = 64,
     whole_block_starts: bool = True,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """Slim members side by side in one network, each seeing only its own channels.
@@ -31,6 +32,7 @@ def packed(
         minimum_channels: least channels in a group before gamma is lowered.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
         kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Packed(
@@ -41,4 +43,4 @@ def packed(
         whole_block_starts=whole_block_starts,
         kernel=kernel,
     )
-    return Recipe(name="packed", plan=training.whole(epochs), structure=structure)
+    return Recipe(name="packed", plan=training.whole(epochs), structure=structure, combine=combine)

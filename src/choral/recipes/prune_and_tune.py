@@ -9,7 +9,7 @@ from typing import Literal
 
 from choral.errors import InputError
 from choral.plan import Bag, Collect, Compact, Constant, OneCycle, Phase, Prune, Recalibrate, Reset, Start, fork, seq
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training
 
 
@@ -27,6 +27,7 @@ def prune_and_tune(
     recalibrate: bool = False,
     keep_classifier: bool = True,
     keep_first: bool = False,
+    combine: Combine = "probs",
     training: Training = Training(schedule="linear_drop"),
 ) -> Recipe:
     """One trained parent, cloned and pruned into complementary children, each tuned for a few epochs.
@@ -44,6 +45,7 @@ def prune_and_tune(
         bagging: part of the training points each child sees; all of them if None.
         recalibrate: estimate BatchNorm statistics again after pruning.
         keep_classifier, keep_first: leave the output layer, or the first layer, whole.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size, and the parent's schedule.
 
     Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.
@@ -87,4 +89,4 @@ def prune_and_tune(
     body += [Bag(fraction=bagging)] if bagging is not None else []
     start = [Start()] if parent == 0 else [Reset(), training.phase(parent)]
     plan = seq(*start, fork(members, *body, training.phase(child, schedule), Collect()))
-    return Recipe(name="prune_and_tune", plan=plan)
+    return Recipe(name="prune_and_tune", plan=plan, combine=combine)

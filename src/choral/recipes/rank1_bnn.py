@@ -7,7 +7,7 @@ arXiv:2005.07186.
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.plan import Collect, Reset, seq
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import RankOneGaussian
 from choral.training import Training
 
@@ -20,6 +20,7 @@ def rank1_bnn(
     prior_std: float = 0.1,
     rho: float = -6.0,
     anneal: float = 0.8,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """One network shared by members that each own two Gaussian vectors in every layer.
@@ -31,6 +32,7 @@ def rank1_bnn(
         prior_std: standard deviation of the prior N(1, prior_std^2) on the factors.
         rho: where every rho starts; the standard deviation is softplus(rho).
         anneal: share of training over which the weight of the KL rises from 0 to 1.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; weight decay acts on the shared weights and biases, and gradients
             are clipped at norm 1 unless it says otherwise.
 
@@ -39,4 +41,4 @@ def rank1_bnn(
     objective = Objective(penalties=(GaussianKL(prior_mean=1.0, prior_std=prior_std, anneal=anneal),))
     structure = RankOneGaussian(members=members, draws=draws, rho=rho)
     plan = seq(Reset(), training.clipped(1.0).phase(epochs), Collect())
-    return Recipe(name="rank1_bnn", plan=plan, structure=structure, objective=objective)
+    return Recipe(name="rank1_bnn", plan=plan, structure=structure, objective=objective, combine=combine)

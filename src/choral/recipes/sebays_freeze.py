@@ -10,7 +10,7 @@ from choral.exploration import Exploitation, GateClipping, Narrowing, gates_clip
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import CompactGates, FreezeGates
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.recipes.bnn import VARIATIONAL
 from choral.structures import SpikeSlab
 from choral.training import Training
@@ -40,6 +40,7 @@ def sebays_freeze(
     gate_rate: float = 1.0,
     kl_weight: float = 1.0,
     anneal: float = 0.0,
+    combine: Combine = "probs",
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """SeBayS with sparsity fixed after exploration: closed nodes are cut out, and settling is cheaper.
@@ -63,6 +64,7 @@ def sebays_freeze(
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
         prior_std, inclusion, gamma, temperature, rho, clip_gates, rho_rate, gate_rate, kl_weight: as in `ssbnn`.
         anneal: share of the exploration over which the weight of the KL rises to its full size.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
     Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
@@ -84,4 +86,6 @@ def sebays_freeze(
     )
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
-    return Recipe(name="sebays_freeze", plan=plan, structure=structure, objective=Objective(penalties=(kl,)))
+    return Recipe(
+        name="sebays_freeze", plan=plan, structure=structure, objective=Objective(penalties=(kl,)), combine=combine
+    )

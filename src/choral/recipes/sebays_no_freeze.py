@@ -10,7 +10,7 @@ from choral.exploration import Exploitation, GateClipping, Narrowing, gates_clip
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import Recalibrate
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.recipes.bnn import VARIATIONAL
 from choral.structures import SpikeSlab
 from choral.training import Training
@@ -39,6 +39,7 @@ def sebays_no_freeze(
     gate_rate: float = 1.0,
     kl_weight: float = 1.0,
     anneal: float = 0.0,
+    combine: Combine = "probs",
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
@@ -63,4 +64,6 @@ def sebays_no_freeze(
     )
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
-    return Recipe(name="sebays_no_freeze", plan=plan, structure=structure, objective=Objective(penalties=(kl,)))
+    return Recipe(
+        name="sebays_no_freeze", plan=plan, structure=structure, objective=Objective(penalties=(kl,)), combine=combine
+    )

@@ -10,7 +10,7 @@ from choral.errors import InputError
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.plan import Collect, DrawAnchor, DrawTargetShift, Operator, Reset, StepAnchor, StepTargetShift, fork, repeat
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.recipes.anchored import ADAM, PRIOR_STD
 from choral.training import Training, share
 from choral.walks import GuidedWalk, Walk
@@ -28,6 +28,7 @@ def sequential_anchored(
     prior_std: float = PRIOR_STD,
     walk: Walk = GUIDED,
     target_noise: bool = False,
+    combine: Combine = "probs",
     training: Training = ADAM,
     step_training: Training | None = None,
 ) -> Recipe:
@@ -46,6 +47,7 @@ def sequential_anchored(
         prior_std: as in `anchored`.
         walk: how anchors move; the step is in units of the parameters unless it says otherwise.
         target_noise: as in `anchored`; the noise walks along with the anchor.
+        combine: as in `choral.recipe.Recipe`.
         training: as in `anchored`; every member has a fresh optimiser and the whole schedule.
         step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
             from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
@@ -79,4 +81,4 @@ def sequential_anchored(
         chains, Reset(), *draw, training.without_decay().phase(first), Collect(), repeat(steps, *move, short, Collect())
     )
     objective = Objective(penalties=(Anchored(prior_std=prior_std),))
-    return Recipe(name="sequential_anchored", plan=plan, objective=objective)
+    return Recipe(name="sequential_anchored", plan=plan, objective=objective, combine=combine)

@@ -1,18 +1,21 @@
 """Single: one network trained for the whole budget; the baseline of everything."""
 
 from choral.errors import InputError
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training
 
 
-def single(*, epochs: int = 200, members: int = 1, training: Training = Training()) -> Recipe:
+def single(
+    *, epochs: int = 200, members: int = 1, combine: Combine = "probs", training: Training = Training()
+) -> Recipe:
     """One plain network, trained for the whole budget.
 
     Args:
         epochs: total budget.
         members: always 1; accepted so that every recipe takes the same arguments.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     if members != 1:
         raise InputError(f"members is {members}, but 'single' is one network; use 'deep_ensemble' for several.")
-    return Recipe(name="single", plan=training.whole(epochs))
+    return Recipe(name="single", plan=training.whole(epochs), combine=combine)

@@ -4,17 +4,20 @@ Reference: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", ICLR 201
 """
 
 from choral.plan import Collect, Cosine, Reset, repeat, seq
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training, share
 
 
-def snapshot(*, epochs: int = 200, members: int = 5, training: Training = Training()) -> Recipe:
+def snapshot(
+    *, epochs: int = 200, members: int = 5, combine: Combine = "probs", training: Training = Training()
+) -> Recipe:
     """One run of cosine cycles restarting at the full rate; a member at each low point.
 
     Args:
         epochs: total budget; each cycle gets epochs // members.
         members: cycles.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate (where each cycle starts) and batch size.
     """
     cycle = training.phase(share(epochs, members), Cosine(training.rate), memory="carried")
-    return Recipe(name="snapshot", plan=seq(Reset(), repeat(members, cycle, Collect())))
+    return Recipe(name="snapshot", plan=seq(Reset(), repeat(members, cycle, Collect())), combine=combine)

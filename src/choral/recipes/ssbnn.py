@@ -8,7 +8,7 @@ from choral.exploration import GateClipping, gates_clipped
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import Collect, Recalibrate, Reset, fork
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.recipes.bnn import VARIATIONAL, settling
 from choral.structures import SpikeSlab
 from choral.training import Training, share
@@ -29,12 +29,13 @@ def ssbnn(
     gate_rate: float = 1.0,
     kl_weight: float = 1.0,
     anneal: float = 0.0,
+    combine: Combine = "probs",
     training: Training = VARIATIONAL,
 ) -> Recipe:
     """One Bayesian network with a gate for every neuron and filter; gates that are not worth their cost close.
 
     Args:
-        epochs, members, draws, prior_std, rho, rho_rate, kl_weight, anneal, training: as in `bnn`; the prior is that of open nodes. With few points
+        epochs, members, draws, prior_std, rho, rho_rate, kl_weight, anneal, combine, training: as in `bnn`; the prior is that of open nodes. With few points
             start wide (rho -2), or anneal: while deviations are narrow the KL of a node is large, and all gates may close.
         inclusion: prior probability that a node is in the network (lambda).
         gamma: inclusion probability every node starts with.
@@ -51,4 +52,4 @@ def ssbnn(
     chosen = gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate)
     train = chosen.phase(share(epochs, members), settling(training))
     plan = fork(members, Reset(), train, Recalibrate(), Collect())
-    return Recipe(name="ssbnn", plan=plan, structure=structure, objective=Objective(penalties=(kl,)))
+    return Recipe(name="ssbnn", plan=plan, structure=structure, objective=Objective(penalties=(kl,)), combine=combine)

@@ -6,7 +6,7 @@ arXiv:1803.05407, Algorithm 1.
 
 from choral.errors import InputError
 from choral.plan import Collect, Constant, Linear, Recalibrate, Reset, Train, UpdateMoments, UseMean, every, seq
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.training import Training
 
 
@@ -24,16 +24,24 @@ def averaging_phases(epochs: int, rank: int, start: float, training: Training) -
     return down, training.phase(epochs - first, Constant(half), memory="carried", every=(collect,))
 
 
-def swa(*, epochs: int = 200, members: int = 1, start: float = 0.75, training: Training = Training()) -> Recipe:
+def swa(
+    *,
+    epochs: int = 200,
+    members: int = 1,
+    start: float = 0.75,
+    combine: Combine = "probs",
+    training: Training = Training(),
+) -> Recipe:
     """One network at the average of the weights at the ends of its last epochs.
 
     Args:
         epochs: total budget.
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate and batch size; averaging runs at half the rate.
     """
     if members != 1:
         raise InputError(f"members is {members}, but 'swa' gives one averaged network; use 'swag' for several.")
     down, level = averaging_phases(epochs, 0, start, training)
-    return Recipe(name="swa", plan=seq(Reset(), down, level, UseMean(), Recalibrate(), Collect()))
+    return Recipe(name="swa", plan=seq(Reset(), down, level, UseMean(), Recalibrate(), Collect()), combine=combine)

@@ -5,7 +5,7 @@ arXiv:1902.02476, Algorithm 1.
 """
 
 from choral.plan import Collect, DrawMoments, Recalibrate, Reset, fork, seq
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.recipes.swa import averaging_phases
 from choral.training import Training
 
@@ -17,6 +17,7 @@ def swag(
     rank: int = 20,
     scale: float = 0.5,
     start: float = 0.75,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """Members drawn from a low-rank plus diagonal Gaussian around the average of the last epochs.
@@ -27,8 +28,9 @@ def swag(
         rank: last deviations kept (K).
         scale: factor of the covariance; 0.5 is the paper's formula.
         start: part of the budget before collecting begins.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate and batch size; collecting runs at half the rate.
     """
     down, level = averaging_phases(epochs, rank, start, training)
     draw = fork(members, DrawMoments(scale=scale), Recalibrate(), Collect())
-    return Recipe(name="swag", plan=seq(Reset(), down, level, draw))
+    return Recipe(name="swag", plan=seq(Reset(), down, level, draw), combine=combine)

@@ -4,7 +4,7 @@ Reference: Lee et al., "Why M Heads are Better than One: Training a Diverse Ense
 arXiv:1511.06314, section 4.
 """
 
-from choral.recipe import Recipe
+from choral.recipe import Combine, Recipe
 from choral.structures import TreeNet
 from choral.training import Training
 
@@ -16,6 +16,7 @@ def treenet(
     start: str = "",
     branches: tuple[str, ...] = (),
     pretrained: bool = False,
+    combine: Combine = "probs",
     training: Training = Training(),
 ) -> Recipe:
     """Members that share the first layers and have the last ones to themselves.
@@ -26,7 +27,10 @@ def treenet(
         start: name of the first layer that is not shared; the output layer alone if nothing is said.
         branches: instead of start, name patterns of all layers that are not shared.
         pretrained: start from the weights of the network handed to fit.
+        combine: as in `choral.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = TreeNet(members=members, start=start, branches=branches)
-    return Recipe(name="treenet", plan=training.whole(epochs, pretrained=pretrained), structure=structure)
+    return Recipe(
+        name="treenet", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine
+    )
