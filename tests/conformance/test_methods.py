@@ -215,7 +215,7 @@ def test_row_i_of_the_ensemble_is_member_i_alone(name, problem):
             assert torch.allclose(ensemble.member(i)(x), outputs[i], atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:members is 1. the last one has no complementary partner")
+@pytest.mark.filterwarnings("ignore:members is 1. the last has no complementary partner")
 @pytest.mark.parametrize("problem", ["classification", "regression"])
 @pytest.mark.parametrize("name", [n for n in NAMES if "members" in METHODS[n].options])
 def test_one_member_is_one_network(name, problem, tmp_path):

@@ -61,13 +61,9 @@ def prune_and_tune(
         )
     exact = {"anti_random": 0.5, "partition": 1 - 1 / members}.get(pruning)
     if exact is not None and sparsity is not None and abs(sparsity - exact) > 1e-9:
-        raise InputError(
-            f"sparsity is {sparsity}, but '{pruning}' masks of {members} members need {exact:g}; leave it out."
-        )
+        raise InputError(f"sparsity is {sparsity}, but {members} '{pruning}' masks need {exact:g}; leave it out.")
     if pruning == "anti_random" and members % 2:
-        warnings.warn(
-            f"members is {members}: the last one has no complementary partner; give an even number.", stacklevel=2
-        )
+        warnings.warn(f"members is {members}: the last has no complementary partner; give an even one.", stacklevel=2)
     cut = Prune(
         pruning=pruning,
         sparsity=exact if exact is not None else 0.5 if sparsity is None else sparsity,
