@@ -2,11 +2,13 @@
 
 python benchmarks/mutations.py [--files 500] [--folders 300] [--name mutations]
 
-Every mutation must give the same prediction, bit for bit, or one of choral's own errors. A folder is tried twice: loaded as
-it is, and fitted again by the call that made it, which trains lost members again.
+Every mutation must give the same prediction, bit for bit, or one of choral's own errors. A finished run's folder is tried
+twice: loaded as it is, and fitted again by the call that made it, which trains lost members again. Every other folder is
+that of a run stopped on the way, with its checkpoints, which is fitted to its end.
 """
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
@@ -85,11 +87,25 @@ def kinds() -> dict[str, dict[str, Any]]:
     }
 
 
-def fitted(kind: dict[str, Any], folder: Path) -> Any:
+def fitted(kind: dict[str, Any], folder: Path, **options: Any) -> Any:
     """Return the ensemble, from its run folder if that is whole."""
-    return fit(
-        kind["build"], kind["data"], kind["recipe"], run_dir=folder, executor="sequential", table=kind.get("table")
-    )
+    given = {"run_dir": folder, "executor": "sequential", "table": kind.get("table"), **options}
+    return fit(kind["build"], kind["data"], kind["recipe"], **given)
+
+
+class Stopped(Exception):
+    """A run was stopped on its way."""
+
+
+def stopped(kind: dict[str, Any], folder: Path) -> None:
+    """Leave a run after two thirds of its epochs, with a checkpoint after each of them."""
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["kind"] == "epoch" and 3 * event["counted"]["epochs"] > 2 * kind["recipe"].epochs:
+            raise Stopped
+
+    with contextlib.suppress(Stopped):
+        fitted(kind, folder, checkpoint_seconds=0, listener=listen)
 
 
 def predicted(ensemble: Any, x: Tensor) -> list[Tensor]:
@@ -149,7 +165,7 @@ def of_files(count: int, folder: Path) -> list[dict[str, str]]:
         result, words = outcome(lambda kind=kind: choral.load(path, build=kind["build"]), kind["x"], expected)
         if changed == data:
             how = "nothing"
-        rows.append({"kind": name, "how": how, "file": "saved", "outcome": result, "words": words})
+        rows.append({"kind": name, "how": how, "file": "saved", "act": "load", "outcome": result, "words": words})
     return rows
 
 
@@ -158,7 +174,7 @@ def damage(folder: Path, chance: np.random.Generator) -> tuple[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     way = chance.random()
     members = [p for p in files if p.parent.name == "members"]
-    if way < 0.08:
+    if way < 0.08 and len(members) > 1:
         first, second = members[0], members[-1]
         held = first.read_bytes()
         first.write_bytes(second.read_bytes())
@@ -175,23 +191,28 @@ def damage(folder: Path, chance: np.random.Generator) -> tuple[str, str]:
 
 
 def of_folders(count: int, folder: Path) -> list[dict[str, str]]:
-    """Return the outcome of mutations of run folders, loaded and fitted again."""
+    """Return the outcome of mutations of run folders: finished ones loaded and fitted again, stopped ones fitted."""
     chance, rows, made = np.random.default_rng(2), [], []
     for name, kind in kinds().items():
-        expected = predicted(fitted(kind, folder / "whole" / name), kind["x"])
+        expected = predicted(fitted(kind, folder / "finished" / name), kind["x"])
+        stopped(kind, folder / "stopped" / name)
         made.append((name, kind, expected))
     for number in range(count):
-        name, kind, expected = made[number % len(made)]
+        name, kind, expected = made[number // 2 % len(made)]
+        state = ("finished", "stopped")[number % 2]
         run = folder / "run"
         shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(folder / "whole" / name, run)
+        shutil.copytree(folder / state / name, run)
         how, what = damage(run, chance)
-        for act, words in (
-            ("load", lambda kind=kind, run=run: choral.load(run, build=kind["build"])),
-            ("fit", lambda kind=kind, run=run: fitted(kind, run)),
-        ):
-            result, said = outcome(words, kind["x"], expected)
-            rows.append({"kind": name, "how": f"{act}: {how}", "file": what, "outcome": result, "words": said})
+        acts = {
+            "load finished": lambda kind=kind, run=run: choral.load(run, build=kind["build"]),
+            f"fit {state}": lambda kind=kind, run=run: fitted(kind, run),
+        }
+        for act, call in acts.items():
+            if state in act:
+                result, said = outcome(call, kind["x"], expected)
+                row = {"kind": name, "how": how, "file": what, "act": act, "outcome": result, "words": said}
+                rows.append(row)
     return rows
 
 
@@ -202,10 +223,10 @@ def summary(rows: list[dict[str, str]]) -> dict[str, Any]:
             value: dict(Counter(r["outcome"] for r in rows if r[key] == value))
             for value in sorted({r[key] for r in rows})
         }
-        for key in ("kind", "how", "file")
+        for key in ("kind", "how", "file", "act")
     }
     bad = [r for r in rows if r["outcome"] in ("other", "traceback")]
-    return {"count": len(rows), "outcomes": dict(Counter(r["outcome"] for r in rows)), "by": tables, "bad": bad[:10]}
+    return {"trials": len(rows), "outcomes": dict(Counter(r["outcome"] for r in rows)), "by": tables, "bad": bad[:10]}
 
 
 def main() -> None:
@@ -220,7 +241,8 @@ def main() -> None:
         files = summary(of_files(given.files, Path(name) / "files"))
         folders = summary(of_folders(given.folders, Path(name) / "folders"))
     sys.stdout.write(json.dumps({"files": files["outcomes"], "folders": folders["outcomes"]}) + "\n")
-    write(given.name, {"saved_files": files, "run_folders": folders})
+    counts = {"mutated_files": given.files, "mutated_folders": given.folders}
+    write(given.name, {**counts, "saved_files": files, "run_folders": folders})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from choral.data.images import holds_images, strange
 from choral.data.inputs import Transform
 from choral.data.problems import Problem
 from choral.engine.files import read_json, write_json
+from choral.engine.folder import folder_name
 from choral.engine.store import Listener
 from choral.errors import InputError, RunError
 from choral.evaluation import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
@@ -155,20 +156,6 @@ def compare(
     if run_dir is not None:
         _write_changes(Path(run_dir) / "results.json", comparison.to_dict() | details)
     return comparison
-
-
-def folder_name(name: str) -> str:
-    """Return a recipe's name if it can name a folder of its own; InputError if it would lead elsewhere.
-
-    >>> folder_name("snapshot_2")
-    'snapshot_2'
-    """
-    if name in ("", ".", "..") or len(name.encode()) > 200 or any(c in "/\\" or not c.isprintable() for c in name):
-        raise InputError(
-            f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it a name without slashes and "
-            "control characters, of at most 200 bytes."
-        )
-    return name
 
 
 def _write_changes(path: Path, content: dict[str, Any]) -> None:

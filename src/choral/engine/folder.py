@@ -17,7 +17,7 @@ from typing import Any
 from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore
-from choral.errors import RunError
+from choral.errors import InputError, RunError
 
 _PLAN = {
     "identity": {"recipe": dict, "likelihood": dict, "inputs": [dict], "seed": int},
@@ -51,6 +51,21 @@ def claimed(folder: Path | None) -> Iterator[None]:
         sweep(folder / "members")
         sweep(folder / "checkpoints")
         yield
+
+
+def folder_name(name: str) -> str:
+    """Return a recipe's name if it can name a folder of its own; InputError if it would lead elsewhere.
+
+    >>> folder_name("snapshot_2")
+    'snapshot_2'
+    """
+    odd = not isinstance(name, str) or name in ("", ".", "..")
+    if odd or len(name.encode()) > 200 or any(c in "/\\" or not c.isprintable() for c in name):
+        raise InputError(
+            f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it a name without slashes and "
+            "control characters, of at most 200 bytes."
+        )
+    return name
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:

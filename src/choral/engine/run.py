@@ -91,13 +91,12 @@ class Run:
     def _advice(self) -> str:
         """Return what can be done after a branch was lost."""
         count = len(self.member_of)
-        kept = f"{count - len(self.store.missing(count))} of {count} members were kept"
+        kept = count - len(self.store.missing(count))
+        said = f"{kept} of {count} members were kept"
         if self.store.folder is None:
-            return f"{kept}; lower the rate or clip gradients and run again."
-        return (
-            f"{kept}: choral.load('{self.store.folder.parent}', partial=True) gives them; lower the rate or clip gradients "
-            "and run again into another folder (this one stays with its plan)."
-        )
+            return f"{said}; lower the rate or clip gradients and run again."
+        load = f": choral.load('{self.store.folder.parent}', partial=True) gives them" if kept else ""
+        return f"{said}{load}; lower the rate or clip gradients and run again into another folder (this one stays with its plan)."
 
     def walk(self) -> None:
         """Walk the whole plan."""

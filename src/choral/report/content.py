@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from choral.engine import files
+from choral.engine.folder import folder_name
 from choral.errors import RunError
 from choral.report.history import history_of
 from choral.report.ranking import ranking
@@ -57,7 +58,7 @@ def collect(folder: Path) -> Content:
         raise RunError(f"{folder} is not a folder; give the folder of a run or of a comparison.")
     results = read_json(folder / "results.json") or {}
     if "settings" in results and "rows" in results and not (folder / "plan.json").exists():
-        return _finished(folder, results, {r["method"]: folder / r["method"] for r in results["rows"]})
+        return _finished(folder, results, {r["method"]: folder / folder_name(r["method"]) for r in results["rows"]})
     if (folder / "plan.json").exists():
         return _finished(folder, _with_rows({}, {_name(folder): folder}), {_name(folder): folder})
     runs = {p.parent.name: p.parent for p in sorted(folder.glob("*/plan.json"))}
