@@ -19,6 +19,7 @@ from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Reset, Re
 from choral.plan.phases import visit
 from choral.recipe import Recipe
 from choral.recipes import make
+from choral.values import from_dict
 from choral.variational import std_of
 from choral.walks import IID, GuidedWalk
 
@@ -312,6 +313,7 @@ def test_rho_and_gates_learn_at_rates_of_their_own(executor):
     options = {"epochs": 2, "members": 2, "training": CALM, "draws": 1}
     still = fit(build, data(), make("ssbnn", rho_rate=0.0, gate_rate=0.0, **options), executor=executor)
     start, moved = make("ssbnn", **options), make("ssbnn", rho_rate=10.0, gate_rate=3.0, **options)
+    assert from_dict(json.loads(json.dumps(moved.to_dict()))) == moved
     for i in range(2):
         params = dict(still.network(i).named_parameters())
         assert torch.equal(params["last.weight_rho"], torch.full_like(params["last.weight_rho"], -6.0))

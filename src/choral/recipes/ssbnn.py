@@ -35,8 +35,9 @@ def ssbnn(
     """One Bayesian network with a gate for every neuron and filter; gates that are not worth their cost close.
 
     Args:
-        epochs, members, draws, prior_std, rho, rho_rate, kl_weight, anneal, combine, training: as in `bnn`; the prior is that of open nodes. With few points
-            start wide (rho -2), or anneal: while deviations are narrow the KL of a node is large, and all gates may close.
+        epochs, members, draws, prior_std, rho, rho_rate, kl_weight, anneal, combine, training: as in `bnn`; the prior is that
+            of open nodes. With few points start wide (rho -2), or anneal: while deviations are narrow the KL of a node is
+            large, and all gates may close.
         inclusion: prior probability that a node is in the network (lambda).
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
