@@ -172,6 +172,57 @@ def test_hostile_headers_are_one_sentence_at_once(case, saved, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+STRANGE: tuple[object, ...] = (
+    None,
+    [],
+    {},
+    "x",
+    -1,
+    0,
+    1e30,
+    10**12,
+    10**400,
+    float("nan"),
+    True,
+    [None],
+    {"kind": "Collect"},
+    ["a"] * 3,
+)
+
+
+def places(content, way=()):
+    """Yield the way to every value of nested dicts and lists."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in pairs:
+        yield (*way, key)
+        yield from places(value, (*way, key))
+
+
+def test_headers_changed_anywhere_and_sealed_again_give_no_other_error(saved, tmp_path):
+    tensors, header = unpack_tensors(saved.read_bytes(), "test")
+    header |= {"table": {"columns": [{"name": "a", "kind": "number", "mean": 0.0, "std": 1.0}], "classes": ["a", "b"]}}
+    path = tmp_path / "e.choral"
+    refused = 0
+    for number, way in enumerate(places(header)):
+        for strange in (STRANGE[number % len(STRANGE)], STRANGE[(5 * number + 3) % len(STRANGE)], "gone"):
+            changed = copy.deepcopy(header)
+            holder = changed
+            for key in way[:-1]:
+                holder = holder[key]
+            if strange == "gone":
+                del holder[way[-1]]
+            else:
+                holder[way[-1]] = strange
+            path.write_bytes(pack_tensors(tensors, changed))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    choral.load(path).predict(X)
+            except ChoralError:
+                refused += 1
+    assert refused > 100
+
+
 def test_a_fork_of_forks_in_a_plan_is_counted_not_walked(tmp_path):
     recipe = Recipe(name="r", plan=seq(Reset(), Train(epochs=1), fork(2, Train(epochs=1), Collect())))
     fit(build, (X, Y), recipe, run_dir=tmp_path)

@@ -186,7 +186,7 @@ def _checked(
     _check_table(table, where)
     if build is None and about["network"] is not None:
         stored = sum(p.numel() for p in store.get(0).params.values())
-        bounds.check_network(about["network"], about["recipe"]["structure"], stored, where)
+        bounds.check_network(about["network"], recipe.structure.to_dict(), stored, where)
     saved = Saved(
         _build_for(about["network"], build, where),
         recipe,

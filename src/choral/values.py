@@ -99,6 +99,8 @@ def _fits(value: Any, hint: Any) -> bool:
         wanted = [parts[0]] * len(value) if repeated else list(parts)
         return len(value) == len(wanted) and all(map(_fits, value, wanted))
     if hint is float or hint is int:
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            return False  # no number of ours, and too large for most arithmetic
         whole = isinstance(value, int) or (isinstance(value, float) and (hint is float or value.is_integer()))
         return whole and not isinstance(value, bool)
     return isinstance(value, hint) if isinstance(hint, type) and origin is None else True

@@ -55,6 +55,8 @@ def _misfit(value: Any, schema: Any, place: str) -> tuple[str, Any, str] | None:
 def _is(value: Any, kind: Any) -> bool:
     if kind is None:
         return value is None
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return False  # no number of ours, and too large for most arithmetic
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
