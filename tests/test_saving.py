@@ -227,6 +227,11 @@ def test_a_fork_of_forks_in_a_plan_is_counted_not_walked(tmp_path):
     recipe = Recipe(name="r", plan=seq(Reset(), Train(epochs=1), fork(2, Train(epochs=1), Collect())))
     fit(build, (X, Y), recipe, run_dir=tmp_path)
     plan = read_json(tmp_path / "plan.json")
+    other = copy.deepcopy(plan)
+    other["identity"]["recipe"] = {"kind": "Collect"}
+    write_json(tmp_path / "plan.json", other)
+    with pytest.raises(RunError, match="holds a Collect where a Recipe belongs"):
+        choral.load(tmp_path)
     inner = plan["identity"]["recipe"]["plan"]["phases"][2]
     inner["body"] = {"kind": "Fork", "branches": 900_000, "body": inner["body"]}
     write_json(tmp_path / "plan.json", plan)

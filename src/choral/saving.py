@@ -129,7 +129,7 @@ def load_folder(path: Path, build: Build | nn.Module | None, *, partial: bool) -
             raise RunError(f"{path} is not a run folder: it has no plan.json; give a run folder or a saved file.")
         identity = plan["identity"]
         bounds.check_counts(identity["recipe"], where)
-        count = cost(from_dict(identity["recipe"]).plan).networks
+        count = cost(_of(Recipe, identity["recipe"], where).plan).networks
         bounds.check("networks", count, 1, bounds.NETWORKS, where)
         store, count = _present(path, run_of(plan), count, partial)
         about = {**identity, "network": plan["network"]}
