@@ -1,6 +1,7 @@
 """Blueprint: from a factory or a given network to joint networks and states."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -110,8 +111,9 @@ def redraw(network: nn.Module) -> None:
     """Draw every parameter of a network afresh, in place.
 
     Modules that know how to reset themselves do so. Parameters of other modules are shuffled: random values with the
-    distribution the given ones have.
+    distribution the given ones have. What is frozen keeps its values, and so do the buffers of wholly frozen modules.
     """
+    kept = {t: t.detach().clone() for t in _frozen_tensors(network)}
     covered: set[int] = set()
     for module in network.modules():
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
@@ -122,3 +124,13 @@ def redraw(network: nn.Module) -> None:
         for p in network.parameters():
             if id(p) not in covered:
                 p.copy_(p.flatten()[torch.randperm(p.numel())].view_as(p))
+        for tensor, value in kept.items():
+            tensor.copy_(value)
+
+
+def _frozen_tensors(network: nn.Module) -> Iterator[Tensor]:
+    for module in network.modules():
+        own = list(module.parameters(recurse=False))
+        yield from (p for p in own if not p.requires_grad)
+        if own and not any(p.requires_grad for p in own):
+            yield from module.buffers(recurse=False)

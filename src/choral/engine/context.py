@@ -9,6 +9,7 @@ from choral import draws, rng
 from choral.data.inputs import prepare
 from choral.data.sources import Source
 from choral.engine.checkpoint import Place
+from choral.engine.sharing import sharing_of
 from choral.engine.trainers import Task
 from choral.plan.state import State
 from choral.types import Params
@@ -73,15 +74,17 @@ class LaneContext:
                 yield self._task.structure.feed(ready, None)[0]
 
     def gradients(self, state: State, batches: int) -> Params:
-        """Return the objective's gradient summed over some training batches."""
+        """Return the likelihood's gradient summed over some training batches."""
         network = self._task.blueprint.load(state).train()
+        sharing = sharing_of(self._task.structure, network)
         network.zero_grad(set_to_none=True)
         order = torch.randperm(self.points, generator=self.generator("gradients"))[: batches * _BATCH]
         key = rng.key(self._seed, *self._place, "gradients")
         for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
             with draws.keyed(key, i):
                 loss = self._task.forward_loss(network, x.to(self._task.device), y.to(self._task.device))
-            loss.backward()
+            sharing.likelihood(loss).backward()
+        sharing.weigh(dict(network.named_parameters()))
         grads = {
             n: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else p.grad.detach().cpu().contiguous().clone()
             for n, p in network.named_parameters()

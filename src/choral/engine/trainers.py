@@ -17,6 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from choral import draws, tree
 from choral.data.inputs import Transform, prepare
 from choral.engine.blueprint import Blueprint, state_of
+from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.tracing import record
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood
@@ -51,7 +52,7 @@ class Task:
         return nullcontext()
 
     def forward_loss(self, network: Any, x: Tensor, y: Tensor) -> Tensor:
-        """Return the likelihood part of the loss of one batch; draws follow the running stream."""
+        """Return the likelihood's loss of one batch, summed over members; draws follow the running stream."""
         with self.autocast():
             x = prepare(x, self.transforms, training=True)
             inputs, targets = self.structure.feed(x, y)
@@ -69,6 +70,8 @@ class Trainer(ABC):
         self.steps = 0  # of the whole phase; set before mounting
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
         self.params: Params = {}
+        self.trained: Params = {}  # those that are not frozen
+        self.sharing = Sharing()
 
     def _clip(self, *, stacked: bool = False) -> None:
         """Clip the gradients as the phase's optimiser says."""
@@ -101,6 +104,8 @@ class PlainTrainer(Trainer):
         (self.state,), (self.key,) = states, keys
         self.network = self.task.blueprint.load(self.state).train()
         self.params = dict(self.network.named_parameters())
+        self.trained = {n: p for n, p in self.params.items() if p.requires_grad}
+        self.sharing = sharing_of(self.task.structure, self.network)
         device = self.task.device
         self.slots = {s: {n: t.to(device) for n, t in self.state.slots[s].items()} for s in self.task.objective.slots}
         self.mask = [
@@ -109,8 +114,8 @@ class PlainTrainer(Trainer):
         with torch.no_grad():
             for p, m in self.mask:
                 p.mul_(m)
-        self.optimiser = self.phase.optimiser.make(self.params, undecayed=self.task.structure.undecayed)
-        restore_memory(self.optimiser, self.params, self.state.memory)
+        self.optimiser = self.phase.optimiser.make(self.trained, undecayed=self.task.structure.undecayed)
+        restore_memory(self.optimiser, self.trained, self.state.memory)
         self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros((), device=device), 0
 
@@ -119,26 +124,27 @@ class PlainTrainer(Trainer):
         task, optimiser = self.task, self.optimiser
         x, y = x.to(task.device), y.to(task.device)
         with draws.keyed(self.key, step, catch=self.catch) as stream:
-            loss = task.forward_loss(self.network, x, y)
+            loss = self.sharing.likelihood(task.forward_loss(self.network, x, y))
         self.catch = stream.caught > 0
-        penalty = task.objective.penalty(self.params, self.slots, progress, self.points[0])
-        if penalty is not None:
-            loss = loss + penalty
+        if task.objective.penalties:
+            params = self.sharing.for_penalty(self.params)
+            loss = loss + task.objective.penalty(params, self.slots, progress, self.points[0])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        self.sharing.weigh(self.params)
         self._clip()
         self.stepper.step(rate)
         if self.mask:
             with torch.no_grad():
                 for p, m in self.mask:
                     p.mul_(m)
-        self.total += loss.detach()
+        self.total += self.sharing.logged(loss.detach())
         self.count += 1
 
     def states(self) -> list[State]:
         """Copy the values out."""
         now = state_of(self.network)
-        memory = {n: t.cpu() for n, t in memory_of(self.optimiser, self.params).items()}
+        memory = {n: t.cpu() for n, t in memory_of(self.optimiser, self.trained).items()}
         return [self.state.having(params=now.params, buffers=now.buffers, memory=memory)]
 
     def losses(self) -> list[float]:
@@ -156,11 +162,15 @@ class StackedTrainer(Trainer):
         self.held = list(states)
         device = self.task.device
         self.network = self.task.blueprint.network(states[0].form).train()
+        self.sharing = sharing_of(self.task.structure, self.network)
 
         def stacked(trees: Sequence[Params]) -> Params:
             return {n: t.to(device) for n, t in tree.stack(trees).items()}
 
-        self.params = {n: t.requires_grad_() for n, t in stacked([s.params for s in states]).items()}
+        self.params = stacked([s.params for s in states])
+        learns = {n for n, p in self.network.named_parameters() if p.requires_grad}
+        self.trained = {n: t.requires_grad_() for n, t in self.params.items() if n in learns}
+        self.fixed = {n: t for n, t in self.params.items() if n not in learns}
         self.buffers = stacked([s.buffers for s in states])
         self.slots = {slot: stacked([s.slots[slot] for s in states]) for slot in self.task.objective.slots}
         masks = stacked([s.slots["mask"] for s in states]) if "mask" in states[0].slots else {}
@@ -169,15 +179,15 @@ class StackedTrainer(Trainer):
             for p, m in self.mask:
                 p.mul_(m)
         self.words = draws.words(*keys).view(-1, 2).to(device)
-        self.optimiser = self.phase.optimiser.make(self.params, stacked=True, undecayed=self.task.structure.undecayed)
-        restore_memory(self.optimiser, self.params, stack_memory([s.memory for s in states]))
+        self.optimiser = self.phase.optimiser.make(self.trained, stacked=True, undecayed=self.task.structure.undecayed)
+        restore_memory(self.optimiser, self.trained, stack_memory([s.memory for s in states]))
         self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._settings: tuple[int, float] = (0, 0.0)
         self._points = torch.tensor(self.points, dtype=torch.float32, device=device)
         self._mapped = vmap(self._loss, randomness="error")
         slots = {slot: tree.signature(held) for slot, held in self.slots.items()}
-        self._signature = (tree.signature(self.params), repr(slots), repr(states[0].form))
+        self._signature = (tree.signature(self.trained), tree.signature(self.fixed), repr(slots), repr(states[0].form))
         self._drew = False
         heavy = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in self.network.modules())
         changing = any(p.changes for p in self.task.objective.penalties)
@@ -185,15 +195,27 @@ class StackedTrainer(Trainer):
             self.steps >= _RECORDED_FROM
         )
 
-    def _loss(self, params: Params, buffers: Params, slots: Any, words: Tensor, points: Tensor, x: Tensor, y: Tensor):  # type: ignore[no-untyped-def]  # mapped by vmap, nested return
+    def _loss(  # type: ignore[no-untyped-def]  # mapped by vmap, nested return
+        self,
+        trained: Params,
+        fixed: Params,
+        buffers: Params,
+        slots: Any,
+        words: Tensor,
+        points: Tensor,
+        x: Tensor,
+        y: Tensor,
+    ):
         step, progress = self._settings
+        params = trained | fixed
         buffers = {n: b.clone() for n, b in buffers.items()}
         with draws.keyed(words, step, catch=self.catch) as stream:
-            loss = self.task.forward_loss(lambda i: functional_call(self.network, (params, buffers), (i,)), x, y)
+            total = self.task.forward_loss(lambda i: functional_call(self.network, (params, buffers), (i,)), x, y)
+            loss = self.sharing.likelihood(total)
         self._caught = stream.caught > 0
         self._drew = stream.site > 0
-        penalty = self.task.objective.penalty(params, slots, progress, 1)
-        if penalty is not None:
+        if self.task.objective.penalties:
+            penalty = self.task.objective.penalty(self.sharing.for_penalty(params), slots, progress, 1)
             loss = loss + penalty / points
         return loss, buffers
 
@@ -206,26 +228,28 @@ class StackedTrainer(Trainer):
         traced = self._recorded(x, y, points)
         if traced is not None:
             with torch.no_grad():
-                *grads, losses = traced(*self.params.values(), *self._constant_inputs(points), x, y)
-            for p, g in zip(self.params.values(), grads):
+                *grads, losses = traced(*self.trained.values(), *self._constant_inputs(points), x, y)
+            for p, g in zip(self.trained.values(), grads):
                 p.grad = g
         else:
-            losses, buffers = self._mapped(self.params, self.buffers, self.slots, self.words, points, x, y)
+            losses, buffers = self._mapped(self.trained, self.fixed, self.buffers, self.slots, self.words, points, x, y)
             self.catch = self._caught
             self.optimiser.zero_grad(set_to_none=True)
             losses.sum().backward()
             self.buffers = {n: b.detach() for n, b in buffers.items()}
+        self.sharing.weigh(self.params)
         self._clip(stacked=True)
         self.stepper.step(rate)
         if self.mask:
             with torch.no_grad():
                 for p, m in self.mask:
                     p.mul_(m)
-        self.total += losses.detach()
+        self.total += self.sharing.logged(losses.detach())
         self.count += 1
 
     def _constant_inputs(self, points: Tensor) -> list[Tensor]:
-        return [t for slot in self.slots.values() for t in slot.values()] + [self.words, points]
+        held = [t for slot in self.slots.values() for t in slot.values()]
+        return [*self.fixed.values(), *held, self.words, points]
 
     def _recorded(self, x: Tensor, y: Tensor, points: Tensor) -> Callable[..., list[Tensor]] | None:
         """Return the recorded step for these shapes, or None where steps must be mapped afresh.
@@ -236,18 +260,20 @@ class StackedTrainer(Trainer):
             return None
         graphs, shapes = self.task.graphs, (self._signature, tuple(x.shape), tuple(y.shape))
         if shapes not in graphs:
-            names, slots = list(self.params), {s: list(v) for s, v in self.slots.items()}
+            names, slots = list(self.trained), {s: list(v) for s, v in self.slots.items()}
+            fixed_names = list(self.fixed)
             self._drew = False
 
             def flat(*tensors: Tensor) -> list[Tensor]:
                 given = iter(tensors)
                 params = {n: next(given) for n in names}
+                fixed = {n: next(given) for n in fixed_names}
                 held = {s: {n: next(given) for n in v} for s, v in slots.items()}
                 step = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
-                grads, (losses, _) = step(params, {}, held, *given)
+                grads, (losses, _) = step(params, fixed, {}, held, *given)
                 return [*(grads[n].contiguous() for n in names), losses]
 
-            example = [p.detach() for p in self.params.values()]
+            example = [p.detach() for p in self.trained.values()]
             try:
                 graph = record(flat, [*example, *self._constant_inputs(points), x, y])
             except (RuntimeError, NotImplementedError, ValueError, TypeError):
@@ -264,7 +290,7 @@ class StackedTrainer(Trainer):
         count = len(self.held)
         params = tree.unstack({n: p.detach().cpu() for n, p in self.params.items()}, count)
         buffers = tree.unstack({n: b.cpu() for n, b in self.buffers.items()}, count)
-        memory = unstack_memory({n: t.cpu() for n, t in memory_of(self.optimiser, self.params).items()}, count)
+        memory = unstack_memory({n: t.cpu() for n, t in memory_of(self.optimiser, self.trained).items()}, count)
         return [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
 
     def losses(self) -> list[float]:

@@ -15,6 +15,20 @@ from choral.errors import ConversionError, did_you_mean
 
 Replace = Callable[[str, nn.Module], nn.Module | None]
 
+
+def holds_frozen(layer: nn.Module) -> bool:
+    """Return whether a layer has parameters of its own that are not to be trained (requires_grad=False).
+
+    Conversions leave such layers as they are: what is frozen stays the same numbers for every member.
+    """
+    return any(not p.requires_grad for p in layer.parameters(recurse=False))
+
+
+def unless_frozen(replace: Replace) -> Replace:
+    """Return what `swap` asks, which answers as the given one does but leaves layers with frozen parameters alone."""
+    return lambda name, module: None if holds_frozen(module) else replace(name, module)
+
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

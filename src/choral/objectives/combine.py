@@ -27,10 +27,8 @@ class Objective(Value):
         """All state slots the penalties read."""
         return tuple(dict.fromkeys(s for p in self.penalties for s in p.slots))
 
-    def penalty(self, params: Params, slots: Slots, progress: float, points: int) -> Tensor | None:
-        """Return the summed penalties divided by N, or None if there are none."""
-        if not self.penalties:
-            return None
+    def penalty(self, params: Params, slots: Slots, progress: float, points: int) -> Tensor:
+        """Return the summed penalties divided by N; there must be one."""
         total = self.penalties[0](params, slots, progress)
         for p in self.penalties[1:]:
             total = total + p(params, slots, progress)

@@ -5,8 +5,10 @@ The convention, said once for the whole library. N is the number of training poi
     mean over the batch of the negative log likelihood  +  penalty / N
 
 where the penalty is a *sum* over parameters (a negative log prior, a KL). So the expected loss of any batch size is
-1/N of the negative log posterior (or negative ELBO) of the full data. Losses of members that share a network are summed,
-so each member gets exactly the gradient it would get alone.
+1/N of the negative log posterior (or negative ELBO) of the full data. Where members share a network, each parameter gets the
+gradient of the mean likelihood of the members that use it: a member's own tensors that which they would get alone, tensors
+of all members the average. Members that coincide then train exactly as the plain network does at the same rate. The penalty is
+added once for every parameter. The loss that is shown is the mean over members, penalty included.
 """
 
 from abc import ABC, abstractmethod

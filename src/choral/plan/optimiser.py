@@ -289,7 +289,9 @@ def restore_memory(
     """Put a memory taken by `memory_of` into a new optimiser over the same parameters."""
     for full, value in memory.items():
         entry, name = full.split("/", 1)
-        p = params[name]
+        p = params.get(name)
+        if p is None:  # frozen since the memory was made
+            continue
         optimiser.state[p][entry] = value.detach().clone() if entry in COUNTS else laid_out_like(p, value.detach())
 
 

@@ -46,6 +46,13 @@ class Structure(Value, ABC):
     def unfold(self, outputs: Tensor) -> Tensor:
         """Return the joint network's outputs as (member, batch, ...)."""
 
+    def shared(self, network: nn.Module) -> frozenset[str]:
+        """Return the names of the joint network's parameters that all members use; every other one belongs to a member.
+
+        Shared parameters get the mean of the members' gradients, the others the gradient their member would give alone.
+        """
+        return frozenset()
+
     def remaining(self, params: Params, buffers: Params) -> dict[str, float] | None:
         """Return the share of its nodes that each layer still uses, by name, or None if nodes never leave."""
         return None

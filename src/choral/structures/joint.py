@@ -38,6 +38,11 @@ class JointStructure(Structure, ABC):
         """Return the outputs as they are: the member axis is already first."""
         return outputs
 
+    def shared(self, network: nn.Module) -> frozenset[str]:
+        """Return the parameters without a member axis."""
+        assert isinstance(network, Joint)
+        return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") not in network.stacked)
+
     def ways(self, network: nn.Module) -> tuple[str, ...]:
         """Return the kernels that can run this network, if they are to be measured."""
         assert isinstance(network, Joint)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from choral import draws
 from choral.errors import ConversionError, InputError
+from choral.layers.convert import holds_frozen
 from choral.layers.narrow import redrawn
 from choral.layers.operations import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.pack import ends_of, named
@@ -70,6 +71,12 @@ class Mimo(Structure):
                     "data instead and leave the layer out."
                 )
         if self.members > 1:
+            for name in (first, last):
+                if holds_frozen(network.get_submodule(name)):
+                    raise ConversionError(
+                        f"layer {name!r} is frozen (requires_grad=False), but MIMO draws the first and the last layer anew, "
+                        f"{self.members} times as wide; freeze layers between them only."
+                    )
             _widen_inputs(first, joint.get_submodule(first), self.members, generator)
             _widen_outputs(last, joint.get_submodule(last), self.members, generator)
         return joint
@@ -89,6 +96,13 @@ class Mimo(Structure):
     def unfold(self, outputs: Tensor) -> Tensor:
         """Split the outputs of the M output layers."""
         return outputs.unflatten(1, (self.members, -1)).transpose(0, 1)
+
+    def shared(self, network: nn.Module) -> frozenset[str]:
+        """Return all but the weights that read one member's input and those that give one member's output."""
+        first, last = self._ends(network)
+        own = {n for n, _ in network.get_submodule(last).named_parameters(last)}
+        own |= {n for n, _ in network.get_submodule(first).named_parameters(first) if n.split(".")[-1] == "weight"}
+        return frozenset(n for n, _ in network.named_parameters() if n not in own)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return the plain network that reads one input and gives output `index`.

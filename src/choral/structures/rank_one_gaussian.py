@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.errors import ConversionError, InputError
-from choral.layers.convert import swap
+from choral.layers.convert import swap, unless_frozen
 from choral.layers.gaussian import RHO_START
 from choral.layers.member_norm import BATCH_NORMS, MemberBatchNorm
 from choral.layers.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
@@ -49,7 +49,7 @@ class RankOneGaussian(Structure):
                 raise InputError(f"RankOneGaussian: {name}={getattr(self, name)}; give 1 or more.")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with factors in every linear map and convolution, and BatchNorm by member."""
+        """Return the network with factors in all linear maps and convolutions but frozen ones, and BatchNorm by member."""
 
         def factors(_: str, layer: nn.Module) -> nn.Module | None:
             return rank_one_gaussian_twin(layer, members=self.members, rho=self.rho, generator=generator)
@@ -57,7 +57,7 @@ class RankOneGaussian(Structure):
         def by_member(_: str, layer: nn.Module) -> nn.Module | None:
             return MemberBatchNorm(layer, members=self.members) if type(layer) in BATCH_NORMS else None
 
-        joint = swap(network, factors, include=self.include, exclude=self.exclude)
+        joint = swap(network, unless_frozen(factors), include=self.include, exclude=self.exclude)
         if not any(isinstance(module, RankOneGaussianLayer) for module in joint.modules()):
             raise ConversionError(
                 f"RankOneGaussian found no layer for factors in {type(network).__name__}; it takes torch's own linear "
@@ -72,6 +72,14 @@ class RankOneGaussian(Structure):
     def unfold(self, outputs: Tensor) -> Tensor:
         """Split the folded batch axis into (member, batch)."""
         return outputs.unflatten(0, (self.members, -1))
+
+    def shared(self, network: nn.Module) -> frozenset[str]:
+        """Return all but the factors and biases of rank-one layers and the members' normalisation."""
+        own: set[str] = set()
+        for name, module in network.named_modules():
+            if isinstance(module, (RankOneGaussianLayer, MemberBatchNorm)):
+                own |= {n for n, p in module.named_parameters(name) if p is not getattr(module, "weight", None)}
+        return frozenset(n for n, _ in network.named_parameters() if n not in own)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return member `index` as a plain network, at the means of its factors."""
