@@ -173,6 +173,11 @@ def make_task(
     x, y = source.example()
     blueprint = Blueprint(build, recipe.structure, device=place, images=x.dim() == 4)
     network = blueprint.network().eval()
+    if not any(p.requires_grad for p in network.parameters()):
+        raise InputError(
+            "build: no parameter of the network is to be trained (all are frozen by requires_grad=False, or there are none); "
+            "leave at least the last layer free."
+        )
     given = likelihood or recipe.objective.likelihood
     with torch.no_grad(), draws.keyed(0):
         ready, _ = recipe.structure.feed(prepare(x.to(place), inputs, training=False), None)

@@ -118,6 +118,8 @@ def open_attention(network: nn.Module, *, include: Sequence[str] = (), exclude: 
     def replace(name: str, module: nn.Module) -> nn.Module | None:
         if not isinstance(module, nn.MultiheadAttention) or within(name, exclude):
             return None
+        if not all(p.requires_grad for p in module.parameters()):
+            return None  # frozen: it stays as it is
         return OpenAttention(module) if not include or fits(name, include) else None
 
     return swap(network, replace)

@@ -148,6 +148,7 @@ def pack(
         held = any(t is not None for t in (*made._parameters.values(), *made._buffers.values()))
         return PackedLayer(made, members=members) if held and own_kind(made, PACKABLE) else made
 
+    _refuse_frozen(network)
     tree = swap(network, replace)
     _stack_rest(tree, n, hidden, axes or {})
     if subgroups > 1 and all(w.subgroups == 1 for w in n.widths):
@@ -190,6 +191,15 @@ def _block_leads(network: nn.Module) -> set[str]:
         if name and not isinstance(module, (*_CONTAINERS, nn.MultiheadAttention)) and len(own) > 1:
             leads.add(own[0])
     return leads
+
+
+def _refuse_frozen(network: nn.Module) -> None:
+    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
+    if frozen:
+        raise ConversionError(
+            f"{', '.join(frozen)}: frozen (requires_grad=False), but packed members are narrower and get weights of their own; "
+            "train these layers too, or use a structure that keeps whole layers (batch_ensemble, masksembles, treenet)."
+        )
 
 
 def _refuse_unknown(name: str, layer: nn.Module) -> None:

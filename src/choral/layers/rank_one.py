@@ -63,7 +63,7 @@ class RankOneLayer(WeightLayer, Foldable):
                 vectors = 1 + spread * torch.randn(members, size, generator=generator)
             self.register_parameter(name, nn.Parameter(vectors.to(self.weight)))
         if self.bias is not None:
-            self.bias = nn.Parameter(self.bias.detach().expand(members, -1).clone())
+            self.bias = nn.Parameter(self.bias.detach().expand(members, -1).clone(), self.bias.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return every member's outputs for its part of the batch; of one member if the tensors are one member's."""

@@ -35,7 +35,7 @@ def prunable(
         keep_classifier: leave out the last layer.
         keep_first: leave out the first layer.
         include: patterns of further parameters to mask (a bias, a norm, the classifier).
-        exclude: patterns of parameters to leave out; they win over all else.
+        exclude: patterns of parameters to leave out; they win over all else. Frozen parameters are always left out.
         example_input: with it, first and last mean the order of execution, else the order in which the network
             declares its layers.
 
@@ -66,6 +66,7 @@ def prunable(
                     f"include: {name!r} has no neurons; unit='neuron' takes convolutions and linear layers."
                 )
             chosen.add(name)
+    chosen -= {name for name, p in network.named_parameters() if not p.requires_grad}
     return [name for name in parameters if name in chosen and not any(fnmatchcase(name, p) for p in exclude)]
 
 

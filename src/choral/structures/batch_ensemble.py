@@ -11,7 +11,7 @@ from torch import nn
 
 from choral.errors import ConversionError
 from choral.layers.attention import open_attention
-from choral.layers.convert import swap
+from choral.layers.convert import swap, unless_frozen
 from choral.layers.joint import Joint
 from choral.layers.narrow import CELLS
 from choral.layers.operations import WEIGHTED, own_kind
@@ -26,7 +26,7 @@ class BatchEnsemble(JointStructure):
 
     The shared weights start at those of the given network, so a trained one can be turned into an ensemble. Linear maps and
     (transposed) convolutions get vectors, those inside attention included; embeddings and bare parameters are shared;
-    normalisation statistics are kept by member.
+    normalisation statistics are kept by member. Layers with frozen parameters are shared as they are.
 
     Args:
         members: how many members.
@@ -65,7 +65,7 @@ class BatchEnsemble(JointStructure):
             return None
 
         tree = open_attention(network, include=self.include, exclude=self.exclude)
-        tree = swap(tree, vectors, include=self.include, exclude=self.exclude)
+        tree = swap(tree, unless_frozen(vectors), include=self.include, exclude=self.exclude)
         if not any(isinstance(module, RankOneLayer) for module in tree.modules()):
             raise ConversionError(f"BatchEnsemble found no linear map or convolution in {type(network).__name__}.")
         tree = swap(tree, lambda _, m: member_norm(m, members=self.members, own_affine=self.own_norms))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.errors import ConversionError, InputError
-from choral.layers.convert import Replace, swap
+from choral.layers.convert import Replace, swap, unless_frozen
 from choral.layers.gaussian import RHO_START, GaussianLayer, GaussianNorm, gaussian_twin
 from choral.layers.spike_slab import SpikeSlabLayer
 from choral.structures.base import Structure
@@ -50,8 +50,8 @@ class Sampled(Structure, ABC):
             raise InputError(f"{type(self).__name__}: draws={self.draws}; give 1 or more.")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with Bayesian layers in place of plain ones; layers of other kinds stay as they are."""
-        twins = self._twins(network, generator)
+        """Return the network with Bayesian layers in place of plain ones; other kinds and frozen layers stay as they are."""
+        twins = unless_frozen(self._twins(network, generator))
         joint = swap(network, twins, include=self.include, exclude=self.exclude)
         if not any(isinstance(module, _BAYESIAN) for module in joint.modules()):
             raise ConversionError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.errors import ConversionError, InputError
-from choral.layers.convert import swap
+from choral.layers.convert import swap, unless_frozen
 from choral.layers.joint import Joint
 from choral.layers.masked import MaskedLayer
 from choral.layers.operations import WEIGHTED, own_kind
@@ -20,7 +20,7 @@ from choral.structures.joint import JointStructure
 
 @dataclass(frozen=True, kw_only=True)
 class Masksembles(JointStructure):
-    """Every linear map and convolution but the output layer is masked, with another fixed mask for each member.
+    """Every linear map and convolution but the output layer and frozen ones is masked, with a fixed mask for each member.
 
     In training the batch is split over the members, or given to each of them (`repetition`, as the Packed-Ensembles paper
     trains it, for as many times the operations); at prediction every member sees all of it. Masks are buffers, so they
@@ -60,7 +60,7 @@ class Masksembles(JointStructure):
                 return None
             return MaskedLayer(layer, members=self.members, scale=self.scale, generator=generator)
 
-        tree = swap(network, masks, include=self.include, exclude=self.exclude)
+        tree = swap(network, unless_frozen(masks), include=self.include, exclude=self.exclude)
         if not any(isinstance(module, MaskedLayer) for module in tree.modules()):
             raise ConversionError(
                 f"Masksembles found no linear map or convolution to mask in {type(network).__name__}; the output layer "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from choral import rng
 from choral.errors import ConversionError, InputError
 from choral.layers.attention import open_attention
-from choral.layers.convert import fits, swap, within
+from choral.layers.convert import fits, holds_frozen, swap, within
 from choral.layers.drawn_norm import DrawnNorm, keeps_statistics
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.operations import NORMS, own_kind
@@ -107,7 +107,7 @@ class Patched(Structure):
             norm = self.norms and isinstance(layer, (*NORMS, FilterResponseNorm)) and bool(own)
             last = self.output and bool(ends) and name == ends[-1][0]
             named = fits(name, self.include) and bool(own)
-            if within(name, self.exclude) or not (norm or last or named):
+            if within(name, self.exclude) or holds_frozen(layer) or not (norm or last or named):
                 continue
             if own_kind(layer, PATCHABLE) is None:
                 raise ConversionError(

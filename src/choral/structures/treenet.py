@@ -58,8 +58,8 @@ class TreeNet(JointStructure):
                     "start the branches after it."
                 )
             for key, tensor in {**module._parameters, **module._buffers}.items():
-                if tensor is None:
-                    continue
+                if tensor is None or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad):
+                    continue  # what is frozen is the same for all
                 stacked.append(f"{name}.{key}" if name else key)
                 if isinstance(tensor, nn.Parameter):
                     own = redrawn(tensor, tensor.shape, members=self.members, spread=1.0, generator=generator)
