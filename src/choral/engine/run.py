@@ -16,7 +16,9 @@ from choral import rng, tree
 from choral.data.sources import Source
 from choral.engine.checkpoint import Checkpoints, Group, Lane, Place, Snapshot
 from choral.engine.context import LaneContext
+from choral.engine.divergence import unfinite
 from choral.engine.flops import Flops
+from choral.engine.points import order_of, picked, subset_of, target_shift
 from choral.engine.store import Log, MemberStore
 from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
 from choral.errors import DivergedError
@@ -149,7 +151,9 @@ class Run:
         if self.snapshot is not None:
             self._restore(group)
             begin, self.snapshot = self.snapshot.epoch, None
-        lanes = [lane for lane in group.lanes if repr(lane.place) not in self.failed]
+        lanes = [lane for lane in group.lanes if not self._is_lost(lane)]
+        if not isinstance(node, Train):
+            lanes = [lane for lane in lanes if lane.state is None or self._is_sound(lane, lane.state, suffix)]
         if isinstance(node, Train):
             self._train(node, group, lanes, suffix, position, begin)
         elif isinstance(node, Collect):
@@ -236,26 +240,26 @@ class Run:
         if phase.epochs == 0:
             return
         keys = [rng.key(self.seed, *lane.place, *suffix, "train") for lane in team]
-        subsets = [_subset(lane.state) for lane in team]
+        subsets = [subset_of(lane.state) for lane in team]
         points = [self.source.points if s is None else len(s) for s in subsets]
         kind: type[Trainer] = PlainTrainer if len(team) == 1 else StackedTrainer
         trainer = kind(self.task, phase, points)
         per_epoch = batches_in(points[0], phase.batch_size)
         trainer.steps = phase.epochs * per_epoch
         trainer.mount([lane.state for lane in team if lane.state is not None], keys)
-        shift = _target_shift(team)
+        shift = target_shift(team)
         gated = self._remaining(states) is not None
         for epoch in range(begin, phase.epochs):
             started = time.perf_counter()
             trainer.catch = True
             torch.random.default_generator.manual_seed(rng.key(keys[0], "unkeyed", epoch))
-            orders = [_order(k, epoch, n, s) for k, n, s in zip(keys, points, subsets)]
+            orders = [order_of(k, epoch, n, s) for k, n, s in zip(keys, points, subsets)]
             order = orders[0] if len(team) == 1 else torch.stack(orders)
             steps = phase.epochs * per_epoch
             for i, (x, y) in enumerate(self.source.epoch(order, phase.batch_size)):
                 step = epoch * per_epoch + i
                 if shift is not None:
-                    y = y + _picked(shift, order, i * phase.batch_size, y)
+                    y = y + picked(shift, order, i * phase.batch_size, y)
                 progress = step / steps if phase.annealing else 1.0
                 trainer.step(x, y, step, progress, phase.schedule.rate(step, steps))
                 self._apply_every(phase, "steps", step + 1, steps, trainer, team, keys, suffix)
@@ -283,7 +287,7 @@ class Run:
                 **({"remaining": self._remaining(trainer.states())} if gated else {}),
             )
             self._note_diverged(team, losses, suffix, epoch)
-            if all(repr(lane.place) in self.failed for lane in team):
+            if all(self._is_lost(lane) for lane in team):
                 return
             if epoch + 1 < phase.epochs and self._checkpoint_due():
                 _take_out(team, trainer)
@@ -306,10 +310,24 @@ class Run:
 
     def _note_diverged(self, team: Sequence[Lane], losses: Sequence[float], suffix: Place, epoch: int) -> None:
         for lane, loss in zip(team, losses):
-            if not math.isfinite(loss) and repr(lane.place) not in self.failed:
-                message = f"the loss became {loss} at {_path(lane.place + suffix)} in epoch {epoch + 1}"
-                self.failed[repr(lane.place)] = message
-                self.log.event(kind="diverged", place=_path(lane.place + suffix), message=message)
+            if not math.isfinite(loss) and not self._is_lost(lane):
+                place = _path(lane.place + suffix)
+                self._lose(lane, suffix, f"the loss became {loss} at {place} in epoch {epoch + 1}")
+
+    def _lose(self, lane: Lane, suffix: Place, message: str) -> None:
+        self.failed[repr(lane.place)] = message
+        self.log.event(kind="diverged", place=_path(lane.place + suffix), message=message)
+
+    def _is_lost(self, lane: Lane) -> bool:
+        """Return whether a lane diverged, or the parent it comes from."""
+        return any(repr(lane.place[:length]) in self.failed for length in range(len(lane.place) + 1))
+
+    def _is_sound(self, lane: Lane, state: State, suffix: Place) -> bool:
+        """Return whether a state is finite, so that something can be made of it; a lane whose state is not is lost."""
+        found = unfinite(state, self.task.blueprint)
+        if found:
+            self._lose(lane, suffix, f"the weights diverged: {found} at {_path(lane.place + suffix)}")
+        return not found
 
     def _apply_every(
         self,
@@ -329,8 +347,10 @@ class Run:
     def _apply_rule(self, rule: Every, trainer: Trainer, team: list[Lane], keys: Sequence[int], place: Place) -> None:
         changed: list[State] = []
         for lane, state in zip(team, trainer.states()):
-            lane.state = rule.phase.apply(state, self._context(lane, place))  # operations are counted by its mask
-            changed.append(lane.state)
+            if not self._is_lost(lane) and self._is_sound(lane, state, place):
+                state = rule.phase.apply(state, self._context(lane, place))
+            lane.state = state  # operations are counted by its mask
+            changed.append(state)
         total, count = trainer.total, trainer.count
         trainer.mount(changed, keys)
         trainer.total, trainer.count = total, count
@@ -346,32 +366,6 @@ def _density(state: State) -> dict[str, float]:
     mask = state.slots.get("mask", {})
     total = sum(m.numel() for m in mask.values())
     return {"density": sum(int(m.sum()) for m in mask.values()) / total} if total else {}
-
-
-def _subset(state: State | None) -> torch.Tensor | None:
-    assert state is not None
-    slot = state.slots.get("subset")
-    return None if slot is None else slot["indices"]
-
-
-def _target_shift(team: Sequence[Lane]) -> torch.Tensor | None:
-    """Return what is added to the targets, (point, ...) for one lane and (lane, point, ...) for several."""
-    shifts = [lane.state.slots["target_shift"] for lane in team if lane.state and "target_shift" in lane.state.slots]
-    values = [shift for slot in shifts for shift in slot.values()]
-    return None if not values else values[0] if len(team) == 1 else torch.stack(values)
-
-
-def _picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:
-    """Return the shift of the points of one batch, which begins at `start` of the order."""
-    if order.dim() == 1:
-        return shift[order[start : start + len(y)]]
-    index = order[:, start : start + y.shape[1]]
-    return shift[torch.arange(len(order)).unsqueeze(1), index]
-
-
-def _order(key: int, epoch: int, points: int, subset: torch.Tensor | None) -> torch.Tensor:
-    order = torch.randperm(points, generator=rng.generator(key, "order", epoch))
-    return order if subset is None else subset[order]
 
 
 def _path(place: Place) -> str:

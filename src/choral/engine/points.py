@@ -1,0 +1,37 @@
+"""Which training points a network sees, in which order, and with which targets."""
+
+from collections.abc import Sequence
+
+import torch
+
+from choral import rng
+from choral.engine.checkpoint import Lane
+from choral.plan.state import State
+
+
+def subset_of(state: State | None) -> torch.Tensor | None:
+    """Return the points a network is trained on, None for all."""
+    assert state is not None
+    slot = state.slots.get("subset")
+    return None if slot is None else slot["indices"]
+
+
+def target_shift(team: Sequence[Lane]) -> torch.Tensor | None:
+    """Return what is added to the targets, (point, ...) for one lane and (lane, point, ...) for several."""
+    shifts = [lane.state.slots["target_shift"] for lane in team if lane.state and "target_shift" in lane.state.slots]
+    values = [shift for slot in shifts for shift in slot.values()]
+    return None if not values else values[0] if len(team) == 1 else torch.stack(values)
+
+
+def picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:
+    """Return the shift of the points of one batch, which begins at `start` of the order."""
+    if order.dim() == 1:
+        return shift[order[start : start + len(y)]]
+    index = order[:, start : start + y.shape[1]]
+    return shift[torch.arange(len(order)).unsqueeze(1), index]
+
+
+def order_of(key: int, epoch: int, points: int, subset: torch.Tensor | None) -> torch.Tensor:
+    """Return the points in the order of one epoch."""
+    order = torch.randperm(points, generator=rng.generator(key, "order", epoch))
+    return order if subset is None else subset[order]
