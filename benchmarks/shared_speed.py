@@ -28,12 +28,14 @@ from torch import Tensor, nn
 
 from choral import draws, models
 from choral.engine.memory import keep_freed
+from choral.engine.sharing import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
 from choral.layers.pack import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
 from machine import RESULTS, write
 
 BATCH, MEMBERS, WIDTH = 128, 4, 2
+ALONE = Sharing()
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: models.mlp(64, 10, hidden=(512, 512, 512)), (64,)),
     "lenet_s": (lambda: models.lenet("S"), (3, 32, 32)),
@@ -48,9 +50,13 @@ TARGETS = {
 
 
 def stepper(
-    network: nn.Module, lay_out: Callable[[], tuple[Tensor, Tensor]], unfold: Callable[[Tensor], Tensor]
+    network: nn.Module,
+    lay_out: Callable[[], tuple[Tensor, Tensor]],
+    unfold: Callable[[Tensor], Tensor],
+    sharing: Sharing = ALONE,
 ) -> Any:
     """Return a function that takes one training step."""
+    params = dict(network.named_parameters())
     optimiser = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
@@ -59,7 +65,8 @@ def stepper(
             outputs = unfold(network(inputs))  # (member, batch, class)
         loss = len(outputs) * F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        sharing.likelihood(loss).backward()
+        sharing.weigh(params)
         optimiser.step()
 
     return step
@@ -82,7 +89,10 @@ def ours(structure: Structure, build: Callable[[], nn.Module], x: Tensor, y: Ten
         assert targets is not None
         return inputs, targets
 
-    return stepper(network, lay_out, structure.unfold), network.kernel if isinstance(network, Joint) else "plain"
+    sharing = sharing_of(structure, network)
+    return stepper(network, lay_out, structure.unfold, sharing), network.kernel if isinstance(
+        network, Joint
+    ) else "plain"
 
 
 def reference_layers(folder: str) -> Any:

@@ -102,7 +102,7 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
     for a, b in zip(results["sequential"], results["vectorised"]):
         assert torch.allclose(a["weight"], b["weight"], atol=1e-6)
     from choral import rng
-    from choral.engine.run import _order
+    from choral.engine.points import order_of
 
     for i, params in enumerate(results["sequential"]):
         with rng.seeded(5, f"f{i}", 0, "build"):
@@ -111,7 +111,7 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
         key = rng.key(5, f"f{i}", 2, "train")
         optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
         for epoch in range(2):
-            order = _order(key, epoch, 20, None)
+            order = order_of(key, epoch, 20, None)
             for start in (0, 7, 14):
                 index = order[start : start + 7]
                 optimiser.zero_grad()
