@@ -9,7 +9,7 @@ import choral
 
 ROOT = Path(choral.__file__).parent
 LEVELS = [
-    ["types", "errors", "values", "rng", "draws", "tree"],
+    ["types", "errors", "lettering", "values", "rng", "draws", "tree"],
     [
         "masks",
         "packing",

@@ -6,16 +6,17 @@ import sys
 def main() -> None:
     """Run the command line: exit 2 with one sentence for a user's mistake, 130 when interrupted."""
     from choral.cli.app import app
+    from choral.cli.output import note
     from choral.errors import ChoralError
 
     try:
         app(standalone_mode=True)
     except ChoralError as error:
-        sys.stderr.write(f"choral: {error}\n")
+        note(f"choral: {error}")
         sys.exit(2)
     except SystemExit as stop:
         if stop.code == 130:
-            sys.stderr.write("choral: interrupted; run the same command again to go on from the last checkpoint.\n")
+            note("choral: interrupted; run the same command again to go on from the last checkpoint.")
         raise
     except BrokenPipeError:
         sys.exit(0)

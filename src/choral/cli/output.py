@@ -1,10 +1,19 @@
-"""What the shell shows: JSON for machines, tables and a progress bar for people."""
+"""What the shell shows: JSON for machines, tables and a progress bar for people.
+
+Names of files, columns and methods are shown as they are: what rich would read as markup and what a terminal would obey
+is taken out here, in `say`, `note` and `table`, through which everything goes.
+"""
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from choral.lettering import visible
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 HIGHER = {"accuracy", "coverage_95"}
 
@@ -51,12 +60,25 @@ def _cell(value: Any) -> Any:
 
 def say(text: str) -> None:
     """Print a line for people on standard output."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(_encodable(text, sys.stdout.encoding) + "\n")
 
 
 def note(text: str) -> None:
     """Print a line on standard error, where it does not disturb output read by machines."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(_encodable(text, sys.stderr.encoding) + "\n")
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    """Return text that can be written to a stream: nothing that steers a terminal, nothing its encoding lacks."""
+    name = encoding or "utf8"
+    return visible(text).encode(name, "replace").decode(name)
+
+
+def plain(text: str, style: str = "") -> "Text":
+    """Return text for rich, which would read brackets in a str as markup."""
+    from rich.text import Text
+
+    return Text(visible(text), style=style)
 
 
 def number(value: Any) -> str:
@@ -77,10 +99,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(title=title, title_justify="left")
+    shown = Table(title=plain(title), title_justify="left")
     for i, column in enumerate(columns):
         words = all(isinstance(r.get(column), str) for r in rows)
-        shown.add_column(column, justify="left" if words else "right", overflow="fold", no_wrap=i == 0)
+        shown.add_column(plain(column), justify="left" if words else "right", overflow="fold", no_wrap=i == 0)
     best: dict[str, Any] = {}
     for column in columns:
         values = [r[column] for r in rows if isinstance(r.get(column), float)]
@@ -89,7 +111,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
     for row in rows:
         cells = [number(row.get(c)) for c in columns]
         marked = [c in best and row.get(c) == best[c] for c in columns]
-        shown.add_row(*(f"[bold]{cell}[/bold]" if m else cell for cell, m in zip(cells, marked)))
+        shown.add_row(*(plain(cell, "bold" if m else "") for cell, m in zip(cells, marked)))
     console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(shown)
 
@@ -105,7 +127,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int], Callable[[dict[str, A
 
     drawn = sys.stderr.isatty() and not quiet
     bars = Progress(
-        TextColumn("{task.description:<20}"),
+        TextColumn("{task.description:<20}", markup=False),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
         TextColumn("loss {task.fields[loss]:.3f}"),
@@ -117,7 +139,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int], Callable[[dict[str, A
     )
 
     def listener(name: str, epochs: int) -> Callable[[dict[str, Any]], None]:
-        task = bars.add_task(name, total=epochs, loss=0.0)
+        task = bars.add_task(visible(name), total=epochs, loss=0.0)
 
         def hear(event: dict[str, Any]) -> None:
             if event["kind"] == "warning":
