@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import shutil
 
 import numpy as np
@@ -12,6 +11,7 @@ from rich.console import Console
 from tests.cli.test_app import choral, sentence
 
 from choral.cli import output
+from choral.engine.files import read_json, write_json
 
 NAMES = ["[/b]", "[bold red]x[/bold red]", "[link=x]y", ":smile:", "[/]", "a[0]", "\\[x]", "[@click=x]y[/]"]
 
@@ -107,8 +107,8 @@ def test_usage_mistakes_with_brackets_are_answered():
 
 def test_a_method_named_like_markup_is_reported(tables, tmp_path):
     shutil.copytree(tables / "[bold]run", tmp_path / "run")
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    plan = read_json(tmp_path / "run" / "plan.json")
     plan["describe"]["name"] = "[/b]<img src=x>"
-    (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
+    write_json(tmp_path / "run" / "plan.json", plan)
     choral("report", tmp_path / "run")
     assert "<img" not in (tmp_path / "run" / "report.html").read_text()

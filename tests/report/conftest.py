@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.report.browser import Browser
 
 from choral import models
 from choral.compare import compare
@@ -56,3 +57,11 @@ def regression(tmp_path_factory):
     )
     write_report(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A browser; only for tests that are skipped where there is none."""
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()

@@ -1,18 +1,11 @@
 """The report in a real browser: quiet, alone, sortable, visible on a phone and on a desk."""
 
 import pytest
-from tests.report.browser import Browser, executable
+from tests.report.browser import executable
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no chromium here; `make browser` installs it (Debian's package chromium)"
 )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 WIDTHS = [390, 1440]

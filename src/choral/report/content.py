@@ -4,15 +4,16 @@ Three kinds of folders are understood: a comparison (its results.json has rows),
 runs. The page and the figures are made from `results` alone, and it is written beside the page.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from choral.engine import files
-from choral.engine.folder import folder_name
 from choral.errors import RunError
+from choral.lettering import short
 from choral.report.history import history_of
 from choral.report.ranking import ranking
+from choral.report.reading import Check, fields, many, mapping, read_json, sound, sound_together, words
 
 COSTS = {"train_flops": "training operations", "predict_flops": "operations of one prediction"}
 
@@ -24,10 +25,14 @@ class Content:
     Attributes:
         title: what the page is called.
         results: rows, settings, ranking, evaluation, history and plans by method, map, corruption_errors.
+        evaluations: by method, the parts that can be shown.
+        left_out: places in results.json that hold something else than they should.
     """
 
     title: str
     results: dict[str, Any]
+    evaluations: dict[str, dict[str, Any]]
+    left_out: tuple[str, ...] = ()
 
     @property
     def methods(self) -> list[str]:
@@ -37,15 +42,15 @@ class Content:
     @property
     def task(self) -> str | None:
         """'classification' or 'regression'; None if nothing was evaluated."""
-        return next((e["task"] for e in self.results["evaluation"].values()), None)
+        return next((e["task"] for e in self.evaluations.values()), None)
 
     def evaluated(self, part: str) -> list[str]:
         """Return the methods, best first, whose evaluation has some part."""
-        return [m for m in self.methods if part in self.results["evaluation"].get(m, {})]
+        return [m for m in self.methods if part in self.evaluations.get(m, {})]
 
     def evaluation(self, method: str) -> dict[str, Any]:
         """Return a method's evaluation."""
-        return dict(self.results["evaluation"][method])
+        return dict(self.evaluations[method])
 
     def row(self, method: str) -> dict[str, Any]:
         """Return a method's row."""
@@ -58,63 +63,104 @@ def collect(folder: Path) -> Content:
         raise RunError(f"{folder} is not a folder; give the folder of a run or of a comparison.")
     results = read_json(folder / "results.json") or {}
     if "settings" in results and "rows" in results and not (folder / "plan.json").exists():
-        return _finished(folder, results, {r["method"]: folder / folder_name(r["method"]) for r in results["rows"]})
+        _require(results, _COMPARISON, folder / "results.json")
+        return _finished(folder, results, _runs_of(folder, [r["method"] for r in results["rows"]]))
     if (folder / "plan.json").exists():
-        return _finished(folder, _with_rows({}, {_name(folder): folder}), {_name(folder): folder})
+        runs = {str(_plan(folder)["describe"]["name"]): folder}
+        return _finished(folder, _with_rows(runs), runs)
     runs = {p.parent.name: p.parent for p in sorted(folder.glob("*/plan.json"))}
     if not runs:
         raise RunError(
             f"{folder} holds no run (plan.json) and no comparison (results.json with rows); give the folder that choral fit "
             "or choral compare wrote."
         )
-    return _finished(folder, _with_rows({}, runs), runs)
+    return _finished(folder, _with_rows(runs), runs)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the dict in a file, None if there is no file; raises RunError for one that is damaged."""
-    return files.read_json(path, advice="run the command that made it again")
+def _node(value: Any, place: str) -> Iterator[str]:
+    yield from fields(label=words, children=many(_node))(value, place)
 
 
-def _name(folder: Path) -> str:
-    plan = read_json(folder / "plan.json")
-    assert plan is not None
-    return str(plan["describe"]["name"])
+_COMPARISON = fields(rows=many(fields(method=words), least=1), settings=mapping)
+_PLAN = fields(describe=fields(tree=_node), identity=fields(recipe=mapping), environment=mapping)
 
 
-def _with_rows(results: dict[str, Any], runs: dict[str, Path]) -> dict[str, Any]:
+def _require(held: dict[str, Any], check: Check, path: Path) -> None:
+    wrong = next(check(held, ""), None)
+    if wrong is not None:
+        raise RunError(
+            f"{path} holds something else than choral writes at {short(wrong.lstrip('.'))}; run the command that made "
+            "it again."
+        )
+
+
+def _runs_of(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return the run folders of a comparison: those of its methods whose name is that of a folder right inside it."""
+    inside = {p.parent.name: p.parent for p in folder.glob("*/plan.json")}
+    return {name: inside.get(name, folder / "no run") for name in names}
+
+
+def _plan(folder: Path) -> dict[str, Any]:
+    plan = read_json(folder / "plan.json") or {}
+    _require(plan, _PLAN, folder / "plan.json")
+    return plan
+
+
+def _with_rows(runs: dict[str, Path]) -> dict[str, Any]:
     """Return results with a row and the evaluation of every run, from the runs' own results."""
     rows, evaluations = [], {}
     for name, folder in runs.items():
-        plan, own = read_json(folder / "plan.json") or {}, read_json(folder / "results.json") or {}
-        described = plan["describe"]
-        row: dict[str, Any] = {"method": name, "members": described["members"], "epochs": described["epochs"]}
-        counted = own.get("counted", {})
+        own, described = read_json(folder / "results.json") or {}, _plan(folder)["describe"]
+        row: dict[str, Any] = {"method": name, "members": described.get("members"), "epochs": described.get("epochs")}
+        counted = own.get("counted")
+        counted = counted if isinstance(counted, dict) else {}
         row |= {"parameters": own.get("parameters"), "predict_flops": own.get("predict_flops")}
         row |= {n: counted.get(n) for n in ("train_flops", "train_seconds")}
-        for found in own.get("evaluation", {}).values():
+        held = own.get("evaluation")
+        for found in held.values() if isinstance(held, dict) else ():
             evaluations[name] = found
-            row |= found["scores"] | found["cost"] | found.get("corruptions", {}).get("means", {})
-            if "ood" in found:
-                best = "entropy" if found["task"] == "classification" else "variance"
-                row["ood_auroc"] = found["ood"]["scores"][best]["auroc"]
+            row |= _measured(sound(found, name)[0] or {})
         rows.append(row)
-    seeds = {str((read_json(f / "plan.json") or {})["identity"]["seed"]) for f in runs.values()}
+    seeds = {str(_plan(f)["identity"].get("seed")) for f in runs.values()}
     settings = {"runs": len(runs), "seed": ", ".join(sorted(seeds))}
-    return results | {"rows": rows, "settings": settings, "evaluation": evaluations}
+    return {"rows": rows, "settings": settings, "evaluation": evaluations}
+
+
+def _measured(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the scalars of an evaluation that belong into a row."""
+    row = found.get("scores", {}) | found.get("cost", {}) | found.get("corruptions", {}).get("means", {})
+    if "ood" in found:
+        best = "entropy" if found["task"] == "classification" else "variance"
+        row["ood_auroc"] = found["ood"]["scores"].get(best, {}).get("auroc")
+    return {name: value for name, value in row.items() if name != "method"}
 
 
 def _finished(folder: Path, results: dict[str, Any], runs: dict[str, Path]) -> Content:
     results = {"evaluation": {}} | results
     plans, histories = {}, {}
     for name, run in runs.items():
-        plan = read_json(run / "plan.json")
-        if plan is None:
-            continue
-        plans[name] = plan["describe"] | {"executor": plan["executor"], "environment": plan["environment"]}
-        histories[name] = history_of(plan["identity"]["recipe"], run / "log.jsonl")
+        if (run / "plan.json").exists():
+            plan = _plan(run)
+            plans[name] = plan["describe"] | {"executor": plan.get("executor"), "environment": plan["environment"]}
+            histories[name] = history_of(plan["identity"]["recipe"], run / "log.jsonl")
     results |= {"plans": plans, "history": histories, "ranking": ranking(results["rows"], costs=list(COSTS))}
     data = results["settings"].get("data")
     title = f"{data}: {len(runs)} methods compared" if data else folder.resolve().name
     if not data and len(runs) == 1:
         title = f"{next(iter(runs))} in {title}"
-    return Content(title, results)
+    return _checked(title, results)
+
+
+def _checked(title: str, results: dict[str, Any]) -> Content:
+    """Return the content with only those parts of evaluations that can be shown."""
+    results, left = sound_together(results)
+    evaluations = {}
+    held = results["evaluation"]
+    if not isinstance(held, dict):
+        held, left = {}, [*left, "evaluation"]
+    for name, found in held.items():
+        kept, wrong = sound(found, f"evaluation.{name}")
+        left += wrong
+        if kept is not None:
+            evaluations[name] = kept
+    return Content(title, results, evaluations, tuple(left))

@@ -1,13 +1,16 @@
 """Which pictures a report has: those of all methods, and frames of one method each, from the content alone."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import Element
 
+from choral.lettering import short
 from choral.report import panels
 from choral.report.content import COSTS, Content
 from choral.report.overlays import WIDE, curves, function_map, pareto, series_of
+from choral.report.reading import is_number
 from choral.report.theme import Draw, Theme, inline_svg, standing_files
 
 if TYPE_CHECKING:
@@ -36,9 +39,9 @@ class Picture:
     draw: Draw
     size: tuple[float, float] = WIDE
 
-    def inline(self) -> str:
-        """Return the SVG element for the page."""
-        return inline_svg(self.draw, self.size, name=self.name, title=self.title)
+    def inline(self, methods: Sequence[str]) -> Element:
+        """Return the SVG element for the page; methods are all, best first."""
+        return inline_svg(self.draw, self.size, name=self.name, title=self.title, methods=methods)
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """Yield the files of the picture: name and bytes; they stand alone, with a legend."""
@@ -72,13 +75,13 @@ class Panels:
         axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height))
         self.draw(axes, theme, self.data[method])
         if theme.alone:
-            axes.set_title(method, fontsize=9)
+            axes.set_title(short(method, most=30), fontsize=9)
 
-    def inline(self, method: str) -> str:
+    def inline(self, method: str) -> Element:
         """Return the SVG element of one method for the page."""
         name = f"{self.name}-{list(self.data).index(method)}"
         draw: Draw = lambda figure, theme: self._on(figure, theme, method, 0, 0)  # noqa: E731  # typed, as a def could not be in one line
-        return inline_svg(draw, self.size, name=name, title=f"{self.name} of {method}")
+        return inline_svg(draw, self.size, name=name, title=f"{self.name} of {short(method)}")
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """Yield the files of one picture that holds the frames of all methods."""
@@ -108,7 +111,7 @@ def pictures(content: Content) -> list[Picture]:
 def _costs(content: Content) -> Iterator[Picture]:
     for cost, label in COSTS.items():
         rows = {m: (content.row(m).get(cost), content.row(m).get("nll")) for m in content.methods}
-        usable = {m: (float(c), float(n)) for m, (c, n) in rows.items() if c is not None and n is not None}
+        usable = {m: (float(c), float(n)) for m, (c, n) in rows.items() if is_number(c) and is_number(n)}
         if len(usable) > 1:
             front = [e["method"] for e in content.results["ranking"] if cost in e["pareto"]]
             yield Picture(
@@ -125,8 +128,8 @@ def _sizes(content: Content) -> Iterator[Picture]:
         return
     largest = max(s[-1]["members"] for s in grown.values())
     for measure in ("accuracy", "rmse", "nll"):
-        if measure in next(iter(grown.values()))[0]:
-            lines = {m: series_of(s, "members", measure) for m, s in grown.items()}
+        lines = {m: series_of(s, "members", measure) for m, s in grown.items() if measure in s[0]}
+        if lines:
             draw = curves(
                 lines, content.methods, xlabel="members used", ylabel=MEASURES[measure], log=largest > 8, whole=True
             )
@@ -139,8 +142,8 @@ def _shifts(content: Content) -> Iterator[Picture]:
         lines = {}
         for m in shifted:
             found = content.evaluation(m)
-            clean = (0.0, found["scores"][measure])
-            lines[m] = [clean, *series_of(found["corruptions"]["levels"], "severity", measure)]
+            clean = [(0.0, found["scores"][measure])] if is_number(found["scores"].get(measure)) else []
+            lines[m] = [*clean, *series_of(found["corruptions"]["levels"], "severity", measure)]
         draw = curves(lines, content.methods, xlabel="severity (0 = clean)", ylabel=MEASURES[measure], whole=True)
         yield Picture(f"corruption-{measure}", "corruption", f"{MEASURES[measure]} under corruption", draw)
     covered = content.evaluated("coverage")
@@ -160,6 +163,7 @@ def _maps(content: Content) -> Iterator[Picture]:
     size = (WIDE[0], 300.0)
     if found and sum(len(p) for p in found["pca"]["points"].values()) > 2:
         points, shares = found["pca"]["points"], found["pca"]["explained"]
+        chains = _within(chains, points)
         labels = {
             "xlabel": f"{shares[0]:.0%} of all variance",
             "ylabel": f"principal components (second: {shares[1]:.0%})",
@@ -173,8 +177,15 @@ def _maps(content: Content) -> Iterator[Picture]:
         )
     if found and found.get("tsne"):
         points = found["tsne"]["points"]
-        draw = function_map(points, chains, content.methods, xlabel="", ylabel="t-SNE: near means alike")
+        draw = function_map(
+            points, _within(chains, points), content.methods, xlabel="", ylabel="t-SNE: near means alike"
+        )
         yield Picture("map-tsne", "map", "members by what they predict (t-SNE)", draw, size)
+
+
+def _within(chains: dict[str, list[list[int]]], points: dict[str, list[list[float]]]) -> dict[str, list[list[int]]]:
+    """Return the paths whose members are all on a map."""
+    return {m: [p for p in paths if max(p) < len(points.get(m, ()))] for m, paths in chains.items()}
 
 
 def _histories(content: Content) -> Iterator[Picture]:

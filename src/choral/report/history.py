@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from choral import objectives, plan, recipes, structures
-from choral.errors import InputError
 from choral.plan.phases import Collect, Fork, Phase, Repeat, Seq, Train
+from choral.report.reading import fields, is_number, many, numeric, optional
 from choral.values import from_dict
 
 __all__ = ["events", "history_of", "schedule"]
 _KNOWN = (objectives, plan, recipes, structures)  # loading them makes their kinds readable
 _POINTS = 40  # of one training phase, at most
+_PHASES = 5000  # drawn, at most
+_SCHEDULE = fields(rate=many(many(many(numeric))), collected=many(numeric), forks=many(many(numeric)))
+_EPOCH = fields(  # an epoch's event; its losses may be infinite
+    epoch=numeric,
+    counted=fields(epochs=numeric, train_flops=numeric),
+    losses=many(lambda value, place: iter(())),
+    remaining=optional(many(fields(parameters=numeric, flops=numeric))),
+)
 
 
 def history_of(recipe: dict[str, Any], log: Path) -> dict[str, Any]:
@@ -28,7 +36,9 @@ def history_of(recipe: dict[str, Any], log: Path) -> dict[str, Any]:
     """
     try:
         found = schedule(from_dict(recipe).plan)
-    except InputError:  # a part of the recipe is the user's own class and is not loaded here
+    except Exception:  # a part is the user's own class and not loaded here, or the file is damaged in any way
+        found = {}
+    if next(_SCHEDULE(found, ""), None) is not None:
         found = {"rate": [], "collected": [], "forks": []}
     return found | _logged(log)
 
@@ -51,7 +61,7 @@ def schedule(node: Phase) -> dict[str, Any]:
             for child in node.phases:
                 walk(child)
         elif isinstance(node, Repeat):
-            for _ in range(node.times):
+            for _ in range(min(node.times, _PHASES - len(segments))):
                 walk(node.body)
         elif isinstance(node, Fork):
             forks.append([epochs, node.branches])
@@ -74,14 +84,14 @@ def _samples(phase: Train) -> Iterator[tuple[float, float]]:
 
 
 def events(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log; lines that were cut short are passed over."""
+    """Yield the events of a log; lines that were cut short or damaged are passed over."""
     if not log.exists():
         return
-    with open(log, encoding="utf8") as handle:
+    with open(log, encoding="utf8", errors="replace") as handle:
         for line in handle:
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
                 yield event
@@ -95,17 +105,16 @@ def _logged(log: Path) -> dict[str, Any]:
     epochs = operations = 0.0
     for event in events(log):
         density = event.get("density")
-        if isinstance(density, int | float):
+        if is_number(density):
             sparsity += [[epochs, sparsity[-1][1] if sparsity else 0.0], [epochs, round(1 - density, 6)]]  # a step
-        if event.get("kind") != "epoch":
+        if event.get("kind") != "epoch" or next(_EPOCH(event, ""), None) is not None:
             continue
-        left = event.get("remaining")
+        counted, left = event["counted"], event.get("remaining")
         if left:
             shares = {n: sum(part[n] for part in left) / len(left) for n in ("parameters", "flops")}
-            sparsity.append([event["counted"]["epochs"], round(1 - shares["parameters"], 6)])
-            working.append([event["counted"]["epochs"], round(shares["flops"], 6)])
-        finite = [v for v in event["losses"] if v == v and abs(v) != float("inf")]
-        counted = event["counted"]
+            sparsity.append([counted["epochs"], round(1 - shares["parameters"], 6)])
+            working.append([counted["epochs"], round(shares["flops"], 6)])
+        finite = [v for v in event["losses"] if is_number(v)]
         before, epochs = epochs, counted["epochs"]
         spent, operations = counted["train_flops"] - operations, counted["train_flops"]
         if epochs > before:

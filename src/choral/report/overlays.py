@@ -1,6 +1,6 @@
 """Pictures of all methods at once: cost against loss, curves, and the map of function space.
 
-A line or point belongs to the group "series:METHOD", so that the page can bring one method forward in all of them. A
+A line or point belongs to the group "series:PLACE" of its method, so that the page can bring one method forward in all of them. A
 method's colour follows its place in the order of all methods, so it is the same in every picture.
 """
 
@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from choral.lettering import short
 from choral.report.theme import SERIES, Theme
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def pareto(
             cost, loss = rows[method]
             ring = theme["ink"] if method in on_front else theme["surface"]
             (point,) = axes.plot(cost, loss, "o", color=theme.series(i), markersize=8, markeredgecolor=ring)
-            point.set_gid(f"series:{method}")
+            point.set_gid(f"series:{i}")
         axes.margins(0.12)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if wide:
@@ -102,38 +103,49 @@ def pareto(
             axes.xaxis.set_minor_locator(NullLocator())
         else:
             axes.xaxis.set_major_locator(MaxNLocator(4))
-        served = [*on_front, *(m for m in order if m in rows and m not in on_front)]
-        _name_points(axes, theme, rows, served, path)
+        first = [i for i, m in enumerate(order) if m in on_front]
+        served = [*first, *(i for i, m in enumerate(order) if m in rows and m not in on_front)]
+        _name_points(axes, theme, {i: (order[i], rows[order[i]]) for i in served}, path)
 
     return draw
 
 
 def _name_points(
-    axes: "Axes", theme: Theme, rows: Points, order: Sequence[str], path: Sequence[tuple[float, float]]
+    axes: "Axes",
+    theme: Theme,
+    points: dict[int, tuple[str, tuple[float, float]]],
+    path: Sequence[tuple[float, float]],
 ) -> None:
-    """Write names beside points, in order, where there is room for them: not over points, the path or other names."""
+    """Write names beside points where there is room for them: not over points, the path or other names.
+
+    Args:
+        axes: where the points are drawn.
+        theme: colours.
+        points: series -> name and place, those named first in front.
+        path: a line that names avoid.
+    """
     from matplotlib.transforms import Bbox
 
     axes.get_xlim(), axes.get_ylim()  # settles the limits
     frame = axes.get_window_extent()
     taken = []
-    for place in rows.values():
+    for _, place in points.values():
         x, y = axes.transData.transform(place)
         taken.append(Bbox([[x - 4, y - 4], [x + 4, y + 4]]))
     for start, end in itertools.pairwise(axes.transData.transform(path) if path else ()):
         for part in range(41):
             x, y = start + (end - start) * part / 40
             taken.append(Bbox([[x - 1, y - 1], [x + 1, y + 1]]))
-    for method in order:
+    for series, (name, place) in points.items():
         for dx, dy, ha, va in PLACES:
             label = axes.annotate(
-                method, rows[method], (dx, dy), textcoords="offset points", ha=ha, va=va, fontsize=8, color=theme["ink"]
+                short(name), place, (dx, dy), textcoords="offset points", ha=ha, va=va, fontsize=8, color=theme["ink"]
             )
             box = label.get_window_extent()
             inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 + 8 and frame.y0 <= box.y0 and box.y1 <= frame.y1 + 4
             if inside and not any(box.overlaps(other) for other in taken):
                 taken.append(box)
-                label.set_gid(f"series:{method}")
+                label.set_gid(f"series:{series}")
                 break
             label.remove()
 
@@ -174,7 +186,7 @@ def curves(
             width = 1.8 if i < SERIES else 1.1
             marker = "o" if len(points) < 25 else None
             (line,) = axes.plot(x, y, color=theme.series(i), linewidth=width, marker=marker, markersize=3.2)
-            line.set_gid(f"series:{method}")
+            line.set_gid(f"series:{i}")
         if log:
             axes.set_xscale("log")
             ticks = [v for v in (1, 2, 4, 8, 16, 32, 64, 128, 256) if v <= max(x for p in lines.values() for x, _ in p)]
@@ -218,13 +230,13 @@ def function_map(
             for path in chains.get(method, []):
                 xs, ys = [places[j][0] for j in path], [places[j][1] for j in path]
                 (line,) = axes.plot(xs, ys, color=theme.series(i), linewidth=1, alpha=0.7)
-                line.set_gid(f"series:{method}")
+                line.set_gid(f"series:{i}")
                 (start,) = axes.plot(xs[0], ys[0], "s", color=theme.series(i), markersize=6)
-                start.set_gid(f"series:{method}")
+                start.set_gid(f"series:{i}")
             (dots,) = axes.plot(
                 *zip(*places), "o", color=theme.series(i), markersize=5, markeredgecolor=theme["surface"]
             )
-            dots.set_gid(f"series:{method}")
+            dots.set_gid(f"series:{i}")
         axes.set(xticks=[], yticks=[])
         axes.margins(0.07)
         _legend(axes, theme, order, points)

@@ -1,14 +1,16 @@
 """The page: one HTML file with its styles, script and pictures inside; nothing is ever fetched."""
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from importlib.resources import files
 from typing import Any
+from xml.etree.ElementTree import Element
 
 from choral.corruptions import COMMON, EXTRA
+from choral.lettering import short
 from choral.report.content import COSTS, Content
 from choral.report.figures import Panels, Picture
-from choral.report.tables import RANKED, label, number, pairs, table
+from choral.report.markup import Inside, element, policy, rules_of, written
+from choral.report.tables import RANKED, is_number, label, number, pairs, table
 from choral.report.theme import DARK, LIGHT, SERIES, variables
 
 OOD_SCORES = ("max_probability", "max_logit", "entropy", "mutual_information", "variation_ratio") + (
@@ -34,50 +36,72 @@ def render(content: Content, pictures: Sequence[Picture], panels: Sequence[Panel
         *_training(content, drawn, frames),
         *_settings(content),
     ]
-    colours = f":root {{ {variables(LIGHT)} }} @media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<title>{escape(content.title)}</title><link rel="icon" href="data:,">',
-            f"<style>{colours}\n{_part('style.css')}</style></head><body>",
-            f'<header class="top"><h1>{escape(content.title)}</h1><p class="lead">{_lead(content)}</p>',
-            _facts(content),
-            "</header>",
-            _legend(content),
-            "<main>",
-            *sections,
-            "</main>",
-            "<footer>Made by choral. Every number on this page is in results.json; the pictures are in figures/.</footer>",
-            f"<script>{_part('script.js')}</script></body></html>",
-        ]
+    title = short(content.title, most=200)
+    body = element(
+        "body",
+        element(
+            "header", element("h1", title), element("p", _lead(content), class_="lead"), _facts(content), class_="top"
+        ),
+        _legend(content),
+        element("main", sections),
+        element(
+            "footer", "Made by choral. Every number on this page is in results.json; the pictures are in figures/."
+        ),
     )
+    return _document(title, body)
+
+
+def _document(title: str, body: Element) -> str:
+    """Return the whole page around a body, with the policy that lets only its own script and style in."""
+    colours = f":root {{ {variables(LIGHT)} }} @media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
+    style = f"{colours}\n{_part('style.css')}\n{rules_of(body)}\n"
+    script = _part("script.js")
+    body.append(element("script", script))
+    security = element("meta", content=policy(script=script, style=style))
+    security.attrib = {"http-equiv": "Content-Security-Policy", **security.attrib}
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        security,
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+        element("link", rel="icon", href="data:,"),
+        element("style", style),
+    )
+    return f"<!doctype html>{written(element('html', head, body, lang='en'))}\n"
 
 
 def _part(name: str) -> str:
     return files("choral.report").joinpath(name).read_text(encoding="utf8")
 
 
-def _section(name: str, title: str, text: str, *parts: str) -> str:
-    return f'<section id="{name}"><h2>{title}</h2><p>{text}</p>{"".join(parts)}</section>'
+def _section(name: str, title: str, text: Inside, *parts: Inside) -> Element:
+    return element("section", element("h2", title), element("p", text), *parts, id=name)
 
 
-def _lead(content: Content) -> str:
+def _lead(content: Content) -> Inside:
     settings = content.results["settings"]
-    parts = []
+    parts: list[Inside] = []
     if "epochs" in settings:
-        parts.append(f"Every method had a budget of {number(settings['epochs'], tag='span')} epochs.")
+        parts.append(["Every method had a budget of ", number(settings["epochs"], tag="span"), " epochs. "])
     if "train_rows" in settings:
-        rows = (number(settings[n], tag="span") for n in ("train_rows", "test_rows"))
-        parts.append("{} training rows, {} test rows.".format(*rows))
-    if not content.results["evaluation"]:
+        rows = [number(settings.get(n), tag="span") for n in ("train_rows", "test_rows")]
+        parts.append([rows[0], " training rows, ", rows[1], " test rows. "])
+    if not content.evaluations and not content.left_out:
         parts.append(
-            "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds what is measured on test data."
+            "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds what is measured on test data. "
         )
-    return " ".join(parts)
+    if content.left_out:
+        parts.append(f"Left out, because results.json does not hold there what it should: {_listed(content.left_out)}.")
+    return parts
 
 
-def _facts(content: Content) -> str:
+def _listed(places: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(places) - most} more" if len(places) > most else ""
+    return ", ".join(short(p) for p in places[:most]) + more
+
+
+def _facts(content: Content) -> Inside:
     wanted = {
         "nll": "lowest NLL",
         "accuracy": "highest accuracy",
@@ -89,13 +113,14 @@ def _facts(content: Content) -> str:
     }
     items = []
     for name, what in wanted.items():
-        rows = [r for r in content.results["rows"] if isinstance(r.get(name), int | float)]
+        rows = [r for r in content.results["rows"] if is_number(r.get(name))]
         if rows:
             best = (max if name in ("accuracy", "ood_auroc") else min)(rows, key=lambda r: r[name])
-            text = what if len(content.methods) > 1 else label(name)
-            who = f'<span class="who">{escape(best["method"])}</span>' if len(content.methods) > 1 else ""
-            items.append(f'<li><span class="what">{text}</span>{number(best[name], tag="span", css="value")}{who}</li>')
-    return f'<ul class="facts">{"".join(items)}</ul>' if items else ""
+            several = len(content.methods) > 1
+            text = element("span", what if several else label(name), class_="what")
+            who = element("span", short(best["method"]), class_="who") if several else None
+            items.append(element("li", text, number(best[name], tag="span", css="value"), who))
+    return element("ul", items, class_="facts") if items else None
 
 
 def _tint(content: Content, method: str) -> str:
@@ -103,53 +128,71 @@ def _tint(content: Content, method: str) -> str:
     return f"--tint: var(--{f's{place}' if place < SERIES else 'other'})"
 
 
-def _legend(content: Content) -> str:
+def _legend(content: Content) -> Inside:
     if len(content.methods) < 2:
-        return ""
-    chips = "".join(
-        f'<button class="chip" aria-pressed="false" data-method="{escape(m)}" style="{_tint(content, m)}"><i></i>{escape(m)}</button>'
+        return None
+    chips = [
+        element(
+            "button",
+            element("i"),
+            short(m),
+            class_="chip",
+            aria_pressed="false",
+            data_method=m,
+            style=_tint(content, m),
+        )
         for m in content.methods
-    )
-    return f'<nav class="legend" aria-label="Follow a method through all figures"><div>{chips}</div></nav>'
+    ]
+    return element("nav", element("div", chips), class_="legend", aria_label="Follow a method through all figures")
 
 
-def _pictures(found: Sequence[Picture]) -> str:
-    figures = "".join(
-        f'<figure id="{p.name}"><figcaption>{escape(p.title)}</figcaption>{p.inline()}</figure>' for p in found
-    )
-    return f'<div class="wide">{figures}</div>' if found else ""
+def _pictures(content: Content, found: Sequence[Picture]) -> Inside:
+    figures = [element("figure", element("figcaption", p.title), p.inline(content.methods), id=p.name) for p in found]
+    return element("div", figures, class_="wide") if figures else None
 
 
-def _frames(panels: Panels, notes: dict[str, str], *, large: bool = False) -> str:
-    figures = "".join(
-        f'<figure data-method="{escape(m)}"><figcaption>{escape(m)} <small>{notes.get(m, "")}</small></figcaption>'
-        f"{panels.inline(m)}</figure>"
+def _frames(panels: Panels, notes: dict[str, Inside], *, large: bool = False) -> Element:
+    figures = [
+        element(
+            "figure",
+            element("figcaption", short(m), " ", element("small", notes.get(m))),
+            panels.inline(m),
+            data_method=m,
+        )
         for m in panels.data
-    )
-    return f'<div class="frames{" large" if large else ""}">{figures}</div>'
+    ]
+    return element("div", figures, class_="frames large" if large else "frames")
 
 
-def _noted(content: Content, name: str, text: str) -> dict[str, str]:
+def _key(*entries: tuple[str, str]) -> Element:
+    """Return a key of colours: (name of the colour, what it stands for)."""
+    dots = [
+        element("span", element("i", class_="dot"), text, style=f"--tint: var(--{colour})") for colour, text in entries
+    ]
+    return element("div", dots, class_="key")
+
+
+def _noted(content: Content, name: str, text: str) -> dict[str, Inside]:
     """Return for each method a measure of its row with its label, to stand beside its name."""
     return {
-        m: f"{text} {number(content.row(m)[name], tag='span')}"
+        m: [text, " ", number(content.row(m)[name], tag="span")]
         for m in content.methods
         if content.row(m).get(name) is not None
     }
 
 
-def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[str]:
+def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[Element]:
     places = {e["method"]: e for e in content.results["ranking"]}
     rows = []
     for method in content.methods:
         entry = places[method]
-        stars = "".join(
-            f'<span class="star" title="on the front of NLL and {COSTS[c]}">&#9733;</span> '
+        stars = [
+            [element("span", "\u2605", class_="star", title=f"on the front of NLL and {COSTS[c]}"), " "]
             for c in entry["pareto"][:1]
-        )
-        rank = f"{entry['rank']}. " if entry["rank"] else ""
-        dot = f'<span class="dot" style="{_tint(content, method)}"></span> '
-        rows.append(content.row(method) | ({"before": f"{dot}{rank}{stars}"} if len(places) > 1 else {}))
+        ]
+        rank = f"{entry['rank']}. " if entry["rank"] else None
+        dot = element("span", class_="dot", style=_tint(content, method))
+        rows.append(content.row(method) | {"before": [dot, " ", rank, stars] if len(places) > 1 else None})
     columns = [c for c in RANKED if any(r.get(c) is not None for r in rows)]
     several = len(rows) > 1
     text = "What was measured on the test rows, and what it cost."
@@ -167,15 +210,13 @@ def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[str]:
     )
     if "cost" in drawn:
         text = "Lower and further left is better. Ringed points joined by the dashed line are the Pareto front."
-        yield _section("cost", "Cost against NLL", text, _pictures(drawn["cost"]))
+        yield _section("cost", "Cost against NLL", text, _pictures(content, drawn["cost"]))
 
 
-def _calibration(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[str]:
+def _calibration(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[Element]:
     if "reliability" in frames:
-        key = (
-            '<div class="key"><span style="--tint: var(--accent)"><i class="dot"></i>as sure as it is right (pale: few rows)</span>'
-            '<span style="--tint: var(--outside)"><i class="dot"></i>too sure</span>'
-            '<span style="--tint: var(--s2)"><i class="dot"></i>not sure enough</span></div>'
+        key = _key(
+            ("accent", "as sure as it is right (pale: few rows)"), ("outside", "too sure"), ("s2", "not sure enough")
         )
         text = "Is a prediction made with 80 % confidence right 80 times in 100? Bars that are blue up to the dashed line are calibrated."
         yield _section(
@@ -189,42 +230,48 @@ def _calibration(content: Content, drawn: dict[str, list[Picture]], frames: dict
             "line the promise is kept."
         )
         notes = _noted(content, "coverage_90", "covers")
-        parts = [_frames(frames["intervals"], notes, large=True), _pictures(drawn.get("calibration", []))]
+        parts = [_frames(frames["intervals"], notes, large=True), _pictures(content, drawn.get("calibration", []))]
         yield _section("calibration", "Intervals and their coverage", text, *parts)
 
 
-def _strange(content: Content, frames: dict[str, Panels]) -> Iterator[str]:
+def _strange(content: Content, frames: dict[str, Panels]) -> Iterator[Element]:
     judged = content.evaluated("ood")
-    parts = []
+    parts: list[Inside] = []
     if "confidence" in frames:
-        inside = f'<span style="--tint: var(--accent)"><i class="dot"></i>test rows{" (up)" if judged else ""}</span>'
-        outside = '<span style="--tint: var(--outside)"><i class="dot"></i>strange rows (down)</span>' if judged else ""
-        notes = _noted(content, "ood_auroc", "AUROC")
-        parts = [f'<div class="key">{inside}{outside}</div>', _frames(frames["confidence"], notes)]
+        outside = [("outside", "strange rows (down)")] if judged else []
+        key = _key(("accent", "test rows (up)" if judged else "test rows"), *outside)
+        parts = [key, _frames(frames["confidence"], _noted(content, "ood_auroc", "AUROC"))]
     if judged:
         first = content.evaluation(judged[0])["ood"]
-        tabs, tables = [], []
-        for i, (measure, name) in enumerate(OOD_MEASURES.items()):
-            rows = [
-                {"method": m} | {s: v[measure] for s, v in content.evaluation(m)["ood"]["scores"].items()}
-                for m in judged
-            ]
-            better = "lower" if measure.startswith("fpr") else "higher"
-            caption = f"{name} of each score ({better} is better); strange rows are the ones to find"
-            order = [s for s in OOD_SCORES if s in first["scores"]]
-            made = table(order, rows, caption=caption, heat=better)
-            tables.append(f'<div id="ood-{measure}"{" hidden" if i else ""}>{made}</div>')
-            pressed = "false" if i else "true"
-            tabs.append(f'<button class="chip" aria-pressed="{pressed}" data-shows="ood-{measure}">{name}</button>')
-        parts += [f'<div class="tabs" role="group" aria-label="Measure">{"".join(tabs)}</div>', *tables]
-        rows_text = number(first["rows"], tag="span")
-        text = f"Does it know what it does not know? The strange inputs ({rows_text} rows) are {escape(first['name'])}."
-        yield _section("strange", "Familiar and strange inputs", text, *parts)
+        parts += _ood_tables(content, judged)
+        text: list[Inside] = [
+            "Does it know what it does not know? The strange inputs (",
+            number(first.get("rows"), tag="span"),
+        ]
+        yield _section("strange", "Familiar and strange inputs", [*text, f" rows) are {first['name']}."], *parts)
     elif parts:
         yield _section("strange", "How sure it is", "Shares of test rows.", *parts)
 
 
-def _corrupted(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[str]:
+def _ood_tables(content: Content, methods: Sequence[str]) -> list[Inside]:
+    """Return the tabs that choose a measure, and a table for each."""
+    known = {s for m in methods for s in content.evaluation(m)["ood"]["scores"]}
+    tabs, tables = [], []
+    for i, (measure, name) in enumerate(OOD_MEASURES.items()):
+        rows = [
+            {"method": m} | {s: v.get(measure) for s, v in content.evaluation(m)["ood"]["scores"].items()}
+            for m in methods
+        ]
+        better = "lower" if measure.startswith("fpr") else "higher"
+        caption = f"{name} of each score ({better} is better); strange rows are the ones to find"
+        made = table([s for s in OOD_SCORES if s in known], rows, caption=caption, heat=better)
+        tables.append(element("div", made, id=f"ood-{measure}", hidden=i > 0))
+        pressed = "false" if i else "true"
+        tabs.append(element("button", name, class_="chip", aria_pressed=pressed, data_shows=f"ood-{measure}"))
+    return [element("div", tabs, class_="tabs", role="group", aria_label="Measure"), *tables]
+
+
+def _corrupted(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[Element]:
     methods = content.evaluated("corruptions")
     if not methods:
         return
@@ -233,22 +280,24 @@ def _corrupted(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[st
     for method in methods:
         cells = content.evaluation(method)["corruptions"]["by_corruption"]
         rows.append({"method": method} | cells)
-    text = (
-        f"Means over {len(first['table'])} common corruptions of {number(first['rows'], tag='span')} test images at five "
-        "severities. Curves that stay flat are robust."
-    )
+    text: list[Inside] = [
+        f"Means over {len(first['table'])} common corruptions of ",
+        number(first.get("rows"), tag="span"),
+        " test images at five severities. Curves that stay flat are robust.",
+    ]
     errors = content.results.get("corruption_errors")
     if errors:
-        text += f" In the first table, mCE and rmCE are relative to {escape(errors['baseline'])}, which has 1."
+        baseline = short(str(errors["baseline"]))
+        text.append(f" In the first table, mCE and rmCE are relative to {baseline}, which has 1.")
     order = [c for c in COMMON + EXTRA if c in first["table"]]
     made = table(order, rows, caption="NLL by corruption, mean over severities (lower is better)", heat="lower")
-    yield _section("corruption", "Corrupted inputs", text, _pictures(drawn.get("corruption", [])), made)
+    yield _section("corruption", "Corrupted inputs", text, _pictures(content, drawn.get("corruption", [])), made)
 
 
-def _members(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[str]:
+def _members(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[Element]:
     if "size" in drawn:
         text = "What each further member brings, added in the order the plan collects them, all draws of a stochastic member at once."
-        yield _section("size", "Ensemble size", text, _pictures(drawn["size"]))
+        yield _section("size", "Ensemble size", text, _pictures(content, drawn["size"]))
     if "diversity" in frames:
         measure = next(iter(frames["diversity"].data.values()))["diversity"]["measure"]
         if measure == "disagreement":
@@ -265,33 +314,39 @@ def _members(content: Content, drawn: dict[str, list[Picture]], frames: dict[str
             "Members as points, by what they predict for the same test rows: points far apart are different functions. "
             "Paths join members that one training passed through, from the square onwards."
         )
-        yield _section("map", "Function space", text, _pictures(drawn["map"]))
+        yield _section("map", "Function space", text, _pictures(content, drawn["map"]))
 
 
-def _training(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[str]:
+def _training(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[Element]:
     plans = content.results["plans"]
     cards = []
     for method in (m for m in content.methods if m in plans):
-        pair = "".join(
-            f"<figure><figcaption>{what}</figcaption>{frames[name].inline(method)}</figure>"
+        pair = [
+            element("figure", element("figcaption", what), frames[name].inline(method))
             for name, what in (("rate", "learning rate, one branch"), ("loss", "training loss"))
             if name in frames and method in frames[name].data
-        )
+        ]
         plan = plans[method]
-        many = "" if plan["members"] == 1 else "s"
-        counts = f"{number(plan['members'], tag='span')} member{many}, {number(plan['epochs'], tag='span')} epochs"
+        many = " member, " if plan.get("members") == 1 else " members, "
+        counts: list[Inside] = [
+            number(plan.get("members"), tag="span"),
+            many,
+            number(plan.get("epochs"), tag="span"),
+            " epochs",
+        ]
+        heading = element("h3", short(method), " ", element("small", counts, class_="note"))
+        tree = element("pre", "\n".join(_lines(plan["tree"])))
         cards.append(
-            f'<div class="card" data-method="{escape(method)}"><h3>{escape(method)} <small class="note">{counts}</small></h3>'
-            f'<div class="pair">{pair}</div><pre>{escape(chr(10).join(_lines(plan["tree"])))}</pre></div>'
+            element("div", heading, element("div", pair, class_="pair"), tree, class_="card", data_method=method)
         )
     if cards:
         text = (
             "The plan of each method as a tree, its learning rate (triangles: a member is kept), and the losses it had."
         )
-        yield _section("plans", "Plans", text, f'<div class="cards">{"".join(cards)}</div>')
+        yield _section("plans", "Plans", text, element("div", cards, class_="cards"))
     if "training" in drawn:
         text = "Epochs are counted over all networks in the order they were trained."
-        yield _section("training", "Operations and sparsity", text, _pictures(drawn["training"]))
+        yield _section("training", "Operations and sparsity", text, _pictures(content, drawn["training"]))
 
 
 def _lines(node: dict[str, Any], first: str = "", rest: str = "") -> Iterator[str]:
@@ -302,7 +357,7 @@ def _lines(node: dict[str, Any], first: str = "", rest: str = "") -> Iterator[st
         yield from _lines(child, rest + ("└ " if last else "├ "), rest + ("  " if last else "│ "))
 
 
-def _settings(content: Content) -> Iterator[str]:
+def _settings(content: Content) -> Iterator[Element]:
     entries: dict[str, Any] = {}
     for name, value in content.results["settings"].items():
         entries[name] = _words(value)

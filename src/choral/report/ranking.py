@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from choral.report.reading import is_number
+
 
 def front(points: Sequence[tuple[float, float]]) -> list[bool]:
     """Return for each (cost, loss) whether no other point is at least as good in both and better in one.
@@ -40,4 +42,4 @@ def ranking(rows: Sequence[dict[str, Any]], *, costs: Sequence[str], loss: str =
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and value == value else math.inf
+    return float(value) if is_number(value) else math.inf

@@ -2,16 +2,22 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import Element, fromstring
 
 from choral.errors import InputError
+from choral.lettering import short
+from choral.report.markup import element, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_DROPPED = {f"{{{SVG}}}metadata", f"{{{SVG}}}style"}
 SERIES = 8  # methods with a colour of their own; later ones share "other"
 LIGHT = {
     "ink": "#1d2430",
@@ -107,11 +113,15 @@ def variables(colours: dict[str, str]) -> str:
 
 
 def _figure(draw: Draw, size: tuple[float, float], theme: Theme) -> "Figure":
-    """Return a drawn figure; sizes are in points."""
+    """Return a drawn figure whose lettering can be shown; sizes are in points."""
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     figure = Figure(figsize=(size[0] / 72, size[1] / 72), facecolor=theme["surface"])
     draw(figure, theme)
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text(short(text.get_text()))
     return figure
 
 
@@ -124,35 +134,38 @@ def settings() -> Iterator[None]:
         raise InputError(
             "figures need matplotlib, which is not installed; install it with: pip install 'choral[plots]'."
         ) from error
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's own fonts have it
         matplotlib.rcParams.update({k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")})
         for name, value in _SETTINGS.items():
             matplotlib.rcParams[name] = value  # type: ignore[index]  # its stub lists the names one by one
         yield
 
 
-def inline_svg(draw: Draw, size: tuple[float, float], *, name: str, title: str) -> str:
+def inline_svg(draw: Draw, size: tuple[float, float], *, name: str, title: str, methods: Sequence[str] = ()) -> Element:
     """Return a figure as an SVG element for the page; its colours are CSS variables of the page.
 
-    Groups whose id is "series:METHOD" become `class="series" data-method="METHOD"`, for the page's highlighting.
+    Groups whose id is "series:NUMBER" become `class="series" data-method="METHOD"`, for the page's highlighting.
 
     Args:
         draw: draws on an empty figure.
         size: width and height in points, the element's aspect ratio.
         name: a word for ids.
         title: read out to people who cannot see it.
+        methods: what the numbers of groups stand for.
     """
-    text = _svg(_figure(draw, size, Theme(LIGHT)))
-    text = text[text.index("<svg") :]
-    text = re.sub(
-        r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{title}">', text, count=1
-    )
-    text = re.sub(r'<g id="series:([^"]*)">', r'<g class="series" data-method="\1"><title>\1</title>', text)
-    text = re.sub(r'<g id="[^"]*"/>', "", text)
-    text = re.sub(r'<g id="[^"]*">', "<g>", text)
-    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    text = text.replace("xlink:href", "href")
-    return re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    drawn = _tree(_figure(draw, size, Theme(LIGHT)))
+    for node in [n for n in drawn.iter() if n.tag == "g"]:
+        group = node.attrib.pop("id", "")
+        if group.startswith("series:"):
+            method = methods[int(group.removeprefix("series:"))]
+            node.attrib |= {"class": "series", "data-method": method}
+            node.insert(0, element("title", short(method)))
+    for node in drawn.iter():
+        for key, value in node.items():
+            own = f"{name}-{value}" if key == "id" else value.replace("url(#", f"url(#{name}-")
+            node.set(key, f"#{name}-{own.removeprefix('#')}" if key == "href" else own)
+    return element("svg", list(drawn), viewBox=drawn.get("viewBox"), role="img", aria_label=title)
 
 
 def standing_files(draw: Draw, size: tuple[float, float]) -> tuple[str, bytes]:
@@ -164,21 +177,37 @@ def standing_files(draw: Draw, size: tuple[float, float]) -> tuple[str, bytes]:
     """
     style = f":root {{ {variables(LIGHT)} }} @media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
     figure = _figure(draw, size, Theme(LIGHT, alone=True))
-    text = _svg(figure)
-    end = text.index(">", text.index("<svg")) + 1
+    drawn = _tree(figure)
+    drawn.insert(0, element("style", style))
+    drawn.attrib |= {"xmlns": SVG, "xmlns:xlink": XLINK}
+    for node in drawn.iter():
+        if "href" in node.attrib:
+            node.set("xlink:href", node.attrib.pop("href"))  # as older viewers want it
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=144)
-    return text[:end] + f"\n<style>{style}</style>" + text[end:], out.getvalue()
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{written(drawn)}\n', out.getvalue()
 
 
-def _svg(figure: "Figure") -> str:
-    out = io.StringIO()
+def _tree(figure: "Figure") -> Element:
+    """Return a figure as an SVG tree without namespaces: colours are variables, lengths have two decimals."""
+    out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", out.getvalue(), flags=re.DOTALL)
-    text = text.replace("'DejaVu Sans', sans-serif", "system-ui, 'DejaVu Sans', sans-serif")
-    for colour, value in LIGHT.items():
-        text = text.replace(value, f"var(--{colour})")
-    text = re.sub(
-        r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text
-    )  # a hundredth of a point is enough
-    return re.sub(r"\s*\n\s*", "\n", text)
+    root = fromstring(out.getvalue())  # drops comments and the document type
+    for node in list(root.iter()):
+        node.tag = node.tag.removeprefix(f"{{{SVG}}}")
+        node.attrib = {k.removeprefix(f"{{{XLINK}}}"): _tidied(v) for k, v in node.items()}
+        for child in [c for c in node if c.tag in _DROPPED]:
+            node.remove(child)
+        for spaced in [node, *node]:
+            spaced.tail = None
+        if node.text and node.text.isspace():
+            node.text = None
+    return root
+
+
+def _tidied(value: str) -> str:
+    for colour, code in LIGHT.items():
+        value = value.replace(code, f"var(--{colour})")
+    value = value.replace("'DejaVu Sans', sans-serif", "system-ui, 'DejaVu Sans', sans-serif")
+    value = re.sub(r"(\d\.\d\d)\d+", r"\1", value)  # a hundredth of a point is enough
+    return " ".join(value.split())

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from choral.engine.files import write_bytes, write_json
-from choral.report.content import collect, read_json
+from choral.report.content import collect
 from choral.report.figures import Panels, Picture, all_panels, pictures
 from choral.report.page import render
+from choral.report.reading import read_json
 from choral.report.theme import settings
 
 
