@@ -42,7 +42,8 @@ def main(
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(160, 3, 12, 12, generator=generator)
     y = torch.randint(3, (160,), generator=generator)
-    members = 4 if METHODS[method].options.get("members") and METHODS[method].build().members > 1 else None
+    choice = METHODS[method].options.get("members")
+    members = None if choice is None or choice.default in (1, None) else 4
     recipe = make(method, epochs=int(epochs), members=members, training=TRAININGS[optimiser])
     fit(build, (x, y), recipe, run_dir=folder, executor=executor, checkpoint_seconds=0)  # type: ignore[arg-type]
 
