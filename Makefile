@@ -1,4 +1,5 @@
 # Everything starts here: `make demo` shows choral at work, `make test` runs what continuous integration runs.
+# Python 3.11 or newer; name another with make PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

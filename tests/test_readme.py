@@ -1,25 +1,119 @@
-"""The README names what exists."""
+"""The README and the tour name what exists, and what can be pasted runs."""
 
+import contextlib
+import json
 import re
+import runpy
+import shlex
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import pytest
+from tests.cli.test_app import choral
+from typer.main import get_command
+
+from choral.cli.app import app
 from choral.recipes import METHODS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
+PAGES = ["README.md", "docs/tour.md", "docs/pitfalls.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def test_the_table_of_methods_is_complete():
-    listed = re.findall(r"^\| `(\w+)` \|", TEXT, flags=re.MULTILINE)
-    assert listed == list(METHODS)
+    listed = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", TEXT, flags=re.MULTILINE)
+    assert listed == [(name, m.family, m.summary) for name, m in METHODS.items()]
 
 
-def test_every_link_and_picture_exists():
-    targets = re.findall(r"\]\(([^)#]+)\)", TEXT)
-    assert targets
-    assert not [t for t in targets if not (ROOT / t).exists()]
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_and_picture_exists(page):
+    text = (ROOT / page).read_text()
+    targets = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert not [t for t in targets if not ((ROOT / page).parent / t).exists()]
+    named = re.findall(r"`((?:docs|src|tests|benchmarks|examples)/[\w/.]+)`", text)
+    assert not [n for n in named if not (ROOT / n).exists()]
 
 
-def test_every_make_target_it_names_exists():
+@pytest.mark.parametrize("page", PAGES)
+def test_every_make_target_exists(page):
     makefile = (ROOT / "Makefile").read_text()
-    assert all(f"\n{target}:" in makefile for target in re.findall(r"make (\w+)  ", TEXT))
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`make (\w+)`", text) + re.findall(r"^make (\w+)", text, flags=re.MULTILINE)
+    assert not [n for n in named if f"\n{n}:" not in makefile]
+
+
+@pytest.mark.slow
+def test_what_python_is_shown_runs_as_pasted(tmp_path):
+    script = tmp_path / "pasted.py"
+    script.write_text("\n".join([*blocks("README.md", "python"), *blocks("docs/tour.md", "python")]))
+    with contextlib.chdir(tmp_path):
+        found = runpy.run_path(str(script))
+    assert found["p"].probs.shape == (397, 10)
+    assert (found["p"].labels.numpy() == found["y_test"]).mean() > 0.85
+    assert {p.name for p in tmp_path.iterdir()} == {"pasted.py", "runs", "pat.choral", "snapshot.choral"}
+
+
+def test_what_the_tour_prints_is_printed():
+    from choral import recipes, show
+
+    (shown,) = re.findall(r">>> print\(choral\.show\((.*)\)\)\n(.*)\n", (ROOT / "docs" / "tour.md").read_text())
+    assert show(eval(shown[0].replace("choral.recipes", "recipes"), {"recipes": recipes})).splitlines()[0] == shown[1]
+
+
+def commands() -> list[list[str]]:
+    """Every `choral ...` line of the README's shell blocks, without its comment."""
+    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("choral ")]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run(tmp_path):
+    draw = np.random.default_rng(0)
+    houses = pd.DataFrame({"rooms": draw.integers(1, 9, 60), "garden": draw.choice(["yes", "no"], 60)})
+    houses.assign(price=houses["rooms"] * 1e5).to_csv(tmp_path / "houses.csv", index=False)
+    houses.to_csv(tmp_path / "new_houses.csv", index=False)
+    assert [c[0] for c in commands()] == ["fit", "predict", "compare", "plan"]
+    with contextlib.chdir(tmp_path):
+        for command in commands():
+            quick = ["5" if before == "--epochs" and command[0] == "compare" else c for before, c in pairs(command)]
+            quick += ["--epochs", "10"] if command[0] == "fit" else []
+            assert choral(*quick).stdout
+    assert (tmp_path / "runs" / "digits" / "report.html").exists()
+
+
+def pairs(words: list[str]) -> list[tuple[str, str]]:
+    return list(zip(["", *words], words))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
+def test_every_command_and_option_it_names_exists(page):
+    made = get_command(app).commands  # type: ignore[attr-defined]  # a group
+    lines = re.findall(r"`choral ([a-z]+)([^`]*)`", (ROOT / page).read_text())
+    assert lines
+    for name, rest in lines:
+        options = {o for p in made[name].params for o in p.opts}
+        assert set(re.findall(r"--[\w-]+", rest)) <= options
+    assert all("--json" in {o for p in c.params for o in p.opts} for c in made.values())  # "every command takes --json"
+
+
+def test_one_oldest_python_is_named_and_the_pins_accept_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    oldest = project["project"]["requires-python"].removeprefix(">=")
+    assert f"Python {oldest} or newer" in TEXT
+    assert project["tool"]["mypy"]["python_version"] == oldest
+    assert set(re.findall(r"[Pp]ython (3\.\d+)", "".join((ROOT / p).read_text() for p in PAGES))) == {oldest}
+    floors = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if "==" in line:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                needed = metadata.metadata(line.split("==")[0])["Requires-Python"] or ">=3"
+                floors[line] = tuple(int(p) for p in re.findall(r">=\s*([\d.]+)", needed)[0].split(".")[:2])
+    assert len(floors) > 15
+    assert max(floors.values()) == tuple(map(int, oldest.split("."))), json.dumps(floors, indent=1)
