@@ -251,7 +251,8 @@ class Ensemble:
         """Return the ensemble's prediction for some inputs.
 
         Args:
-            x: inputs as given to fit (arrays or tensors); for an ensemble fitted on a table, use `predict_table`.
+            x: inputs as given to fit (arrays or tensors); for an ensemble fitted on a table, what
+                `choral.data.tables.encode_inputs(frame, ensemble.table)` makes of its rows, as `choral predict` does.
             batch_size: points evaluated at once.
         """
         return corrections.correct(self._uncorrected(x, batch_size), self.posthoc)
