@@ -9,7 +9,7 @@ import choral
 
 ROOT = Path(choral.__file__).parent
 LEVELS = [
-    ["types", "errors", "lettering", "values", "rng", "draws", "tree"],
+    ["types", "errors", "lettering", "values", "rng", "mapping", "hashing", "streams", "catching", "draws", "tree"],
     [
         "masks",
         "packing",
@@ -31,7 +31,6 @@ LEVELS = [
         "corrections",
         "saving",
         "predict",
-        "passes",
         "fit",
         "projection",
         "trial",

@@ -6,10 +6,13 @@ run equals an unbroken one. Draws made *inside* a forward pass are in `choral.dr
 """
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Place = tuple[int | str, ...]
 
@@ -31,12 +34,98 @@ def generator(seed: int, *place: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(key(seed, *place))
 
 
-@contextmanager
-def seeded(seed: int, *place: int | str) -> Iterator[None]:
-    """Seed torch's global CPU generator for a block and restore it afterwards.
+class _Lent(TorchDispatchMode):
+    """Give a generator to every random operation of the block that has none; modes are seen by their own thread alone."""
 
-    Only for code that is not ours and draws from the global generator: a user's network factory.
+    def __init__(self, generator: torch.Generator):
+        super().__init__()
+        self._generator = generator
+        self.count = 0  # operations that were lent it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        self.count += _draws(func, args)
+        taking = _taking_generator(func)
+        if taking is None or _elsewhere(args, kwargs):
+            with _borrowed(self._generator):
+                return func(*args, **kwargs)
+        return taking(*args, **kwargs | {"generator": self._generator})
+
+
+def _taking_generator(func: Any) -> Any | None:
+    """Return the overload of an operation that takes a generator, or None."""
+    if any(a.name == "generator" for a in func._schema.arguments):
+        return func
+    given = [(a.name, str(a.type)) for a in func._schema.arguments]
+    for name in func.overloadpacket.overloads():
+        other = getattr(func.overloadpacket, name)
+        wanted = [(a.name, str(a.type)) for a in other._schema.arguments if a.name != "generator"]
+        if wanted == given and len(wanted) < len(other._schema.arguments):
+            return other
+    return None
+
+
+def _elsewhere(args: Any, kwargs: Any) -> bool:
+    """Return whether an operation runs on a device that a generator of the processor does not serve."""
+    devices = [a.device.type for a in args if isinstance(a, torch.Tensor)] + [
+        torch.device(kwargs["device"]).type for _ in (0,) if kwargs.get("device") is not None
+    ]
+    return any(d not in ("cpu", "meta") for d in devices)
+
+
+_global_generator = threading.Lock()
+
+
+@contextmanager
+def _borrowed(generator: torch.Generator) -> Iterator[None]:
+    """Lend torch's global generators to an operation that knows no other; its draws are those of `generator`.
+
+    The one place where choral touches them, one thread at a time; a draw that another thread makes meanwhile outside of choral is
+    disturbed.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(key(seed, *place))
+    with _global_generator, torch.random.fork_rng():
+        torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
         yield
+
+
+@contextmanager
+def seeded(seed: int, *place: int | str) -> Iterator[_Lent]:
+    """Make code that is not ours and draws from torch's global generator draw from the generator of a place instead.
+
+    The numbers are those that `torch.manual_seed(key(seed, *place))` would give. The global generator itself is not touched, so
+    other threads neither disturb the block nor are disturbed by it.
+    """
+    with _Lent(generator(seed, *place)) as lent:
+        yield lent
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unkeyed: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None and _draws(func, args):
+            self.unkeyed.append(func.overloadpacket.__name__)
+        return func(*args, **kwargs)
+
+
+def _draws(func: Any, args: Any) -> bool:
+    """Return whether an operation that can draw does: recurrent layers and attention draw for their dropout alone."""
+    named = dict(zip((a.name for a in func._schema.arguments), args))
+    if func.overloadpacket.__name__.startswith(("lstm", "gru", "rnn_")):
+        return bool(named.get("train")) and float(named.get("dropout") or 0) > 0
+    if "scaled_dot_product" in func.overloadpacket.__name__:
+        return float(named.get("dropout_p") or 0) > 0
+    return True
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Note the operations of the block, of this thread alone, that draw from a global generator of torch."""
+    watch = _Watch()
+    with watch:
+        yield watch.unkeyed

@@ -10,7 +10,7 @@ from choral.layers.dropped import DropConnect, Dropped, DroppedOutput
 def test_units_are_dropped_in_evaluation_and_the_mean_is_kept():
     layer = Dropped(nn.Dropout(0.3)).eval()
     with draws.keyed(1):
-        y = layer(torch.ones(200_000))
+        y = layer(torch.ones(1, 200_000))
     assert (y == 0).float().mean().item() == pytest.approx(0.3, abs=0.005)
     assert y.mean().item() == pytest.approx(1, abs=0.01)
 

@@ -51,7 +51,11 @@ class Blueprint:
         """Return a new joint network drawn with the seed of a place."""
         with rng.seeded(seed, *place, "build"):
             network = self.plain()
-        return self.structure.convert(network, rng.generator(seed, *place, "structure"))
+        return self._converted(network, seed, *place)
+
+    def _converted(self, network: nn.Module, seed: int, *place: int | str) -> nn.Module:
+        with rng.seeded(seed, *place, "convert"):
+            return self.structure.convert(network, rng.generator(seed, *place, "structure"))
 
     def fresh(self, seed: int, *place: int | str) -> State:
         """Return the state of a new joint network."""
@@ -64,8 +68,7 @@ class Blueprint:
         if self.parent is None:
             return None
         parent = copy.deepcopy(self.parent)
-        network = self.structure.convert(parent, rng.generator(seed, *place, "structure"))
-        return state_of(network)
+        return state_of(self._converted(parent, seed, *place))
 
     def _settle(self, network: nn.Module) -> nn.Module:
         network = copy.deepcopy(network).to(self.device)
@@ -95,6 +98,26 @@ class Blueprint:
             for name, b in network.named_buffers():
                 b.copy_(state.buffers[name])
         return network
+
+    def holding(self, state: State) -> nn.Module:
+        """Return a network of its own that holds the state's values, for evaluation: nothing else writes into it."""
+        network = copy.deepcopy(self.network(state.form)).requires_grad_(False).eval()
+        with torch.no_grad():
+            for name, t in (*network.named_parameters(), *network.named_buffers()):
+                t.copy_(state.params[name] if name in state.params else state.buffers[name])
+        return network
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """Return a device that is present; raises InputError for any other."""
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'."
+        ) from error
+    return place
 
 
 def state_of(network: nn.Module) -> State:

@@ -11,10 +11,27 @@ from choral.data.sources import Source
 from choral.engine.checkpoint import Place
 from choral.engine.sharing import sharing_of
 from choral.engine.trainers import Task
+from choral.errors import PlanError
+from choral.plan.phases import Operator
 from choral.plan.state import State
 from choral.types import Params
 
 _BATCH = 256
+
+
+def applied(operator: Operator, state: State | None, context: "LaneContext") -> State:
+    """Return what an operator makes of a state; one that draws from a global generator is refused.
+
+    Its draws would depend on what the process drew before, so that a resumed run would give other members.
+    """
+    with rng.watched() as unkeyed:
+        new = operator.apply(state, context)
+    if unkeyed:
+        raise PlanError(
+            f"the operator {type(operator).__name__} drew from torch's global generator (by {unkeyed[0]}), so the seed and the "
+            "place in the plan do not decide its result; draw with generator=context.generator('purpose')."
+        )
+    return new
 
 
 class LaneContext:

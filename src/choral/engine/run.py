@@ -15,7 +15,7 @@ import torch
 from choral import rng, tree
 from choral.data.sources import Source
 from choral.engine.checkpoint import Checkpoints, Group, Lane, Place, Snapshot
-from choral.engine.context import LaneContext
+from choral.engine.context import LaneContext, applied
 from choral.engine.divergence import unfinite
 from choral.engine.flops import Flops
 from choral.engine.points import order_of, picked, subset_of, target_shift
@@ -102,8 +102,7 @@ class Run:
 
     def walk(self) -> None:
         """Walk the whole plan."""
-        with torch.random.fork_rng(devices=[]):
-            self._walk(self.plan, Group([Lane(())]), ())
+        self._walk(self.plan, Group([Lane(())]), ())
 
     def twin(self, log: Log) -> "Run":
         """Return another run of the same plan into the same store, which takes no checkpoints."""
@@ -162,7 +161,7 @@ class Run:
         else:
             assert isinstance(node, Operator)
             for lane in lanes:
-                lane.state = node.apply(lane.state, self._context(lane, suffix))
+                lane.state = applied(node, lane.state, self._context(lane, suffix))
                 place = _path(lane.place + suffix)
                 self.log.event(kind="operator", name=type(node).__name__, place=place, **_density(lane.state))
         group.version = (position + 1, 0)
@@ -252,7 +251,6 @@ class Run:
         for epoch in range(begin, phase.epochs):
             started = time.perf_counter()
             trainer.catch = True
-            torch.random.default_generator.manual_seed(rng.key(keys[0], "unkeyed", epoch))
             orders = [order_of(k, epoch, n, s) for k, n, s in zip(keys, points, subsets)]
             order = orders[0] if len(team) == 1 else torch.stack(orders)
             steps = phase.epochs * per_epoch
@@ -348,7 +346,7 @@ class Run:
         changed: list[State] = []
         for lane, state in zip(team, trainer.states()):
             if not self._is_lost(lane) and self._is_sound(lane, state, place):
-                state = rule.phase.apply(state, self._context(lane, place))
+                state = applied(rule.phase, state, self._context(lane, place))
             lane.state = state  # operations are counted by its mask
             changed.append(state)
         total, count = trainer.total, trainer.count

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value
 
-from choral import draws, tree
+from choral import draws, rng, tree
 from choral.data.inputs import Transform, prepare
 from choral.engine.blueprint import Blueprint, state_of
 from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.tracing import record
+from choral.mapping import vmap
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
@@ -69,6 +70,7 @@ class Trainer(ABC):
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
         self.steps = 0  # of the whole phase; set before mounting
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
+        self.lend = True  # whether it draws otherwise, from a generator it must be lent; found out on the first step
         self.params: Params = {}
         self.trained: Params = {}  # those that are not frozen
         self.sharing = Sharing()
@@ -123,9 +125,10 @@ class PlainTrainer(Trainer):
         """Take one step, as a hand-written loop would."""
         task, optimiser = self.task, self.optimiser
         x, y = x.to(task.device), y.to(task.device)
-        with draws.keyed(self.key, step, catch=self.catch) as stream:
+        lending = rng.seeded(self.key, "unkeyed", step) if self.lend else nullcontext()
+        with lending as lent, draws.keyed(self.key, step, catch=self.catch) as stream:
             loss = self.sharing.likelihood(task.forward_loss(self.network, x, y))
-        self.catch = stream.caught > 0
+        self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
         if task.objective.penalties:
             params = self.sharing.for_penalty(self.params)
             loss = loss + task.objective.penalty(params, self.slots, progress, self.points[0])

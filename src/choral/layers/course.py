@@ -108,7 +108,7 @@ def course_of(network: nn.Module) -> list[Step] | None:
     if surroundings(network) is None:
         return None
     try:
-        graph = _Tracer().trace(network)
+        graph = _graph_of(network)
     except Exception:  # forward code that depends on values, or on more than torch's functions, fails in many ways
         return None
     modules = dict(network.named_modules())
@@ -158,12 +158,34 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"
     setattr(_Proxy, f"__i{_name}__", _recorded(getattr(operator, f"__i{_name}__")))
 
 
-class _Tracer(fx.Tracer):
+class _Appending(fx.proxy.GraphAppendingTracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
 
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _is_leaf(m)
+
+class _Call(nn.Module):
+    """Stands for a layer in a tree that is traced: notes the call."""
+
+    def __init__(self, name: str, tracer: fx.proxy.TracerBase):
+        super().__init__()
+        self._name, self._tracer = name, tracer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tracer.create_proxy("call_module", self._name, args, kwargs)
+
+
+def _graph_of(network: nn.Module) -> fx.Graph:
+    """Return the calls a network's forward code makes.
+
+    It runs on a copy whose layers note that they were called. torch.fx.Tracer would patch nn.Module for the whole process, and with
+    it the modules that other threads are running.
+    """
+    graph = fx.Graph()
+    tracer = _Appending(graph)
+    calls = {id(m): _Call(name, tracer) for name, m in network.named_modules() if _is_leaf(m)}
+    copied = copy.deepcopy(network, dict(calls))  # the memo of a deep copy says what stands for what
+    graph.output(copied(tracer.proxy(graph.placeholder("x"))).node)
+    return graph
 
 
 class _Reader:

@@ -1,12 +1,14 @@
 """Dropout that stays on in evaluation: of activations, of a layer's outputs, and of weights (DropConnect).
 
 Evaluation mode freezes BatchNorm and the like; these layers draw all the same, so that passes of a network in evaluation
-mode differ. All draws go through `choral.draws`.
+mode differ. In training every point of a batch has draws of its own. In evaluation a pass is one thinned network for all points, as
+in the papers' derivation, so that what a point gets does not depend on the points beside it. All draws go through `choral.draws`.
 
 Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:1506.02142; Wan et al.,
 "Regularization of Neural Networks using DropConnect", ICML 2013.
 """
 
+import torch
 from torch import Tensor, nn
 
 from choral import draws
@@ -32,9 +34,8 @@ class Dropped(nn.Module):
     Args:
         dropout: the plain dropout layer (`nn.Dropout`, `nn.Dropout1d` to `3d`, alpha dropout) it stands for.
 
-    >>> import torch
     >>> layer = Dropped(nn.Dropout(0.5)).eval()
-    >>> bool((layer(torch.ones(1000)) == 0).any())
+    >>> bool((layer(torch.ones(1, 1000)) == 0).any())
     True
     """
 
@@ -51,7 +52,8 @@ class Dropped(nn.Module):
         if self.rate == 0:
             return x
         after = _UNITS.get(self.kind, x.dim() - 2 if self.kind is nn.FeatureAlphaDropout else 0)
-        shape = x.shape[: x.dim() - after] + (1,) * after  # one decision for all that a channel holds
+        points = x.shape[:1] if self.training else (1,)
+        shape = (*points, *x.shape[1 : x.dim() - after]) + (1,) * after  # one decision for all that a channel holds
         keep = draws.keep_mask(shape, self.rate, device=x.device).to(x.dtype)
         if self.kind not in _ALPHA:
             return x * (keep * (1.0 / (1.0 - self.rate)))
@@ -81,7 +83,10 @@ class DroppedOutput(WeightLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, some dropped."""
-        return draws.dropout(self.operate(x, self.weight, self.bias), self.rate)
+        outputs = self.operate(x, self.weight, self.bias)
+        if self.training:
+            return draws.dropout(outputs, self.rate)
+        return outputs * draws.dropout(torch.ones_like(outputs[:1]), self.rate)
 
     def plain(self) -> nn.Module:
         """Return the plain layer."""

@@ -16,24 +16,34 @@ draws other numbers), and the way can be changed at any time by setting `kernel`
 import copy
 import statistics
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
-from choral import draws
+from choral import draws, rng
 from choral.errors import ConversionError, InputError
 from choral.layers.convert import swap
 from choral.layers.operations import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
 from choral.layers.weighted import fold, unfold
+from choral.mapping import vmap
 
 KERNELS = ("loop", "grouped", "matmul")
+_FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 # what vmap has no rule for, or only a slow one
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+
+
+class _Composite(TorchFunctionMode):
+    """Within it, torch's attention layers do not take their fused path, which has no rule for vmap."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 class Foldable(nn.Module, ABC):
@@ -80,6 +90,7 @@ class Joint(nn.Module):
         self.stacked = frozenset(_owned(network) if stacked is None else stacked)
         self.own_inputs = own_inputs
         names = list(network.named_parameters(remove_duplicate=False))
+        self._fusible = any(isinstance(m, _FUSIBLE) for m in network.modules())
         self._tied = len({id(p) for _, p in names}) < len(names)
         self.kernel = usual_kernel(self) if kernel in ("auto", "measured") else self.checked(kernel)
 
@@ -150,14 +161,8 @@ class Joint(nn.Module):
 
         mapped = vmap(one, in_dims=(0, 0, 0, 0 if self.own_inputs else None), randomness="different")
         index = torch.arange(self.members, dtype=torch.int32, device=x.device)
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # fused attention layers have no rule for vmap
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                return mapped(params, buffers, index, x)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+        with _Composite() if self._fusible else nullcontext():
+            return mapped(params, buffers, index, x)
 
     def _matmul(self, x: Tensor) -> Tensor:
         x = x if self.own_inputs else x.expand(self.members, *x.shape)
@@ -264,7 +269,7 @@ def tune(
     before = {n: b.clone() for n, b in joint.named_buffers()}
     params = [p for p in joint.parameters() if p.requires_grad]
     seconds: dict[str, list[float]] = {k: [] for k in able}
-    with torch.random.fork_rng(devices=[]):
+    with rng.seeded(0, "tune"):
         for turn in range(repeats + 1):  # the first turn warms up
             for kernel in able:
                 joint.kernel = kernel

@@ -19,8 +19,7 @@ arXiv:1905.09453.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +31,7 @@ from choral.layers.drawn_norm import DrawnStatistics, keeps_statistics
 from choral.layers.narrow import redrawn
 from choral.layers.operations import WEIGHTED, emptied, filled, operate, own_kind
 from choral.layers.packed import PACKABLE
+from choral.streams import now, under
 from choral.values import Value
 
 ASSIGNMENTS = ("network", "layer", "unit", "scalar")
@@ -95,7 +95,6 @@ def family(*, components: int = 5, rate: float = 0.5) -> dict[str, Mixture]:
 
 
 FAMILY = family()
-_network_wide: list[int | Tensor] = []
 
 
 class PatchedLayer(nn.Module):
@@ -191,8 +190,9 @@ class PatchedLayer(nn.Module):
             return {n: p.squeeze(0) for n, p in patches.items()}
         if mixture.assignment == "scalar":
             return {n: self._mixed(p, tuple(p.shape[1:])) for n, p in patches.items()}
-        if mixture.assignment == "network" and _network_wide:
-            return _picked(patches, _network_wide[-1])
+        component = now().component
+        if mixture.assignment == "network" and component is not None:
+            return _picked(patches, component)
         if self.mixing is not None:
             parts = self._relaxed(())
             return {n: (parts.view(-1, *(1,) * (p.dim() - 1)) * p).sum(0) for n, p in patches.items()}
@@ -258,22 +258,13 @@ class PatchedNetwork(nn.Module):
         """Return the output of one of the K networks."""
         with draws_by_pass(self._key, self.training):
             component = draws.index(self.components, device=x.device)
-        with _assigned(component):
+        with under(component=component):
             return self.network(x)
 
 
 def draws_by_pass(key: int | None, training: bool) -> AbstractContextManager[None]:
     """Return a block in which draws of evaluation mode follow from the number of the pass alone."""
     return nullcontext() if training or key is None else draws.repeated(key)
-
-
-@contextmanager
-def _assigned(component: int | Tensor) -> Iterator[None]:
-    _network_wide.append(component)
-    try:
-        yield
-    finally:
-        _network_wide.pop()
 
 
 def _picked(patches: dict[str, Tensor], component: int | Tensor) -> dict[str, Tensor]:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from choral import draws
 from choral.layers import pointwise
+from choral.streams import now, under
 from choral.variational import MEAN, RHO, std_of
-
-_means_wanted: list[bool] = []
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -35,16 +34,13 @@ def at_means() -> Iterator[None]:
     >>> torch.equal(layer(x), layer(x))
     False
     """
-    _means_wanted.append(True)
-    try:
+    with under(means=True):
         yield
-    finally:
-        _means_wanted.pop()
 
 
 def means_wanted() -> bool:
     """Return whether an `at_means` block is running."""
-    return bool(_means_wanted)
+    return now().means
 
 
 @overload
