@@ -13,7 +13,7 @@ from torch import nn
 from choral import draws, rng
 from choral.data.inputs import Transform, prepare
 from choral.data.sources import Source, source_of
-from choral.engine.blueprint import Blueprint
+from choral.engine.blueprint import Blueprint, usable
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.denormals import flushing
 from choral.engine.executors import Executor, choose, choose_way
@@ -163,13 +163,7 @@ def make_task(
     precision: str = "fp32",
 ) -> Task:
     """Return the checked task of a run: the network is built once and tried on the first points."""
-    try:
-        place = torch.device(device)
-        torch.empty(1, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'."
-        ) from error
+    place = usable(device)
     x, y = source.example()
     blueprint = Blueprint(build, recipe.structure, device=place, images=x.dim() == 4)
     network = blueprint.network().eval()

@@ -1,21 +1,20 @@
 """Ensemble: members in, predictions out; saved and loaded without pickle."""
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from choral import corrections, draws, models, passes, rng, tree
-from choral.data.inputs import Transform, prepare
+from choral import corrections, models, rng
+from choral.data.inputs import Transform
 from choral.data.sources import as_inputs
-from choral.engine.blueprint import Blueprint
+from choral.engine.blueprint import Blueprint, usable
+from choral.engine.evaluators import Evaluation
 from choral.engine.store import MemberStore
-from choral.engine.tracing import record
+from choral.engine.trainers import Task
 from choral.errors import InputError
 from choral.layers import pointwise
 from choral.objectives.likelihoods import Categorical, GaussianLikelihood, Likelihood
@@ -25,27 +24,6 @@ from choral.recipe import Recipe
 from choral.saving import save_file
 from choral.types import Build
 from choral.values import Value
-
-_STACKED = 1 << 26  # parameters kept stacked in memory, at most
-_BLOCK = 1 << 17  # numbers of one layer of all stacked members, at most: they stay in the processor's cache
-_RECORDED = 1 << 20  # parameters of stacked members whose operations are recorded, at most: each record holds a copy
-_RECORDED_INPUT = 1 << 18  # numbers in a chunk that is recorded, at most: recording holds all results at once
-_RECORDS = 32  # records kept, of the shapes met last
-_PASSED_ROWS = 128  # points of passes that are mapped together, at most
-_PASSED = 1 << 22  # numbers of one layer of all passes that are mapped together, at most
-
-
-@dataclass
-class _Team:
-    """Members of equal shapes; stacked (params, buffers, draw words) when they are evaluated together."""
-
-    numbers: list[int]
-    form: dict[str, Any] | None
-    stacked: tuple[Any, Any, Tensor] | None = None
-    rows: int = 1024  # evaluated at once
-    records: bool = False  # whether operations are recorded
-    passes: int = 0  # mapped together; 0 before the first input is seen
-    recorded: dict[Any, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
 
 class Ensemble:
@@ -72,8 +50,9 @@ class Ensemble:
         self.posthoc = corrections.checked(posthoc, task=self.task)
         self._store, self._count = store, count
         self.networks = count
-        self._kept: list[_Team] | None = None
+        self._build = build
         self._blueprint = Blueprint(build, recipe.structure, device=torch.device("cpu"), images=False)
+        self._evaluations: dict[Any, Evaluation] = {}
 
     @property
     def task(self) -> Literal["classification", "regression"]:
@@ -100,7 +79,7 @@ class Ensemble:
 
     def network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""
-        return pointwise.unguard(copy.deepcopy(self._blueprint.load(self._store.get(index)))).eval()
+        return pointwise.unguard(self._blueprint.holding(self._store.get(index))).requires_grad_()
 
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network of its own, in evaluation mode."""
@@ -109,156 +88,34 @@ class Ensemble:
         which, inside = divmod(index, self.recipe.structure.members)
         return self.recipe.structure.member(self.network(which), inside).eval()
 
-    def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
-        """Return the raw outputs of every member (member * draws, batch, ...)."""
+    def outputs(self, x: Any, *, batch_size: int = 1024, device: str = "cpu", precision: str = "fp32") -> Tensor:
+        """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
         ready = as_inputs(x)
-        teams = self._teams()
-        if len(teams) == 1:
-            return self._of_team(teams[0], ready, batch_size).flatten(0, 1)
-        found: dict[int, Tensor] = {}
-        for team in teams:
-            found |= dict(zip(team.numbers, self._of_team(team, ready, batch_size)))
-        return torch.cat([found[i] for i in range(self._count)])
+        place = (device, precision, ready.dim() == 4)
+        if place not in self._evaluations:
+            self._evaluations.setdefault(place, self._evaluation(*place))
+        return self._evaluations[place].outputs(ready, batch_size=batch_size)
 
-    def _of_team(self, team: "_Team", x: Tensor, size: int) -> Tensor:
-        """Return the outputs of a team (network, member * draws, batch, ...), mapped as far as the network can be."""
-        if not team.passes:
-            self._make_room(team, x)
-        try:
-            return self._evaluated(team, x, size)
-        except (RuntimeError, NotImplementedError, ValueError):
-            if team.passes == 1:  # a wrong input, which says nothing about the next one
-                team.passes = 0
-                raise
-            team.passes = 1
-            return self._of_team(team, x, size)
+    def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
+        recipe, where = self.recipe, usable(device)
+        blueprint = Blueprint(self._build, recipe.structure, device=where, images=images)
+        task = Task(blueprint, recipe.structure, recipe.objective, self.likelihood, self.inputs, where, precision)
+        return Evaluation(task, self._store, self._count)
 
-    def _evaluated(self, team: "_Team", x: Tensor, size: int) -> Tensor:
-        if team.stacked is not None:
-            try:
-                return self._stacked(team, x, size)
-            except (RuntimeError, NotImplementedError, ValueError):
-                # a wrong input fails here too, in plain words; what does not fail is a network that cannot be mapped
-                alone = torch.stack(list(self._one_by_one(team, x, size)))
-                team.stacked = None
-                return alone
-        return torch.stack(list(self._one_by_one(team, x, size)))
-
-    def _teams(self) -> list["_Team"]:
-        """Return the members in teams of equal shapes; small networks stay stacked for the next call."""
-        if self._kept is not None:
-            return self._kept
-        groups: dict[Any, list[int]] = {}
-        for i, state in enumerate(self.states()):
-            groups.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
-        teams = []
-        for numbers in groups.values():
-            form = self._store.get(numbers[0]).form
-            network = self._blueprint.network(form)
-            small = len(numbers) * sum(p.numel() for p in network.parameters()) <= _STACKED
-            looped = any(isinstance(m, passes.LOOPED) for m in network.modules())
-            looped = looped or any(p.dim() > 3 for p in network.parameters())  # convolutions of other kinds
-            if looped or len(numbers) == 1 or not small:
-                teams.append(_Team(numbers, form))
-                continue
-            states = [self._store.get(i) for i in numbers]
-            words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2)
-            stacked = (tree.stack([s.params for s in states]), tree.stack([s.buffers for s in states]), words)
-            widest = max((p.shape[0] for p in network.parameters() if p.dim()), default=1)
-            rows = max(32, _BLOCK // (len(numbers) * widest))
-            records = self.recipe.structure.draws * tree.count(stacked[0]) <= _RECORDED
-            teams.append(_Team(numbers, form, stacked, rows, records))
-        self._kept = teams
-        return teams
-
-    def _make_room(self, team: "_Team", x: Tensor) -> None:
-        """Find out how many passes of a team to map together."""
-        structure = self.recipe.structure
-        team.passes = 1
-        if structure.draws == 1:
-            return
-        network = self._blueprint.load(self._store.get(team.numbers[0])).eval()
-        with torch.no_grad():
-            each = passes.room(network, 0, lambda: structure.unfold(network(self._feed(x[:1]))), structure.draws)
-        stacked = 1 if team.stacked is None else len(team.numbers)
-        if each > 1:
-            team.rows = min(team.rows, _PASSED_ROWS)
-            widest = max(p.shape[0] for p in network.parameters() if p.dim())
-            team.passes = max(1, min(each // stacked, _PASSED // (stacked * team.rows * widest)))
-
-    def _feed(self, x: Tensor) -> Tensor:
-        return self.recipe.structure.feed(prepare(x, self.inputs, training=False), None)[0]
-
-    def _one_by_one(self, team: "_Team", x: Tensor, size: int) -> Iterator[Tensor]:
-        for number in team.numbers:
-            network = self._blueprint.load(self._store.get(number)).eval()
-            with torch.no_grad() if team.passes > 1 else torch.inference_mode():
-                chunks = x.split(min(size, team.rows))
-                joined = torch.cat([self._passes(team, network, number, chunk) for chunk in chunks], 1)
-            yield joined.clone()
-
-    def _passes(self, team: "_Team", network: nn.Module, number: int, chunk: Tensor) -> Tensor:
-        """Return the outputs of all passes of one network (member * draws, batch, ...)."""
-        structure, key = self.recipe.structure, rng.key(0, "predict", number)
-
-        def call(draw: int | Tensor) -> Tensor:
-            with draws.keyed(key, draw):
-                return structure.unfold(network(self._feed(chunk)))
-
-        return passes.together(call, structure.draws, team.passes)
-
-    def _stacked(self, team: "_Team", x: Tensor, size: int) -> Tensor:
-        """Return the outputs of a team (network, member * draws, batch, ...)."""
-        structure = self.recipe.structure
-        assert team.stacked is not None
-
-        params, buffers, words = team.stacked
-
-        def mapped(chunk: Tensor) -> Tensor:
-            network = self._blueprint.network(team.form).eval()
-
-            def run(p: Any, b: Any, w: Tensor) -> Tensor:
-                def call(draw: int | Tensor) -> Tensor:
-                    with draws.keyed(w, draw):
-                        return structure.unfold(functional_call(network, (p, b), (self._feed(chunk),)))
-
-                return passes.together(call, structure.draws, team.passes)
-
-            return vmap(run)(params, buffers, words)
-
-        with torch.no_grad():
-            parts = []
-            rows, records = min(size, team.rows), team.records and team.passes == structure.draws
-            for chunk in (x,) if len(x) <= rows else x.split(rows):
-                shape = (tuple(chunk.shape), chunk.dtype)
-                if records and shape not in team.recorded and chunk.numel() <= _RECORDED_INPUT:
-                    self._record(team, shape, mapped, chunk)
-                parts.append(team.recorded[shape](chunk) if shape in team.recorded else mapped(chunk))
-            return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-    @staticmethod
-    def _record(team: "_Team", shape: Any, function: Callable[[Tensor], Tensor], chunk: Tensor) -> None:
-        """Record a shape when it is first met, so that equal inputs always take the same way, to the last bit."""
-        try:
-            team.recorded[shape] = record(function, [chunk])
-        except (RuntimeError, NotImplementedError, ValueError, TypeError):
-            function(chunk)  # a wrong input fails here too
-            team.records = False  # what cannot be recorded is mapped each time
-        if len(team.recorded) > _RECORDS:
-            del team.recorded[next(iter(team.recorded))]
-
-    def predict(self, x: Any, *, batch_size: int = 1024) -> Prediction:
-        """Return the ensemble's prediction for some inputs.
+    def predict(self, x: Any, *, batch_size: int = 1024, device: str = "cpu", precision: str = "fp32") -> Prediction:
+        """Return the ensemble's prediction for some inputs; may be called from several threads at once.
 
         Args:
             x: inputs as given to fit (arrays or tensors); for an ensemble fitted on a table, what
                 `choral.data.tables.encode_inputs(frame, ensemble.table)` makes of its rows, as `choral predict` does.
-            batch_size: points evaluated at once.
+            batch_size: points evaluated at once, at most.
+            device: where to evaluate.
+            precision: 'fp32' or 'bf16' (autocast).
         """
-        return corrections.correct(self._uncorrected(x, batch_size), self.posthoc)
+        return corrections.correct(self._uncorrected(x, batch_size, device, precision), self.posthoc)
 
-    def _uncorrected(self, x: Any, batch_size: int) -> Prediction:
-        outputs = self.outputs(x, batch_size=batch_size)
+    def _uncorrected(self, x: Any, batch_size: int, device: str = "cpu", precision: str = "fp32") -> Prediction:
+        outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision)
         if isinstance(self.likelihood, Categorical):
             names = tuple(self.table["classes"]) if self.table and self.table.get("classes") else None
             return Classification(outputs, self.recipe.combine, names=names, learners=self._learners())
@@ -288,8 +145,6 @@ class Ensemble:
         Predictions apply a member selection, a temperature and stacking weights, and offer conformal sets
         (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.
         """
-        import copy
-
         twin = copy.copy(self)
         twin.posthoc = corrections.checked(values, task=self.task)
         return twin

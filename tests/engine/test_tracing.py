@@ -1,9 +1,8 @@
 """Recorded steps: the same training, faster; never recorded where something random or changing is inside."""
 
-import pytest
 import torch
 
-from choral import models, predict
+from choral import models
 from choral.engine import trainers
 from choral.fit import fit
 from choral.objectives import Anchored, Objective
@@ -78,52 +77,6 @@ class Residual(torch.nn.Module):
         hidden = torch.relu_(hidden)
         total += self.second(hidden) * 1.0
         return self.out(self.norm(total)) + x.sum(1, keepdim=True) ** 1.0
-
-
-NETWORKS = {
-    "residual": Residual,
-    "inplace": lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(inplace=True), torch.nn.Linear(5, 2)),
-    "tanh": lambda: models.mlp(4, 2, hidden=(7, 3), activation="tanh"),
-    "norm": lambda: models.mlp(4, 2, hidden=(7, 3), norm="batch"),
-    "linear": lambda: torch.nn.Linear(4, 2, bias=False),
-}
-
-
-@pytest.mark.parametrize("rows", [1, 5, 40, 100])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_recorded_predictions_are_the_members_own(name, rows):
-    recipe = Recipe(name="r", plan=fork(3, Reset(), Collect()))
-    ensemble = fit(NETWORKS[name], (X, torch.cat([Y, Y], 1)), recipe)
-    points = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        alone = torch.stack([ensemble.member(i)(points) for i in range(3)])
-    for _ in range(3):  # recorded at the first call; a constant written over would show at the next
-        torch.testing.assert_close(ensemble.outputs(points), alone, atol=1e-5, rtol=1e-5)
-    assert ensemble._teams()[0].recorded
-    torch.testing.assert_close(ensemble.outputs(-points)[0], ensemble.member(0)(-points).detach(), atol=1e-5, rtol=1e-5)
-
-
-def test_equal_inputs_give_equal_bits_however_often_and_after_however_many_shapes(monkeypatch):
-    monkeypatch.setattr(predict, "_RECORDS", 2)
-    recipe = Recipe(name="r", plan=fork(3, Reset(), Collect()))
-    ensemble = fit(lambda: models.mlp(4, 2, hidden=(30, 30)), (X, torch.cat([Y, Y], 1)), recipe)
-    first = ensemble.outputs(X)
-    for rows in (1, 5, 40):
-        ensemble.outputs(X[:rows])
-    assert torch.equal(ensemble.outputs(X), first)
-    assert len(ensemble._teams()[0].recorded) == 2
-
-
-def test_a_network_that_cannot_be_mapped_is_predicted_member_by_member():
-    def build():
-        return Residual(begin=lambda hidden: torch.zeros(hidden.shape))  # its members would have to share it
-
-    ensemble = fit(build, (X, torch.cat([Y, Y], 1)), Recipe(name="r", plan=fork(3, Reset(), Collect())))
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        ensemble.outputs(X[:, :2])
-    assert ensemble._teams()[0].stacked is not None
-    for _ in range(3):
-        torch.testing.assert_close(ensemble.outputs(X)[1], ensemble.member(1)(X).detach())
 
 
 def test_a_network_that_writes_over_its_tensors_trains_the_same(monkeypatch):

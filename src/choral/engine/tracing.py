@@ -5,6 +5,7 @@ arithmetic (forward; for training also loss and backward) as a flat list of tens
 on the inputs worked out once. It holds no randomness: a step that draws is never recorded.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ _LIKE = {_ops.ones_like.default, _ops.zeros_like.default}  # constants, though t
 _BY_NUMBER = {_ops.mul.Tensor: _ops.mul.Scalar, _ops.add.Tensor: _ops.add.Scalar, _ops.sub.Tensor: _ops.sub.Scalar}
 
 
+_recording = threading.Lock()  # make_fx patches nn.Module while it runs, and two of them would not undo that in order
+
+
 def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[..., Any]:
     """Return the operations a function performs on tensors like the example, as a function of its own.
 
@@ -31,13 +35,14 @@ def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[...,
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    module = make_fx(function)(*example)
-    if any(_mutates(node) for node in module.graph.nodes):
-        module = make_fx(torch.func.functionalize(function))(*example)
+    with _recording:
+        module = make_fx(function)(*example)
+        if any(_mutates(node) for node in module.graph.nodes):
+            module = make_fx(torch.func.functionalize(function))(*example)
     if any(_mutates(node) for node in module.graph.nodes):
         return module.forward
     _fold_constants(module)
-    for simplify in (_without_change, _two_transposes, _constant_weights, _in_place):
+    for simplify in (_without_change, _two_transposes, _constant_weights, _in_place, _flexible):
         for node in list(module.graph.nodes):
             if node.op == "call_function" and node.args and isinstance(node.args[0], Node):
                 simplify(node)
@@ -186,6 +191,12 @@ def _in_place(node: Node) -> None:
         first, rest = other, [first]
     if node.target in _OVER and _own(first) and _shape(first) == _shape(node) and _dtype(first) == _dtype(node):
         node.target, node.args = _OVER[node.target], (first, *rest)
+
+
+def _flexible(node: Node) -> None:
+    """Let views of what may lie in another order by now copy where they must."""
+    if node.target in (_ops.view.default, _ops._unsafe_view.default):
+        node.target = _ops.reshape.default
 
 
 def _own(node: Node) -> bool:

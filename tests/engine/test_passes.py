@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from choral import draws, passes
+from choral import draws
+from choral.engine import passes
+from choral.engine.evaluators import Evaluation, Evaluator, RecordedEvaluator
 from choral.fit import fit
 from choral.predict import Ensemble
 from choral.recipes import make
@@ -28,32 +30,39 @@ def trained(name: str, x: Tensor, build=perceptron) -> Ensemble:
     return fit(build, (x, torch.arange(len(x)) % 3), make(name, epochs=4, draws=7, **options))
 
 
-def outputs(ensemble: Ensemble, x: Tensor, *, each: int | None) -> Tensor:
-    if each is not None:
-        ensemble.outputs(x[:2])
-        for team in ensemble._teams():
-            team.passes, team.records, team.recorded = each, False, {}
-    return ensemble.outputs(x)
+def evaluation(ensemble: Ensemble, *, images: bool = False) -> Evaluation:
+    return ensemble._evaluation("cpu", "fp32", images)
+
+
+def mapped(evaluators: list[Evaluator], each: int | None = None) -> list[Evaluator]:
+    """Return the evaluators behind any record, set to map some passes at a time."""
+    inner = [e.inner if isinstance(e, RecordedEvaluator) else e for e in evaluators]
+    for evaluator in inner:
+        evaluator.each = each or evaluator.each
+    return inner
+
+
+def joined(evaluators: list[Evaluator], x: Tensor) -> Tensor:
+    return torch.cat([e.outputs(x, 1024).flatten(0, 1) for e in evaluators])
 
 
 @pytest.mark.parametrize("name", DRAWING)
 def test_mapped_passes_draw_what_single_passes_draw(name: str) -> None:
     x = torch.randn(12, 4)
     ensemble = trained(name, x)
-    found = outputs(ensemble, x, each=None)
-    assert all(team.passes > 1 for team in ensemble._teams())
+    evaluators = evaluation(ensemble).evaluators(x)
+    found = joined(evaluators, x)
+    assert all(e.each > 1 for e in mapped(evaluators))
     for each in (1, 3):
-        torch.testing.assert_close(outputs(ensemble, x, each=each), found, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(joined(mapped(evaluators, each), x), found, rtol=1e-4, atol=1e-5)
     assert len(found) % 7 == 0
-    assert not torch.equal(found[0], found[1])
+    assert len(found.flatten(1).unique(dim=0)) > 2  # two passes may draw the same components
 
 
 def test_what_comes_before_the_first_draw_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(12, 3, 8, 8)
     ensemble = trained("emp", x, pictures)
-    alone = outputs(ensemble, x, each=1)
-    for team in ensemble._teams():
-        team.passes = 0
+    alone = joined(mapped(evaluation(ensemble, images=True).evaluators(x), 1), x)
     ensemble.outputs(x[:2])
     rows: list[int] = []
     real = nn.Conv2d._conv_forward
@@ -77,7 +86,7 @@ def test_convolutions_that_depend_on_a_draw_run_pass_by_pass(name: str) -> None:
 
     ensemble = trained(name, x, build)
     assert torch.isfinite(ensemble.outputs(x)).all()
-    assert [team.passes for team in ensemble._teams()] == [1]
+    assert [e.each for e in evaluation(ensemble, images=True).evaluators(x)] == [1]
 
 
 def test_large_draws_are_mapped_a_few_at_a_time() -> None:
@@ -113,4 +122,4 @@ def test_a_wrong_input_does_not_decide_how_the_next_one_is_run() -> None:
     with pytest.raises(RuntimeError):
         ensemble.outputs(torch.randn(3, 5))
     assert torch.isfinite(ensemble.outputs(x)).all()
-    assert ensemble._teams()[0].passes > 1
+    assert mapped(evaluation(ensemble).evaluators(x))[0].each > 1

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from choral import draws
+from choral.mapping import vmap
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 """Layers that are faster, or only possible, one by one."""
@@ -57,7 +57,7 @@ def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> in
         drawn = stream.drawn
         return found
 
-    hooks = [module.register_forward_hook(watch) for module in network.modules() if _looped(module)]
+    hooks = [module.register_forward_hook(watch) for module in network.modules() if is_looped(module)]
     try:
         vmap(call)(torch.arange(2, dtype=torch.int32))
     except (
@@ -72,7 +72,7 @@ def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> in
     return 1 if dependent else max(1, min(count, _NUMBERS // max(1, drawn)))
 
 
-def _looped(module: nn.Module) -> bool:
+def is_looped(module: nn.Module) -> bool:
     """Return whether a module is a layer of those kinds, or stands for one with weights of its own making."""
     inner = all(isinstance(child, nn.ParameterDict | nn.ParameterList) for child in module.children())
     return isinstance(module, LOOPED) or (inner and any(p.dim() > 3 for p in module.parameters()))

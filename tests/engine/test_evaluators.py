@@ -1,0 +1,149 @@
+"""Every way to run trained networks gives each member's own outputs, whatever rows stand beside a row."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.test_tracing import Residual
+from torch import Tensor, nn
+
+from choral import models
+from choral.engine import evaluators
+from choral.engine.evaluators import PlainEvaluator, RecordedEvaluator, SizedEvaluator, StackedEvaluator
+from choral.engine.tracing import record
+from choral.fit import fit
+from choral.plan import Collect, Reset, fork
+from choral.predict import Ensemble
+from choral.recipe import Recipe
+from choral.recipes import make
+
+X = torch.randn(1500, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.cat([X[:, :1].sin(), X[:, 1:2]], 1)
+UNTRAINED = Recipe(name="r", plan=fork(3, Reset(), Collect()))
+NETWORKS = {
+    "residual": Residual,
+    "inplace": lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)),
+    "tanh": lambda: models.mlp(4, 2, hidden=(7, 3), activation="tanh"),
+    "norm": lambda: models.mlp(4, 2, hidden=(7, 3), norm="batch"),
+    "dropout": lambda: models.mlp(4, 2, hidden=(7, 3), dropout=0.3),
+    "linear": lambda: nn.Linear(4, 2, bias=False),
+    "wide": lambda: models.mlp(4, 2, hidden=(600, 600)),
+}
+
+
+def settled(ensemble: Ensemble, x: Tensor = X, *, images: bool = False) -> list[evaluators.Evaluator]:
+    return ensemble._evaluation("cpu", "fp32", images).evaluators(x)
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    found: list[int] = []
+    monkeypatch.setattr(evaluators, "record", lambda f, example: found.append(len(example[0])) or record(f, example))
+    return found
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_outputs_are_the_members_own(name):
+    ensemble = fit(NETWORKS[name], (X[:90], Y[:90]), UNTRAINED)
+    with torch.no_grad():
+        alone = torch.stack([ensemble.member(i)(X) for i in range(3)])
+    for rows in (1, 5, 40, 100, 1500, 5, 1):  # twice: a constant written over by a record would show
+        torch.testing.assert_close(ensemble.outputs(X[:rows]), alone[:, :rows], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ensemble.outputs(-X)[0], ensemble.member(0)(-X).detach(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["deep_ensemble", "packed", "mc_dropout", "drop_connect", "bnn", "emp", "ecmp"])
+def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_the_chunks(name):
+    ensemble = fit(NETWORKS["dropout"], (X[:60], Y[:60]), make(name, epochs=4))
+    whole = ensemble.outputs(X[:300])
+
+    @settings(max_examples=15, deadline=None)
+    @given(st.integers(0, 299), st.integers(1, 299), st.integers(1, 300))
+    def check(start, rows, batch_size):
+        part = ensemble.outputs(X[start : min(start + rows, 300)], batch_size=batch_size)
+        torch.testing.assert_close(part, whole[:, start : start + rows], atol=1e-5, rtol=1e-4)
+
+    check()
+
+
+def test_a_dozen_records_serve_every_number_of_rows(sizes):
+    ensemble = fit(lambda: models.mlp(4, 2, hidden=(30, 30)), (X[:90], Y[:90]), UNTRAINED)
+    for rows in range(1, 200):
+        ensemble.outputs(X[:rows])
+    assert sizes == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def test_equal_inputs_give_equal_bits_however_often_and_after_however_many_shapes():
+    ensemble = fit(lambda: models.mlp(4, 2, hidden=(30, 30)), (X[:90], Y[:90]), UNTRAINED)
+    first = ensemble.outputs(X[:90])
+    for rows in (1, 5, 40, 1500):
+        ensemble.outputs(X[:rows])
+    assert torch.equal(ensemble.outputs(X[:90]), first)
+
+
+def test_few_points_are_stacked_and_recorded_and_many_are_not():
+    small, wide = (fit(NETWORKS[n], (X[:90], Y[:90]), UNTRAINED) for n in ("tanh", "wide"))
+    (one,), (other,) = settled(small), settled(wide)
+    assert isinstance(one, SizedEvaluator)
+    assert isinstance(one.few, RecordedEvaluator)
+    assert isinstance(one.many, PlainEvaluator)
+    assert isinstance(other, SizedEvaluator)
+    assert isinstance(other.few, StackedEvaluator)  # too many parameters for a record that holds a copy of them
+    assert other.turn < 10
+
+
+def test_only_small_chunks_are_recorded_since_recording_holds_every_result(sizes):
+    x, y = torch.randn(12, 8192), torch.arange(12) % 3
+    ensemble = fit(lambda: nn.Linear(8192, 3), (x, y), make("deep_ensemble", epochs=2, members=2))
+    many = torch.randn(64, 8192)
+    outputs = ensemble.outputs(many)
+    assert sizes == [2]  # the first look
+    assert torch.allclose(ensemble.outputs(many[:5]), outputs[:, :5], atol=1e-4)
+    assert sizes == [2, 8]
+
+
+@pytest.mark.parametrize("name", ["deep_ensemble", "bnn_sequential", "sebays_no_freeze"])
+def test_convolutions_of_any_kind_run_member_by_member(name, sizes):
+    """Stacked and recorded, batches of images take gigabytes."""
+    x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
+    options = {} if name == "deep_ensemble" else {"draws": 1}
+    ensemble = fit(lambda: nn.Sequential(*layers), (x, y), make(name, epochs=4, members=2, **options))
+    assert torch.isfinite(ensemble.outputs(x)).all()
+    assert all(isinstance(e, PlainEvaluator) for e in settled(ensemble, x, images=True))
+    assert sizes == []
+
+
+def test_a_network_that_cannot_be_mapped_is_predicted_member_by_member():
+    def build():
+        return Residual(begin=lambda hidden: torch.zeros(hidden.shape))  # its members would have to share it
+
+    ensemble = fit(build, (X[:90], Y[:90]), UNTRAINED)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ensemble.outputs(X[:, :2])
+    assert all(isinstance(e, PlainEvaluator) for e in settled(ensemble))
+    for _ in range(3):
+        torch.testing.assert_close(ensemble.outputs(X)[1], ensemble.member(1)(X).detach())
+
+
+def test_members_are_read_from_their_files_once(tmp_path, monkeypatch):
+    ensemble = fit(NETWORKS["norm"], (X[:90], Y[:90]), UNTRAINED, run_dir=tmp_path)
+    first = ensemble.outputs(X)
+    monkeypatch.setattr(type(ensemble._store), "get", lambda *_: pytest.fail("read again"))
+    assert torch.equal(ensemble.outputs(X), first)
+
+
+def test_an_ensemble_too_large_to_keep_is_read_again_and_predicts_the_same(tmp_path, monkeypatch):
+    ensemble = fit(NETWORKS["norm"], (X[:90], Y[:90]), UNTRAINED, run_dir=tmp_path)
+    kept = ensemble.outputs(X)
+    monkeypatch.setattr(evaluators, "KEPT", 10)
+    (evaluator,) = settled(ensemble)
+    assert isinstance(evaluator, PlainEvaluator)
+    torch.testing.assert_close(evaluator.outputs(X, 1024).flatten(0, 1), kept, atol=1e-6, rtol=1e-5)
+
+
+def test_bf16_predicts_nearly_the_same_in_float32():
+    ensemble = fit(NETWORKS["tanh"], (X[:90], Y[:90]), UNTRAINED)
+    rough = ensemble.outputs(X, precision="bf16")
+    assert rough.dtype == torch.float32
+    torch.testing.assert_close(rough, ensemble.outputs(X), atol=0.05, rtol=0.05)
