@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from choral import models
-from choral.compare import measure
 from choral.data import HorizontalFlip, Normalise, PadCrop
 from choral.fit import fit
+from choral.judging.compare import measure
 from choral.plan import Adam
-from choral.recipe import Recipe
 from choral.recipes import make
 from choral.recipes.bnn import VARIATIONAL
-from choral.training import Training
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10
 from machine import write
 

@@ -19,7 +19,7 @@ from choral.fit import fit
 from choral.plan import Adam
 from choral.posthoc import evaluate_intervals, evaluate_sets
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.training import Training
 from datasets import loaders
 from machine import write
 

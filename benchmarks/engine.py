@@ -24,7 +24,7 @@ from choral.engine.run import Run
 from choral.engine.store import Log, MemberStore
 from choral.fit import fit, make_task
 from choral.plan import Adam, Collect, Constant, Reset, Train, fork, seq
-from choral.recipe import Recipe
+from choral.recipes.recipe import Recipe
 from machine import write
 
 
@@ -161,7 +161,7 @@ import resource, sys, tempfile, torch
 from choral import models
 from choral.fit import fit
 from choral.plan import *
-from choral.recipe import Recipe
+from choral.recipes.recipe import Recipe
 torch.set_num_threads(2)
 generator = torch.Generator().manual_seed(0)
 x = torch.randn(512, 3, 32, 32, generator=generator); y = torch.randint(10, (512,), generator=generator)

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 
 from choral import metrics, models
+from choral.bayes.walks import GuidedWalk
 from choral.data import Normalise, Transform, prepare
 from choral.engine.blueprint import Blueprint
 from choral.engine.store import MemberStore
 from choral.fit import fit
 from choral.plan import Adam
-from choral.recipe import Recipe
 from choral.recipes import make
-from choral.training import Training
-from choral.walks import GuidedWalk
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10, loaders
 from machine import RESULTS, write
 

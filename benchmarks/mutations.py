@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 import choral
-from choral.errors import ChoralError
+from choral.base.errors import ChoralError
 from choral.fit import fit
 from choral.plan import SGD, Adam
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.training import Training
 from machine import write
 
 G = torch.Generator().manual_seed(0)

@@ -21,18 +21,19 @@ import torch
 import torch.nn.functional as F
 
 import reference_posterior as nuts
-from choral import draws, metrics, models
+from choral import metrics, models
+from choral.base import draws
+from choral.bayes.posteriors import gate_keep
+from choral.bayes.walks import GuidedWalk
+from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.objectives.kl import GaussianKL, SpikeSlabKL
 from choral.objectives.likelihoods import FixedGaussian, Likelihood
 from choral.plan import Adam
-from choral.predict import Ensemble
-from choral.recipe import Recipe
 from choral.recipes import make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 from choral.structures import SpikeSlab
-from choral.training import Training
-from choral.variational import gate_keep
-from choral.walks import GuidedWalk
 from machine import write
 
 HIDDEN, NOISE_STD, UCI_PRIOR, DIGITS_PRIOR = (50, 50), 0.1, (1 / 30) ** 0.5, 0.2**0.5

@@ -26,11 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from choral import draws, models
+from choral import models
+from choral.base import draws
 from choral.engine.memory import keep_freed
 from choral.engine.sharing import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
-from choral.layers.pack import ends_of
+from choral.layers.packed.pack import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
 from machine import RESULTS, write
 

@@ -29,16 +29,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from choral import draws, models, rng
+from choral import models
+from choral.base import draws, rng
+from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian, LearnedGaussian, Likelihood
 from choral.plan import Adam, Fork, Operator, Seq, fork
 from choral.plan.phases import Context
 from choral.plan.state import State
-from choral.predict import Ensemble
-from choral.recipe import Recipe
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 from datasets import loaders
 from machine import RESULTS, write
 

@@ -3,68 +3,97 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import choral
 
 ROOT = Path(choral.__file__).parent
-LEVELS = [
-    ["types", "errors", "lettering", "values", "rng", "mapping", "hashing", "streams", "catching", "draws", "tree"],
-    [
-        "masks",
-        "packing",
-        "walks",
-        "variational",
-        "layers",
-        "objectives",
-        "metrics",
-        "models",
-        "compaction",
-        "posthoc",
-        "corruptions",
-    ],
-    ["structures", "plan", "data"],
-    ["training", "exploration", "recipe", "recipes"],
-    ["engine"],
-    [
-        "prediction",
-        "corrections",
-        "saving",
-        "predict",
-        "fit",
-        "projection",
-        "trial",
-        "evaluation",
-        "showing",
-        "networks",
-        "compare",
-        "sklearn",
-        "report",
-    ],
-    ["cli", "__main__"],
+ORDER = [
+    "base",
+    "bayes",
+    "masks",
+    "corruptions",
+    "metrics",
+    "objectives",
+    "layers",
+    "posthoc",
+    "compaction",
+    "structures",
+    "models",
+    "plan",
+    "recipes",
+    "data",
+    "engine",
+    "ensemble",
+    "fit",
+    "preview",
+    "report",
+    "judging",
+    "cli",
+    "__main__",
 ]
-LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
+"""Packages and loose modules; each imports only those before it."""
 
 
-def imports_of(path: Path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("choral"):
-            parts = node.module.split(".")
-            yield from [parts[1]] if len(parts) > 1 else [a.name for a in node.names]
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_every_module_has_a_level_and_imports_only_its_own_or_lower_ones():
+MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def imports_of(node: ast.AST, *, anywhere: bool) -> Iterator[str]:
+    """Yield the modules of choral that code imports; unless anywhere, only those it imports while it is loaded."""
+    if not anywhere and isinstance(node, ast.FunctionDef):
+        return
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "choral":
+        for alias in node.names:
+            full = f"{node.module}.{alias.name}"
+            yield full if full in MODULES else node.module
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "choral")
+    for child in ast.iter_child_nodes(node):
+        yield from imports_of(child, anywhere=anywhere)
+
+
+def part(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_part_imports_only_those_before_it():
     upward = []
-    for path in ROOT.rglob("*.py"):
-        relative = path.relative_to(ROOT)
-        own = relative.parts[0].removesuffix(".py")
-        if own == "__init__":
+    for module, path in MODULES.items():
+        own = part(module)
+        if not own:
             continue
-        assert own in LEVEL, f"{relative} is in no level; add '{own}' to LEVELS"
-        for name in imports_of(path):
-            if name in LEVEL and LEVEL[name] > LEVEL[own]:
-                upward.append(f"{relative} imports choral.{name}")
+        assert own in ORDER, f"{module} has no place; add '{own}' to ORDER"
+        for name in imports_of(ast.parse(path.read_text()), anywhere=True):
+            if part(name) and ORDER.index(part(name)) > ORDER.index(own):
+                upward.append(f"{module} imports {name}")
     assert not upward, upward
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {m: set(imports_of(ast.parse(p.read_text()), anywhere=False)) - {m} for m, p in MODULES.items()}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError with the circle
+
+
+def test_few_modules_are_loose():
+    loose = [p.stem for p in ROOT.glob("*.py") if p.stem not in ("__init__", "__main__")]
+    assert len(loose) <= 4, loose
+
+
+def test_a_test_of_a_module_stands_where_the_module_stands():
+    tests, own = ROOT.parents[1] / "tests", {"conformance", "paper"}
+    if not tests.exists():
+        return
+    folders = {p.parent.relative_to(tests) for p in tests.rglob("test_*.py")}
+    assert all((ROOT / f).is_dir() or f.parts[:1] in [(o,) for o in own] for f in folders), folders
 
 
 def test_no_module_is_named_after_nothing():
@@ -91,7 +120,7 @@ def test_the_command_line_s_help_does_not_load_torch():
 
 
 def test_functions_are_not_hidden_by_the_modules_they_live_in():
-    code = "import choral, choral.fit, choral.compare; choral.load; print([callable(f) for f in (choral.fit, choral.fit, choral.compare)])"
+    code = "import choral, choral.fit, choral.judging.compare; choral.load; print([callable(f) for f in (choral.fit, choral.fit, choral.compare)])"
     assert fresh(code).strip() == "[True, True, True]"
 
 

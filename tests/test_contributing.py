@@ -11,11 +11,11 @@ import torch
 from tests.conformance import test_methods as conformance
 from tests.conformance.problem import CALM, PROBLEMS
 
-from choral import values
+from choral.base import values
 from choral.fit import fit
 from choral.plan import SGD
 from choral.recipes import METHODS, Method, make
-from choral.training import Training
+from choral.recipes.training import Training
 
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 

@@ -6,12 +6,12 @@ import torch
 
 import choral
 from choral import models
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import logits_nll, mixture_nll, nll
 from choral.plan import Adam
 from choral.posthoc import ConformalSets, MemberSelection, StackingWeights, Temperature, evaluate_sets
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.training import Training
 
 QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=32)
 

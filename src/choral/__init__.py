@@ -13,26 +13,26 @@ __version__ = "0.1.0"
 _WHERE = {
     "Adam": "choral.plan",
     "AdamW": "choral.plan",
-    "ChoralError": "choral.errors",
+    "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
-    "Comparison": "choral.compare",
-    "Ensemble": "choral.predict",
+    "Comparison": "choral.judging.compare",
+    "Ensemble": "choral.ensemble.ensemble",
     "Objective": "choral.objectives.combine",
-    "Prediction": "choral.prediction",
-    "Recipe": "choral.recipe",
+    "Prediction": "choral.ensemble.predictions",
+    "Recipe": "choral.recipes.recipe",
     "Reset": "choral.plan",
     "SGD": "choral.plan",
     "Start": "choral.plan",
     "Train": "choral.plan",
-    "Training": "choral.training",
-    "compare": "choral.compare",
+    "Training": "choral.recipes.training",
+    "compare": "choral.judging.compare",
     "every": "choral.plan",
     "fit": "choral.fit",
     "fork": "choral.plan",
     "load": "choral.fit",
     "repeat": "choral.plan",
     "seq": "choral.plan",
-    "show": "choral.showing",
+    "show": "choral.preview",
 }
 _MODULES = (
     "compaction",
@@ -74,16 +74,16 @@ __all__ = [  # defined by __getattr__
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from choral.compare import Comparison, compare
-    from choral.errors import ChoralError
+    from choral.base.errors import ChoralError
+    from choral.ensemble.ensemble import Ensemble
+    from choral.ensemble.predictions import Prediction
     from choral.fit import fit, load
+    from choral.judging.compare import Comparison, compare
     from choral.objectives.combine import Objective
     from choral.plan import SGD, Adam, AdamW, Collect, Reset, Start, Train, every, fork, repeat, seq
-    from choral.predict import Ensemble
-    from choral.prediction import Prediction
-    from choral.recipe import Recipe
-    from choral.showing import show
-    from choral.training import Training
+    from choral.preview import show
+    from choral.recipes.recipe import Recipe
+    from choral.recipes.training import Training
 
 
 class _Package(ModuleType):

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from choral import draws, rng
+from choral.base import draws, rng
+from choral.base.errors import InputError, PlanError, RunError
+from choral.base.types import Build
 from choral.data.inputs import Transform, prepare
 from choral.data.sources import Source, source_of
 from choral.engine.blueprint import Blueprint, usable
@@ -24,13 +26,11 @@ from choral.engine.mending import mend
 from choral.engine.run import Run
 from choral.engine.store import Listener, Log, MemberStore, last_counted
 from choral.engine.trainers import Task
-from choral.errors import InputError, PlanError, RunError
+from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.saving import costs_in, load_file, load_folder
 from choral.objectives.likelihoods import Categorical, Likelihood, infer
-from choral.predict import Ensemble
-from choral.recipe import Recipe
-from choral.saving import costs_in, load_file, load_folder
+from choral.recipes.recipe import Recipe
 from choral.structures.independence import check_independence
-from choral.types import Build
 
 
 @flushing()

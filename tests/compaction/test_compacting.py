@@ -22,8 +22,8 @@ from tests.compaction.networks import (
 )
 from torch import nn
 
+from choral.base.errors import InputError
 from choral.compaction import compact, neuron_param_mask, plan_compaction, shrink, slice_params
-from choral.errors import InputError
 from choral.models import lenet, resnet_cifar
 
 

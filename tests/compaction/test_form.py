@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from choral.base.errors import InputError
 from choral.compaction import follow, plan_compaction, shrink, slice_params
-from choral.errors import InputError
-from choral.layers.sampling import at_means
-from choral.layers.spike_slab import spike_slab_twin
+from choral.layers.bayesian.sampling import at_means
+from choral.layers.bayesian.spike_slab import spike_slab_twin
 
 
 def network():

@@ -5,7 +5,7 @@ from torch import nn
 
 from choral import models
 from choral.plan import SGD, Adam, AdamW
-from choral.training import Training
+from choral.recipes.training import Training
 
 CALM = Training(rate=0.02, optimiser=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4, clip=1.0), batch_size=16)
 ADAM = Training(rate=0.01, optimiser=Adam(), batch_size=16)

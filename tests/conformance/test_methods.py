@@ -10,10 +10,10 @@ import torch
 from tests.conformance.problem import CALM, OPTIMISERS, PROBLEMS
 
 import choral
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
 from choral.fit import fit, load
 from choral.recipes import METHODS, make
-from choral.values import from_dict
 
 EPOCHS = 12
 NAMES = sorted(METHODS)

@@ -3,9 +3,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from choral.base.errors import InputError
 from choral.corruptions import COMMON, EXTRA, FAMILIES, SEVERITIES, apply, corrupt, each_corruption
 from choral.corruptions.colour import grey_of
-from choral.errors import InputError
 
 ALL = COMMON + EXTRA
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from choral.base.errors import InputError
 from choral.corruptions import corrupt, weather
 from choral.corruptions.draws import RowDraws
 from choral.corruptions.textures import plasma
-from choral.errors import InputError
 
 
 def greys(level: float, rows: int = 8, side: int = 32) -> np.ndarray:

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from choral.base.errors import InputError
 from choral.data.images import from_images, holds_images, strange, to_images
-from choral.errors import InputError
 
 
 @pytest.mark.parametrize("channels", [1, 3])

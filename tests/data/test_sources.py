@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from choral import draws
+from choral.base import draws
+from choral.base.errors import InputError
 from choral.data import DatasetSource, HorizontalFlip, PadCrop, TensorSource, prepare, source_of
-from choral.errors import InputError
 from choral.plan.cost import batches_in
 
 X = torch.arange(24.0).view(6, 4)

@@ -2,9 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from choral.base.errors import InputError
 from choral.data.problems import load_problem, split
 from choral.data.tables import encode_inputs, encode_target, guess_task, learn_encoding
-from choral.errors import InputError
 
 FRAME = pd.DataFrame(
     {"a": [1.0, 2.0, 3.0, 4.0], "c": ["x", "y", "x", "z"], "flat": [5, 5, 5, 5], "t": [10.0, 20.0, 30.0, 40.5]}

@@ -8,7 +8,7 @@ from torch import nn
 from choral.fit import fit
 from choral.plan import SGD, Adam, AdamW
 from choral.recipes import METHODS, make
-from choral.training import Training
+from choral.recipes.training import Training
 
 TRAININGS = {
     "momentum": Training(rate=0.05, optimiser=SGD(weight_decay=1e-4), batch_size=32),

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from choral.engine.executors import Executor
+from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.plan import SGD
-from choral.predict import Ensemble
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.training import Training
 
 X = torch.randn(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(48) % 3

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from choral.base.errors import DivergedError
 from choral.engine.blueprint import Blueprint
 from choral.engine.divergence import unfinite
-from choral.errors import DivergedError
 from choral.fit import fit
 from choral.plan import SGD, Collect, Constant, Reset, Train, UpdateMoments, UseMean, every, fork, seq
-from choral.recipe import Recipe
 from choral.recipes import make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 from choral.structures import Independent
-from choral.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 3, 6, 6, generator=G), torch.randint(2, (32,), generator=G)

@@ -11,11 +11,11 @@ from choral import models
 from choral.engine import evaluators
 from choral.engine.evaluators import PlainEvaluator, RecordedEvaluator, SizedEvaluator, StackedEvaluator
 from choral.engine.tracing import record
+from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.plan import Collect, Reset, fork
-from choral.predict import Ensemble
-from choral.recipe import Recipe
 from choral.recipes import make
+from choral.recipes.recipe import Recipe
 
 X = torch.randn(1500, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.cat([X[:, :1].sin(), X[:, 1:2]], 1)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 import choral
 from choral import models
+from choral.base.errors import RunError
 from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
-from choral.errors import RunError
 from choral.fit import fit
 from choral.plan import Adam
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.training import Training
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 RECIPE = make("deep_ensemble", epochs=2, members=2, training=Training(optimiser=Adam(), rate=0.01))

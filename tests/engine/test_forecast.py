@@ -9,9 +9,9 @@ from choral.engine.forecast import forecast
 from choral.fit import fit, make_task
 from choral.masks import erk_densities
 from choral.plan import SGD
+from choral.preview import show
 from choral.recipes import make
-from choral.showing import show
-from choral.training import Training
+from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(32, 3, 16, 16, generator=G), torch.arange(32) % 3

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from choral.errors import ConversionError, InputError
+from choral.base.errors import ConversionError, InputError
 from choral.fit import fit
 from choral.plan import SGD, AdamW, Collect, Constant, Reset, Start, Train, fork, seq
-from choral.recipe import Recipe
 from choral.recipes import METHODS, make, prune_and_tune
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 from choral.structures import (
     BatchEnsemble,
     Gaussian,
@@ -22,7 +23,6 @@ from choral.structures import (
     SpikeSlab,
     TreeNet,
 )
-from choral.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 3, 8, 8, generator=G), torch.randint(3, (48,), generator=G)

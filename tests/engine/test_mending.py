@@ -10,14 +10,14 @@ from torch import nn
 
 import choral
 from choral import models
+from choral.base.errors import DivergedError, RunError
 from choral.engine.files import write_json
-from choral.errors import DivergedError, RunError
 from choral.fit import fit
 from choral.plan import Collect, Constant, Recalibrate, Reset, Train, fork, repeat, seq
 from choral.plan.optimiser import SGD
-from choral.recipe import Recipe
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 3, 6, 6, generator=G), torch.randint(0, 2, (48,), generator=G)

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from choral import draws
+from choral.base import draws
 from choral.engine import passes
 from choral.engine.evaluators import Evaluation, Evaluator, RecordedEvaluator
+from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
-from choral.predict import Ensemble
 from choral.recipes import make
 
 DRAWING = ["mc_dropout", "drop_connect", "emp", "ecmp", "bnn", "ssbnn", "rank1_bnn", "bnn_sequential", "sebays_freeze"]

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from choral import models
+from choral.base.errors import DivergedError, InputError, PlanError, RunError
 from choral.data import HorizontalFlip, Normalise, PadCrop
 from choral.engine.blueprint import redraw
 from choral.engine.files import write_json
-from choral.errors import DivergedError, InputError, PlanError, RunError
 from choral.fit import fit
 from choral.plan import (
     SGD,
@@ -29,9 +29,9 @@ from choral.plan import (
     repeat,
     seq,
 )
-from choral.recipe import Recipe
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(90, 4, generator=G)
@@ -61,7 +61,7 @@ def test_branch_3_is_the_same_whether_4_or_40_are_asked_for(executor):
 
 
 def test_a_plain_loop_written_by_hand_gives_the_same_network():
-    from choral import rng
+    from choral.base import rng
 
     recipe = Recipe(name="r", plan=seq(Reset(), Train(epochs=3, batch_size=16, schedule=Constant(0.05)), Collect()))
     network = lambda: models.mlp(4, 2, hidden=(8,))  # noqa: E731  # a factory

@@ -6,17 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from choral import draws, models
+from choral import models
+from choral.base import draws
 from choral.data.problems import load_problem
 from choral.data.sources import source_of
 from choral.engine.trainers import PlainTrainer, StackedTrainer
 from choral.fit import fit, make_task
 from choral.objectives import L2, Objective
 from choral.plan import SGD, Adam, Collect, Constant, Reset, Train, fork, seq
-from choral.recipe import Recipe
 from choral.recipes import make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 from choral.structures import BatchEnsemble, Independent, Masksembles, Mimo, Packed, RankOneGaussian, Structure, TreeNet
-from choral.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 3, 8, 8, generator=G), torch.randint(3, (32,), generator=G)

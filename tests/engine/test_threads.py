@@ -7,7 +7,7 @@ from choral import models
 from choral.fit import fit
 from choral.plan import Adam
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.training import Training
 
 
 def build():

@@ -7,9 +7,9 @@ from choral.engine import trainers
 from choral.fit import fit
 from choral.objectives import Anchored, Objective
 from choral.plan import Adam, Collect, Constant, Reset, Train, fork, repeat
-from choral.recipe import Recipe
 from choral.recipes import make
-from choral.training import Training
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(90, 4, generator=G)

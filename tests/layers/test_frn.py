@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, vmap
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.layers.frn import FilterResponseNorm
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.masks import anti_random_pair, density, overlap, random_masks, total_distance
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.masks import expand_neurons, prunable
 
 

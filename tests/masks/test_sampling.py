@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.masks import anti_random_pair, density, keep_vectors, partition, random_masks
 
 UNITS = st.sampled_from(["connection", "neuron"])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.masks import density, erk_densities, keep_vectors, magnitude_masks, random_masks, regrow
 
 SEEDS = st.integers(0, 2**31)

@@ -1,6 +1,6 @@
 import pytest
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import (
     corrupted_means,
     corruption_errors,

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.special import rel_entr
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import (
     average_draws,
     correlation_matrix,

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from choral import metrics
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import evaluate_classification, evaluate_regression
 
 CLASSIFICATION = [

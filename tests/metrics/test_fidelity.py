@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.stats import wasserstein_distance
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import agreement, total_variation, w1, w2, wasserstein_rows
 
 

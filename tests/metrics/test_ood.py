@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import (
     aupr,
     auroc,

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from sklearn.metrics import root_mean_squared_error
 from torchmetrics.functional.regression import continuous_ranked_probability_score
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import (
     coverage,
     crps,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import PROB_FLOOR, accuracy, brier, logits_nll, nll
 
 

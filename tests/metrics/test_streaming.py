@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from choral import metrics
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import ClassificationStream, ScoreStream, ood_scores, streaming
 from choral.metrics.diversity import PairSums
 

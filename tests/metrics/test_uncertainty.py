@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.stats import entropy as scipy_entropy
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics import (
     aleatoric_variance,
     entropy,

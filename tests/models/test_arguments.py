@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.models.arguments import blocks, choice, count, counts, rate
 
 

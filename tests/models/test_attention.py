@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, vmap
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.models import transformer, vit
 from choral.models.attention import EncoderBlock
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.models import alexnet_cifar, lenet
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from choral import draws
-from choral.errors import InputError
+from choral.base import draws
+from choral.base.errors import InputError
 from choral.models import MODELS, rebuild, spec_of
 
 # a small version of each network, and the shape of its images or the length of its texts

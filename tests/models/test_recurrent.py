@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.models import cnn_lstm
 from choral.models.recurrent import Lstm
 

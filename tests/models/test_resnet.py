@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.layers.frn import FilterResponseNorm
 from choral.models import resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.models import MODELS, rebuild
 from choral.models.spec import spec_of, zoo
 

@@ -3,10 +3,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian, vmap
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
+from choral.bayes.walks import GuidedWalk
 from choral.objectives.anchored import Anchored
-from choral.values import from_dict
-from choral.walks import GuidedWalk
 
 MEMBERS = 2000
 

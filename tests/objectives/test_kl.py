@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from torch.distributions import Bernoulli, Normal
 from torch.func import grad, vmap
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
+from choral.bayes.posteriors import rho_of, std_of
 from choral.objectives import kl
 from choral.objectives.kl import GaussianKL, SpikeSlabKL, bernoulli_kl, gaussian_kl
-from choral.values import from_dict
-from choral.variational import rho_of, std_of
 
 DOUBLE = torch.float64
 

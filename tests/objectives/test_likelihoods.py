@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import distributions as d
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Categorical, FixedGaussian, LearnedGaussian, infer
 from choral.objectives.penalties import L2

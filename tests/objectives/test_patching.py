@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.layers.patched import Mixture, PatchedLayer
+from choral.layers.bayesian.patched import Mixture, PatchedLayer
 from choral.objectives.patching import PatchedL2
 from choral.objectives.penalties import L2
 

@@ -6,13 +6,13 @@ import torch
 from scipy import stats
 from torch import nn
 
+from choral.bayes.walks import GuidedWalk
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
 from choral.plan import SGD, DrawAnchor, StepAnchor
 from choral.plan.state import State
 from choral.recipes import anchored, sequential_anchored
-from choral.training import Training
-from choral.walks import GuidedWalk
+from choral.recipes.training import Training
 
 POINTS, PRIOR_STD, NOISE_STD = 20, 0.7, 0.5
 

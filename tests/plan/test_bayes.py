@@ -7,13 +7,15 @@ from scipy import stats
 from torch import nn
 
 from choral import models
+from choral.base.errors import InputError, PlanError
+from choral.bayes.posteriors import gate_keep, std_of
+from choral.bayes.walks import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
 from choral.compaction import shrink
 from choral.data.sources import TensorSource
 from choral.engine.context import LaneContext
 from choral.engine.flops import Flops
-from choral.errors import InputError, PlanError
 from choral.fit import make_task
-from choral.layers.sampling import at_means
+from choral.layers.bayesian.sampling import at_means
 from choral.objectives.likelihoods import Categorical, FixedGaussian
 from choral.plan import (
     CompactGates,
@@ -28,8 +30,6 @@ from choral.plan import (
 )
 from choral.plan.bayes import variational_form
 from choral.recipes import sebays_freeze
-from choral.variational import gate_keep, std_of
-from choral.walks import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
 
 
 class Place:

@@ -1,6 +1,6 @@
 import pytest
 
-from choral.errors import PlanError
+from choral.base.errors import PlanError
 from choral.plan import (
     Collect,
     DrawMoments,

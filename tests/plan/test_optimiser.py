@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.plan import SGD, Adam, AdamW
 from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.plan import Cosine, CosineRestarts, Linear, OneCycle, Steps, Triangles
 
 

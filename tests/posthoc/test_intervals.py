@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
 from choral.posthoc import (
     ConformalQuantile,
     ConformalResidual,
@@ -10,7 +11,6 @@ from choral.posthoc import (
     fit_quantile_intervals,
     fit_residual_intervals,
 )
-from choral.values import from_dict
 
 
 def case(seed: int, batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
 from choral.metrics import nll
 from choral.posthoc import MemberSelection, label_log_scores, select_members
-from choral.values import from_dict
 
 
 def case(seed: int, members: int = 6, batch: int = 80) -> tuple[torch.Tensor, torch.Tensor]:

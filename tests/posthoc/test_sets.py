@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
 from choral.posthoc import ConformalSets, evaluate_sets, fit_conformal_sets
-from choral.values import from_dict
 
 
 def case(seed: int, batch: int, *, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:

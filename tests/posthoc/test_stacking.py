@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
 from choral.metrics import gaussian_log_scores, mixture_nll, nll
 from choral.posthoc import StackingWeights, fit_stacking, label_log_scores
-from choral.values import from_dict
 
 
 def mean_log_score(log_scores: torch.Tensor, weights: torch.Tensor) -> float:

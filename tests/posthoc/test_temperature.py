@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
 from choral.metrics import ece, logits_nll
 from choral.posthoc import Temperature, fit_temperature
-from choral.values import from_dict
 
 
 def case(

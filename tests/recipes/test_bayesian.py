@@ -10,18 +10,18 @@ from torch import nn
 from typer.testing import CliRunner
 
 from choral import models
+from choral.base.errors import InputError, PlanError
+from choral.base.values import from_dict
+from choral.bayes.posteriors import std_of
+from choral.bayes.walks import IID, GuidedWalk
 from choral.cli.app import app
-from choral.errors import InputError, PlanError
-from choral.exploration import SCHEDULES, schedules
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
 from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Reset, ResetStds, Train, fork
 from choral.plan.phases import visit
-from choral.recipe import Recipe
 from choral.recipes import make
-from choral.values import from_dict
-from choral.variational import std_of
-from choral.walks import IID, GuidedWalk
+from choral.recipes.exploration import SCHEDULES, schedules
+from choral.recipes.recipe import Recipe
 
 BUDGETS = [(200, 51, 11), (500, 152, 32), (1000, 351, 72), (10000, 4510, 910)]
 
@@ -101,7 +101,7 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
         results[executor] = [s.params for s in ensemble.states()]
     for a, b in zip(results["sequential"], results["vectorised"]):
         assert torch.allclose(a["weight"], b["weight"], atol=1e-6)
-    from choral import rng
+    from choral.base import rng
     from choral.engine.points import order_of
 
     for i, params in enumerate(results["sequential"]):

@@ -7,13 +7,13 @@ import torch
 from tests.conformance.problem import ADAM, CALM, PROBLEMS
 
 import choral
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import from_dict
 from choral.fit import fit
 from choral.plan import Adam, Train
 from choral.plan.phases import visit
 from choral.recipes import make
-from choral.training import Training
-from choral.values import from_dict
+from choral.recipes.training import Training
 
 SHORT = Training(rate=0.02, optimiser=Adam(), batch_size=16, end=0.004)
 OPTIONS = [

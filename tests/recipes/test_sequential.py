@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.conformance.problem import CALM, PROBLEMS
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.fit import fit
 from choral.plan import Collect, Reset, Train
 from choral.plan.phases import visit

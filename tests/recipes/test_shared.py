@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.errors import PlanError
+from choral.base.errors import PlanError
 from choral.fit import fit
 from choral.recipes import make
 

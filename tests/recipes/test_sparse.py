@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 from choral import masks, models
+from choral.base.errors import InputError
 from choral.compaction import compact
 from choral.engine.store import encode_member
-from choral.errors import InputError
 from choral.fit import fit
 from choral.plan import SGD, Adam, Prune, Regrow, State, Train
 from choral.plan.phases import visit
 from choral.recipes import make, prune_and_tune
-from choral.training import Training
+from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(64, 6, generator=G)

@@ -5,11 +5,11 @@ import pytest
 from tests.report.browser import Browser
 
 from choral import models
-from choral.compare import compare
 from choral.data.problems import Problem, load_problem
+from choral.judging.compare import compare
 from choral.plan import Adam
+from choral.recipes.training import Training
 from choral.report import write_report
-from choral.training import Training
 
 QUICK = Training(rate=0.005, optimiser=Adam(), batch_size=64)
 

@@ -3,8 +3,8 @@ import shutil
 
 import pytest
 
+from choral.base.errors import RunError
 from choral.engine.files import write_json
-from choral.errors import RunError
 from choral.report.content import collect
 
 

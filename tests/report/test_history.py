@@ -3,7 +3,7 @@ import json
 import pytest
 
 from choral.plan import Collect, Cosine, Reset, Train, fork, repeat, seq
-from choral.recipe import Recipe
+from choral.recipes.recipe import Recipe
 from choral.report.history import events, history_of, schedule
 
 

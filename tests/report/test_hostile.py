@@ -10,8 +10,8 @@ from xml.etree.ElementTree import fromstring
 import pytest
 from tests.report.browser import executable
 
+from choral.base.errors import RunError
 from choral.engine.files import read_json, write_json
-from choral.errors import RunError
 from choral.report import write_report
 from choral.report.content import collect
 from choral.report.figures import all_panels, pictures

@@ -3,8 +3,8 @@ import torch
 from tests.structures.networks import Text, generator, make
 from torch import nn
 
-from choral.errors import ConversionError
-from choral.layers.rank_one import RankOneLayer
+from choral.base.errors import ConversionError
+from choral.layers.joint.rank_one import RankOneLayer
 from choral.objectives.penalties import matches
 from choral.structures import BatchEnsemble
 

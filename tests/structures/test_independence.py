@@ -4,10 +4,10 @@ from tests.structures.networks import generator
 from torch import nn
 
 from choral import models
-from choral.errors import ConversionError
-from choral.layers.convert import swap
-from choral.layers.joint import Joint
-from choral.layers.packed import PackedLayer
+from choral.base.errors import ConversionError
+from choral.layers.conversion.convert import swap
+from choral.layers.joint.network import Joint
+from choral.layers.packed.layer import PackedLayer
 from choral.structures import BatchEnsemble, Masksembles, Packed, Patched, check_independence
 
 

@@ -3,7 +3,7 @@ import torch
 from tests.structures.networks import generator, make
 from torch import nn
 
-from choral.errors import ConversionError, InputError
+from choral.base.errors import ConversionError, InputError
 from choral.structures import Masksembles
 
 

@@ -3,8 +3,8 @@ import torch
 from tests.structures.networks import generator, make
 from torch import nn
 
-from choral import draws
-from choral.errors import ConversionError, InputError
+from choral.base import draws
+from choral.base.errors import ConversionError, InputError
 from choral.structures import Mimo
 
 

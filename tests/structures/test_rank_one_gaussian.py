@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from choral import draws
-from choral.errors import ConversionError, InputError
-from choral.layers.sampling import at_means
+from choral.base import draws
+from choral.base.errors import ConversionError, InputError
+from choral.base.values import from_dict
+from choral.layers.bayesian.sampling import at_means
 from choral.structures.rank_one_gaussian import RankOneGaussian
-from choral.values import from_dict
 
 MEMBERS = 3
 

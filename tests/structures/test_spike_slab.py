@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from choral.errors import ConversionError, InputError
-from choral.layers.sampling import at_means
+from choral.base.errors import ConversionError, InputError
+from choral.base.values import from_dict
+from choral.bayes.posteriors import gate_keep
+from choral.layers.bayesian.sampling import at_means
 from choral.structures.spike_slab import SpikeSlab
-from choral.values import from_dict
-from choral.variational import gate_keep
 
 
 def network() -> Any:

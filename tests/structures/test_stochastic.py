@@ -5,11 +5,12 @@ import torch
 from tests.structures.networks import NETWORKS, generator, make
 from torch import nn
 
-from choral import draws, models
-from choral.errors import ConversionError, InputError
-from choral.layers.dropped import DropConnect, Dropped, DroppedOutput
+from choral import models
+from choral.base import draws
+from choral.base.errors import ConversionError, InputError
+from choral.base.values import from_dict
+from choral.layers.bayesian.dropped import DropConnect, Dropped, DroppedOutput
 from choral.structures import Stochastic
-from choral.values import from_dict
 
 
 @pytest.mark.parametrize("connections", [True, False])

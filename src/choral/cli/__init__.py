@@ -5,9 +5,9 @@ import sys
 
 def main() -> None:
     """Run the command line: exit 2 with one sentence for a user's mistake, 130 when interrupted."""
+    from choral.base.errors import ChoralError
     from choral.cli.app import app
     from choral.cli.output import note
-    from choral.errors import ChoralError
 
     try:
         app(standalone_mode=True)

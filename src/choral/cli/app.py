@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from choral.base.errors import InputError
 from choral.cli import reporting
 from choral.cli.output import note, progress, say, table, write_csv, write_json
-from choral.errors import InputError
 
 app = typer.Typer(
     name="choral",
@@ -66,7 +66,7 @@ def plan(
 
 def _prepare(data, target, task, holdout, model, rate, optimiser, batch_size, schedule):  # type: ignore[no-untyped-def]  # glue of two commands
     from choral.data.problems import load_problem
-    from choral.networks import factory, training_for
+    from choral.judging.defaults import factory, training_for
 
     problem = load_problem(data, target=target, task=task, holdout=holdout)
     if problem.table and "reason" in problem.table:
@@ -103,8 +103,8 @@ def fit(
     quiet: Quiet = False,
 ) -> None:
     """Train one ensemble and save it."""
-    from choral.compare import recipes_for
     from choral.fit import fit as run
+    from choral.judging.compare import recipes_for
     from choral.recipes import METHODS, make
 
     if method not in METHODS:
@@ -156,8 +156,8 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with the same budget and print one table."""
-    from choral.compare import compare as run
-    from choral.compare import recipes_for
+    from choral.judging.compare import compare as run
+    from choral.judging.compare import recipes_for
     from choral.recipes import METHODS, make
 
     names = list(METHODS) if methods == "all" else [m.strip() for m in methods.split(",") if m.strip()]
@@ -236,7 +236,7 @@ def _unlabelled(loaded: Any, data: Path) -> Any:
 
 
 def _predictions(loaded: Any, x: Any) -> list[dict[str, Any]]:
-    from choral.prediction import Classification
+    from choral.ensemble.predictions import Classification
 
     p = loaded.predict(x)
     if isinstance(p, Classification):

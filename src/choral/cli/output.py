@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from choral.lettering import visible
+from choral.base.lettering import visible
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from choral.base.errors import InputError
 from choral.cli.output import note, say, table, write_json
-from choral.errors import InputError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
 
@@ -26,10 +26,10 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure a saved ensemble on labelled data."""
-    from choral.evaluation import judge, row_of
-    from choral.evaluation import keep as write
     from choral.fit import load
-    from choral.trial import make_trial
+    from choral.judging.judge import judge, row_of
+    from choral.judging.judge import keep as write
+    from choral.judging.trial import make_trial
 
     if keep and not ensemble.is_dir():
         raise InputError(f"--keep writes into a run folder, but {ensemble} is not one; leave it out.")
@@ -110,8 +110,8 @@ def report(
 
 def measured(ensemble: Any, problem: Any, folder: Path) -> dict[str, Any]:
     """Return the row of a fitted ensemble, and keep the whole evaluation in its run folder."""
-    from choral.compare import trial_of
-    from choral.evaluation import judged, row_of
+    from choral.judging.compare import trial_of
+    from choral.judging.judge import judged, row_of
 
     return row_of(ensemble, judged(folder, ensemble, trial_of(problem)))
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.errors import InputError, did_you_mean
-from choral.types import Params
+from choral.base.errors import InputError, did_you_mean
+from choral.base.types import Params
 
 Form = dict[str, Any]
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from choral.base.errors import InputError, did_you_mean
 from choral.compaction.form import SIZES, Form
 from choral.compaction.layer_rules import LAYER_RULES
 from choral.compaction.pointwise_rules import POINTWISE_RULES
 from choral.compaction.shape_rules import SHAPE_RULES
 from choral.compaction.tracer import Tracer
-from choral.errors import InputError, did_you_mean
 
 RULES = {**LAYER_RULES, **SHAPE_RULES, **POINTWISE_RULES}
 Example = Tensor | tuple[Any, ...]

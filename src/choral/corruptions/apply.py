@@ -5,9 +5,9 @@ from functools import partial
 
 import numpy as np
 
+from choral.base.errors import InputError, did_you_mean
 from choral.corruptions import blur, digital, noise, weather
 from choral.corruptions.draws import Array, RowDraws
-from choral.errors import InputError, did_you_mean
 
 Corruption = Callable[[Array, int, RowDraws], Array]
 

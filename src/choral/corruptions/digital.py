@@ -4,10 +4,10 @@ import io
 
 import numpy as np
 
+from choral.base.errors import InputError
 from choral.corruptions.colour import with_saturation
 from choral.corruptions.draws import Array, RowDraws
 from choral.corruptions.resample import box_matrix, pixel_scale, separable, warp
-from choral.errors import InputError
 
 _CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)
 _SATURATE = ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))  # multiply, add

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from choral.rng import key
+from choral.base.rng import key
 
 Array = np.ndarray
 """Images are float32 in [0, 1], (row, height, width, channel), unless said otherwise."""

@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from choral.base.rng import key
 from choral.corruptions.draws import Array
-from choral.rng import key
 
 
 def plasma(noise: Array, decay: float) -> Array:

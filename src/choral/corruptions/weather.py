@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from choral.base.errors import InputError
 from choral.corruptions.blur import smooth
 from choral.corruptions.colour import grey_of, in_channels, with_value_added
 from choral.corruptions.draws import Array, RowDraws
 from choral.corruptions.resample import enlarge, line_blur, pixel_scale, zoom_centre
 from choral.corruptions.textures import frost_crystals, plasma
-from choral.errors import InputError
 
 _SNOW = (  # mean, deviation, zoom, threshold, blur radius, blur sigma, share of the image kept
     (0.1, 0.2, 1.0, 0.6, 8, 3, 0.95),

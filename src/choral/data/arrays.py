@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 
 _BYTES = 1 << 30  # of one array, beyond which it may not be packed more tightly than this:
 _RATIO = 100

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 
 
 def to_images(x: np.ndarray, *, shape: tuple[int, int] | None = None) -> np.ndarray:

@@ -1,6 +1,6 @@
 """What happens to a batch before the network sees it: bytes to numbers, normalisation, augmentation.
 
-All of these are values, so they are saved with the ensemble. Augmentations draw from `choral.draws`, so they follow the
+All of these are values, so they are saved with the ensemble. Augmentations draw from `choral.base.draws`, so they follow the
 place in the plan like everything else.
 """
 
@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from choral import draws
-from choral.errors import InputError
-from choral.values import Value
+from choral.base import draws
+from choral.base.errors import InputError
+from choral.base.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from choral.base.errors import InputError, did_you_mean
 from choral.data.arrays import read_arrays
 from choral.data.tables import encode_inputs, encode_target, learn_encoding, read_table
-from choral.errors import InputError, did_you_mean
 
 BUILT_IN = ("digits", "diabetes", "wine", "breast_cancer")
 

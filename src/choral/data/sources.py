@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.plan.cost import batches_in
 
 _WHOLE_BYTES = 64 << 20  # larger arrays are hashed by rows taken at even distances

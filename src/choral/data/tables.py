@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from choral.errors import InputError, did_you_mean
+from choral.base.errors import InputError, did_you_mean
 
 _FEW = 20  # integer targets with at most this many different values are read as classes
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral import rng
-from choral.errors import InputError
-from choral.layers import pointwise
-from choral.layers.joint import channels_last
+from choral.base import rng
+from choral.base.errors import InputError
+from choral.base.types import Build, Params
+from choral.layers.joint.network import channels_last
+from choral.layers.kernels import pointwise
 from choral.plan.state import State
 from choral.structures.base import Structure
-from choral.types import Build, Params
 
 
 class Blueprint:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from choral import models
-from choral.errors import RunError
+from choral.base.errors import RunError
 
 _COUNTS: dict[str, tuple[float, float]] = {
     "batch_repetition": (1, 10_000),

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from choral.base.errors import RunError
 from choral.engine.files import checksum, pack_tensors, parse_json, read_checked, unpack_tensors, write_bytes
 from choral.engine.schema import expect
-from choral.errors import RunError
 from choral.plan.state import State
 
 Place = tuple[int | str, ...]

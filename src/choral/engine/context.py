@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from choral import draws, rng
+from choral.base import draws, rng
+from choral.base.errors import PlanError
+from choral.base.types import Params
 from choral.data.inputs import prepare
 from choral.data.sources import Source
 from choral.engine.checkpoint import Place
 from choral.engine.sharing import sharing_of
 from choral.engine.trainers import Task
-from choral.errors import PlanError
 from choral.plan.phases import Operator
 from choral.plan.state import State
-from choral.types import Params
 
 _BATCH = 256
 

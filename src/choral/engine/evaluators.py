@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from choral import draws, rng, tree
+from choral.base import draws, rng, tree
+from choral.base.mapping import vmap
 from choral.data.inputs import prepare
 from choral.engine import passes
 from choral.engine.store import MemberStore
 from choral.engine.tracing import record
 from choral.engine.trainers import Task
-from choral.mapping import vmap
 
 KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most
 _LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most

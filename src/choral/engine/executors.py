@@ -11,10 +11,10 @@ from typing import Literal
 
 import torch
 
+from choral.base.errors import InputError
 from choral.data.sources import Source
 from choral.engine.run import WIDEST
 from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
-from choral.errors import InputError
 from choral.plan.cost import batches_in
 from choral.plan.phases import Fork, Phase, Repeat, Seq, Train, visit
 from choral.plan.state import State

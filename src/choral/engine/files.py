@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choral.errors import RunError
+from choral.base.errors import RunError
 
 FORMAT = 2
 _SEAL = "sealed"

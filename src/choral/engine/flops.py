@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral import draws
+from choral.base import draws
 from choral.data.inputs import prepare
 from choral.data.sources import Source
 from choral.engine.trainers import Task

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from choral.base.errors import InputError, RunError
 from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore
-from choral.errors import InputError, RunError
 
 _PLAN = {
     "identity": {"recipe": dict, "likelihood": dict, "inputs": [dict], "seed": int},

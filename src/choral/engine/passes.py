@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral import draws
-from choral.mapping import vmap
+from choral.base import draws
+from choral.base.mapping import vmap
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 """Layers that are faster, or only possible, one by one."""

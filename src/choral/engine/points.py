@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from choral import rng
+from choral.base import rng
 from choral.engine.checkpoint import Lane
 from choral.plan.state import State
 

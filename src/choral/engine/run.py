@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from choral import rng, tree
+from choral.base import rng, tree
+from choral.base.errors import DivergedError
 from choral.data.sources import Source
 from choral.engine.checkpoint import Checkpoints, Group, Lane, Place, Snapshot
 from choral.engine.context import LaneContext, applied
@@ -21,7 +22,6 @@ from choral.engine.flops import Flops
 from choral.engine.points import order_of, picked, subset_of, target_shift
 from choral.engine.store import Log, MemberStore
 from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
-from choral.errors import DivergedError
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Every, Fork, Operator, Phase, Repeat, Seq, Train, visit
 from choral.plan.state import State

@@ -6,7 +6,7 @@ every value, or a dict of named fields, where a name that ends in '?' may be lef
 
 from typing import Any
 
-from choral.errors import RunError
+from choral.base.errors import RunError
 
 
 def expect(content: Any, schema: Any, where: str) -> Any:

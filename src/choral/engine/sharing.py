@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from choral.base.types import Params
 from choral.structures.base import Structure
-from choral.types import Params
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from choral.base.errors import RunError
 from choral.engine.files import is_sealed, open_kept, pack_tensors, unpack_tensors, write_bytes
 from choral.engine.schema import expect
-from choral.errors import RunError
 from choral.plan.state import State
 
 Listener = Callable[[dict[str, Any]], None]
@@ -97,7 +97,7 @@ def encode_member(state: State, *, number: int = 0, run: str | None = None) -> b
 
 def member_tensors(state: State) -> dict[str, Tensor]:
     """Return the tensors that store a member; masked parameters as a bitmask and the kept values."""
-    from choral.packing import pack
+    from choral.masks.storing import pack
 
     mask = state.slots.get("mask", {})
     tensors = {f"buffers/{n}": b for n, b in state.buffers.items()}
@@ -114,7 +114,7 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
         form: how the network was compacted, None if it was not.
         where: what to call the file in an error.
     """
-    from choral.packing import unpack
+    from choral.masks.storing import unpack
 
     expect(form, (None, FORM), where)
     parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}}

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from choral import draws, rng, tree
+from choral.base import draws, rng, tree
+from choral.base.mapping import vmap
+from choral.base.types import Params
 from choral.data.inputs import Transform, prepare
 from choral.engine.blueprint import Blueprint, state_of
 from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.tracing import record
-from choral.mapping import vmap
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
 from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.structures.base import Structure
-from choral.types import Params
 
 _RECORDED_FROM = 100  # steps of a phase that repay recording them
 

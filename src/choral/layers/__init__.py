@@ -1,21 +1,21 @@
 """Layers and converters: plain modules usable alone, in anybody's training loop."""
 
-from choral.layers.attention import OpenAttention, open_attention
-from choral.layers.convert import by_kind, layers_of, swap
-from choral.layers.dropped import DropConnect, Dropped, DroppedOutput
+from choral.layers.bayesian.dropped import DropConnect, Dropped, DroppedOutput
+from choral.layers.bayesian.gaussian import GaussianLayer, gaussian_twin
+from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family
+from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
+from choral.layers.bayesian.sampling import at_means
+from choral.layers.bayesian.spike_slab import SpikeSlabLayer
+from choral.layers.conversion.attention import OpenAttention, open_attention
+from choral.layers.conversion.convert import by_kind, layers_of, swap
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.gaussian import GaussianLayer, gaussian_twin
-from choral.layers.grouped import GroupedLinear
-from choral.layers.joint import Joint, tune
-from choral.layers.masked import MaskedLayer, overlapping_masks
-from choral.layers.own_statistics import member_norm
-from choral.layers.pack import PackedNetwork, pack
-from choral.layers.packed import PackedLayer, packed
-from choral.layers.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family
-from choral.layers.rank_one import RankOneLayer
-from choral.layers.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
-from choral.layers.sampling import at_means
-from choral.layers.spike_slab import SpikeSlabLayer
+from choral.layers.joint.masked import MaskedLayer, overlapping_masks
+from choral.layers.joint.network import Joint, tune
+from choral.layers.joint.own_statistics import member_norm
+from choral.layers.joint.rank_one import RankOneLayer
+from choral.layers.packed.grouped import GroupedLinear
+from choral.layers.packed.layer import PackedLayer, packed
+from choral.layers.packed.pack import PackedNetwork, pack
 
 __all__ = [
     "FAMILY",

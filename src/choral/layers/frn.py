@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 
 
 class _Normalise(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from choral.errors import InputError, did_you_mean
+from choral.base.errors import InputError, did_you_mean
 
 Masks = dict[str, Tensor]
 Shapes = Mapping[str, Sequence[int]]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 
 
 def _flat(masks: Mapping[str, Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from choral.errors import InputError, did_you_mean
+from choral.base.errors import InputError, did_you_mean
 from choral.masks.cells import Unit, cells_of
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.masks.cells import Cells, Groups, Masks, Scope, Shapes, Unit, cells_of, is_global, kept_count, split
 
 

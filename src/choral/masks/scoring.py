@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.types import Params
 from choral.masks.cells import Groups, Masks, Scope, Shapes, Unit, cells_of, is_global, kept_count, split
-from choral.types import Params
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:

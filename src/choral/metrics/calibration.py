@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics.inputs import checked_labels, checked_probs
 from choral.metrics.scoring import correct_rows
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 
 Errors = Mapping[str, Sequence[float]]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_member_probs, row_chunks
 from choral.metrics.uncertainty import mutual_information
 

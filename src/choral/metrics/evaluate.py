@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics.diversity import member_correlation
 from choral.metrics.inputs import checked_regression, checked_weights
 from choral.metrics.regression import (

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics.inputs import checked_finite, checked_probs
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 
 PROB_FLOOR = torch.finfo(torch.float32).tiny
 """Probabilities are raised to this (1.2e-38) before a logarithm: a true class at exactly 0 costs 87.3 nats."""

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics.inputs import checked_finite, checked_member_probs, checked_probs, checked_weights
 from choral.metrics.uncertainty import entropy, information_of, votes_outside_mode
 

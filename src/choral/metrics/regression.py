@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics.inputs import checked_finite, checked_regression, checked_weights
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)

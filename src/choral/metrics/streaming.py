@@ -8,7 +8,7 @@ for the adaptive calibration error, its scores for AUROC), never its probabiliti
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics.calibration import ReliabilityTable, bin_sums, equal_count_gap, table_of_sums
 from choral.metrics.diversity import PairSums, mean_of_pairs, pair_sums
 from choral.metrics.inputs import checked_labels, checked_member_probs, checked_weights, row_chunks

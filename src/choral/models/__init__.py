@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from choral.errors import InputError, did_you_mean
+from choral.base.errors import InputError, did_you_mean
 from choral.models.attention import transformer, vit
 from choral.models.convnets import alexnet_cifar, lenet
 from choral.models.densenet import densenet121

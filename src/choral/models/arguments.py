@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from choral.errors import InputError, did_you_mean
+from choral.base.errors import InputError, did_you_mean
 
 
 def count(name: str, value: int, *, least: int = 1) -> int:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.models.arguments import count, rate
 from choral.models.spec import zoo
 

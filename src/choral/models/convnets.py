@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.models.arguments import choice, count
 from choral.models.spec import zoo
 

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 
 from torch import nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 
 _ATTRIBUTE = "_choral_spec"
 _Arguments = ParamSpec("_Arguments")

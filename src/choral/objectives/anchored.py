@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.types import Params, Slots
 from choral.objectives.penalties import Penalty
-from choral.types import Params, Slots
 
 
 @dataclass(frozen=True, kw_only=True)

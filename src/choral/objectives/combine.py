@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from choral.base.types import Params, Slots
+from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
 from choral.objectives.penalties import Penalty
-from choral.types import Params, Slots
-from choral.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)

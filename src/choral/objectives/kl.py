@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.types import Params, Slots
+from choral.bayes.posteriors import GATE, layer_of, posteriors, std_of
 from choral.objectives.penalties import Penalty, matches
-from choral.types import Params, Slots
-from choral.variational import GATE, layer_of, posteriors, std_of
 
 _SMALL = 1 << 16  # elements of a posterior that is joined with others, at most
 _Posterior = tuple[Tensor, Tensor, Tensor | None]

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from choral.errors import InputError
-from choral.values import Value
+from choral.base.errors import InputError
+from choral.base.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from choral.base.types import Params, Slots
 from choral.objectives.penalties import Penalty, matches
-from choral.types import Params, Slots
 
 _PATCHES, _MIXING = "patches", "mixing"
 
@@ -24,7 +24,7 @@ class PatchedL2(Penalty):
     Args:
         precision: tau, the inverse prior variance of weights.
         bias_precision: rho, that of biases; tau if None.
-        zero: probability of a component fixed at 0 beside the trained one, as in `choral.layers.patched.Mixture`.
+        zero: probability of a component fixed at 0 beside the trained one, as in `choral.layers.bayesian.patched.Mixture`.
         include: patterns of the parameters it concerns; all by default.
         exclude: patterns of parameters it leaves alone.
 

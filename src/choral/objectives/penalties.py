@@ -18,8 +18,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from choral.types import Params, Slots
-from choral.values import Value
+from choral.base.types import Params, Slots
+from choral.base.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,13 @@ from typing import Literal
 
 import torch
 
+from choral.base.errors import InputError, PlanError
+from choral.base.types import Params
+from choral.bayes.posteriors import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds
+from choral.bayes.walks import Walk
 from choral.compaction import Form, follow, neuron_param_mask, plan_compaction, slice_params
-from choral.errors import InputError, PlanError
 from choral.plan.phases import Context, Operator
 from choral.plan.state import State
-from choral.types import Params
-from choral.variational import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds
-from choral.walks import Walk
 
 TARGETS = "targets"
 """Name of the only tensor in the slot 'target_shift'."""

@@ -1,6 +1,6 @@
 """Check a plan whole before its first step: every problem found, in one message."""
 
-from choral.errors import PlanError
+from choral.base.errors import PlanError
 from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Train
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from choral import draws
-from choral.errors import InputError, PlanError
-from choral.layers.drawn_norm import DrawnStatistics
+from choral.base import draws
+from choral.base.errors import InputError, PlanError
+from choral.layers.bayesian.drawn_norm import DrawnStatistics
 from choral.plan.phases import Context, Operator
 from choral.plan.state import State
 
@@ -194,7 +194,7 @@ class Recalibrate(Operator):
 class RecalibrateDraws(Operator):
     """Estimate BatchNorm statistics for each pass of prediction, behind layers that are drawn anew in every pass.
 
-    Networks without such statistics (`choral.layers.drawn_norm`) are left alone.
+    Networks without such statistics (`choral.layers.bayesian.drawn_norm`) are left alone.
 
     Args:
         points: training points each pass is estimated on, drawn at random; all of them if there are fewer.

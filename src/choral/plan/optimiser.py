@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import Value
 from choral.objectives.penalties import matches
-from choral.values import Value
 
 COUNTS = ("step",)
 """Entries of the optimisers' memory that count steps; every other entry has the shape of its parameter."""

@@ -13,13 +13,13 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.types import Params
+from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import SGD, Optimiser
 from choral.plan.schedule import Constant, Schedule
 from choral.plan.state import State
-from choral.types import Params
-from choral.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)

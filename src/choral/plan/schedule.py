@@ -7,8 +7,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from choral.errors import InputError
-from choral.values import Value
+from choral.base.errors import InputError
+from choral.base.values import Value
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from choral.base.values import Value
 from choral.plan.cost import cost
 from choral.plan.phases import Every, Fork, Phase, Repeat, Seq, Train
-from choral.values import Value
 
 
 def _brief(item: Any) -> str:

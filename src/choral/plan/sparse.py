@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from choral.base.errors import InputError
+from choral.base.types import Params
 from choral.compaction import compact, neuron_param_mask, tied_groups
-from choral.errors import InputError
 from choral.masks import (
     anti_random_pair,
     erk_densities,
@@ -20,7 +21,6 @@ from choral.masks import (
 )
 from choral.plan.phases import Context, Operator
 from choral.plan.state import State
-from choral.types import Params
 
 PRUNINGS = ("random", "anti_random", "partition", "magnitude", "erk")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from choral.types import Params, Slots
+from choral.base.types import Params, Slots
 
 
 @dataclass(frozen=True)

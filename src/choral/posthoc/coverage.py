@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.metrics.inputs import checked_labels
 from choral.metrics.regression import interval_coverage, interval_width
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import Value
 from choral.metrics.inputs import checked_finite
 from choral.posthoc.coverage import check_rule, conformal_threshold
-from choral.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import Value
 from choral.metrics.inputs import double
 from choral.posthoc.stacking import checked_log_scores
-from choral.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import Value
 from choral.metrics.inputs import checked_finite, checked_labels, checked_member_probs
 from choral.metrics.scoring import nll_rows
-from choral.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.base.values import Value
 from choral.metrics.inputs import checked_finite, checked_labels, checked_weights
 from choral.metrics.scoring import logits_nll
-from choral.values import Value
 
 _COLDEST, _HOTTEST = 0.05, 20.0
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from choral.errors import InputError, did_you_mean
-from choral.recipe import Recipe
+from choral.base.errors import InputError, did_you_mean
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
 from choral.recipes.batch_ensemble import batch_ensemble
@@ -26,6 +25,7 @@ from choral.recipes.mimo import mimo
 from choral.recipes.packed import packed
 from choral.recipes.prune_and_tune import prune_and_tune
 from choral.recipes.rank1_bnn import rank1_bnn
+from choral.recipes.recipe import Recipe
 from choral.recipes.sebays_freeze import sebays_freeze
 from choral.recipes.sebays_no_freeze import sebays_no_freeze
 from choral.recipes.sequential_anchored import sequential_anchored

@@ -4,12 +4,12 @@ Reference: Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approx
 2020, arXiv:1810.05546; Algorithm 1 of Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649.
 """
 
+from choral.bayes.walks import IID
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Reset, fork
-from choral.recipe import Combine, Recipe
-from choral.training import Training, share
-from choral.walks import IID
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, share
 
 PRIOR_STD = 0.2**0.5
 ADAM = Training(rate=0.002, optimiser=Adam())
@@ -33,7 +33,7 @@ def anchored(
             networks on CIFAR-10 (variance 0.2).
         target_noise: also give each member its own targets, y + noise of the likelihood, which must be Gaussian with a known
             precision. It makes the ensemble of a linear model exact; the paper goes without.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member; its weight decay is left out, because the anchor
             is the prior.
 

@@ -4,10 +4,10 @@ Reference: Breiman, "Bagging Predictors", Machine Learning 24, 1996; 90 % parts 
 Tune Ensembles", AAAI 2022, arXiv:2202.11782, Table 1.
 """
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.plan import Bag, Collect, Reset, fork
-from choral.recipe import Combine, Recipe
-from choral.training import Training, share
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, share
 
 
 def bagged(
@@ -26,7 +26,7 @@ def bagged(
         members: networks trained.
         fraction: size of each part relative to all points, in (0, 1].
         replace: draw with replacement (the bootstrap).
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
     """
     if not 0 < fraction <= 1:

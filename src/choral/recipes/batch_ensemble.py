@@ -6,9 +6,9 @@ arXiv:2002.06715, Equation 1.
 
 from typing import Literal
 
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import BatchEnsemble
-from choral.training import Training
 
 
 def batch_ensemble(
@@ -31,9 +31,9 @@ def batch_ensemble(
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
         own_norms: whether each member has its own normalisation scales and shifts.
-        kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
+        kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all ways before training.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; the factors take no weight decay.
     """
     structure = BatchEnsemble(members=members, start=start, spread=spread, own_norms=own_norms, kernel=kernel)

@@ -7,9 +7,9 @@ al., 2022, arXiv:2206.00794, appendix B.
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.plan import SGD, Collect, Reset, Schedule, Steps, fork
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, share
 from choral.structures import Gaussian
-from choral.training import Training, share
 
 VARIATIONAL = Training(rate=0.1, optimiser=SGD(momentum=0.9, clip=1.0), schedule="steps")
 
@@ -43,7 +43,7 @@ def bnn(
         rho_rate: factor of the learning rate for every rho.
         kl_weight: factor of the KL; 1 is the ELBO.
         anneal: share of training over which the weight of the KL rises from 0.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
             1 unless it says otherwise.
     """

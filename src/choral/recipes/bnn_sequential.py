@@ -5,13 +5,13 @@ Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 202
 
 from typing import Literal
 
-from choral.exploration import Exploitation, Narrowing, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
-from choral.recipe import Combine, Recipe
 from choral.recipes.bnn import VARIATIONAL
+from choral.recipes.exploration import Exploitation, Narrowing, sequential_phases
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import Gaussian
-from choral.training import Training
 
 
 def bnn_sequential(

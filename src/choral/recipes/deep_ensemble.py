@@ -5,8 +5,8 @@ Ensembles", NeurIPS 2017, arXiv:1612.01474.
 """
 
 from choral.plan import Collect, Reset, fork
-from choral.recipe import Combine, Recipe
-from choral.training import Training, share
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, share
 
 
 def deep_ensemble(
@@ -17,7 +17,7 @@ def deep_ensemble(
     Args:
         epochs: total budget; each member gets epochs // members.
         members: networks trained.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
 
     Differs from the paper: no adversarial training.

@@ -4,9 +4,9 @@ Reference: Wan et al., "Regularization of Neural Networks using DropConnect", IC
 arXiv:1905.09453, Table 2.
 """
 
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import Stochastic
-from choral.training import Training
 
 
 def drop_connect(
@@ -25,7 +25,7 @@ def drop_connect(
         rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Stochastic(rate=rate, draws=draws, connections=True)

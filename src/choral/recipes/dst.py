@@ -5,8 +5,8 @@ Sparsity", ICLR 2022, arXiv:2106.14568, section 3.1; Evci et al., 2020, arXiv:19
 """
 
 from choral.plan import Collect, Every, Prune, Regrow, Reset, fork
-from choral.recipe import Combine, Recipe
-from choral.training import Training, share
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, share
 
 
 def dst(
@@ -29,7 +29,7 @@ def dst(
         interval: steps between two moves.
         rate: share of living weights moved each time.
         moving: part of training in which connections move: all of it in the authors' code, 0.75 in Evci et al.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
     """
     move = Every(count=interval, phase=Regrow(rate=rate), stop=moving)

@@ -6,13 +6,13 @@ arXiv:1905.09453, Equation 5.
 
 from typing import Literal
 
-from choral.layers.patched import Mixture
+from choral.layers.bayesian.patched import Mixture
 from choral.objectives.combine import Objective
 from choral.objectives.patching import PatchedL2
 from choral.plan import RecalibrateDraws
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import Patched
-from choral.training import Training
 
 
 def ecmp(
@@ -43,7 +43,7 @@ def ecmp(
         statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
             of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     mixture = Mixture(components=components, assignment="scalar", learned=learned)

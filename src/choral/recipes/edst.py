@@ -4,10 +4,10 @@ Reference: Liu et al., "Deep Ensembling with No Overhead for either Training or 
 Sparsity", ICLR 2022, arXiv:2106.14568, section 3.2.
 """
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.plan import Collect, Constant, Every, Prune, Regrow, Reset, repeat, seq
-from choral.recipe import Combine, Recipe
-from choral.training import Training
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 
 
 def edst(
@@ -35,7 +35,7 @@ def edst(
         rate: share of living weights moved each time.
         escape: share moved after a member is kept, to leave its minimum.
         moving: part of each training phase in which connections move: all of it in the authors' code, 0.75 in Evci et al.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate (of the exploration; members settle at a tenth, then a hundredth) and batch size.
 
     Differs from the authors' code: grown weights also start with zero momentum.

@@ -4,10 +4,10 @@ Reference: Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensemblin
 arXiv:1802.10026, section 5.
 """
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.plan import Collect, Linear, Part, Phase, Reset, fork, repeat, seq
-from choral.recipe import Combine, Recipe
-from choral.training import Training
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 
 
 def fge(
@@ -30,7 +30,7 @@ def fge(
         cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.
         starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
             None, 2 where the budget has room for both and `members` is even.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate and batch size. The rate is constant for half the budget and falls in a straight line to a
             hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """

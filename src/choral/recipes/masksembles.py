@@ -5,9 +5,9 @@ Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, 
 
 from typing import Literal
 
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import Masksembles
-from choral.training import Training
 
 
 def masksembles(
@@ -28,9 +28,9 @@ def masksembles(
         members: masks; in training each sees its part of every batch.
         scale: how little the masks overlap; 1 makes them equal (a plain network).
         repetition: train every mask on the whole batch, as the Packed-Ensembles paper does: `members` times the operations.
-        kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
+        kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all ways before training.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Masksembles(members=members, scale=scale, repetition=repetition, kernel=kernel)

@@ -4,9 +4,9 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation: Representing 
 2016, arXiv:1506.02142.
 """
 
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import Stochastic
-from choral.training import Training
 
 
 def mc_dropout(
@@ -25,7 +25,7 @@ def mc_dropout(
         rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     return Recipe(

@@ -3,9 +3,9 @@
 Reference: Havasi et al., "Training independent subnetworks for robust prediction", ICLR 2021, arXiv:2010.06610.
 """
 
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import Mimo
-from choral.training import Training
 
 
 def mimo(
@@ -24,7 +24,7 @@ def mimo(
         members: inputs read at once.
         repetition: probability that all inputs of a training example are the same.
         batch_repetition: times each example appears in a training batch (the paper uses 4).
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Mimo(members=members, repetition=repetition, batch_repetition=batch_repetition)

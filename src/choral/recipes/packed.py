@@ -5,9 +5,9 @@ Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimatio
 
 from typing import Literal
 
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import Packed
-from choral.training import Training
 
 
 def packed(
@@ -31,8 +31,8 @@ def packed(
         subgroups: gamma, groups within a member's own channels.
         minimum_channels: least channels in a group before gamma is lowered.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
-        kernel: how members are run, see `choral.structures.joint.JointStructure`; 'measured' tries all ways before training.
-        combine: as in `choral.recipe.Recipe`.
+        kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all ways before training.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = Packed(

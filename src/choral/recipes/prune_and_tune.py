@@ -7,10 +7,10 @@ Subnetworks", AAAI 2022, arXiv:2202.11782.
 import warnings
 from typing import Literal
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.plan import Bag, Collect, Compact, Constant, OneCycle, Phase, Prune, Recalibrate, Reset, Start, fork, seq
-from choral.recipe import Combine, Recipe
-from choral.training import Training
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 
 
 def prune_and_tune(
@@ -45,7 +45,7 @@ def prune_and_tune(
         bagging: part of the training points each child sees; all of them if None.
         recalibrate: estimate BatchNorm statistics again after pruning.
         keep_classifier, keep_first: leave the output layer, or the first layer, whole.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size, and the parent's schedule.
 
     Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.

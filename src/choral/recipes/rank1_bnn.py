@@ -7,9 +7,9 @@ arXiv:2005.07186.
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.plan import Collect, Reset, seq
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import RankOneGaussian
-from choral.training import Training
 
 
 def rank1_bnn(
@@ -32,7 +32,7 @@ def rank1_bnn(
         prior_std: standard deviation of the prior N(1, prior_std^2) on the factors.
         rho: where every rho starts; the standard deviation is softplus(rho).
         anneal: share of training over which the weight of the KL rises from 0 to 1.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; weight decay acts on the shared weights and biases, and gradients
             are clipped at norm 1 unless it says otherwise.
 

@@ -6,14 +6,14 @@ schedules in appendix G, several branches as its future work proposes.
 
 from typing import Literal
 
-from choral.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import CompactGates, FreezeGates
-from choral.recipe import Combine, Recipe
 from choral.recipes.bnn import VARIATIONAL
+from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import SpikeSlab
-from choral.training import Training
 
 
 def sebays_freeze(
@@ -64,7 +64,7 @@ def sebays_freeze(
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
         prior_std, inclusion, gamma, temperature, rho, clip_gates, rho_rate, gate_rate, kl_weight: as in `ssbnn`.
         anneal: share of the exploration over which the weight of the KL rises to its full size.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
     Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.

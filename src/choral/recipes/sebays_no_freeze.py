@@ -6,14 +6,14 @@ schedules in appendix G, several branches as its future work proposes.
 
 from typing import Literal
 
-from choral.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import Recalibrate
-from choral.recipe import Combine, Recipe
 from choral.recipes.bnn import VARIATIONAL
+from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import SpikeSlab
-from choral.training import Training
 
 
 def sebays_no_freeze(

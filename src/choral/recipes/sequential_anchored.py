@@ -6,14 +6,14 @@ in Tables 4 and 5.
 
 from math import isqrt
 
-from choral.errors import InputError
+from choral.base.errors import InputError
+from choral.bayes.walks import GuidedWalk, Walk
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.plan import Collect, DrawAnchor, DrawTargetShift, Operator, Reset, StepAnchor, StepTargetShift, fork, repeat
-from choral.recipe import Combine, Recipe
 from choral.recipes.anchored import ADAM, PRIOR_STD
-from choral.training import Training, share
-from choral.walks import GuidedWalk, Walk
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, share
 
 GUIDED = GuidedWalk(step_std=0.02)
 
@@ -47,7 +47,7 @@ def sequential_anchored(
         prior_std: as in `anchored`.
         walk: how anchors move; the step is in units of the parameters unless it says otherwise.
         target_noise: as in `anchored`; the noise walks along with the anchor.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: as in `anchored`; every member has a fresh optimiser and the whole schedule.
         step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
             from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.

@@ -1,8 +1,8 @@
 """Single: one network trained for the whole budget; the baseline of everything."""
 
-from choral.errors import InputError
-from choral.recipe import Combine, Recipe
-from choral.training import Training
+from choral.base.errors import InputError
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 
 
 def single(
@@ -13,7 +13,7 @@ def single(
     Args:
         epochs: total budget.
         members: always 1; accepted so that every recipe takes the same arguments.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     if members != 1:

@@ -4,8 +4,8 @@ Reference: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", ICLR 201
 """
 
 from choral.plan import Collect, Cosine, Reset, repeat, seq
-from choral.recipe import Combine, Recipe
-from choral.training import Training, share
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, share
 
 
 def snapshot(
@@ -16,7 +16,7 @@ def snapshot(
     Args:
         epochs: total budget; each cycle gets epochs // members.
         members: cycles.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate (where each cycle starts) and batch size.
     """
     cycle = training.phase(share(epochs, members), Cosine(training.rate), memory="carried")

@@ -4,14 +4,14 @@ Reference: Jantre, Bhattacharya & Maiti, "Layer Adaptive Node Selection in Bayes
 arXiv:2108.11000; as used by Jantre et al., 2022, arXiv:2206.00794, section 3.1 and appendices A and B.
 """
 
-from choral.exploration import GateClipping, gates_clipped
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
 from choral.plan import Collect, Recalibrate, Reset, fork
-from choral.recipe import Combine, Recipe
 from choral.recipes.bnn import VARIATIONAL, settling
+from choral.recipes.exploration import GateClipping, gates_clipped
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, share
 from choral.structures import SpikeSlab
-from choral.training import Training, share
 
 
 def ssbnn(

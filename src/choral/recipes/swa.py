@@ -4,10 +4,10 @@ Reference: Izmailov et al., "Averaging Weights Leads to Wider Optima and Better 
 arXiv:1803.05407, Algorithm 1.
 """
 
-from choral.errors import InputError
+from choral.base.errors import InputError
 from choral.plan import Collect, Constant, Linear, Recalibrate, Reset, Train, UpdateMoments, UseMean, every, seq
-from choral.recipe import Combine, Recipe
-from choral.training import Training
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 
 
 def averaging_phases(epochs: int, rank: int, start: float, training: Training) -> tuple[Train, Train]:
@@ -38,7 +38,7 @@ def swa(
         epochs: total budget.
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate and batch size; averaging runs at half the rate.
     """
     if members != 1:

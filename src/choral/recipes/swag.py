@@ -5,9 +5,9 @@ arXiv:1902.02476, Algorithm 1.
 """
 
 from choral.plan import Collect, DrawMoments, Recalibrate, Reset, fork, seq
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.swa import averaging_phases
-from choral.training import Training
+from choral.recipes.training import Training
 
 
 def swag(
@@ -28,7 +28,7 @@ def swag(
         rank: last deviations kept (K).
         scale: factor of the covariance; 0.5 is the paper's formula.
         start: part of the budget before collecting begins.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate and batch size; collecting runs at half the rate.
     """
     down, level = averaging_phases(epochs, rank, start, training)

@@ -4,9 +4,9 @@ Reference: Lee et al., "Why M Heads are Better than One: Training a Diverse Ense
 arXiv:1511.06314, section 4.
 """
 
-from choral.recipe import Combine, Recipe
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
 from choral.structures import TreeNet
-from choral.training import Training
 
 
 def treenet(
@@ -27,7 +27,7 @@ def treenet(
         start: name of the first layer that is not shared; the output layer alone if nothing is said.
         branches: instead of start, name patterns of all layers that are not shared.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipe.Recipe`.
+        combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
     structure = TreeNet(members=members, start=start, branches=branches)

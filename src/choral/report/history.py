@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from choral import objectives, plan, recipes, structures
+from choral.base.values import from_dict
 from choral.plan.phases import Collect, Fork, Phase, Repeat, Seq, Train
 from choral.report.reading import fields, is_number, many, numeric, optional
-from choral.values import from_dict
 
 __all__ = ["events", "history_of", "schedule"]
 _KNOWN = (objectives, plan, recipes, structures)  # loading them makes their kinds readable

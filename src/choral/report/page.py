@@ -5,8 +5,8 @@ from importlib.resources import files
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from choral.base.lettering import short
 from choral.corruptions import COMMON, EXTRA
-from choral.lettering import short
 from choral.report.content import COSTS, Content
 from choral.report.figures import Panels, Picture
 from choral.report.markup import Inside, element, policy, rules_of, written

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, fromstring
 
-from choral.errors import InputError
-from choral.lettering import short
+from choral.base.errors import InputError
+from choral.base.lettering import short
 from choral.report.markup import element, written
 
 if TYPE_CHECKING:

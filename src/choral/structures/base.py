@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from choral.types import Params
-from choral.values import Value
+from choral.base.types import Params
+from choral.base.values import Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Structure(Value, ABC):
     def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Lay out one batch: inputs as the joint network reads them, targets with the member axis first.
 
-        With targets it is a training batch, without them a prediction batch. Random layouts draw from `choral.draws`.
+        With targets it is a training batch, without them a prediction batch. Random layouts draw from `choral.base.draws`.
 
         Shapes: x (batch, ...), y (batch, ...) -> joint inputs, targets (member, batch, ...).
         """

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from choral.errors import ConversionError
-from choral.layers.attention import open_attention
-from choral.layers.convert import swap, unless_frozen
-from choral.layers.joint import Joint
-from choral.layers.narrow import CELLS
-from choral.layers.operations import WEIGHTED, own_kind
-from choral.layers.own_statistics import member_norm
-from choral.layers.rank_one import RankOneLayer
-from choral.structures.joint import JointStructure
+from choral.base.errors import ConversionError
+from choral.layers.conversion.attention import open_attention
+from choral.layers.conversion.convert import swap, unless_frozen
+from choral.layers.conversion.operations import WEIGHTED, own_kind
+from choral.layers.joint.network import Joint
+from choral.layers.joint.own_statistics import member_norm
+from choral.layers.joint.rank_one import RankOneLayer
+from choral.layers.packed.narrow import CELLS
+from choral.structures.one_tree import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from choral.errors import ConversionError, InputError
-from choral.layers.convert import Replace, swap, unless_frozen
-from choral.layers.gaussian import RHO_START, GaussianLayer, GaussianNorm, gaussian_twin
-from choral.layers.spike_slab import SpikeSlabLayer
+from choral.base.errors import ConversionError, InputError
+from choral.layers.bayesian.gaussian import RHO_START, GaussianLayer, GaussianNorm, gaussian_twin
+from choral.layers.bayesian.spike_slab import SpikeSlabLayer
+from choral.layers.conversion.convert import Replace, swap, unless_frozen
 from choral.structures.base import Structure
 
 _BAYESIAN = (GaussianLayer, GaussianNorm, SpikeSlabLayer)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from choral import draws
-from choral.errors import ConversionError
-from choral.layers.joint import Joint
-from choral.layers.pack import PackedNetwork
+from choral.base import draws
+from choral.base.errors import ConversionError
+from choral.layers.joint.network import Joint
+from choral.layers.packed.pack import PackedNetwork
 from choral.structures.base import Structure
 
 ROWS = 4

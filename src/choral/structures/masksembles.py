@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from choral.errors import ConversionError, InputError
-from choral.layers.convert import swap, unless_frozen
-from choral.layers.joint import Joint
-from choral.layers.masked import MaskedLayer
-from choral.layers.operations import WEIGHTED, own_kind
-from choral.layers.own_statistics import member_norm
-from choral.layers.pack import ends_of
-from choral.structures.joint import JointStructure
+from choral.base.errors import ConversionError, InputError
+from choral.layers.conversion.convert import swap, unless_frozen
+from choral.layers.conversion.operations import WEIGHTED, own_kind
+from choral.layers.joint.masked import MaskedLayer
+from choral.layers.joint.network import Joint
+from choral.layers.joint.own_statistics import member_norm
+from choral.layers.packed.pack import ends_of
+from choral.structures.one_tree import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)

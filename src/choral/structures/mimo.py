@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral import draws
-from choral.errors import ConversionError, InputError
-from choral.layers.convert import holds_frozen
-from choral.layers.narrow import redrawn
-from choral.layers.operations import CONVOLUTIONS, NORMS, own_kind
-from choral.layers.pack import ends_of, named
+from choral.base import draws
+from choral.base.errors import ConversionError, InputError
+from choral.layers.conversion.convert import holds_frozen
+from choral.layers.conversion.operations import CONVOLUTIONS, NORMS, own_kind
+from choral.layers.packed.narrow import redrawn
+from choral.layers.packed.pack import ends_of, named
 from choral.structures.base import Structure
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from choral.layers.pack import pack
-from choral.structures.joint import JointStructure
+from choral.layers.packed.pack import pack
+from choral.structures.one_tree import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(JointStructure):
     """PE-(alpha, M, gamma): M members that are the plain network with alpha / M times its inner widths.
 
-    All members see the same batch and differ by their initial weights. See `choral.layers.pack.pack` for how networks are
+    All members see the same batch and differ by their initial weights. See `choral.layers.packed.pack.pack` for how networks are
     converted; `print(network.report())` on the joint network lists every layer's widths and effective gamma.
 
     Args:
@@ -24,7 +24,7 @@ class Packed(JointStructure):
         width: alpha, the width of all members together over the width of the plain network.
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
-        whole_block_starts: see `choral.layers.pack.pack`.
+        whole_block_starts: see `choral.layers.packed.pack.pack`.
         kernel: see `JointStructure`; the choice does not change results beyond rounding.
         first: patterns of the layers that read the input, if not the first one registered.
         last: patterns of the layers that give the output, if not the last one registered.

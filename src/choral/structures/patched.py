@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from choral import rng
-from choral.errors import ConversionError, InputError
-from choral.layers.attention import open_attention
-from choral.layers.convert import fits, holds_frozen, swap, within
-from choral.layers.drawn_norm import DrawnNorm, keeps_statistics
+from choral.base import rng
+from choral.base.errors import ConversionError, InputError
+from choral.layers.bayesian.drawn_norm import DrawnNorm, keeps_statistics
+from choral.layers.bayesian.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
+from choral.layers.conversion.attention import open_attention
+from choral.layers.conversion.convert import fits, holds_frozen, swap, within
+from choral.layers.conversion.operations import NORMS, own_kind
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.operations import NORMS, own_kind
-from choral.layers.pack import ends_of
-from choral.layers.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
+from choral.layers.packed.pack import ends_of
 from choral.structures.base import Structure
 
 
@@ -25,7 +25,7 @@ from choral.structures.base import Structure
 class Patched(Structure):
     """One network whose patched layers hold K components each; every pass draws which of them are used.
 
-    `mixture` chooses the method: `choral.layers.patched.FAMILY` has EMP (one draw for a layer), ECMP (one for every
+    `mixture` chooses the method: `choral.layers.bayesian.patched.FAMILY` has EMP (one draw for a layer), ECMP (one for every
     scalar), the explicit ensemble, dropout and DropConnect. Prediction averages `draws` passes. `member` gives the plain
     network at the mean over components, which is not the same function as the average of the draws.
 

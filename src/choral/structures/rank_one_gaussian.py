@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from choral.errors import ConversionError, InputError
-from choral.layers.convert import swap, unless_frozen
-from choral.layers.gaussian import RHO_START
-from choral.layers.member_norm import BATCH_NORMS, MemberBatchNorm
-from choral.layers.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
+from choral.base.errors import ConversionError, InputError
+from choral.layers.bayesian.gaussian import RHO_START
+from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
+from choral.layers.conversion.convert import swap, unless_frozen
+from choral.layers.joint.member_norm import BATCH_NORMS, MemberBatchNorm
 from choral.structures.base import Structure
 
 

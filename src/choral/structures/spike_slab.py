@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from choral.errors import ConversionError, InputError, did_you_mean
-from choral.layers.convert import Replace, fits, layers_of
-from choral.layers.gaussian import gaussian_twin
-from choral.layers.spike_slab import GAMMA_START, spike_slab_twin
+from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.types import Params
+from choral.bayes.posteriors import gate_keep
+from choral.layers.bayesian.gaussian import gaussian_twin
+from choral.layers.bayesian.spike_slab import GAMMA_START, spike_slab_twin
+from choral.layers.conversion.convert import Replace, fits, layers_of
 from choral.structures.gaussian import Sampled
-from choral.types import Params
-from choral.variational import gate_keep
 
 _NODES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -31,7 +31,7 @@ class SpikeSlab(Sampled):
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
         sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
-            networks with BatchNorm (see `choral.layers.spike_slab.SpikeSlabLayer`).
+            networks with BatchNorm (see `choral.layers.bayesian.spike_slab.SpikeSlabLayer`).
         gate_classifier: the last layer gets gates too. Last means last in the order of declaration.
         ungated: patterns of layers that get no gates.
         rest: what layers without gates become: 'gaussian' (as in the authors' code) or 'plain'.

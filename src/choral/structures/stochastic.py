@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from choral.errors import ConversionError, InputError
-from choral.layers.attention import OpenAttention, open_attention
-from choral.layers.convert import layers_of, swap
-from choral.layers.dropped import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate
-from choral.layers.operations import WEIGHTED, own_kind
-from choral.layers.pack import ends_of
+from choral.base.errors import ConversionError, InputError
+from choral.layers.bayesian.dropped import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate
+from choral.layers.conversion.attention import OpenAttention, open_attention
+from choral.layers.conversion.convert import layers_of, swap
+from choral.layers.conversion.operations import WEIGHTED, own_kind
+from choral.layers.packed.pack import ends_of
 from choral.structures.base import Structure
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from choral.errors import ConversionError, InputError
-from choral.layers.convert import fits
-from choral.layers.joint import Joint
-from choral.layers.narrow import redrawn
-from choral.layers.pack import ends_of, named
-from choral.structures.joint import JointStructure
+from choral.base.errors import ConversionError, InputError
+from choral.layers.conversion.convert import fits
+from choral.layers.joint.network import Joint
+from choral.layers.packed.narrow import redrawn
+from choral.layers.packed.pack import ends_of, named
+from choral.structures.one_tree import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,133 @@
+"""Seeds that come from a place: (root seed, path in the plan, purpose) -> key -> generator.
+
+No draw in choral uses a global generator. A key depends on the path alone, never on how many siblings there
+are or on who executes them, so branch 3 of 4 equals branch 3 of 40, sequential equals vectorised, and a resumed
+run equals an unbroken one. Draws made *inside* a forward pass are in `choral.base.draws`.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Place = tuple[int | str, ...]
+
+
+def key(seed: int, *place: int | str) -> int:
+    """Return the 63-bit key of a place under a root seed.
+
+    >>> key(0, "fork", 3) == key(0, "fork", 3), key(0, "fork", 3) == key(0, "fork", 4)
+    (True, False)
+    >>> key(0, 1, 23) == key(0, 12, 3)
+    False
+    """
+    text = repr((int(seed), *place)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *place: int | str) -> torch.Generator:
+    """Return a CPU generator seeded by the key of a place."""
+    return torch.Generator().manual_seed(key(seed, *place))
+
+
+class _Lent(TorchDispatchMode):
+    """Give a generator to every random operation of the block that has none; modes are seen by their own thread alone."""
+
+    def __init__(self, generator: torch.Generator):
+        super().__init__()
+        self._generator = generator
+        self.count = 0  # operations that were lent it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        self.count += _draws(func, args)
+        taking = _taking_generator(func)
+        if taking is None or _elsewhere(args, kwargs):
+            with _borrowed(self._generator):
+                return func(*args, **kwargs)
+        return taking(*args, **kwargs | {"generator": self._generator})
+
+
+def _taking_generator(func: Any) -> Any | None:
+    """Return the overload of an operation that takes a generator, or None."""
+    if any(a.name == "generator" for a in func._schema.arguments):
+        return func
+    given = [(a.name, str(a.type)) for a in func._schema.arguments]
+    for name in func.overloadpacket.overloads():
+        other = getattr(func.overloadpacket, name)
+        wanted = [(a.name, str(a.type)) for a in other._schema.arguments if a.name != "generator"]
+        if wanted == given and len(wanted) < len(other._schema.arguments):
+            return other
+    return None
+
+
+def _elsewhere(args: Any, kwargs: Any) -> bool:
+    """Return whether an operation runs on a device that a generator of the processor does not serve."""
+    devices = [a.device.type for a in args if isinstance(a, torch.Tensor)] + [
+        torch.device(kwargs["device"]).type for _ in (0,) if kwargs.get("device") is not None
+    ]
+    return any(d not in ("cpu", "meta") for d in devices)
+
+
+_global_generator = threading.Lock()
+
+
+@contextmanager
+def _borrowed(generator: torch.Generator) -> Iterator[None]:
+    """Lend torch's global generators to an operation that knows no other; its draws are those of `generator`.
+
+    The one place where choral touches them, one thread at a time; a draw that another thread makes meanwhile outside of choral is
+    disturbed.
+    """
+    with _global_generator, torch.random.fork_rng():
+        torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
+        yield
+
+
+@contextmanager
+def seeded(seed: int, *place: int | str) -> Iterator[_Lent]:
+    """Make code that is not ours and draws from torch's global generator draw from the generator of a place instead.
+
+    The numbers are those that `torch.manual_seed(key(seed, *place))` would give. The global generator itself is not touched, so
+    other threads neither disturb the block nor are disturbed by it.
+    """
+    with _Lent(generator(seed, *place)) as lent:
+        yield lent
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unkeyed: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None and _draws(func, args):
+            self.unkeyed.append(func.overloadpacket.__name__)
+        return func(*args, **kwargs)
+
+
+def _draws(func: Any, args: Any) -> bool:
+    """Return whether an operation that can draw does: not without values, and some layers for their dropout alone."""
+    if any(isinstance(a, torch.Tensor) and a.is_meta for a in args):
+        return False
+    named = dict(zip((a.name for a in func._schema.arguments), args))
+    if func.overloadpacket.__name__.startswith(("lstm", "gru", "rnn_")):
+        return bool(named.get("train")) and float(named.get("dropout") or 0) > 0
+    if "scaled_dot_product" in func.overloadpacket.__name__:
+        return float(named.get("dropout_p") or 0) > 0
+    return True
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Note the operations of the block, of this thread alone, that draw from a global generator of torch."""
+    watch = _Watch()
+    with watch:
+        yield watch.unkeyed

@@ -1,0 +1,254 @@
+"""Streams of draws, and what else a forward pass is told from outside: one value in one context variable.
+
+The running stream, whether sampled layers use their means, and the component all patched layers take: they hold within a block of
+code, for the thread (or asynchronous task) that entered it, and nobody else sees them.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choral.base.errors import InputError
+from choral.base.hashing import GOLDEN, MASK32, bits, mix, mix_int, signed
+
+
+def words(*keys: int) -> Tensor:
+    """Return the keys as int32 words for `keyed`: shape (2,) for one key, (key, 2) for several.
+
+    >>> words(5).shape, words(5, 6, 7).shape
+    (torch.Size([2]), torch.Size([3, 2]))
+    """
+    pairs = [(signed(k), signed(k >> 32)) for k in keys]
+    return torch.tensor(pairs[0] if len(pairs) == 1 else pairs, dtype=torch.int32)
+
+
+class Stream:
+    """The key of the running forward pass and the number of draws made so far."""
+
+    def __init__(self, key: int | Tensor, step: int | Tensor):
+        self.key = key
+        self.step = step
+        self.site = 0
+        self.caught = 0
+        self.drawn = 0  # numbers, in all draws
+
+    def next_words(self) -> tuple[Any, Any]:
+        """Return the two words of the next site: Python ints for an int key, else scalar tensors."""
+        if isinstance(self.step, Tensor):
+            return self._mapped_words(self.step)
+        salt = mix_int(self.step * GOLDEN + self.site * 0x85EBCA77 + 0x165667B1)
+        salt2 = mix_int(salt + self.site * 0x27D4EB2F + self.step)
+        self.site += 1
+        if isinstance(self.key, int):
+            low = mix_int((self.key & MASK32) ^ salt)
+            return signed(low), signed(mix_int((self.key >> 32) + salt2 + low))
+        first = mix(self.key[0] ^ signed(salt))
+        return first, mix(self.key[1] + signed(salt2) + first)
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Return a generator for the next site, for functions of torch that draw in ways of their own."""
+        first, second = self.next_words()
+        if not isinstance(first, int):
+            raise InputError(
+                "the network draws by a function of torch that members trained together cannot share; use executor="
+                "'sequential', or draw with choral.base.draws, which can be mapped."
+            )
+        return torch.Generator(device).manual_seed((first & MASK32) << 32 | second & MASK32)
+
+    def _mapped_words(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same words for a step that is an int32 scalar, which vmap may map."""
+        salt = mix(step * signed(GOLDEN) + signed(self.site * 0x85EBCA77 + 0x165667B1))
+        salt2 = mix(salt + signed(self.site * 0x27D4EB2F) + step)
+        self.site += 1
+        key = (signed(self.key), signed(self.key >> 32)) if isinstance(self.key, int) else self.key
+        low, high = key[0], key[1]
+        first = mix(salt ^ low)
+        return first, mix(salt2 + high + first)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a forward pass is told from outside."""
+
+    stream: Stream | None = None
+    means: bool = False  # whether sampled layers use the centre of their posteriors
+    component: int | Tensor | None = None  # what patched layers take if they all take the same
+
+
+_NONE = Circumstances()
+_now: ContextVar[Circumstances] = ContextVar("choral_circumstances", default=_NONE)
+
+
+def now() -> Circumstances:
+    """Return the circumstances of this place in the program."""
+    return _now.get()
+
+
+@contextmanager
+def under(**changes: Any) -> Iterator[None]:
+    """Change some circumstances for a block of code."""
+    token = _now.set(replace(_now.get(), **changes))
+    try:
+        yield
+    finally:
+        _now.reset(token)
+
+
+def _bits(shape: Sequence[int], device: torch.device, stream: Stream) -> Tensor:
+    """Return int32 hash values, uniform over all 2^32 patterns, for the next site of a stream."""
+    first, second = stream.next_words()
+    n = math.prod(shape)
+    stream.drawn += n
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        return bits(n, first, second, device).view(tuple(shape))
+
+
+def active() -> bool:
+    """Return whether a `keyed` block is running."""
+    return _now.get().stream is not None
+
+
+def uniform(shape: Sequence[int], *, like: Tensor) -> Tensor:
+    """Return uniform draws on (0, 1), open at both ends, in `like`'s dtype and device."""
+    stream = _now.get().stream
+    if stream is None:
+        return torch.rand(tuple(shape), dtype=like.dtype, device=like.device)
+    # 23 bits and a half step: every value and its distance to 0 and 1 is exact in float32
+    bits = (_bits(shape, like.device, stream) >> 9) & 0x7FFFFF
+    return ((bits.to(torch.float32) + 0.5) * 2.0**-23).to(like.dtype)
+
+
+def normal(shape: Sequence[int], *, like: Tensor) -> Tensor:
+    """Return standard normal draws in `like`'s dtype and device (within 5.2 standard deviations when keyed)."""
+    stream = _now.get().stream
+    if stream is None:
+        return torch.randn(tuple(shape), dtype=like.dtype, device=like.device)
+    bits = (_bits(shape, like.device, stream) >> 9).bitwise_and_(0x7FFFFF)
+    centred = bits.to(torch.float32).add_(0.5 - 2.0**22).mul_(2.0**-22)
+    return torch.erfinv(centred).mul_(2.0**0.5).to(like.dtype)
+
+
+def integers(high: int, shape: Sequence[int], *, device: torch.device) -> Tensor:
+    """Return integer draws (int64), uniform on 0..high-1."""
+    stream = _now.get().stream
+    if stream is None:
+        return torch.randint(high, tuple(shape), device=device)
+    bits = (_bits(shape, device, stream).to(torch.int64) & MASK32) * high
+    return bits >> 32
+
+
+def index(high: int, *, device: torch.device) -> int | Tensor:
+    """Return one draw, uniform on 0..high-1: the number that `integers` gives, as a Python int where the key is one.
+
+    >>> from choral.base.draws import keyed
+    >>> with keyed(7):
+    ...     index(5, device=torch.device("cpu"))
+    4
+    >>> with keyed(7):
+    ...     integers(5, (1,), device=torch.device("cpu")).tolist()
+    [4]
+    """
+    stream = _now.get().stream
+    if stream is not None and isinstance(stream.key, int) and isinstance(stream.step, int):
+        first, second = stream.next_words()
+        return (mix_int(mix_int(first) + second) * high) >> 32
+    return integers(high, (1,), device=device)
+
+
+def keep_mask(shape: Sequence[int], rate: float, *, device: torch.device) -> Tensor:
+    """Return a boolean mask that is False with probability `rate`, element by element."""
+    stream = _now.get().stream
+    if stream is None:
+        return torch.rand(tuple(shape), device=device) >= rate
+    threshold = min(int(rate * 2.0**32), MASK32) - (1 << 31)
+    return _bits(shape, device, stream) >= threshold
+
+
+def dropout(x: Tensor, rate: float) -> Tensor:
+    """Return x with elements zeroed with probability `rate` and the rest scaled by 1 / (1 - rate)."""
+    if rate <= 0:
+        return x
+    if rate >= 1:
+        return x * 0
+    return x * (keep_mask(x.shape, rate, device=x.device).to(x.dtype) * (1.0 / (1.0 - rate)))
+
+
+def step() -> int | Tensor | None:
+    """Return the step of the running block, None outside of one."""
+    stream = _now.get().stream
+    return None if stream is None else stream.step
+
+
+@contextmanager
+def repeated(key: int) -> Iterator[None]:
+    """Make the draws of the block follow `key` and the running step, whatever the running key; outside of one, torch's own.
+
+    >>> from choral.base.draws import keyed
+    >>> with keyed(1, step=3), repeated(7):
+    ...     a = index(100, device=torch.device("cpu"))
+    >>> with keyed(2, step=3), repeated(7):
+    ...     a == index(100, device=torch.device("cpu"))
+    True
+    """
+    outer = _now.get().stream
+    if outer is None:
+        yield
+        return
+    stream = Stream(key, outer.step)
+    try:
+        with under(stream=stream):
+            yield
+    finally:
+        outer.drawn += stream.drawn
+
+
+class Branch:
+    """Streams of the members of a joint network, taken from one site of the running stream; see `branch`."""
+
+    def __init__(self, outer: Stream | None):
+        self._outer = outer
+        self._words = outer.next_words() if outer else (0, 0)
+
+    @contextmanager
+    def member(self, index: int | Tensor) -> Iterator[None]:
+        """Give the block the draws of member `index`: an integer, or an int32 scalar mapped by vmap."""
+        if self._outer is None:
+            yield
+            return
+        low, high = self._words
+        if isinstance(low, int) and isinstance(index, int):
+            key: int | Tensor = mix_int(low + index * 0x9E3779B1) | mix_int(high ^ (index * 0x85EBCA77)) << 32
+        else:
+            index = torch.as_tensor(index, dtype=torch.int32)
+            key = torch.stack((mix(low + index * signed(0x9E3779B1)), mix(high ^ (index * signed(0x85EBCA77)))))
+        stream = Stream(key, self._outer.step)
+        try:
+            with under(stream=stream):
+                yield
+        finally:
+            self._outer.caught += stream.caught
+
+
+def branch() -> Branch:
+    """Return streams for the members of a joint network, so that each member draws numbers of its own.
+
+    A member's draws depend on the running key, step and its index alone: not on how many members there are, nor on
+    whether they run one after the other or together under vmap. Outside of a `keyed` block it changes nothing.
+
+    >>> from choral.base.draws import keyed
+    >>> with keyed(7):
+    ...     members = branch()
+    ...     with members.member(0):
+    ...         a = uniform((3,), like=torch.zeros(()))
+    ...     with members.member(1):
+    ...         b = uniform((3,), like=torch.zeros(()))
+    >>> torch.equal(a, b)
+    False
+    """
+    return Branch(_now.get().stream)

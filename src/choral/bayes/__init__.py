@@ -1,0 +1,1 @@
+"""Posteriors by their parameters' names, and walks over anchors."""

@@ -1,0 +1,181 @@
+"""Ensemble: members in, predictions out; saved and loaded without pickle."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from choral import models
+from choral.base import rng
+from choral.base.errors import InputError
+from choral.base.types import Build
+from choral.base.values import Value
+from choral.data.inputs import Transform
+from choral.data.sources import as_inputs
+from choral.engine.blueprint import Blueprint, usable
+from choral.engine.evaluators import Evaluation
+from choral.engine.store import MemberStore
+from choral.engine.trainers import Task
+from choral.ensemble import corrections
+from choral.ensemble.predictions import Classification, Prediction, Regression
+from choral.ensemble.saving import save_file
+from choral.layers.kernels import pointwise
+from choral.objectives.likelihoods import Categorical, GaussianLikelihood, Likelihood
+from choral.plan.state import State
+from choral.recipes.recipe import Recipe
+
+
+class Ensemble:
+    """Trained members and everything needed to predict with them.
+
+    Made by `choral.fit` and `choral.load`.
+    """
+
+    def __init__(
+        self,
+        build: Build | nn.Module,
+        recipe: Recipe,
+        likelihood: Likelihood,
+        store: MemberStore,
+        count: int,
+        *,
+        inputs: tuple[Transform, ...] = (),
+        table: dict[str, Any] | None = None,
+        info: dict[str, Any] | None = None,
+        posthoc: tuple[Value, ...] = (),
+    ):
+        self.recipe, self.likelihood, self.inputs, self.table = recipe, likelihood, inputs, table
+        self.info = info or {}
+        self.posthoc = corrections.checked(posthoc, task=self.task)
+        self._store, self._count = store, count
+        self.networks = count
+        self._build = build
+        self._blueprint = Blueprint(build, recipe.structure, device=torch.device("cpu"), images=False)
+        self._evaluations: dict[Any, Evaluation] = {}
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        """What it predicts."""
+        return "classification" if isinstance(self.likelihood, Categorical) else "regression"
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return self._count * self.recipe.structure.members
+
+    def states(self) -> Iterator[State]:
+        """Yield the state of each collected network."""
+        return (self._store.get(i) for i in range(self._count))
+
+    @property
+    def parameters(self) -> int:
+        """Stored parameters of all members; masked ones do not count."""
+        total = 0
+        for state in self.states():
+            mask = state.slots.get("mask", {})
+            total += sum(int(mask[n].sum()) if n in mask else p.numel() for n, p in state.params.items())
+        return total
+
+    def network(self, index: int = 0) -> nn.Module:
+        """Return a joint network holding collected weights, in evaluation mode."""
+        return pointwise.unguard(self._blueprint.holding(self._store.get(index))).requires_grad_()
+
+    def member(self, index: int) -> nn.Module:
+        """Return one member as a plain network of its own, in evaluation mode."""
+        if not 0 <= index < self.members:
+            raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
+        which, inside = divmod(index, self.recipe.structure.members)
+        return self.recipe.structure.member(self.network(which), inside).eval()
+
+    def outputs(self, x: Any, *, batch_size: int = 1024, device: str = "cpu", precision: str = "fp32") -> Tensor:
+        """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
+        ready = as_inputs(x)
+        place = (device, precision, ready.dim() == 4)
+        if place not in self._evaluations:
+            self._evaluations.setdefault(place, self._evaluation(*place))
+        return self._evaluations[place].outputs(ready, batch_size=batch_size)
+
+    def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
+        recipe, where = self.recipe, usable(device)
+        blueprint = Blueprint(self._build, recipe.structure, device=where, images=images)
+        task = Task(blueprint, recipe.structure, recipe.objective, self.likelihood, self.inputs, where, precision)
+        return Evaluation(task, self._store, self._count)
+
+    def predict(self, x: Any, *, batch_size: int = 1024, device: str = "cpu", precision: str = "fp32") -> Prediction:
+        """Return the ensemble's prediction for some inputs; may be called from several threads at once.
+
+        Args:
+            x: inputs as given to fit (arrays or tensors); for an ensemble fitted on a table, what
+                `choral.data.tables.encode_inputs(frame, ensemble.table)` makes of its rows, as `choral predict` does.
+            batch_size: points evaluated at once, at most.
+            device: where to evaluate.
+            precision: 'fp32' or 'bf16' (autocast).
+        """
+        return corrections.correct(self._uncorrected(x, batch_size, device, precision), self.posthoc)
+
+    def _uncorrected(self, x: Any, batch_size: int, device: str = "cpu", precision: str = "fp32") -> Prediction:
+        outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision)
+        if isinstance(self.likelihood, Categorical):
+            names = tuple(self.table["classes"]) if self.table and self.table.get("classes") else None
+            return Classification(outputs, self.recipe.combine, names=names, learners=self._learners())
+        assert isinstance(self.likelihood, GaussianLikelihood)
+        means, variances = self.likelihood.moments(outputs)
+        if self.table and self.table.get("target_std"):
+            scale, shift = self.table["target_std"], self.table["target_mean"]
+            means, variances = means * scale + shift, variances * scale**2
+        return Regression(means, variances, learners=self._learners())
+
+    def _learners(self) -> tuple[int, ...] | None:
+        """Return the member of each row of `outputs`; None if rows are members."""
+        structure = self.recipe.structure
+        if structure.draws == 1:
+            return None
+        rows = (
+            n * structure.members + m
+            for n in range(self._count)
+            for _ in range(structure.draws)
+            for m in range(structure.members)
+        )
+        return tuple(rows)
+
+    def with_posthoc(self, *values: Value) -> "Ensemble":
+        """Return the same members with these corrections of `choral.posthoc` instead of any there were.
+
+        Predictions apply a member selection, a temperature and stacking weights, and offer conformal sets
+        (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.
+        """
+        twin = copy.copy(self)
+        twin.posthoc = corrections.checked(values, task=self.task)
+        return twin
+
+    def calibrated(self, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
+        """Return the same members with corrections fitted on held-out data (rows no member was trained on).
+
+        Args:
+            x: held-out inputs, as given to predict.
+            y: their labels or targets.
+            batch_size: points evaluated at once.
+            options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
+                stacking=True, level=0.9.
+        """
+        return self.with_posthoc(*corrections.fit_corrections(self._uncorrected(x, batch_size), y, **options))
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
+        about = {
+            "recipe": self.recipe.to_dict(),
+            "likelihood": self.likelihood.to_dict(),
+            "inputs": [t.to_dict() for t in self.inputs],
+            "network": self._spec(),
+            "table": self.table,
+            "info": self.info,
+            "posthoc": [v.to_dict() for v in self.posthoc],
+        }
+        save_file(Path(path), self.states(), about)
+
+    def _spec(self) -> dict[str, Any] | None:
+        with rng.seeded(0, "spec"):
+            return models.spec_of(self._blueprint.plain())

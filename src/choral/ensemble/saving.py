@@ -1,0 +1,283 @@
+"""Saved ensembles, one file or a run folder, read back into the parts an ensemble is made of.
+
+Everything that comes from a file passes here: whole by its checksum, of the right form by its schema, within bounds, and
+fitting the network it names, before anything is predicted with it. Whatever is wrong is a RunError of one sentence.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral import models
+from choral.base.errors import ConversionError, InputError, PlanError, RunError
+from choral.base.types import Build
+from choral.base.values import Value, from_dict
+from choral.data.inputs import Transform
+from choral.engine import bounds
+from choral.engine.blueprint import Blueprint
+from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes
+from choral.engine.folder import read_plan, read_table, run_of
+from choral.engine.schema import expect
+from choral.engine.store import MemberStore, member_tensors, state_from
+from choral.objectives.likelihoods import Likelihood
+from choral.plan.cost import cost
+from choral.plan.state import State
+from choral.recipes.recipe import Recipe
+
+_HEADER = {
+    "format": int,
+    "recipe": dict,
+    "likelihood": dict,
+    "inputs": [dict],
+    "network": (None, {"name": str, "arguments": dict}),
+    "forms": [(None, dict)],
+    "table": (None, dict),
+    "info": dict,
+    "posthoc?": [dict],
+}
+_TABLE = {
+    "classes?": (None, [(str, int, float)]),
+    "columns?": [{"name": (str, int), "kind": str, "mean?": float, "std?": float, "values?": [str]}],
+    "target?": (str, int),
+    "target_mean?": (None, float),
+    "target_std?": (None, float),
+    "task?": str,
+}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file or folder holds: everything an ensemble is made of."""
+
+    build: Build | nn.Module
+    recipe: Recipe
+    likelihood: Likelihood
+    store: MemberStore
+    count: int
+    inputs: tuple[Transform, ...]
+    table: dict[str, Any] | None
+    info: dict[str, Any]
+    posthoc: tuple[Value, ...] = ()
+
+
+def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> None:
+    """Write networks and what is known about them into one file."""
+    if path.is_dir():
+        raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
+    tensors: dict[str, Tensor] = {}
+    forms: list[Any] = []
+    for i, state in enumerate(states):
+        forms.append(state.form)
+        tensors |= {f"{i:05d}/{n}": t for n, t in member_tensors(state).items()}
+    write_bytes(path, pack_tensors(tensors, {"forms": forms} | about))
+
+
+def load_file(path: Path, build: Build | nn.Module | None) -> Saved:
+    """Return what a file written by `save_file` holds."""
+    where = str(path)
+    with _said_of(where):
+        tensors, header = unpack_tensors(_bytes(path), where)
+        if "format" not in header:
+            raise RunError(f"{where} is not a saved ensemble (a member of a run?); give a file made by Ensemble.save.")
+        expect(header, _HEADER, where)
+        store = _members(tensors, header["forms"], where)
+        count = len(header["forms"])
+        return _checked(header, store, count, build, where, table=header["table"], info=header["info"])
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); copy or make it again.") from error
+
+
+def _members(tensors: dict[str, Tensor], forms: list[Any], where: str) -> MemberStore:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for full, tensor in tensors.items():
+        number, _, name = full.partition("/")
+        parts.setdefault(number, {})[name] = tensor
+    if sorted(parts) != [f"{i:05d}" for i in range(len(forms))] or not forms:
+        raise RunError(
+            f"{where} lists {len(forms):,} networks in forms but holds tensors of {len(parts):,}; copy or make it again."
+        )
+    store = MemberStore()
+    for i, form in enumerate(forms):
+        store.put(i, state_from(parts[f"{i:05d}"], form, where))
+    return store
+
+
+def load_folder(path: Path, build: Build | nn.Module | None, *, partial: bool) -> Saved:
+    """Return what a run folder holds.
+
+    Args:
+        path: the folder.
+        build: the network factory, None for networks of the zoo.
+        partial: whether missing or damaged members are left out, with a warning, instead of refused.
+    """
+    where = str(path)
+    with _said_of(where):
+        plan = read_plan(path)
+        if plan is None:
+            raise RunError(f"{path} is not a run folder: it has no plan.json; give a run folder or a saved file.")
+        identity = plan["identity"]
+        bounds.check_counts(identity["recipe"], where)
+        count = cost(_of(Recipe, identity["recipe"], where).plan).networks
+        bounds.check("networks", count, 1, bounds.NETWORKS, where)
+        store, count = _present(path, run_of(plan), count, partial)
+        about = {**identity, "network": plan["network"]}
+        return _checked(about, store, count, build, where, table=read_table(path, plan), info=_costs(path))
+
+
+def _present(path: Path, run: str, count: int, partial: bool) -> tuple[MemberStore, int]:
+    """Return the store of a folder's members and how many it shows."""
+    store = MemberStore(path / "members", run=run)
+    lost = store.lost(count)
+    if not lost:
+        return store, count
+    kept = [i for i in range(count) if i not in lost]
+    first = next((f"; {why}" for why in lost.values() if why != "missing"), "")
+    named = ", ".join(map(str, list(lost)[:8])) + (", ..." if len(lost) > 8 else "")
+    said = f"the run in {path} is not complete: {len(lost)} of {count} networks are missing (numbers {named}{first})"
+    if not partial or not kept:
+        rest = "; choral.load(path, partial=True) loads the others" if kept else ""
+        raise RunError(f"{said}; run it again to finish{rest}.")
+    warnings.warn(f"{said}; the other {len(kept)} were loaded.", stacklevel=5)
+    return MemberStore(path / "members", run=run, numbers=kept), len(kept)
+
+
+def _costs(path: Path) -> dict[str, Any]:
+    try:
+        return costs_in(read_json(path / "results.json", advice="run the same command again to make it anew"))
+    except RunError as error:  # it says what the run cost and decides nothing
+        warnings.warn(f"{error} The ensemble is loaded without its costs.", stacklevel=5)
+        return {}
+
+
+def costs_in(results: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what an ensemble keeps of a run's results: its costs, not what evaluations and reports have added."""
+    added = ("corruption_errors", "evaluation", "history", "judged_by", "map", "plans", "ranking", "rows", "settings")
+    return {k: v for k, v in (results or {}).items() if k not in added}
+
+
+def _checked(
+    about: dict[str, Any],
+    store: MemberStore,
+    count: int,
+    build: Build | nn.Module | None,
+    where: str,
+    *,
+    table: dict[str, Any] | None,
+    info: dict[str, Any],
+) -> Saved:
+    """Return the parts of an ensemble from plain content, each of them checked."""
+    bounds.check_counts(about["recipe"], where)
+    recipe = _of(Recipe, about["recipe"], where)
+    found = recipe.problems()
+    if found:
+        raise RunError(f"{where} holds a recipe that cannot run: {found[0]}; copy or make it again.")
+    _check_table(table, where)
+    if build is None and about["network"] is not None:
+        stored = sum(p.numel() for p in store.get(0).params.values())
+        bounds.check_network(about["network"], recipe.structure.to_dict(), stored, where)
+    saved = Saved(
+        _build_for(about["network"], build, where),
+        recipe,
+        _of(Likelihood, about["likelihood"], where),
+        store,
+        count,
+        inputs=tuple(_of(Transform, t, where) for t in about["inputs"]),
+        table=table,
+        info=info,
+        posthoc=tuple(_of(Value, v, where) for v in about.get("posthoc", ())),
+    )
+    check_fits(saved, where, given=build is not None)
+    return saved
+
+
+def _of(kind: type[Any], content: dict[str, Any], where: str) -> Any:
+    value = from_dict(content)
+    if not isinstance(value, kind):
+        raise RunError(
+            f"{where} holds a {type(value).__name__} where a {kind.__name__} belongs; copy or make it again."
+        )
+    return value
+
+
+def _check_table(table: dict[str, Any] | None, where: str) -> None:
+    if table is None:
+        return
+    expect(table, _TABLE, f"{where}: table")
+    columns = [c for c in table.get("columns", ()) if c["kind"] == "number"]
+    scales = [(c.get("mean"), c.get("std")) for c in columns]
+    if table.get("target_std") is not None or table.get("target_mean") is not None:
+        scales.append((table.get("target_mean"), table.get("target_std")))
+    for mean, std in scales:
+        if mean is None or std is None or not math.isfinite(mean) or not 0 < std < math.inf:
+            raise RunError(f"{where} holds a column of mean {mean} and deviation {std}; copy or make it again.")
+    odd = [c for c in table.get("columns", ()) if c["kind"] not in ("number", "category")]
+    odd += [c for c in table.get("columns", ()) if c["kind"] == "category" and "values" not in c]
+    if odd:
+        raise RunError(f"{where} holds the column {odd[0]}, which is neither a number nor a category; copy it again.")
+
+
+@contextlib.contextmanager
+def _said_of(where: str) -> Iterator[None]:
+    """Let errors about values name the file the values come from."""
+    try:
+        yield
+    except (InputError, PlanError, ConversionError) as error:
+        raise RunError(f"{where} cannot be read: {error}") from error
+
+
+def _build_for(spec: dict[str, Any] | None, build: Build | nn.Module | None, where: str) -> Build | nn.Module:
+    """Return the factory to use for a saved ensemble: the given one, or the zoo network the file names."""
+    if build is not None:
+        return build
+    if spec is None:
+        raise RunError(
+            f"{where} was saved from a network that is not in choral's own model zoo, and a file never decides what code is "
+            "run: give the factory yourself, choral.load(path, build=...)."
+        )
+    return lambda: models.rebuild(spec)
+
+
+def check_fits(saved: Saved, where: str, *, given: bool) -> None:
+    """Raise RunError if a stored member does not have the names, shapes and types of the network that is built.
+
+    Args:
+        saved: what was read.
+        where: the file's name.
+        given: whether the caller gave the network; errors of building it are then the caller's own.
+    """
+    blueprint = Blueprint(saved.build, saved.recipe.structure, device=torch.device("cpu"), images=False)
+    for number in range(saved.count):
+        state = saved.store.get(number)
+        try:
+            network = blueprint.network(state.form)
+        except (InputError, PlanError, ConversionError):
+            raise
+        except Exception as error:  # a description from a file can fail in any way that torch knows
+            if given:
+                raise
+            raise RunError(f"{where} describes a network that cannot be built: {error}") from error
+        wanted = _shapes(network.named_parameters()) | _shapes(network.named_buffers())
+        found = _shapes(state.params.items()) | _shapes(state.buffers.items())
+        if wanted != found:
+            odd = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))[:4]
+            pairs = "; ".join(f"{n}: network {wanted.get(n)}, file {found.get(n)}" for n in odd)
+            raise RunError(
+                f"the network that build makes does not fit {where}, network {number} of it: {pairs}; "
+                "give the build the ensemble was fitted with."
+            )
+
+
+def _shapes(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    return {n: f"{tuple(t.shape)}" + ("" if t.dtype == torch.float32 else f" {t.dtype}") for n, t in tensors}

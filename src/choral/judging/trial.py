@@ -1,0 +1,109 @@
+"""Trial: the rows ensembles are judged by - clean, strange and corrupted ones - made once so that all see the same."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from choral import __version__
+from choral.base.errors import InputError, did_you_mean
+from choral.data.images import from_images, to_images
+
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Rows that ensembles are judged by.
+
+    Attributes:
+        x, y: clean test data.
+        ood: inputs from elsewhere, or None.
+        ood_name: what they are.
+        corrupted: corruption -> inputs at each severity, all of the rows `corrupted_y` labels.
+        corrupted_y: labels of corrupted rows.
+        severities: the severities.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    ood: np.ndarray | None = None
+    ood_name: str = ""
+    corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    corrupted_y: np.ndarray | None = None
+    severities: tuple[int, ...] = SEVERITIES
+
+    @cached_property
+    def digest(self) -> str:
+        """A short text that changes with the rows, and with the version of choral that judges."""
+        state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
+        for rows in (
+            self.x,
+            self.y,
+            self.ood,
+            self.corrupted_y,
+            *(x for each in self.corrupted.values() for x in each),
+        ):
+            if rows is not None:
+                state.update(f"{rows.shape}{rows.dtype}".encode() + np.ascontiguousarray(rows).tobytes())
+        return state.hexdigest()[:24]
+
+
+def make_trial(
+    x: Any,
+    y: Any,
+    *,
+    ood: Any = None,
+    ood_name: str = "a second data set",
+    corruptions: Sequence[str] | str = (),
+    severities: Sequence[int] = SEVERITIES,
+    image_shape: tuple[int, int] | None = None,
+    corrupted_rows: int = 500,
+    seed: int = 0,
+) -> Trial:
+    """Return the rows to judge by.
+
+    Args:
+        x: test inputs as given to predict.
+        y: their labels or targets.
+        ood: inputs of another data set.
+        ood_name: what to call them.
+        corruptions: names of `choral.corruptions`, or 'all' for the fifteen common ones; images only (bytes, or numbers from 0 to 1).
+        severities: from 1 to 5.
+        image_shape: height and width of images stored flat.
+        corrupted_rows: rows that are corrupted, at most; drawn by the seed.
+        seed: of the corruptions.
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    if len(x) != len(y) or not len(x):
+        raise InputError(f"x has {len(x)} rows and y {len(y)}; give as many of both, and at least one.")
+    names = _names(corruptions)
+    if not names:
+        return Trial(x, y, None if ood is None else np.asarray(ood), ood_name)
+    from choral.corruptions import corrupt
+
+    keep = np.sort(np.random.default_rng(seed).permutation(len(x))[:corrupted_rows])
+    images = to_images(x[keep], shape=image_shape)
+    corrupted = {
+        name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities] for name in names
+    }
+    return Trial(x, y, None if ood is None else np.asarray(ood), ood_name, corrupted, y[keep], tuple(severities))
+
+
+def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:
+    if not corruptions:
+        return ()
+    from choral.corruptions import COMMON, EXTRA
+
+    if isinstance(corruptions, str):
+        corruptions = COMMON if corruptions == "all" else tuple(n.strip() for n in corruptions.split(","))
+    for name in corruptions:
+        if name not in COMMON + EXTRA:
+            known = COMMON + EXTRA
+            raise InputError(
+                f"there is no corruption '{name}'; known: all, {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    return tuple(corruptions)

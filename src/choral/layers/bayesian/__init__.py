@@ -1,0 +1,1 @@
+"""Layers that draw their weights, or what they drop, in every pass."""

@@ -1,0 +1,124 @@
+"""Dropout that stays on in evaluation: of activations, of a layer's outputs, and of weights (DropConnect).
+
+Evaluation mode freezes BatchNorm and the like; these layers draw all the same, so that passes of a network in evaluation
+mode differ. In training every point of a batch has draws of its own. In evaluation a pass is one thinned network for all points, as
+in the papers' derivation, so that what a point gets does not depend on the points beside it. All draws go through `choral.base.draws`.
+
+Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:1506.02142; Wan et al.,
+"Regularization of Neural Networks using DropConnect", ICML 2013.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import draws
+from choral.base.errors import InputError
+from choral.layers.joint.weighted import WeightLayer
+
+_UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+_ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUTS = (*_UNITS, *_ALPHA)
+_SATURATION = -1.7580993408473766  # of SELU, where alpha dropout sends what it drops
+
+
+def checked_rate(rate: float) -> float:
+    """Return a dropout rate, or raise if it is not in [0, 1)."""
+    if not 0 <= rate < 1:
+        raise InputError(f"rate is {rate}; give a dropout rate of at least 0 and below 1.")
+    return rate
+
+
+class Dropped(nn.Module):
+    """Dropout that is on in training and in evaluation.
+
+    Args:
+        dropout: the plain dropout layer (`nn.Dropout`, `nn.Dropout1d` to `3d`, alpha dropout) it stands for.
+
+    >>> layer = Dropped(nn.Dropout(0.5)).eval()
+    >>> bool((layer(torch.ones(1, 1000)) == 0).any())
+    True
+    """
+
+    def __init__(self, dropout: nn.Module):
+        super().__init__()
+        kind = next((k for k in DROPOUTS if isinstance(dropout, k)), None)
+        if kind is None:
+            raise InputError(f"Dropped was given {dropout}; it takes torch's dropout layers.")
+        self.rate = checked_rate(float(dropout.p))  # type: ignore[arg-type]  # every dropout layer has its rate in p
+        self.kind: type[nn.Module] = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with units or channels dropped."""
+        if self.rate == 0:
+            return x
+        after = _UNITS.get(self.kind, x.dim() - 2 if self.kind is nn.FeatureAlphaDropout else 0)
+        points = x.shape[:1] if self.training else (1,)
+        shape = (*points, *x.shape[1 : x.dim() - after]) + (1,) * after  # one decision for all that a channel holds
+        keep = draws.keep_mask(shape, self.rate, device=x.device).to(x.dtype)
+        if self.kind not in _ALPHA:
+            return x * (keep * (1.0 / (1.0 - self.rate)))
+        scale = ((1 - self.rate) * (1 + self.rate * _SATURATION**2)) ** -0.5
+        return scale * (x * keep + _SATURATION * (1 - keep)) - scale * _SATURATION * self.rate
+
+    def plain(self) -> nn.Module:
+        """Return the plain dropout layer."""
+        return self.kind(self.rate)
+
+    def extra_repr(self) -> str:
+        """Show the rate."""
+        return f"{self.kind.__name__}, rate={self.rate}"
+
+
+class DroppedOutput(WeightLayer):
+    """A linear map or convolution followed by dropout of its outputs, in training and in evaluation.
+
+    Args:
+        layer: the plain layer; its parameters become this layer's own, under the same names.
+        rate: probability of dropping an output.
+    """
+
+    def __init__(self, layer: nn.Module, *, rate: float):
+        super().__init__(layer)
+        self.rate = checked_rate(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs, some dropped."""
+        outputs = self.operate(x, self.weight, self.bias)
+        if self.training:
+            return draws.dropout(outputs, self.rate)
+        return outputs * draws.dropout(torch.ones_like(outputs[:1]), self.rate)
+
+    def plain(self) -> nn.Module:
+        """Return the plain layer."""
+        return self.plain_layer(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the settings of the plain layer and the rate."""
+        return f"{super().extra_repr()}, rate={self.rate}"
+
+
+class DropConnect(WeightLayer):
+    """A linear map or convolution with weights dropped anew in every pass, in training and in evaluation.
+
+    The kept weights are divided by 1 - rate, so the mean weight is the layer's own; biases are never dropped.
+
+    Args:
+        layer: the plain layer; its parameters become this layer's own, under the same names.
+        rate: probability of dropping a weight.
+    """
+
+    def __init__(self, layer: nn.Module, *, rate: float):
+        super().__init__(layer)
+        self.rate = checked_rate(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs under one draw of the weights, the same for the whole batch."""
+        return self.operate(x, draws.dropout(self.weight, self.rate), self.bias)
+
+    def plain(self) -> nn.Module:
+        """Return the plain layer."""
+        return self.plain_layer(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the settings of the plain layer and the rate."""
+        return f"{super().extra_repr()}, rate={self.rate}"

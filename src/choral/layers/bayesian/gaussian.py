@@ -1,0 +1,224 @@
+"""Layers with a factorised Gaussian posterior over their weights, drawn anew in every forward pass.
+
+Each tensor X of the plain layer becomes the parameters `X_mean` and `X_rho`; one draw for the whole batch gives it the
+value X_mean + softplus(X_rho) * noise. Means start afresh (Kaiming) or from trained weights, and
+`choral.layers.bayesian.sampling.at_means` makes the layers deterministic. The penalty that belongs to them is
+`choral.objectives.kl.GaussianKL`.
+
+Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
+"""
+
+from abc import ABC
+from copy import deepcopy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from choral.base.errors import ConversionError
+from choral.layers.bayesian.sampling import (
+    Sized,
+    add_posterior,
+    copy_means,
+    describe,
+    draw,
+    fresh_weights,
+    operation_of,
+    twin_arguments,
+)
+
+RHO_START = -6.0
+
+
+class GaussianLayer(Sized, ABC):
+    """A linear map or convolution with Gaussian weights and bias; use its named kinds.
+
+    Args:
+        *arguments: those of the plain layer, by position or by name.
+        rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
+        generator: a generator for the first means; torch's own if None.
+        device: where the parameters live.
+        dtype: their type.
+        **options: more arguments of the plain layer.
+    """
+
+    plain_kind: ClassVar[type[nn.Module]]
+    weight_mean: nn.Parameter
+    weight_rho: nn.Parameter
+    bias_mean: nn.Parameter | None
+    bias_rho: nn.Parameter | None
+
+    def __init__(
+        self,
+        *arguments: Any,
+        rho: float = RHO_START,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        super().__init__()
+        self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
+        weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
+        add_posterior(self, "weight", weight, rho)
+        add_posterior(self, "bias", bias, rho)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output under one draw of the weights."""
+        return self.operation(x, draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho))
+
+    def plain(self) -> nn.Module:
+        """Return a plain layer with the posterior means as its weights."""
+        return self.operation.plain(self.weight_mean, self.bias_mean)
+
+    def extra_repr(self) -> str:
+        """Return the arguments of the plain layer."""
+        return describe(self.operation)
+
+
+class GaussianLinear(GaussianLayer):
+    """`nn.Linear` with Gaussian weights and bias.
+
+    >>> layer = GaussianLinear(3, 2)
+    >>> sorted(name for name, _ in layer.named_parameters())
+    ['bias_mean', 'bias_rho', 'weight_mean', 'weight_rho']
+    """
+
+    plain_kind = nn.Linear
+
+
+class GaussianConv1d(GaussianLayer):
+    """`nn.Conv1d` with Gaussian weights and bias."""
+
+    plain_kind = nn.Conv1d
+
+
+class GaussianConv2d(GaussianLayer):
+    """`nn.Conv2d` with Gaussian weights and bias."""
+
+    plain_kind = nn.Conv2d
+
+
+class GaussianConv3d(GaussianLayer):
+    """`nn.Conv3d` with Gaussian weights and bias."""
+
+    plain_kind = nn.Conv3d
+
+
+_CHANNEL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+_TRAILING_NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+def _size(name: str) -> Any:
+    """Return a property that reads and sets one size of the plain layer inside a `GaussianNorm`."""
+    return property(lambda layer: getattr(layer.norm, name), lambda layer, size: setattr(layer.norm, name, size))
+
+
+class GaussianNorm(nn.Module):
+    """A normalisation layer whose scale and shift are Gaussian.
+
+    The statistics are those of the plain layer, kept without scale and shift in `norm`; means start at the layer's own
+    scale and shift (1 and 0 in a fresh layer).
+
+    Args:
+        norm: an `nn.BatchNorm1d`, `2d`, `3d`, `nn.GroupNorm`, `nn.LayerNorm` or `nn.RMSNorm` with a scale; not changed.
+        rho: as in `GaussianLayer`.
+
+    >>> GaussianNorm(nn.LayerNorm(4)).weight_mean.tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+    weight_mean: nn.Parameter
+    weight_rho: nn.Parameter
+    bias_mean: nn.Parameter | None
+    bias_rho: nn.Parameter | None
+    num_features, num_channels, num_groups = _size("num_features"), _size("num_channels"), _size("num_groups")
+
+    def __init__(self, norm: nn.Module, *, rho: float = RHO_START):
+        super().__init__()
+        scale, shift = _affine_of(norm)
+        if scale is None:
+            accepted = ", ".join(kind.__name__ for kind in (*_CHANNEL_NORMS, *_TRAILING_NORMS))
+            raise ConversionError(f"GaussianNorm was given {norm}; it takes one of {accepted} that has a scale.")
+        self.norm = _without_affine(norm)
+        add_posterior(self, "weight", scale, rho)
+        add_posterior(self, "bias", shift, rho)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised input under one draw of scale and shift."""
+        # lent to the plain layer for this pass, so that torch's fused kernel applies them; vars() keeps torch from
+        # registering them
+        lent = vars(self.norm)
+        lent["weight"], lent["bias"] = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
+        try:
+            return self.norm(x)
+        finally:
+            lent["weight"] = lent["bias"] = None
+
+    def plain(self) -> nn.Module:
+        """Return a plain normalisation layer with the posterior means as scale and shift."""
+        return _with_affine(self.norm, self.weight_mean, self.bias_mean)
+
+
+def _affine_of(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    """Return scale and shift of a plain normalisation layer; None for those it, or any other module, does not have."""
+    if type(norm) not in (*_CHANNEL_NORMS, *_TRAILING_NORMS):
+        return None, None
+    own = dict(norm.named_parameters(recurse=False))
+    return own.get("weight"), own.get("bias")
+
+
+def _without_affine(norm: nn.Module) -> Any:
+    """Return a copy of a normalisation layer in which scale and shift are not parameters but plain attributes, None."""
+    norm = deepcopy(norm)
+    for name in ("weight", "bias"):
+        norm._parameters.pop(name, None)
+        setattr(norm, name, None)
+    setattr(norm, _affine_flag(norm), False)
+    return norm
+
+
+def _with_affine(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Return a copy of such a layer with copies of a scale and shift as its parameters."""
+    norm = deepcopy(norm)
+    for name, value in (("weight", weight), ("bias", bias)):
+        delattr(norm, name)
+        if name == "weight" or not isinstance(norm, nn.RMSNorm):
+            norm.register_parameter(name, None if value is None else nn.Parameter(value.detach().clone()))
+    setattr(norm, _affine_flag(norm), True)
+    return norm
+
+
+def _affine_flag(norm: nn.Module) -> str:
+    return "elementwise_affine" if isinstance(norm, _TRAILING_NORMS) else "affine"
+
+
+_KINDS: dict[type[nn.Module], type[GaussianLayer]] = {
+    kind.plain_kind: kind for kind in (GaussianLinear, GaussianConv1d, GaussianConv2d, GaussianConv3d)
+}
+
+
+def gaussian_twin(
+    layer: nn.Module,
+    *,
+    keep_weights: bool = False,
+    rho: float = RHO_START,
+    generator: torch.Generator | None = None,
+) -> GaussianLayer | GaussianNorm | None:
+    """Return the Gaussian layer that stands for a plain one, or None if there is none for its exact kind.
+
+    Args:
+        layer: any module; linear maps, convolutions and normalisation with a scale have a twin.
+        keep_weights: means start at the plain layer's weights, not at fresh draws; normalisation always keeps its own.
+        rho: as in `GaussianLayer`.
+        generator: for fresh means.
+    """
+    if _affine_of(layer)[0] is not None:
+        return GaussianNorm(layer, rho=rho)
+    kind = _KINDS.get(type(layer))
+    if kind is None:
+        return None
+    twin = kind(**twin_arguments(layer), rho=rho, generator=generator)
+    if keep_weights:
+        copy_means(twin, layer)
+    return twin

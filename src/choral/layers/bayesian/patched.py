@@ -1,0 +1,274 @@
+"""The variational family of ensembles: every tensor of a layer is drawn from a mixture of components.
+
+A layer's tensors are W = sum_k 1[Z = k] * M_k (equation 1 of the paper, its noise of standard deviation sigma left out,
+since sigma is set to the machine's precision). Methods differ in the number of components, in what is fixed and in which
+entries of Z are drawn together (the paper's Table 2 and equations 4 and 5):
+
+| method            | components K       | assignments Z drawn  | fixed                             |
+|-------------------|--------------------|----------------------|-----------------------------------|
+| dropout           | 2                  | for every input unit | second component 0; biases whole  |
+| DropConnect       | 2                  | for every scalar     | second component 0; biases whole  |
+| explicit ensemble | K                  | once for the network |                                   |
+| EMP               | K in each layer    | once for a layer     |                                   |
+| ECMP              | K in each layer    | for every scalar     |                                   |
+
+`FAMILY` holds them as values; `PatchedLayer` is the one layer for all of them.
+
+Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
+arXiv:1905.09453.
+"""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import draws
+from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.streams import now, under
+from choral.base.values import Value
+from choral.layers.bayesian.drawn_norm import DrawnStatistics, keeps_statistics
+from choral.layers.conversion.operations import WEIGHTED, emptied, filled, operate, own_kind
+from choral.layers.packed.layer import PACKABLE
+from choral.layers.packed.narrow import redrawn
+
+ASSIGNMENTS = ("network", "layer", "unit", "scalar")
+PATCHABLE = PACKABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture(Value):
+    """One member of the family: how a layer's tensors are drawn.
+
+    Args:
+        components: K, trained components of each tensor.
+        assignment: which entries share one draw of Z: those of the 'network', of a 'layer', of an input 'unit', or none
+            ('scalar').
+        zero: probability of a further component that is fixed at 0 (weights only); 0 leaves it out.
+        learned: whether the mixing probabilities are learned; otherwise they are uniform.
+        temperature: of the relaxed assignments that carry the gradient of learned probabilities.
+    """
+
+    components: int = 5
+    assignment: str = "layer"
+    zero: float = 0.0
+    learned: bool = False
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.components < 1 or not 0 < self.temperature < math.inf:
+            raise InputError(
+                f"Mixture: components={self.components}, temperature={self.temperature}; give at least 1 component and a "
+                "temperature above 0."
+            )
+        if self.assignment not in ASSIGNMENTS:
+            raise InputError(
+                f"Mixture: assignment={self.assignment!r}; give one of {', '.join(ASSIGNMENTS)}."
+                + did_you_mean(self.assignment, ASSIGNMENTS)
+            )
+        if not 0 <= self.zero < 1 or (self.zero and self.components > 1):
+            raise InputError(
+                f"Mixture: zero={self.zero} with components={self.components}; a component fixed at 0 has a probability of at "
+                "least 0 and below 1 and stands beside one trained component."
+            )
+        if (self.assignment == "unit") > bool(self.zero):
+            raise InputError(
+                "Mixture: assignment='unit' is dropout and needs zero=, the probability of dropping a unit."
+            )
+
+
+def family(*, components: int = 5, rate: float = 0.5) -> dict[str, Mixture]:
+    """Return the paper's special cases by name.
+
+    >>> family(components=3)["emp"]
+    Mixture(components=3, assignment='layer', zero=0.0, learned=False, temperature=0.5)
+    """
+    return {
+        "dropout": Mixture(components=1, assignment="unit", zero=rate),
+        "drop_connect": Mixture(components=1, assignment="scalar", zero=rate),
+        "explicit_ensemble": Mixture(components=components, assignment="network"),
+        "emp": Mixture(components=components, assignment="layer"),
+        "ecmp": Mixture(components=components, assignment="scalar"),
+    }
+
+
+FAMILY = family()
+
+
+class PatchedLayer(nn.Module):
+    """A plain layer whose tensors are drawn from components in every pass, in training and in evaluation.
+
+    Components are the parameters `patches.weight`, `patches.bias` and so on, with the component axis first; buffers
+    (running statistics) are shared. Learned mixing probabilities are softmax(`mixing`), and reach their gradient through
+    assignments that are hard in the forward pass and relaxed (Gumbel-softmax) in the backward pass; the gradient of the
+    components is that of the hard draw, so it is unbiased.
+
+    Args:
+        layer: the plain layer; not changed.
+        mixture: how its tensors are drawn.
+        jitter: spread of constant tensors (norm scales) over components, relative to their value.
+        keep_weights: start all components near the layer's own weights (jittered) instead of drawing them afresh.
+        generator: draws the components; a new one with seed 0 by default.
+        passes: passes at prediction; with them a BatchNorm has statistics for each (`choral.layers.bayesian.drawn_norm`), and in
+            evaluation mode draws follow from the number of the pass and `key`. 0 leaves both out.
+        key: of the draws by pass; another one for each layer.
+
+    Component 0 always starts at the layer's own weights, so K = 1 is the plain layer.
+
+    >>> layer = PatchedLayer(nn.Linear(3, 2), Mixture(components=5))
+    >>> layer(torch.ones(4, 3)).shape, sum(p.numel() for p in layer.parameters())
+    (torch.Size([4, 2]), 40)
+    """
+
+    mixing: nn.Parameter | None
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        mixture: Mixture,
+        *,
+        jitter: float = 0.1,
+        keep_weights: bool = False,
+        generator: torch.Generator | None = None,
+        passes: int = 0,
+        key: int = 0,
+    ):
+        super().__init__()
+        if own_kind(layer, PATCHABLE) is None:
+            raise ConversionError(
+                f"PatchedLayer was given {layer}; it takes {', '.join(kind.__name__ for kind in PATCHABLE)}."
+            )
+        if mixture.zero and own_kind(layer, WEIGHTED) is None:
+            raise ConversionError(f"a component fixed at 0 stands for dropped weights, which {layer} does not have.")
+        self.mixture = mixture
+        self._plain = (emptied(layer),)
+        generator = generator or torch.Generator().manual_seed(0)
+        self.patches = nn.ParameterDict(
+            {n: nn.Parameter(self._components(p, jitter, keep_weights, generator)) for n, p in layer.named_parameters()}
+        )
+        if mixture.zero:
+            self.patches["weight"].data /= 1 - mixture.zero  # the mean over assignments is the layer's own weight
+        for name, b in layer._buffers.items():
+            self.register_buffer(name, b, persistent=name not in layer._non_persistent_buffers_set)
+        first = next(layer.parameters())
+        logits = torch.zeros(mixture.components, dtype=first.dtype, device=first.device)
+        self.register_parameter("mixing", nn.Parameter(logits) if mixture.learned else None)
+        self._key = key if passes else None
+        drawn = passes and keeps_statistics(layer)
+        self.drawn = DrawnStatistics(passes, self._buffers["running_mean"]) if drawn else None  # type: ignore[arg-type]  # it has some
+
+    def _components(self, p: Tensor, jitter: float, keep_weights: bool, generator: torch.Generator) -> Tensor:
+        k = self.mixture.components
+        stack = p.detach().expand(k, *p.shape).clone()
+        if p.is_meta or k == 1:
+            return stack
+        if not keep_weights and not bool((p == p.flatten()[0]).all()):
+            return redrawn(p, p.shape, members=k, spread=1.0, generator=generator)
+        noise = torch.randn(k, *p.shape, generator=generator).to(p)
+        noise[0] = 0
+        return stack + jitter * p.detach().square().mean().sqrt() * noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output under one draw of the assignments."""
+        with draws_by_pass(self._key, self.training):
+            drawn = self._draw()
+        tensors = {**dict.fromkeys(self._plain[0]._parameters), **self._buffers, **drawn}
+        if self.drawn is not None and not self.training:
+            return self.drawn.normalise(self._plain[0], x, tensors)
+        return operate(self._plain[0], x, tensors, training=self.training)
+
+    def _draw(self) -> dict[str, Tensor]:
+        patches, mixture = dict(self.patches.items()), self.mixture
+        if mixture.zero:
+            weight = patches["weight"].squeeze(0)
+            shape = weight.shape if mixture.assignment == "scalar" else self._unit_shape(weight)
+            keep = draws.keep_mask(shape, mixture.zero, device=weight.device).to(weight.dtype)
+            return {n: p.squeeze(0) for n, p in patches.items()} | {"weight": weight * keep}
+        if mixture.components == 1:
+            return {n: p.squeeze(0) for n, p in patches.items()}
+        if mixture.assignment == "scalar":
+            return {n: self._mixed(p, tuple(p.shape[1:])) for n, p in patches.items()}
+        component = now().component
+        if mixture.assignment == "network" and component is not None:
+            return _picked(patches, component)
+        if self.mixing is not None:
+            parts = self._relaxed(())
+            return {n: (parts.view(-1, *(1,) * (p.dim() - 1)) * p).sum(0) for n, p in patches.items()}
+        first = next(iter(patches.values()))
+        return _picked(patches, draws.index(mixture.components, device=first.device))
+
+    def _mixed(self, components: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor whose every scalar comes from a component of its own."""
+        if self.mixing is not None:
+            return (self._relaxed(shape) * components).sum(0)
+        assigned = draws.integers(self.mixture.components, (1, *shape), device=components.device)
+        return components.gather(0, assigned).squeeze(0)
+
+    def _relaxed(self, shape: tuple[int, ...]) -> Tensor:
+        """Return assignments (component, *shape): one-hot in value, with the gradient of a softmax."""
+        assert self.mixing is not None
+        uniform = draws.uniform((self.mixture.components, *shape), like=self.mixing)
+        scores = self.mixing.log_softmax(0).view(-1, *(1,) * len(shape)) - (-uniform.log()).log()
+        soft = (scores / self.mixture.temperature).softmax(0)
+        hard = torch.zeros_like(soft).scatter(0, scores.argmax(0, keepdim=True), 1.0)
+        return hard + soft - soft.detach()
+
+    def _unit_shape(self, weight: Tensor) -> tuple[int, ...]:
+        transposed = isinstance(self._plain[0], nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+        axis = 0 if transposed else 1
+        return tuple(size if i == axis else 1 for i, size in enumerate(weight.shape))
+
+    def probabilities(self) -> Tensor:
+        """Return the mixing probabilities of the trained components."""
+        if self.mixing is not None:
+            return self.mixing.softmax(0)
+        first = next(iter(self.patches.values()))
+        return torch.full((len(first),), (1 - self.mixture.zero) / len(first), dtype=first.dtype, device=first.device)
+
+    def plain(self) -> nn.Module:
+        """Return the plain layer at the mean over assignments."""
+        p = self.probabilities().detach()
+        means = {n: torch.tensordot(p, c.detach(), dims=1) for n, c in self.patches.items()}
+        if self.mixture.zero:
+            means |= {n: c.detach().squeeze(0) for n, c in self.patches.items() if n != "weight"}
+        return filled(self._plain[0], {**dict.fromkeys(self._plain[0]._parameters), **self._buffers, **means})
+
+    def extra_repr(self) -> str:
+        """Return the plain layer and how it is drawn."""
+        m = self.mixture
+        return f"{self._plain[0]}, components={m.components}, assignment={m.assignment!r}"
+
+
+class PatchedNetwork(nn.Module):
+    """A network of patched layers whose assignments are all the same: one draw for every pass.
+
+    Args:
+        network: holds patched layers with assignment='network'; taken over, not copied.
+        components: K.
+        key: of the draws by pass in evaluation mode, see `PatchedLayer`; None follows the running draws.
+    """
+
+    def __init__(self, network: nn.Module, *, components: int, key: int | None = None):
+        super().__init__()
+        self.network, self.components, self._key = network, components, key
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of one of the K networks."""
+        with draws_by_pass(self._key, self.training):
+            component = draws.index(self.components, device=x.device)
+        with under(component=component):
+            return self.network(x)
+
+
+def draws_by_pass(key: int | None, training: bool) -> AbstractContextManager[None]:
+    """Return a block in which draws of evaluation mode follow from the number of the pass alone."""
+    return nullcontext() if training or key is None else draws.repeated(key)
+
+
+def _picked(patches: dict[str, Tensor], component: int | Tensor) -> dict[str, Tensor]:
+    """Return one component of every tensor; its number is a tensor (1,) where vmap maps it."""
+    if isinstance(component, int):
+        return {n: p[component] for n, p in patches.items()}
+    return {n: p.index_select(0, component).squeeze(0) for n, p in patches.items()}

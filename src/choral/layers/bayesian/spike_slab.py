@@ -1,0 +1,181 @@
+"""Layers with a node spike-and-slab posterior: Gaussian weights behind one Bernoulli gate for each output node.
+
+Node j has a gate z_j ~ Bernoulli(gamma_j) shared by all weights and the bias that enter it. The forward pass uses the
+hard gate, eta_j > 0, the backward pass the gradient of the relaxed one, sigmoid(eta_j / temperature), where
+eta_j = logit(gamma_j) + log(u / (1 - u)) with u uniform. The buffer `frozen_gate` fixes gates: -1 leaves a gate free, 0
+or 1 is its value from then on (`choral.bayes.posteriors.freeze_gates`). Within `choral.layers.bayesian.sampling.at_means` a node is
+in when gamma is above one half. The penalty that belongs to these layers is `choral.objectives.kl.SpikeSlabKL`.
+
+Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and
+appendix A.
+"""
+
+import math
+from abc import ABC
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import draws
+from choral.base.errors import InputError
+from choral.layers.bayesian.gaussian import RHO_START
+from choral.layers.bayesian.sampling import (
+    Sized,
+    add_posterior,
+    copy_means,
+    describe,
+    draw,
+    fresh_weights,
+    means_wanted,
+    operation_of,
+    twin_arguments,
+)
+
+GAMMA_START = 0.99
+
+
+class SpikeSlabLayer(Sized, ABC):
+    """A linear map or convolution with Gaussian weights and a gate for each output node; use its named kinds.
+
+    Args:
+        *arguments: those of the plain layer, by position or by name.
+        rho: as in `choral.layers.bayesian.gaussian.GaussianLayer`.
+        gamma: inclusion probability every node starts with, between 0 and 1, ends excluded.
+        temperature: of the relaxed gate (tau).
+        sampled_gates: whether gates are drawn in evaluation mode too. If not, a node is in or out there as is more likely
+            (the median probability model), and only weights are drawn. BatchNorm behind a gated layer needs that: its running
+            variance also counts the passes in which a node was out, so a node that is rarely in would be blown up by 1 /
+            sqrt(gamma) whenever it is drawn.
+        generator: a generator for the first means; torch's own if None.
+        device: where the parameters live.
+        dtype: their type.
+        **options: more arguments of the plain layer.
+    """
+
+    plain_kind: ClassVar[type[nn.Module]]
+    weight_mean: nn.Parameter
+    weight_rho: nn.Parameter
+    bias_mean: nn.Parameter | None
+    bias_rho: nn.Parameter | None
+    frozen_gate: Tensor
+
+    def __init__(
+        self,
+        *arguments: Any,
+        rho: float = RHO_START,
+        gamma: float = GAMMA_START,
+        temperature: float = 0.5,
+        sampled_gates: bool = False,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        super().__init__()
+        if not 0 < gamma < 1:
+            raise InputError(f"gamma={gamma!r}, but an inclusion probability starts between 0 and 1, ends excluded.")
+        self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
+        self.temperature = temperature
+        self.sampled_gates = sampled_gates
+        weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
+        add_posterior(self, "weight", weight, rho)
+        add_posterior(self, "bias", bias, rho)
+        nodes = self.operation.outputs
+        logit = math.log(gamma) - math.log1p(-gamma)
+        self.gate_logit = nn.Parameter(torch.full((nodes,), logit, device=device, dtype=dtype))
+        self.register_buffer("frozen_gate", torch.full((nodes,), -1.0, device=device, dtype=dtype))
+
+    def gate(self) -> Tensor:
+        """Return the gates of one pass, exactly 0 or 1; if they are drawn, with the gradient of the relaxed gates."""
+        if means_wanted() or not (self.training or self.sampled_gates):
+            drawn = (self.gate_logit > 0).to(self.gate_logit.dtype)
+        else:
+            u = draws.uniform(self.gate_logit.shape, like=self.gate_logit)
+            eta = self.gate_logit + u.log() - (-u).log1p()
+            relaxed = (eta / self.temperature).sigmoid()
+            drawn = (eta > 0).to(eta.dtype) + (relaxed - relaxed.detach())
+        return torch.where(self.frozen_gate < 0, drawn, self.frozen_gate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output under one draw of the gates and weights."""
+        weight, bias, gate = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho), self.gate()
+        weight = weight * gate.view((-1,) + (1,) * (weight.dim() - 1))
+        return self.operation(x, weight, None if bias is None else bias * gate)
+
+    def plain(self) -> nn.Module:
+        """Return a plain layer with the posterior means as weights, zero for nodes that are out."""
+        gate = torch.where(self.frozen_gate < 0, (self.gate_logit > 0).to(self.frozen_gate), self.frozen_gate)
+        weight = self.weight_mean * gate.view((-1,) + (1,) * (self.weight_mean.dim() - 1))
+        return self.operation.plain(weight, None if self.bias_mean is None else self.bias_mean * gate)
+
+    def extra_repr(self) -> str:
+        """Return the arguments of the plain layer."""
+        return describe(self.operation)
+
+
+class SpikeSlabLinear(SpikeSlabLayer):
+    """`nn.Linear` with Gaussian weights and a gate for each output feature.
+
+    >>> layer = SpikeSlabLinear(3, 2)
+    >>> [round(gamma, 2) for gamma in layer.gate_logit.sigmoid().tolist()]
+    [0.99, 0.99]
+    """
+
+    plain_kind = nn.Linear
+
+
+class SpikeSlabConv1d(SpikeSlabLayer):
+    """`nn.Conv1d` with Gaussian weights and a gate for each output channel."""
+
+    plain_kind = nn.Conv1d
+
+
+class SpikeSlabConv2d(SpikeSlabLayer):
+    """`nn.Conv2d` with Gaussian weights and a gate for each output channel."""
+
+    plain_kind = nn.Conv2d
+
+
+class SpikeSlabConv3d(SpikeSlabLayer):
+    """`nn.Conv3d` with Gaussian weights and a gate for each output channel."""
+
+    plain_kind = nn.Conv3d
+
+
+_KINDS: dict[type[nn.Module], type[SpikeSlabLayer]] = {
+    kind.plain_kind: kind for kind in (SpikeSlabLinear, SpikeSlabConv1d, SpikeSlabConv2d, SpikeSlabConv3d)
+}
+
+
+def spike_slab_twin(
+    layer: nn.Module,
+    *,
+    keep_weights: bool = False,
+    rho: float = RHO_START,
+    gamma: float = GAMMA_START,
+    temperature: float = 0.5,
+    sampled_gates: bool = False,
+    generator: torch.Generator | None = None,
+) -> SpikeSlabLayer | None:
+    """Return the spike-and-slab layer that stands for a plain linear map or convolution, or None for anything else.
+
+    Args:
+        layer: any module.
+        keep_weights: means start at the plain layer's weights instead of fresh draws.
+        rho: as in `SpikeSlabLayer`, as are the rest.
+        gamma: see there.
+        temperature: see there.
+        sampled_gates: see there.
+        generator: see there.
+    """
+    kind = _KINDS.get(type(layer))
+    if kind is None:
+        return None
+    arguments = twin_arguments(layer)
+    twin = kind(
+        **arguments, rho=rho, gamma=gamma, temperature=temperature, sampled_gates=sampled_gates, generator=generator
+    )
+    if keep_weights:
+        copy_means(twin, layer)
+    return twin

@@ -1,0 +1,1 @@
+"""Several members in one module tree."""

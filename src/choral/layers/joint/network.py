@@ -1,0 +1,287 @@
+"""Joint: one module tree that holds several members and runs them in one of three ways.
+
+Some tensors of the tree carry a member axis in front (they are *stacked*), the others are shared by all members. A tree
+like that can be run
+
+- `loop`: member after member, each pass with that member's slices - the plain layers, the plain kernels;
+- `grouped`: all members side by side, under `torch.func.vmap` or, for most packed networks of convolutions, on the channel axis -
+  convolutions become grouped convolutions, and what does not depend on the member (a shared trunk) is computed once;
+- `matmul`: all members together with the members folded into the batch axis - matrix products become batched ones.
+
+In the first two a layer sees tensors without the member axis and is the plain layer. In the third it sees the member
+axis and must know what to do: layers that do are `Foldable`. The result is the same up to rounding (with `matmul`, dropout
+draws other numbers), and the way can be changed at any time by setting `kernel`; `tune` measures which one is fastest.
+"""
+
+import copy
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from choral.base import draws, rng
+from choral.base.errors import ConversionError, InputError
+from choral.base.mapping import vmap
+from choral.layers.conversion.convert import swap
+from choral.layers.conversion.operations import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
+from choral.layers.joint.weighted import fold, unfold
+
+KERNELS = ("loop", "grouped", "matmul")
+_FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+# what vmap has no rule for, or only a slow one
+_LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+
+
+class _Composite(TorchFunctionMode):
+    """Within it, torch's attention layers do not take their fused path, which has no rule for vmap."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Foldable(nn.Module, ABC):
+    """A layer that reads a folded batch (member * batch, ...) whenever its tensors carry the member axis.
+
+    With tensors of one member only it is the plain layer, and `plain` returns that layer. `own` names its tensors that
+    carry the member axis.
+    """
+
+    own: tuple[str, ...] = ()
+    dims: int = 0  # spatial axes of a convolution
+
+    @abstractmethod
+    def plain(self) -> nn.Module:
+        """Return the plain layer that does the same, when the tensors hold one member only."""
+
+
+class Joint(nn.Module):
+    """Several members in one module tree.
+
+    Args:
+        network: the tree; taken over, not copied.
+        members: how many members the stacked tensors hold.
+        stacked: names of the parameters and buffers that carry the member axis; those its `Foldable` layers own if None.
+        kernel: 'loop', 'grouped', 'matmul', or 'auto': what was fastest in our measurements for the kinds of layers and
+            the device (see `usual_kernel`); 'measured' is the same until something is measured (`tune`, or `fit`).
+        own_inputs: whether every member reads inputs of its own.
+
+    Shapes: (batch, ...) or, with own_inputs, (member, batch, ...) -> (member, batch, ...).
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        members: int,
+        stacked: Iterable[str] | None = None,
+        kernel: str = "auto",
+        own_inputs: bool = False,
+    ):
+        super().__init__()
+        self.network = network
+        self.members = members
+        self.stacked = frozenset(_owned(network) if stacked is None else stacked)
+        self.own_inputs = own_inputs
+        names = list(network.named_parameters(remove_duplicate=False))
+        self._fusible = any(isinstance(m, _FUSIBLE) for m in network.modules())
+        self._tied = len({id(p) for _, p in names}) < len(names)
+        self.kernel = usual_kernel(self) if kernel in ("auto", "measured") else self.checked(kernel)
+
+    def checked(self, kernel: str) -> str:
+        """Return the kernel if it can run this tree; raises ConversionError with the reason if it cannot."""
+        if kernel not in KERNELS:
+            raise InputError(f"kernel is {kernel!r}; give one of {', '.join(KERNELS)}, auto or measured.")
+        obstacle = self.obstacle(kernel)
+        if obstacle:
+            raise ConversionError(f"kernel={kernel!r} cannot run this network: {obstacle}; use kernel='loop'.")
+        return kernel
+
+    def obstacle(self, kernel: str) -> str:
+        """Return why a kernel cannot run this tree, or an empty string."""
+        apart = self.own_inputs  # whether members differ by now, in the order in which layers were registered
+        for name, module in self.network.named_modules():
+            kind = type(module).__name__
+            own = [n for n, _ in (*module.named_parameters(name, False), *module.named_buffers(name, False))]
+            apart = apart or not self.stacked.isdisjoint(own)
+            if kernel == "grouped" and apart and isinstance(module, nn.RNNBase):
+                return f"torch.func.vmap has no rule for {kind} ({name!r})"
+            if kernel == "matmul" and isinstance(module, BATCH_NORMS):
+                return f"{kind} ({name!r}) would mix the statistics of members folded into one batch"
+            if kernel == "matmul" and not isinstance(module, Foldable) and not self.stacked.isdisjoint(own):
+                return f"{kind} ({name!r}) cannot read members folded into the batch"
+        return ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of every member."""
+        if self.members == 1:
+            return self._loop(x)
+        return {"loop": self._loop, "grouped": self.together, "matmul": self._matmul}[self.kernel](x)
+
+    def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the stacked parameters and the stacked buffers, as they stand in the tree now."""
+        params: dict[str, Tensor] = {n: p for n, p in self.network.named_parameters() if n in self.stacked}
+        return params, {n: b for n, b in self.network.named_buffers() if n in self.stacked}
+
+    def _call(self, own: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(self.network, own, (x,), tie_weights=self._tied)
+
+    def _loop(self, x: Tensor) -> Tensor:
+        params, buffers = self._tensors()
+        parts = {n: p.unbind() for n, p in params.items()}  # one unbind has one backward, which stacks the gradients
+        streams, outputs = draws.branch(), []
+        for i in range(self.members):
+            # written back afterwards: under an outer vmap, BatchNorm does not write into a part of a tensor
+            own = {n: b[i].clone() for n, b in buffers.items()}
+            with streams.member(i):
+                outputs.append(self._call({n: p[i] for n, p in parts.items()} | own, x[i] if self.own_inputs else x))
+            if self.training:
+                for n, b in buffers.items():
+                    b[i].copy_(own[n])
+        return torch.stack(outputs)
+
+    def is_faster_together(self) -> bool:
+        """Return whether convolutions of all members at once are faster than one member after the other on a CPU."""
+        return False
+
+    def together(self, x: Tensor) -> Tensor:
+        """Run all members side by side, mapped by `torch.func.vmap`."""
+        params, buffers = self._tensors()
+        streams = draws.branch()
+
+        def one(params: dict[str, Tensor], buffers: dict[str, Tensor], index: Tensor, x: Tensor) -> Tensor:
+            with streams.member(index):
+                return self._call(params | buffers, x)
+
+        mapped = vmap(one, in_dims=(0, 0, 0, 0 if self.own_inputs else None), randomness="different")
+        index = torch.arange(self.members, dtype=torch.int32, device=x.device)
+        with _Composite() if self._fusible else nullcontext():
+            return mapped(params, buffers, index, x)
+
+    def _matmul(self, x: Tensor) -> Tensor:
+        x = x if self.own_inputs else x.expand(self.members, *x.shape)
+        return unfold(self.network(fold(x)), self.members)
+
+    def member(self, index: int) -> nn.Module:
+        """Return member `index` as a plain network with tensors of its own, in the training mode of this one."""
+        if not 0 <= index < self.members:
+            raise InputError(f"member {index} does not exist; this network has members 0 to {self.members - 1}.")
+
+        copied = copy.deepcopy(self.network)
+        slices: dict[int, Tensor] = {}
+        for name, t in (*copied.named_parameters(), *copied.named_buffers()):
+            if name in self.stacked:
+                own = t[index].detach().clone()
+                slices[id(t)] = nn.Parameter(own, t.requires_grad) if isinstance(t, nn.Parameter) else own
+        for module in list(copied.modules()):
+            for name, held in {**module._parameters, **module._buffers}.items():
+                if id(held) in slices:  # set as an attribute: recurrent layers keep a second list of their weights
+                    setattr(module, name, slices[id(held)])
+        return swap(copied, lambda _, module: module.plain() if isinstance(module, Foldable) else None)
+
+    def to(self, *args: Any, memory_format: torch.memory_format | None = None, **kwargs: Any) -> "Joint":
+        """Move the network; channels_last orders the axes of each member's part of stacked convolution weights.
+
+        Convolutions follow the order of their weights, so inputs need not be reordered.
+        """
+        super().to(*args, **kwargs)
+        if memory_format is not None:
+            for name, p in self.network.named_parameters():
+                lead = name in self.stacked
+                if p.dim() - lead == (5 if memory_format == torch.channels_last_3d else 4):
+                    flat = p.data.flatten(0, 1) if lead else p.data
+                    laid = flat.contiguous(memory_format=memory_format)
+                    p.data = laid.unflatten(0, p.shape[:2]) if lead else laid
+        return self
+
+    def extra_repr(self) -> str:
+        """Return the members and how they are run."""
+        return f"members={self.members}, kernel={self.kernel!r}"
+
+
+def channels_last(network: nn.Module) -> nn.Module:
+    """Return the network with channels last in the weights of its convolutions; stacks of other layers keep their order.
+
+    torch's own `to` fails for weights of five axes, such as the components of a patched convolution.
+    """
+    if isinstance(network, Joint):
+        return network.to(memory_format=torch.channels_last)
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return network
+
+
+def _owned(network: nn.Module) -> Iterable[str]:
+    for name, module in network.named_modules():
+        if isinstance(module, Foldable):
+            yield from (f"{name}.{key}" if name else key for key in module.own)
+
+
+def usual_kernel(joint: Joint) -> str:
+    """Return the kernel that was fastest for such networks when we measured (benchmarks/shared_speed.py).
+
+    On a CPU, networks of linear maps run fastest as batched matrix products, packed convolutions with members abreast on
+    the channel axis, and other convolutional networks member by member, unless narrow members would have to share each operation
+    between several threads. On other devices, where every launch costs, convolutions are always grouped.
+    """
+    kinds = [type(m) for m in joint.network.modules()]
+    convolving = any(issubclass(k, CONVOLUTIONS + TRANSPOSED) for k in kinds) or any(
+        m.dims for m in joint.network.modules() if isinstance(m, Foldable)
+    )
+    device = next((p.device.type for p in joint.network.parameters()), "cpu")
+    if any(issubclass(k, _LOOPED) for k in kinds) or joint.obstacle("grouped"):
+        return "loop"
+    if convolving:
+        return "loop" if device in ("cpu", "meta") and not joint.is_faster_together() else "grouped"
+    return "grouped" if joint.obstacle("matmul") else "matmul"
+
+
+def tune(
+    joint: Joint,
+    x: Tensor,
+    *,
+    repeats: int = 5,
+    kernels: Sequence[str] = KERNELS,
+    loss: Callable[[Tensor], Tensor] = torch.Tensor.sum,
+) -> dict[str, float]:
+    """Measure a forward and backward pass with each kernel, set the fastest, and return the median seconds of each.
+
+    The choice is an ordinary attribute (`joint.kernel`): write it into the structure's `kernel=` to make it part of a
+    plan. Gradients, buffers and the global generator are left as they were.
+
+    Args:
+        joint: what `Packed(...).convert` and its like return.
+        x: a batch of the size and device that training will use.
+        repeats: passes timed for each kernel, interleaved.
+        kernels: which to try; those that cannot run the network are left out.
+        loss: makes a scalar of the outputs.
+    """
+    able = [k for k in kernels if not joint.obstacle(k)]
+    if not able:
+        raise ConversionError(f"none of the kernels {', '.join(kernels)} can run this network.")
+    before = {n: b.clone() for n, b in joint.named_buffers()}
+    params = [p for p in joint.parameters() if p.requires_grad]
+    seconds: dict[str, list[float]] = {k: [] for k in able}
+    with rng.seeded(0, "tune"):
+        for turn in range(repeats + 1):  # the first turn warms up
+            for kernel in able:
+                joint.kernel = kernel
+                start = time.perf_counter()
+                torch.autograd.grad(loss(joint(x)), params, allow_unused=True)
+                if x.device.type == "cuda":
+                    torch.cuda.synchronize(x.device)
+                if turn:
+                    seconds[kernel].append(time.perf_counter() - start)
+    with torch.no_grad():
+        for n, b in joint.named_buffers():
+            b.copy_(before[n])
+    medians = {k: statistics.median(v) for k, v in seconds.items()}
+    joint.kernel = min(medians, key=medians.__getitem__)
+    return medians

@@ -1,0 +1,1 @@
+"""Faster ways to run the same layers; each says what it gains."""

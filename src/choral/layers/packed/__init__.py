@@ -1,0 +1,1 @@
+"""Packed networks: narrower members side by side."""

@@ -1,0 +1,348 @@
+"""Layers of one member of a packed ensemble: the plain layer with its inner widths scaled, and its tensors redrawn.
+
+A Packed-Ensemble PE-(alpha, M, gamma) is M networks of alpha / M times the width that do not see each other. So it is
+enough to resize every layer for one member and to stack the members' tensors. A `Narrowing` holds the settings, resizes
+the layers it is shown and keeps a list of what became of them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from choral.base.errors import ConversionError
+from choral.layers.conversion.operations import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
+from choral.layers.frn import FilterResponseNorm
+from choral.layers.packed.grouped import GroupedLinear
+
+CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+
+
+@dataclass(frozen=True)
+class Width:
+    """What became of one layer: its sizes in the plain network and in one member, its gamma, and a remark."""
+
+    name: str
+    kind: str
+    plain: tuple[int, ...]
+    member: tuple[int, ...]
+    subgroups: int = 1
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer stands: reads the input, gives the output, lies between them, starts a block, follows channels."""
+
+    first: bool = False
+    last: bool = False
+    inner: bool = True
+    starts_block: bool = False
+    channels_before: int = 0
+
+
+class Narrowing:
+    """Resizes layers for one member and stacks redrawn tensors for all of them.
+
+    Args:
+        members: M.
+        ratio: width of a member over width of the plain network, alpha / M.
+        subgroups: gamma, groups within a member.
+        minimum_channels: gamma is lowered where a group would have fewer input channels.
+        generator: draws the new tensors.
+    """
+
+    def __init__(
+        self, *, members: int, ratio: Fraction, subgroups: int, minimum_channels: int, generator: torch.Generator
+    ):
+        self.members, self.ratio = members, ratio
+        self.subgroups, self.minimum_channels = subgroups, minimum_channels
+        self.generator = generator
+        self.widths: list[Width] = []
+        self._stacked: dict[int, tuple[Tensor, Tensor]] = {}  # plain tensor (kept alive) and its stacked successor
+
+    def scaled(self, width: int) -> int:
+        """Return a width of a member, rounded up."""
+        return math.ceil(width * self.ratio)
+
+    def resize(self, name: str, layer: nn.Module, place: Place) -> nn.Module | None:
+        """Resize a layer in place (or return another in its stead); None for kinds that have no widths."""
+        for kinds, rule in _RULES:
+            if isinstance(layer, kinds):
+                _refuse_odd(name, layer)
+                return rule(self, name, layer, place)
+        return None
+
+    def note(self, name: str, layer: nn.Module, plain: Sequence[int], member: Sequence[int], **more: Any) -> None:
+        """Remember what became of a layer."""
+        remarks = [more.pop("remark", "")]
+        for before, after in dict(zip(plain, member)).items():
+            if after not in (before, before * self.ratio):
+                remarks.append(f"{float(before * self.ratio):.2f} rounded up to {after}")
+        kind = type(layer).__name__
+        text = "; ".join(r for r in remarks if r)
+        self.widths.append(Width(name, kind, tuple(plain), tuple(member), remark=text, **more))
+
+    def put(self, layer: nn.Module, name: str, shape: Sequence[int], *, spread: float = 1.0) -> None:
+        """Replace a tensor of a layer by the members' redrawn tensors of another shape."""
+        plain = {**layer._buffers, **layer._parameters}.get(name)
+        if plain is None:
+            return
+        if id(plain) not in self._stacked:
+            stack = redrawn(plain, shape, members=self.members, spread=spread, generator=self.generator)
+            param = isinstance(plain, nn.Parameter)
+            self._stacked[id(plain)] = (plain, nn.Parameter(stack, plain.requires_grad) if param else stack)
+        new = self._stacked[id(plain)][1]
+        if new.shape[1:] != torch.Size(shape):
+            raise ConversionError(
+                f"parameter {name!r} of {layer} is tied to another of shape {tuple(new.shape[1:])} in a member, but here it "
+                f"would be {tuple(shape)}; untie the two before converting."
+            )
+        setattr(layer, name, new)
+
+    def stacked(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is one of the stacked ones."""
+        return any(new is tensor for _, new in self._stacked.values())
+
+    def gamma(self, inputs: int, outputs: int, groups: int, place: Place) -> tuple[int, str]:
+        """Return the effective gamma of a layer, and why it is lower than asked for."""
+        if self.subgroups == 1 or place.first or place.last:
+            return 1, ""
+        if place.starts_block:
+            return 1, "first layer of a block: subgroups=1"
+        for g in range(self.subgroups, 0, -1):
+            whole = inputs % (groups * g) == 0 and outputs % (groups * g) == 0
+            if g == 1 or (whole and inputs // (groups * g) >= self.minimum_channels):
+                break
+        if g == self.subgroups:
+            return g, ""
+        return (
+            g,
+            f"subgroups lowered from {self.subgroups} to {g}: {inputs} channels in {groups * self.subgroups} groups",
+        )
+
+
+def redrawn(plain: Tensor, shape: Sequence[int], *, members: int, spread: float, generator: torch.Generator) -> Tensor:
+    """Return members' tensors (member, *shape) drawn from the values of a plain tensor.
+
+    Values are drawn with replacement and multiplied by `spread`, so whatever initialisation the network has chosen -
+    constants, zeros, uniform, normal - stays what it is. Constant tensors stay constant, and where the shape has not changed
+    the first member keeps the very values.
+    """
+    plain = plain.detach()
+    shape = tuple(shape)
+    if plain.is_meta:
+        return torch.empty((members, *shape), dtype=plain.dtype, device=plain.device)
+    values = plain.flatten()
+    same = tuple(plain.shape) == shape
+    if same and (members == 1 or not plain.is_floating_point()):
+        return plain.expand(members, *shape).clone()
+    if bool((values == values[0]).all()):
+        return values[0].expand(members, *shape).clone()
+    pick = torch.randint(len(values), (members, *shape), generator=generator).to(plain.device)
+    drawn = values[pick] * spread
+    if same:
+        drawn[0] = plain
+    return drawn
+
+
+def _refuse_odd(name: str, layer: nn.Module) -> None:
+    if parametrize.is_parametrized(layer):
+        raise ConversionError(
+            f"layer {name!r} ({type(layer).__name__}) has parametrised weights, which have no width of their own; "
+            "remove the parametrisation (torch.nn.utils.parametrize.remove_parametrizations) before converting."
+        )
+    if any(is_lazy(p) for p in layer.parameters()):
+        raise ConversionError(f"layer {name!r} has no shape yet; run the plain network once before converting.")
+
+
+def _linear(n: Narrowing, name: str, layer: nn.Linear, place: Place) -> nn.Module:
+    inputs, outputs = _ends(n, layer.in_features, layer.out_features, place)
+    g, why = n.gamma(inputs, outputs, 1, place)
+    n.note(name, layer, (layer.in_features, layer.out_features), (inputs, outputs), subgroups=g, remark=why)
+    spread = (layer.in_features * g / inputs) ** 0.5
+    made: nn.Linear | GroupedLinear = layer
+    if g > 1:
+        made = GroupedLinear(inputs, outputs, groups=g, bias=layer.bias is not None)
+        for key, p in layer._parameters.items():
+            made.register_parameter(key, p)
+    made.in_features, made.out_features = inputs, outputs
+    n.put(made, "weight", (outputs, inputs // g), spread=spread)
+    n.put(made, "bias", (outputs,), spread=spread)
+    return made
+
+
+def _ends(n: Narrowing, inputs: int, outputs: int, place: Place) -> tuple[int, int]:
+    """Return the inputs and outputs of one member; flattened images keep their pixels."""
+    before = place.channels_before
+    if place.first:
+        narrowed = inputs
+    elif before > 1 and inputs % before == 0:
+        narrowed = n.scaled(before) * (inputs // before)
+    else:
+        narrowed = n.scaled(inputs)
+    return narrowed, outputs if place.last else n.scaled(outputs)
+
+
+def _convolution(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+    plain = (layer.in_channels, layer.out_channels)
+    inputs = plain[0] if place.first else n.scaled(plain[0])
+    outputs = plain[1] if place.last else n.scaled(plain[1])
+    depthwise = layer.groups > 1 and layer.groups == layer.in_channels
+    groups = inputs if depthwise else layer.groups
+    if inputs % groups or outputs % groups:
+        raise ConversionError(
+            f"layer {name!r} has {layer.groups} groups, but {inputs} input and {outputs} output channels in a member; "
+            f"choose width and members so that {groups} divides both."
+        )
+    g, why = (1, "") if depthwise else n.gamma(inputs, outputs, groups, place)
+    n.note(name, layer, plain, (inputs, outputs), subgroups=g, remark=why)
+    old = layer.weight.shape[1]
+    layer.in_channels, layer.out_channels, layer.groups = inputs, outputs, groups * g
+    lead, rest = (inputs, outputs) if isinstance(layer, TRANSPOSED) else (outputs, inputs)
+    new = rest // layer.groups
+    spread = (old / new) ** 0.5
+    n.put(layer, "weight", (lead, new, *layer.kernel_size), spread=spread)
+    n.put(layer, "bias", (outputs,), spread=spread)
+    return layer
+
+
+def _norm(size: str) -> Callable[[Narrowing, str, Any, Place], nn.Module]:
+    def rule(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+        plain = getattr(layer, size)
+        channels = n.scaled(plain) if place.inner else plain
+        setattr(layer, size, channels)
+        remark = ""
+        if isinstance(layer, nn.GroupNorm):
+            kept = Fraction(layer.num_groups) * channels / plain  # as many channels in a group as before, if possible
+            groups = int(kept) if kept.denominator == 1 else math.gcd(layer.num_groups, channels)
+            remark = f"{layer.num_groups} groups, {groups} in a member"
+            layer.num_groups = groups
+        for key in ("weight", "bias", "running_mean", "running_var", "tau"):
+            n.put(layer, key, (channels,))
+        for key in ("num_batches_tracked", "extra_eps"):
+            if getattr(layer, key, None) is not None:
+                n.put(layer, key, getattr(layer, key).shape)
+        n.note(name, layer, (plain,), (channels,), remark=remark)
+        return layer
+
+    return rule
+
+
+def _shaped_norm(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+    plain = layer.normalized_shape
+    shape = (n.scaled(plain[0]), *plain[1:]) if place.inner else plain
+    layer.normalized_shape = shape
+    n.put(layer, "weight", shape)
+    n.put(layer, "bias", shape)
+    n.note(name, layer, plain[:1], shape[:1])
+    return layer
+
+
+def _embedding(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+    plain = layer.embedding_dim
+    layer.embedding_dim = plain if place.last else n.scaled(plain)
+    padding = layer.padding_idx
+    blank = padding is not None and not layer.weight.is_meta and not bool(layer.weight[padding].any())
+    n.put(layer, "weight", (layer.num_embeddings, layer.embedding_dim))
+    if blank:
+        with torch.no_grad():
+            layer.weight[:, padding] = 0
+    n.note(name, layer, (plain,), (layer.embedding_dim,))
+    return layer
+
+
+def _attention(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+    if place.first or place.last:
+        raise ConversionError(
+            f"layer {name!r} (MultiheadAttention) reads the input or gives the output, so its width cannot be split among "
+            "members; put a linear map before and after it."
+        )
+    width, inner = layer.embed_dim, n.scaled(layer.embed_dim)
+    heads = layer.num_heads * n.ratio
+    wanted = int(heads) if heads.denominator == 1 and heads >= 1 else layer.num_heads
+    count = max(h for h in range(1, wanted + 1) if inner % h == 0)
+    n.note(name, layer, (width,), (inner,), remark=f"{layer.num_heads} heads, {count} in a member")
+    layer.embed_dim, layer.num_heads, layer.head_dim = inner, count, inner // count
+    layer.kdim, layer.vdim = n.scaled(layer.kdim), n.scaled(layer.vdim)
+    spread = (width / inner) ** 0.5
+    shapes = {
+        "in_proj_weight": (3 * inner, inner),
+        "q_proj_weight": (inner, inner),
+        "k_proj_weight": (inner, layer.kdim),
+        "v_proj_weight": (inner, layer.vdim),
+        "in_proj_bias": (3 * inner,),
+        "bias_k": (1, 1, inner),
+        "bias_v": (1, 1, inner),
+    }
+    for key, shape in shapes.items():
+        n.put(layer, key, shape, spread=spread)
+    out = layer.out_proj
+    out.in_features = out.out_features = inner
+    n.put(out, "weight", (inner, inner), spread=spread)
+    n.put(out, "bias", (inner,), spread=spread)
+    return layer
+
+
+def _recurrent(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+    plain = (layer.input_size, layer.hidden_size)
+    inputs = plain[0] if place.first else n.scaled(plain[0])
+    hidden = plain[1] if place.last else n.scaled(plain[1])
+    with torch.device("meta"):
+        if isinstance(layer, CELLS):
+            model = type(layer)(inputs, hidden, layer.bias)
+        else:
+            options = {k: getattr(layer, k) for k in ("num_layers", "bias", "batch_first", "dropout", "bidirectional")}
+            if layer.proj_size:
+                options["proj_size"] = n.scaled(layer.proj_size)
+            model = type(layer)(inputs, hidden, **options)
+    spread = (plain[1] / hidden) ** 0.5
+    for key, p in model.named_parameters():
+        n.put(layer, key, p.shape, spread=spread)
+    layer.input_size, layer.hidden_size = inputs, hidden
+    if not isinstance(layer, CELLS):
+        layer.proj_size = model.proj_size
+    n.note(name, layer, plain, (inputs, hidden))
+    return layer
+
+
+def _prelu(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+    plain = layer.num_parameters
+    layer.num_parameters = n.scaled(plain) if plain > 1 and place.inner else plain
+    n.put(layer, "weight", (layer.num_parameters,))
+    n.note(name, layer, (plain,), (layer.num_parameters,))
+    return layer
+
+
+def _unflatten(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+    channels, *rest = layer.unflattened_size
+    layer.unflattened_size = (n.scaled(channels), *rest)
+    n.note(name, layer, (channels,), (n.scaled(channels),))
+    return layer
+
+
+def _transformer(n: Narrowing, name: str, layer: Any, place: Place) -> None:
+    """Resize what the container checks; its layers are resized on their own."""
+    layer.d_model = n.scaled(layer.d_model)
+
+
+_RULES: tuple[tuple[Any, Callable[..., nn.Module | None]], ...] = (
+    (nn.Linear, _linear),
+    ((*CONVOLUTIONS, *TRANSPOSED), _convolution),
+    ((*BATCH_NORMS, *INSTANCE_NORMS), _norm("num_features")),
+    (nn.GroupNorm, _norm("num_channels")),
+    (FilterResponseNorm, _norm("channels")),
+    ((nn.LayerNorm, nn.RMSNorm), _shaped_norm),
+    ((nn.Embedding, nn.EmbeddingBag), _embedding),
+    (nn.MultiheadAttention, _attention),
+    ((nn.LSTM, nn.GRU, nn.RNN, *CELLS), _recurrent),
+    (nn.PReLU, _prelu),
+    (nn.Unflatten, _unflatten),
+    (nn.Transformer, _transformer),
+)

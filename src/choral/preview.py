@@ -1,0 +1,61 @@
+"""show: the plan as a tree with epochs, members, parameters and operations, before any training."""
+
+from typing import Any
+
+from torch import nn
+
+from choral.base.types import Build
+from choral.plan.cost import cost
+from choral.recipes.recipe import Recipe
+
+
+def show(recipe: Recipe, build: Build | nn.Module | None = None, data: Any = None) -> str:
+    """Return a recipe's plan in words, with its cost in units of one plain network.
+
+    Args:
+        recipe: the method.
+        build: the network; adds parameters of all members.
+        data: training data (x, y); adds training and prediction operations (FLOPs).
+
+    >>> from choral.recipes import deep_ensemble
+    >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
+    deep_ensemble: 2 member(s), 8 epochs, Independent
+    """
+    text = [str(recipe)]
+    if build is None:
+        return text[0]
+    from choral.data.sources import source_of
+    from choral.engine.flops import Flops
+    from choral.engine.forecast import forecast
+    from choral.fit import make_task
+    from choral.structures.base import Independent
+
+    networks = cost(recipe.plan).networks
+    if data is None:
+        import torch
+
+        from choral.engine.blueprint import Blueprint
+
+        def size(structure: Any) -> int:
+            made = Blueprint(build, structure, device=torch.device("cpu"), images=False).network()
+            return sum(p.numel() for p in made.parameters())
+
+        plain, joint = size(Independent()), size(recipe.structure)
+        text.append(
+            f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})"
+        )
+        return "\n".join(text)
+    source = source_of(data)
+    alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan))
+    one = Flops(alone, source)
+    whole = sum(p.numel() for p in alone.blueprint.network().parameters())
+    found = forecast(make_task(build, source, recipe), source, recipe.plan)
+    epochs = found.train_flops / (one.train(None) * source.points)
+    text.append(
+        f"parameters: {found.parameters:,} stored ({found.parameters / whole:.2f} x the plain network's {whole:,})"
+    )
+    text.append(
+        f"training: {found.train_flops:.3g} FLOPs ({epochs:.1f} epochs of the plain network, {epochs / recipe.epochs:.4f} x its "
+        f"operations in {recipe.epochs}); prediction: {found.predict_flops / one.predict(None):.2f} x the plain network"
+    )
+    return "\n".join(text)

@@ -1,0 +1,129 @@
+"""Training: how plain training phases are run, said once and shared by the phases of a recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from choral.base.errors import InputError, did_you_mean
+from choral.base.values import Value
+from choral.plan.operators import Reset, Start
+from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
+from choral.plan.phases import Collect, Every, Operator, Seq, Train, seq
+from choral.plan.schedule import Constant, Cosine, Linear, Schedule, Steps
+
+OPTIMISERS: dict[str, Optimiser] = {
+    "sgd": SGD(momentum=0.9, nesterov=True, weight_decay=5e-4),
+    "adam": Adam(),
+    "adamw": AdamW(),
+}
+SCHEDULES = ("cosine", "constant", "steps", "linear_drop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Value):
+    """Optimiser, rate, batch size and the usual schedule of a user's network.
+
+    Args:
+        rate: peak learning rate.
+        optimiser: what updates the weights.
+        batch_size: points in a batch.
+        schedule: shape of the rate in a full training: 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
+            'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end).
+        end: learning rate at the end of 'cosine'; the other shapes say where they end.
+    """
+
+    rate: float = 0.1
+    optimiser: Optimiser = OPTIMISERS["sgd"]
+    batch_size: int = 128
+    schedule: Literal["cosine", "constant", "steps", "linear_drop"] = "cosine"
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise InputError(
+                f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}."
+                + did_you_mean(str(self.schedule), SCHEDULES)
+            )
+        if self.rate <= 0:
+            raise InputError(f"rate is {self.rate}; give a learning rate above 0.")
+        if not 0 <= self.end <= self.rate or (self.end and self.schedule != "cosine"):
+            raise InputError(
+                f"end is {self.end} with rate {self.rate} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
+                "schedule 'cosine'."
+            )
+        if self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}; give 1 or more.")
+
+    def full(self) -> Schedule:
+        """Return the schedule of a full training."""
+        shapes: Mapping[str, Schedule] = {
+            "cosine": Cosine(self.rate, self.end),
+            "constant": Constant(self.rate),
+            "steps": Steps(self.rate),
+            "linear_drop": Linear(((0.0, self.rate), (0.5, self.rate), (0.9, self.rate / 100))),
+        }
+        return shapes[self.schedule]
+
+    def phase(
+        self,
+        epochs: int,
+        schedule: Schedule | None = None,
+        *,
+        memory: Literal["fresh", "carried"] = "fresh",
+        every: tuple[Every, ...] = (),
+        **changes: Any,
+    ) -> Train:
+        """Return a training phase with these settings; the schedule of a full training if none is given."""
+        return Train(
+            epochs=epochs,
+            schedule=schedule or self.full(),
+            optimiser=self.optimiser,
+            batch_size=self.batch_size,
+            memory=memory,
+            every=every,
+            **changes,
+        )
+
+    def without_decay(self) -> "Training":
+        """Return the same settings without weight decay, for objectives that hold the prior themselves."""
+        return replace(self, optimiser=replace(self.optimiser, weight_decay=0.0))
+
+    def whole(self, epochs: int, *, pretrained: bool = False, after: tuple[Operator, ...] = ()) -> Seq:
+        """Return the plan of methods whose members share one network: build it, train it for the budget, keep it.
+
+        Args:
+            epochs: the budget.
+            pretrained: start from the weights of the network handed to `fit` instead of drawing them.
+            after: operators on the trained network.
+        """
+        return seq(Start() if pretrained else Reset(), self.phase(epochs), *after, Collect())
+
+    def clipped(self, norm: float) -> "Training":
+        """Return the same settings with gradients clipped at a norm, unless they are clipped already."""
+        return self if self.optimiser.clip is not None else replace(self, optimiser=replace(self.optimiser, clip=norm))
+
+    def clipped_apart(self, *patterns: str) -> "Training":
+        """Return the same settings with the parameters that fit a pattern clipped by a norm of their own."""
+        apart = (*self.optimiser.apart, *(p for p in patterns if p not in self.optimiser.apart))
+        return replace(self, optimiser=replace(self.optimiser, apart=apart))
+
+    def with_rates(self, **factors: float) -> "Training":
+        """Return the same settings with rates of their own, as factors, for the parameters whose names end as given."""
+        own = tuple((f"*{ending}", factor) for ending, factor in factors.items() if factor != 1.0)
+        return replace(self, optimiser=replace(self.optimiser, rates=(*own, *self.optimiser.rates))) if own else self
+
+
+def share(epochs: int, members: int, *, least: int = 1) -> int:
+    """Return the epochs each of `members` members gets of a total; refuses too few.
+
+    >>> share(200, 6)
+    33
+    """
+    if members < 1:
+        raise InputError(f"members is {members}; give 1 or more.")
+    if epochs < members * least:
+        raise InputError(
+            f"epochs is {epochs}, too few for {members} members of at least {least} epoch(s) each; "
+            f"give at least {members * least} epochs or fewer members."
+        )
+    return epochs // members

@@ -1,0 +1,47 @@
+import pytest
+import torch
+from torch import distributions as d
+
+from choral.ensemble.predictions import Classification, Regression
+
+G = torch.Generator().manual_seed(0)
+
+
+def test_entropies_by_hand():
+    certain, opposite = torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]])
+    p = Classification(torch.stack([certain, opposite]))
+    assert p.probs.tolist() == [[0.5, 0.5]]
+    assert float(p.entropy) == pytest.approx(0.693147, abs=1e-5)
+    assert float(p.aleatoric) == pytest.approx(0, abs=1e-5)
+    assert float(p.mutual_information) == pytest.approx(0.693147, abs=1e-5)
+    assert float(p.variation_ratio) == 0.5
+    same = Classification(torch.stack([certain, certain]))
+    assert float(same.mutual_information) == 0
+    assert float(same.max_logit) == 100
+
+
+def test_logits_averaging_is_a_choice():
+    logits = torch.randn(3, 5, 4, generator=G)
+    assert torch.allclose(Classification(logits, "logits").probs, logits.mean(0).softmax(-1))
+    assert torch.allclose(Classification(logits).probs, logits.softmax(-1).mean(0))
+
+
+def test_mixture_moments_match_samples():
+    means, variances = torch.randn(4, 3, 1, generator=G), torch.rand(4, 3, 1, generator=G) + 0.1
+    p = Regression(means, variances)
+    torch.manual_seed(0)
+    samples = torch.stack([d.Normal(means[w_], variances[w_].sqrt()).sample((50_000,)) for w_ in range(4)]).flatten(
+        0, 1
+    )
+    assert torch.allclose(samples.mean(0), p.mean, atol=0.02)
+    assert torch.allclose(samples.var(0), p.variance, rtol=0.03)
+    assert torch.allclose(p.variance, p.aleatoric + p.epistemic)
+    low, high = p.interval(0.95)
+    assert torch.allclose((high - low) / p.std, torch.full_like(p.std, 2 * 1.959964), atol=1e-4)
+
+
+def test_weights_of_members_are_honoured():
+    logits = torch.randn(2, 3, 4, generator=G)
+    assert torch.allclose(Classification(logits, weights=(1.0, 0.0)).probs, logits[0].softmax(-1))
+    means = torch.randn(2, 3, 1, generator=G)
+    assert torch.allclose(Regression(means, means**2, weights=(0.0, 1.0)).mean, means[1])

@@ -1,0 +1,414 @@
+"""What is read from files: damaged bits, hostile headers, old formats, and writers at work at the same time."""
+
+import copy
+import json
+import multiprocessing
+import os
+import struct
+import time
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import choral
+from choral import models
+from choral.base.errors import ChoralError, InputError, RunError
+from choral.data import arrays
+from choral.data.arrays import read_arrays
+from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
+from choral.fit import fit
+from choral.judging.compare import compare
+from choral.plan import Adam, Collect, Reset, Train, fork, seq
+from choral.posthoc import ConformalSets, MemberSelection, StackingWeights, Temperature
+from choral.recipes import make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
+
+G = torch.Generator().manual_seed(0)
+X, Y = torch.randn(40, 3, generator=G), torch.randint(0, 2, (40,), generator=G)
+QUICK = Training(optimiser=Adam(), rate=0.01)
+
+
+def build():
+    return models.mlp(3, 2, hidden=(4,))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    ensemble = fit(build, (X, Y), make("deep_ensemble", epochs=2, members=2, training=QUICK))
+    path = tmp_path_factory.mktemp("saved") / "e.choral"
+    ensemble.with_posthoc(Temperature(temperatures=(1.5,)), StackingWeights(weights=(0.3, 0.7))).save(path)
+    return path
+
+
+def unsealed(data, tensors=None, change=None):
+    """Return the bytes of a file with another header, sealed as a maker of hostile files would."""
+    old, header = unpack_tensors(data, "test")
+    header = copy.deepcopy(header)
+    if change is not None:
+        change(header)
+    return pack_tensors(old if tensors is None else tensors, header)
+
+
+def old_format(data, header_of=lambda header: header):
+    """Return the bytes as they were written before there were checksums."""
+    from safetensors.torch import save
+
+    tensors, header = unpack_tensors(data, "test")
+    return save(tensors, metadata={"choral": json.dumps(header_of(header))})
+
+
+def test_every_bit_of_a_file_counts(saved, tmp_path):
+    data = saved.read_bytes()
+    path = tmp_path / "e.choral"
+    for place in [*range(0, len(data), 37), *range(len(data) - 3, len(data))]:
+        path.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
+        with pytest.raises(RunError):
+            choral.load(path)
+
+
+def test_the_same_ensemble_gives_the_same_bytes(saved, tmp_path):
+    choral.load(saved).save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == saved.read_bytes()
+
+
+def test_files_of_the_old_format_are_read_with_a_warning(saved, tmp_path):
+    path = tmp_path / "old.choral"
+    path.write_bytes(old_format(saved.read_bytes(), lambda header: header | {"format": 1}))
+    with pytest.warns(UserWarning, match="older choral and carries no checksum"):
+        old = choral.load(path)
+    assert torch.equal(old.predict(X).probs, choral.load(saved).predict(X).probs)
+    fit(build, (X, Y), make("deep_ensemble", epochs=2, members=2, training=QUICK), run_dir=tmp_path / "run")
+    expected = choral.load(tmp_path / "run").predict(X).probs
+    for member in (tmp_path / "run" / "members").iterdir():
+        member.write_bytes(old_format(member.read_bytes(), lambda header: {"form": header["form"]}))
+    for name in ("plan.json", "results.json"):
+        content = {k: v for k, v in json.loads((tmp_path / "run" / name).read_text()).items() if k != "sealed"}
+        (tmp_path / "run" / name).write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="older choral") as said:
+        assert torch.equal(choral.load(tmp_path / "run").predict(X).probs, expected)
+    assert len(said) <= 5  # not one for each member and reading
+    write_bytes(path, unsealed(saved.read_bytes(), change=lambda header: header.update(format=3)))
+    with pytest.raises(RunError, match="has format 3"):
+        choral.load(path)
+
+
+def test_every_member_is_checked_not_only_the_first(saved, tmp_path):
+    path = tmp_path / "e.choral"
+    tensors, _ = unpack_tensors(saved.read_bytes(), "test")
+    for change in (
+        lambda t: t.update({"00001/params/linear1.weight": torch.zeros(5, 3)}),
+        lambda t: t.update({"00001/params/extra": torch.zeros(5, 3)}),
+        lambda t: t.pop("00001/params/linear1.bias"),
+        lambda t: t.update({"00001/params/linear1.bias": torch.zeros(4, dtype=torch.float64)}),
+        lambda t: t.update({"00001/buffers/mean": torch.zeros(4)}),
+    ):
+        changed = dict(tensors)
+        change(changed)
+        path.write_bytes(unsealed(saved.read_bytes(), changed))
+        with pytest.raises(RunError, match=r"does not fit .* network 1 of it"):
+            choral.load(path)
+
+
+def put(*keys):
+    """Return a change of a header: the last of the arguments is put at the place the others name."""
+
+    def change(header):
+        *way, last, value = keys
+        for key in way:
+            header = header[key]
+        header[last] = value
+
+    return change
+
+
+BIG = 10**9
+HOSTILE = {
+    "draws": (put("recipe", "structure", "draws", BIG), "draws = 1,000,000,000, but 1 to 100,000"),
+    "no draws": (put("recipe", "structure", "draws", 0), "draws = 0"),
+    "members": (put("recipe", "structure", "members", BIG), "members = 1,000,000,000"),
+    "branches": (put("recipe", "plan", "branches", BIG), "branches = 1,000,000,000"),
+    "layers": (put("network", "arguments", "hidden", [4] * 10**6), "hidden: layers = 1,000,000, but 0 to 2,000"),
+    "widths": (put("network", "arguments", "hidden", [40_000, 40_000]), "parameters = 1,600,280,002"),
+    "inputs": (put("network", "arguments", "inputs", 10**15), "network.inputs = 1,000,000,000,000,000"),
+    "forms": (put("forms", [None] * 10**6), "lists 1,000,000 networks in forms but holds tensors of 2"),
+    "text": (put("network", "arguments", "hidden", "abc"), "hidden='abc' is not accepted"),
+    "name": (put("network", "name", "os.system"), "not in the model zoo"),
+    "combine": (put("recipe", "combine", "nonsense"), "combine is 'nonsense'"),
+    "temperature": (put("posthoc", 0, "temperatures", [0.0]), "temperatures are"),
+    "nan temperature": (put("posthoc", 0, "temperatures", [float("nan")]), "temperatures are"),
+    "nan weights": (put("posthoc", 1, "weights", [float("nan"), 1.0]), "weights are"),
+    "weights of text": (put("posthoc", 1, "weights", ["a", "b"]), "weights is .*must be of type"),
+    "kind": (put("recipe", "plan", "kind", []), r"kind \[\] is not known"),
+    "another kind": (
+        put("recipe", "plan", {"kind": "Temperature", "temperatures": [1.0]}),
+        "plan is .*must be of type Phase",
+    ),
+    "an empty plan": (put("recipe", "plan", {"kind": "Phase"}), "holds a recipe that cannot run"),
+    "no recipe": (lambda header: header.pop("recipe"), "recipe is None, but must be there"),
+    "a list": (put("recipe", [1]), r"recipe is \[1\], but must be a dict"),
+    "deep": (put("info", "x", json.loads("[" * 500 + "]" * 500)), "cut short, damaged or is of another kind"),
+    "a likelihood": (put("likelihood", {"kind": "Adam"}), "holds a Adam where a Likelihood belongs"),
+    "scale": (put("table", {"target_mean": 0.0, "target_std": 0.0}), "deviation 0.0"),
+    "columns": (put("table", {"columns": [{"name": "a"}]}), r"columns\[0\].kind is None, but must be there"),
+    "form": (put("forms", [{"axes": 3, "attributes": {}}, None]), "but must be null or a dict"),
+    "axis": (put("forms", [{"axes": {"linear1.weight": {"x": [0]}}, "attributes": {}}, None]), "names the axis 'x'"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_headers_are_one_sentence_at_once(case, saved, tmp_path):
+    change, message = HOSTILE[case]
+    path = tmp_path / "e.choral"
+    path.write_bytes(unsealed(saved.read_bytes(), change=change))
+    started = time.monotonic()
+    with pytest.raises(RunError, match=message) as caught:
+        choral.load(path)
+    assert time.monotonic() - started < 20
+    assert "\n" not in str(caught.value)
+
+
+STRANGE: tuple[object, ...] = (
+    None,
+    [],
+    {},
+    "x",
+    -1,
+    0,
+    1e30,
+    10**12,
+    10**400,
+    float("nan"),
+    True,
+    [None],
+    {"kind": "Collect"},
+    ["a"] * 3,
+)
+
+
+def places(content, way=()):
+    """Yield the way to every value of nested dicts and lists."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in pairs:
+        yield (*way, key)
+        yield from places(value, (*way, key))
+
+
+def test_headers_changed_anywhere_and_sealed_again_give_no_other_error(saved, tmp_path):
+    tensors, header = unpack_tensors(saved.read_bytes(), "test")
+    header |= {"table": {"columns": [{"name": "a", "kind": "number", "mean": 0.0, "std": 1.0}], "classes": ["a", "b"]}}
+    path = tmp_path / "e.choral"
+    refused = 0
+    for number, way in enumerate(places(header)):
+        for strange in (STRANGE[number % len(STRANGE)], STRANGE[(5 * number + 3) % len(STRANGE)], "gone"):
+            changed = copy.deepcopy(header)
+            holder = changed
+            for key in way[:-1]:
+                holder = holder[key]
+            if strange == "gone":
+                del holder[way[-1]]
+            else:
+                holder[way[-1]] = strange
+            path.write_bytes(pack_tensors(tensors, changed))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    choral.load(path).predict(X)
+            except ChoralError:
+                refused += 1
+    assert refused > 100
+
+
+def test_a_fork_of_forks_in_a_plan_is_counted_not_walked(tmp_path):
+    recipe = Recipe(name="r", plan=seq(Reset(), Train(epochs=1), fork(2, Train(epochs=1), Collect())))
+    fit(build, (X, Y), recipe, run_dir=tmp_path)
+    plan = read_json(tmp_path / "plan.json")
+    other = copy.deepcopy(plan)
+    other["identity"]["recipe"] = {"kind": "Collect"}
+    write_json(tmp_path / "plan.json", other)
+    with pytest.raises(RunError, match="holds a Collect where a Recipe belongs"):
+        choral.load(tmp_path)
+    inner = plan["identity"]["recipe"]["plan"]["phases"][2]
+    inner["body"] = {"kind": "Fork", "branches": 900_000, "body": inner["body"]}
+    write_json(tmp_path / "plan.json", plan)
+    with pytest.raises(RunError, match="networks = 1,800,000"):
+        choral.load(tmp_path)
+
+
+def test_a_header_that_says_it_is_longer_than_the_file_is_refused(tmp_path):
+    for data in (struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 10**6) + b"[" * 10**6, b"", b"{}", b"\x00" * 50):
+        (tmp_path / "e.choral").write_bytes(data)
+        with pytest.raises(RunError):
+            choral.load(tmp_path / "e.choral")
+
+
+def test_values_that_cannot_be_are_refused_when_they_are_made():
+    plan = seq(Reset(), Train(epochs=1), Collect())
+    nan = float("nan")
+    for make_it in (
+        lambda: Recipe(name="r", plan=plan, combine="median"),
+        lambda: Temperature(temperatures=(nan,)),
+        lambda: Temperature(temperatures=(0.0,)),
+        lambda: Temperature(temperatures=()),
+        lambda: StackingWeights(weights=(nan, 1.0)),
+        lambda: StackingWeights(weights=(0.0, 0.0)),
+        lambda: StackingWeights(weights=(-0.5, 1.5)),
+        lambda: MemberSelection(indices=(-1,), nll=(0.0,)),
+        lambda: ConformalSets(threshold=nan, level=0.9),
+        lambda: ConformalSets(threshold=0.5, level=1.5),
+    ):
+        with pytest.raises(InputError):
+            make_it()
+
+
+def _save_often(path, seed, times):
+    torch.set_num_threads(1)
+    data = pack_tensors({"a": torch.full((100_000,), float(seed))})
+    for _ in range(times):
+        write_bytes(path, data)
+
+
+def test_two_processes_saving_one_path_both_succeed_with_a_whole_file(tmp_path):
+    path = tmp_path / "e.choral"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_save_often, args=(path, seed, 60)) for seed in (1, 2)]
+    for writer in writers:
+        writer.start()
+    seen = 0
+    while any(w.is_alive() for w in writers):
+        if path.exists():
+            tensors, _ = unpack_tensors(path.read_bytes(), "test")
+            assert float(tensors["a"].std()) == 0
+            seen += 1
+    assert [w.exitcode for w in writers] == [0, 0]
+    assert seen
+    assert [p.name for p in tmp_path.iterdir()] == ["e.choral"]
+
+
+def test_nothing_is_written_through_links(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    run = tmp_path / "run"
+    recipe = make("single", epochs=2, training=QUICK)
+    run.mkdir()
+    (run / "members").symlink_to(outside)
+    with pytest.raises(RunError, match="members is a link that leads out of"):
+        fit(build, (X, Y), recipe, run_dir=run)
+    (run / "members").unlink()
+    for name in ("log.jsonl", ".lock"):
+        (run / name).unlink()
+        (run / name).symlink_to(outside / "stolen")
+        with pytest.raises(RunError, match="it is a link"):
+            fit(build, (X, Y), recipe, run_dir=run)
+        (run / name).unlink()
+    (outside / "kept").write_text("mine")
+    (run / "results.json").symlink_to(outside / "kept")
+    fit(build, (X, Y), recipe, run_dir=run)
+    assert sorted(p.name for p in outside.iterdir()) == ["kept"]
+    assert (outside / "kept").read_text() == "mine"
+    (run / "results.json.part").symlink_to(outside / "kept")
+    (run / "figures").symlink_to(outside)
+    with pytest.raises(RunError, match="figures is a link"):
+        write_bytes(run / "figures" / "a.svg", b"x", within=run)
+    link = tmp_path / "linked"  # a run folder that is itself a link is the user's own choice
+    link.symlink_to(run)
+    assert choral.load(link).members == 1
+    fit(build, (X, Y), recipe, run_dir=link)
+
+
+def test_a_write_that_fails_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"cannot be written \(No space left on device"):
+        write_bytes(tmp_path / "a", b"x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_would_lead_out_of_the_folder_are_refused(tmp_path):
+    recipe = Recipe(name="../../escape", plan=seq(Reset(), Train(epochs=1), Collect()))
+    data = (X.numpy(), Y.numpy(), X.numpy(), Y.numpy())
+    with pytest.raises(InputError, match="cannot name a folder"):
+        compare(build, data, [recipe], epochs=1, run_dir=tmp_path / "a" / "b")
+    assert not (tmp_path / "escape").exists()
+
+
+def test_arrays_are_looked_at_before_they_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.ones((3, 2)), y=np.arange(3))
+    assert read_arrays(path)["x"].shape == (3, 2)
+    np.savez(path, x=np.array([{}], dtype=object))
+    with pytest.raises(InputError, match="never unpickles"):
+        read_arrays(path)
+
+    def bomb(shape, *parts):
+        with (
+            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+            archive.open("x.npy", "w", force_zip64=True) as stream,
+        ):
+            np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+            for part in parts:
+                stream.write(part)
+
+    bomb((8 * 10**12,), bytes(100))
+    with pytest.raises(InputError, match="says it holds 8,000,000,000,000 bytes"):
+        read_arrays(path)
+    monkeypatch.setattr(arrays, "_BYTES", 1 << 20)
+    bomb((1 << 24,), bytes(1 << 24))
+    with pytest.raises(InputError, match="unpacks from"):
+        read_arrays(path)
+    for data in (b"", b"PK", b"\x93NUMPY\x01\x00"):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=r"cannot be read as an \.npz"):
+            read_arrays(path)
+
+
+def mutated(data, chance):
+    """Return bytes with one flip, cut, insertion or run of zeros."""
+    place = int(chance.integers(len(data)))
+    kind = int(chance.integers(4))
+    if kind == 0:
+        return data[:place] + bytes([data[place] ^ (1 << int(chance.integers(8)))]) + data[place + 1 :]
+    if kind == 1:
+        return data[:place]
+    if kind == 2:
+        return data[:place] + chance.bytes(int(chance.integers(1, 9))) + data[place:]
+    return data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :]
+
+
+def test_mutations_of_saved_files_predict_the_same_or_are_refused(tmp_path):
+    """A small part of benchmarks/mutations.py, on a network with BatchNorm and pruned members."""
+
+    def network():
+        return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+
+    images = torch.randn(24, 3, 5, 5, generator=G)
+    recipe = make("prune_and_tune", epochs=4, members=2, training=QUICK)
+    run = tmp_path / "run"
+    ensemble = fit(network, (images, Y[:24]), recipe, run_dir=run, executor="sequential")
+    expected = ensemble.predict(images).probs
+    ensemble.save(tmp_path / "e.choral")
+    files = [tmp_path / "e.choral", *sorted(p for p in run.rglob("*") if p.is_file())]
+    chance, same, refused = np.random.default_rng(0), 0, 0
+    for number in range(80):
+        file = files[number % len(files)]
+        data = file.read_bytes()
+        if data:
+            file.write_bytes(mutated(data, chance))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                again = choral.load(file if file.suffix == ".choral" else run, build=network)
+                found = again.predict(images).probs
+            assert torch.equal(found, expected), file
+            same += 1
+        except ChoralError:
+            refused += 1
+        file.write_bytes(data)
+    assert same
+    assert refused > 30

@@ -1,0 +1,40 @@
+import pytest
+import torch
+from torch import nn
+
+from choral.base import draws
+from choral.bayes.posteriors import std_of
+from choral.layers.bayesian.sampling import at_means, draw, means_wanted, operation_of
+
+
+def test_mean_mode_nests_and_ends_with_its_block():
+    assert not means_wanted()
+    with at_means():
+        with at_means():
+            pass
+        assert means_wanted()
+    with pytest.raises(KeyError), at_means():
+        raise KeyError
+    assert not means_wanted()
+
+
+def test_a_draw_is_the_mean_plus_scaled_noise():
+    mean, rho = torch.randn(4, 3), torch.randn(4, 3)
+    with draws.keyed(3):
+        value = draw(mean, rho)
+    with draws.keyed(3):
+        torch.testing.assert_close(value, mean + std_of(rho) * draws.normal((4, 3), like=mean))
+    assert draw(None, None) is None
+    with at_means():
+        assert draw(mean, rho) is mean
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("padding", [0, 2, (1, 2), "valid", "same"])
+def test_an_operation_does_what_its_plain_layer_does(mode, padding):
+    layer = nn.Conv2d(2, 4, (3, 5), padding=padding, dilation=(2, 1), groups=2, padding_mode=mode)
+    operation, x = operation_of(layer), torch.randn(3, 2, 7, 8)
+    torch.testing.assert_close(operation(x, layer.weight, layer.bias), layer(x))
+    twin = operation.plain(layer.weight, layer.bias)
+    assert repr(twin) == repr(layer)
+    torch.testing.assert_close(twin(x), layer(x))
