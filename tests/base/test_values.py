@@ -1,9 +1,11 @@
 import json
+from dataclasses import dataclass
 
 import pytest
 
 from choral.base.errors import InputError
-from choral.base.values import from_dict
+from choral.base.values import Value, from_dict
+from choral.objectives import Anchored
 from choral.plan import Cosine, Linear, OneCycle, Reset, Train, UpdateMoments, every, fork, repeat, seq
 
 
@@ -37,3 +39,26 @@ def test_an_unknown_field_is_named():
 def test_functions_cannot_be_written_into_a_plan():
     with pytest.raises(InputError, match="name layers by patterns"):
         Linear(((0.0, len),)).to_dict()  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_second_class_of_a_taken_name_is_refused():
+    with pytest.raises(InputError, match=r"'SGD' is defined in choral.plan.optimiser already.*another name"):
+        dataclass(frozen=True)(type("SGD", (Value,), {}))
+
+
+def test_a_class_defined_again_where_it_stood_takes_its_own_place():
+    """As a notebook does when a cell is run again."""
+    for _ in range(2):
+
+        @dataclass(frozen=True)
+        class DefinedTwice(Value):
+            number: int = 1
+
+    assert from_dict({"kind": "DefinedTwice", "number": 2}) == DefinedTwice(2)
+
+
+def test_what_a_penalty_reads_is_a_fact_of_its_class_and_older_files_that_hold_it_are_read():
+    with pytest.raises(TypeError):
+        Anchored(slots=())  # type: ignore[call-arg]
+    assert from_dict({"kind": "Anchored", "slots": [], "prior_std": 0.5}) == Anchored(prior_std=0.5)
+    assert Anchored(prior_std=0.5).slots == ("anchor",)

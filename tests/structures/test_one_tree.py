@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from choral.base import draws
 from choral.base.values import from_dict
 from choral.layers.joint.network import KERNELS, Joint
-from choral.structures import STRUCTURES, BatchEnsemble, Masksembles, Mimo, Packed, TreeNet, check_independence
+from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TreeNet, check_independence
 
 STARTS = {"lenet": "conv2", "chain": "2", "resnet": "layer1.1", "vit": "norm2", "concatenating": "join"}
 
@@ -210,7 +210,6 @@ def test_a_seed_decides_the_members(kind):
 def test_structures_survive_json(kind):
     structure = structures("resnet")[kind]
     assert from_dict(json.loads(json.dumps(structure.to_dict()))) == structure
-    assert STRUCTURES[{"batch_ensemble_norms": "batch_ensemble"}.get(kind, kind)] is type(structure)
 
 
 def test_dropout_draws_other_numbers_for_every_member_and_the_same_under_every_kernel():

@@ -9,7 +9,7 @@ import functools
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from choral.base.errors import InputError, did_you_mean
 
@@ -21,7 +21,14 @@ class Value:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        other = _KINDS.get(cls.__name__)
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise InputError(
+                f"a value named {cls.__name__!r} is defined in {other.__module__} already, and files name values by their class; "
+                f"give the one in {cls.__module__} another name."
+            )
         _KINDS[cls.__name__] = cls
+        _hints.cache_clear()
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict of JSON types: the kind and every field."""
@@ -63,6 +70,8 @@ def from_dict(data: Mapping[str, Any]) -> Any:
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
     hints = _hints(kind)
+    for name in [n for n in given if get_origin(hints.get(n)) is ClassVar]:
+        del given[name]  # a fact of the class, which older files hold as a field
     for name, value in given.items():
         if name in hints and not _fits(value, hints[name]):
             wanted = getattr(hints[name], "__name__", None) if isinstance(hints[name], type) else str(hints[name])

@@ -1,6 +1,7 @@
 """The anchored penalty: parameters are pulled to a random anchor instead of to zero."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Anchored(Penalty):
     2.0
     """
 
-    slots: tuple[str, ...] = ("anchor",)
+    slots: ClassVar[tuple[str, ...]] = ("anchor",)
     prior_std: float = 1.0
 
     def __post_init__(self) -> None:

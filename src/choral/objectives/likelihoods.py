@@ -21,11 +21,6 @@ class Likelihood(Value, ABC):
     """What the outputs of a network mean."""
 
     @property
-    @abstractmethod
-    def kind(self) -> str:
-        """'classification' or 'regression'."""
-
-    @property
     def noise_std(self) -> float | None:
         """Standard deviation of the noise on every target; None if it is not one known number."""
         return None
@@ -42,11 +37,6 @@ class Likelihood(Value, ABC):
 class Categorical(Likelihood):
     """Class labels; outputs are logits (member, batch, class, ...)."""
 
-    @property
-    def kind(self) -> str:
-        """Classification."""
-        return "classification"
-
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return cross-entropy, averaged over the batch and summed over members."""
         mean = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1))
@@ -59,11 +49,6 @@ class Categorical(Likelihood):
 
 class GaussianLikelihood(Likelihood, ABC):
     """Real targets with Gaussian noise."""
-
-    @property
-    def kind(self) -> str:
-        """Regression."""
-        return "regression"
 
     @abstractmethod
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ added once for every parameter. The loss that is shown is the mean over members,
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,10 +27,11 @@ from choral.base.values import Value
 class Penalty(Value, ABC):
     """A sum over parameters that is added to the summed negative log likelihood.
 
-    `slots` names the state slots it reads (an anchor, for example); the plan is checked for them before it runs.
+    `slots`, a fact of the class, names the state slots it reads (an anchor, for example); the plan is checked for them before it
+    runs.
     """
 
-    slots: tuple[str, ...] = ()
+    slots: ClassVar[tuple[str, ...]] = ()
 
     @property
     def changes(self) -> bool:

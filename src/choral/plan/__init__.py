@@ -10,7 +10,7 @@ from choral.plan.bayes import (
     StepAnchor,
     StepTargetShift,
 )
-from choral.plan.check import check, problems
+from choral.plan.check import problems
 from choral.plan.cost import Cost, batches_in, cost
 from choral.plan.operators import Bag, DrawMoments, Recalibrate, RecalibrateDraws, Reset, Start, UpdateMoments, UseMean
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
@@ -38,6 +38,6 @@ __all__ = [
     "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "Every", "Fork", "FreezeGates",
     "Linear", "OneCycle", "Operator", "Optimiser", "Part", "Perturb", "Phase", "Prune", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
     "Reset", "ResetStds", "Schedule", "Seq", "Start", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
-    "Triangles", "UpdateMoments", "UseMean", "batches_in", "check", "cost", "every", "fork", "problems", "repeat",
+    "Triangles", "UpdateMoments", "UseMean", "batches_in", "cost", "every", "fork", "problems", "repeat",
     "seq",
 ]  # fmt: skip

@@ -1,6 +1,5 @@
 """Check a plan whole before its first step: every problem found, in one message."""
 
-from choral.base.errors import PlanError
 from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Train
 
 
@@ -82,10 +81,3 @@ def _check_train(node: Train, name: str, say, slots, started, penalty_slots) -> 
         for slot in rule.phase.needs:
             if slot not in given:
                 say(name, f"every: {type(rule.phase).__name__} needs the slot '{slot}', which no phase before it gives")
-
-
-def check(plan: Phase, *, penalty_slots: tuple[str, ...] = ()) -> None:
-    """Raise PlanError with every problem of the plan; return quietly if there is none."""
-    found = problems(plan, penalty_slots=penalty_slots)
-    if found:
-        raise PlanError("This plan cannot run: " + "; ".join(found) + ".")

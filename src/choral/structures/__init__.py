@@ -14,7 +14,6 @@ from choral.structures.stochastic import Stochastic
 from choral.structures.treenet import TreeNet
 
 __all__ = [
-    "STRUCTURES",
     "BatchEnsemble",
     "Gaussian",
     "Independent",
@@ -29,17 +28,3 @@ __all__ = [
     "TreeNet",
     "check_independence",
 ]
-
-STRUCTURES: dict[str, type[Structure]] = {
-    "independent": Independent,
-    "packed": Packed,
-    "batch_ensemble": BatchEnsemble,
-    "masksembles": Masksembles,
-    "mimo": Mimo,
-    "treenet": TreeNet,
-    "patched": Patched,
-    "stochastic": Stochastic,
-    "gaussian": Gaussian,
-    "spike_slab": SpikeSlab,
-    "rank_one_gaussian": RankOneGaussian,
-}
