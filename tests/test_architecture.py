@@ -28,6 +28,7 @@ ORDER = [
     "engine",
     "ensemble",
     "fit",
+    "testing",
     "preview",
     "report",
     "judging",

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conformance import test_methods as conformance
-from tests.conformance.problem import CALM, PROBLEMS
 
 from choral.base import values
 from choral.fit import fit
 from choral.plan import SGD
 from choral.recipes import METHODS, Method, make
 from choral.recipes.training import Training
+from choral.testing import check_recipe
+from choral.testing.problems import CALM, PROBLEMS
 
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 
@@ -72,17 +73,11 @@ def test_it_passes_the_conformance_checks(shaken, tmp_path):
     conformance.test_its_defaults_make_a_sound_plan_that_survives_json("shaken")
     conformance.test_it_spends_no_more_than_its_budget("shaken", 24)
     conformance.test_it_combines_its_members_as_it_is_told("shaken", tmp_path)
-    for problem in ("regression", "images"):
-        conformance.test_same_seed_same_members_other_seed_other_members_and_cost_as_declared(
-            "shaken", problem, tmp_path
-        )
-        conformance.test_both_executors_give_the_same_members("shaken", problem)
-        conformance.test_row_i_of_the_ensemble_is_member_i_alone("shaken", problem)
-    conformance.test_a_run_stopped_anywhere_and_resumed_equals_an_unbroken_one_byte_for_byte(
-        "shaken", "sequential", "images", "adam", tmp_path
-    )
-    conformance.test_a_saved_ensemble_predicts_the_same("shaken", "regression", tmp_path / "saved")
-    conformance.test_the_network_the_user_gave_is_never_changed("shaken")
+
+
+def test_it_passes_the_public_suite_from_outside_the_package(shaken):
+    assert "check_recipe(shaken(epochs=6, members=3" in TEXT
+    check_recipe(shaken.shaken(epochs=6, members=3, training=CALM), problems=("regression", "images"))
 
 
 def test_frozen_layers_are_not_shaken(shaken):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conformance.problem import CALM, PROBLEMS, regression
 from torch import nn
 from typer.testing import CliRunner
 
@@ -22,6 +21,7 @@ from choral.plan.phases import visit
 from choral.recipes import make
 from choral.recipes.exploration import SCHEDULES, schedules
 from choral.recipes.recipe import Recipe
+from choral.testing.problems import CALM, PROBLEMS, regression
 
 BUDGETS = [(200, 51, 11), (500, 152, 32), (1000, 351, 72), (10000, 4510, 910)]
 

@@ -1,7 +1,10 @@
 """Small networks and data that every method must cope with."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from choral import models
 from choral.plan import SGD, Adam, AdamW
@@ -29,9 +32,11 @@ class Branching(nn.Module):
         self.scale = nn.Parameter(torch.randn(12) * 0.1 + 1)
         self.last = nn.Linear(12, outputs)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         h = self.first(x)
-        return self.last((h + self.inner(h)) * self.scale)
+        last: Tensor = self.last((h + self.inner(h)) * self.scale)
+        return last
 
 
 class Convolving(nn.Module):
@@ -45,30 +50,42 @@ class Convolving(nn.Module):
         )
         self.last = nn.Linear(6, outputs)
 
-    def forward(self, x):
-        return self.last(self.more(self.body(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
+        last: Tensor = self.last(self.more(self.body(x)))
+        return last
 
 
-def classification(rows: int = 82):
+def classification(rows: int = 82) -> tuple[Tensor, Tensor]:
+    """Return rows of three classes; the last batch of 16 is a small one."""
     g = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 6, generator=g)
     return x, (x[:, 0] + 0.5 * x[:, 1] > 0).long() + (x[:, 2] > 0.7).long()
 
 
-def regression(rows: int = 82):
+def regression(rows: int = 82) -> tuple[Tensor, Tensor]:
+    """Return rows with one noisy target."""
     g = torch.Generator().manual_seed(2)
     x = torch.randn(rows, 6, generator=g)
     return x, x[:, :1] - 0.5 * x[:, 1:2] + 0.1 * torch.randn(rows, 1, generator=g)
 
 
-def images(rows: int = 48):
+def images(rows: int = 48) -> tuple[Tensor, Tensor]:
+    """Return pictures of three channels and two classes."""
     g = torch.Generator().manual_seed(3)
     x = torch.randn(rows, 3, 8, 8, generator=g)
     return x, (x.mean((1, 2, 3)) > 0).long()
 
 
+class Trial(NamedTuple):
+    """A network factory and its training data."""
+
+    build: Callable[[], nn.Module]
+    data: Callable[[], tuple[Tensor, Tensor]]
+
+
 PROBLEMS = {
-    "classification": (lambda: Branching(3), classification),
-    "regression": (lambda: models.mlp(6, 2, hidden=(8,)), regression),
-    "images": (lambda: Convolving(2), images),
+    "classification": Trial(lambda: Branching(3), classification),
+    "regression": Trial(lambda: models.mlp(6, 2, hidden=(8,)), regression),
+    "images": Trial(lambda: Convolving(2), images),
 }

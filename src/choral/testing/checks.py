@@ -1,0 +1,195 @@
+"""What every recipe must do, each check on its own; `check_recipe` runs them all.
+
+    from choral.testing import check_recipe
+    check_recipe(my_recipe(epochs=12, members=3))
+
+Training settings belong to the recipe: give it few epochs and a calm rate, since every check trains it anew.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choral.base.errors import ChoralError
+from choral.base.values import from_dict
+from choral.ensemble.ensemble import Ensemble
+from choral.fit import fit, load
+from choral.recipes.recipe import Recipe
+from choral.testing.problems import PROBLEMS, Trial
+
+_MOST_STOPS = 400  # of one run, as a guard against one that never gets further
+
+
+class Nonconforming(ChoralError, AssertionError):
+    """A recipe broke a rule."""
+
+
+def check_recipe(recipe: Recipe, *, problems: Sequence[str] = tuple(PROBLEMS)) -> None:
+    """Run the whole conformance suite on a recipe; raises Nonconforming with every check that failed.
+
+    Args:
+        recipe: a small budget is enough, and two or more members tell more than one.
+        problems: which of `choral.testing.PROBLEMS` to run it on: 'classification', 'regression', 'images'.
+    """
+    failed = []
+    for problem in problems:
+        for name, check in CHECKS.items():
+            try:
+                check(recipe, PROBLEMS[problem])
+            except Exception as error:  # whatever a recipe of somebody else's raises is its failure of the check
+                reason = str(error).splitlines()[0] if str(error) else ""
+                failed.append(f"{name} on {problem}: {type(error).__name__}: {reason}")
+    if failed:
+        raise Nonconforming(f"the recipe '{recipe.name}' fails {len(failed)} checks: " + "; ".join(failed) + ".")
+
+
+def is_sound(recipe: Recipe, trial: Trial) -> None:
+    """Its plan has no problems, survives JSON, and declares what it is."""
+    _require(recipe.problems() == [], f"its plan cannot run: {recipe.problems()}")
+    _require(from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe, "it is another recipe after JSON")
+    _require(recipe.describe()["members"] == recipe.members >= 1, "it does not declare its members")
+
+
+def seed_decides(recipe: Recipe, trial: Trial) -> None:
+    """The same seed gives the same members, another one gives others, for the cost that was declared."""
+    first, again, other = (_fitted(recipe, trial, seed=s) for s in (3, 3, 4))
+    _require(_equal(first, again), "the same seed gave other members")
+    for a, b in zip(first.states(), other.states()):
+        same = [n for n, p in a.params.items() if p.numel() > 2 and p.min() < p.max() and torch.equal(p, b.params[n])]
+        _require(not same, f"another seed gave the same values of {', '.join(same[:3])}")
+    _require(first.info["counted"]["epochs"] == recipe.epochs, "it took other epochs than it declares")
+    _require(first.members == recipe.members, "it gave other members than it declares")
+    outputs = first.outputs(trial.data()[0])
+    _require(
+        len(outputs) == recipe.members * recipe.structure.draws, "its outputs are not one for each member and draw"
+    )
+    _require(bool(torch.isfinite(outputs).all()), "its outputs are not finite")
+
+
+def executors_agree(recipe: Recipe, trial: Trial) -> None:
+    """Trained stacked or one by one, members agree up to rounding."""
+    one, many = (_fitted(recipe, trial, executor=e) for e in ("sequential", "vectorised"))
+    for a, b in zip(one.states(), many.states()):
+        for n, t in (a.params | a.buffers).items():
+            twin = (b.params | b.buffers)[n]
+            _require(torch.allclose(t.float(), twin.float(), atol=2e-4, rtol=2e-3), f"{n} differs between executors")
+
+
+def resumes_exactly(recipe: Recipe, trial: Trial) -> None:
+    """A run stopped again and again, at every event in turn, ends with the bytes of an unbroken one."""
+    for executor in ("sequential", "vectorised"):
+        with tempfile.TemporaryDirectory() as place:
+            _stopped_at_every_event(recipe, trial, executor, Path(place))
+
+
+def _stopped_at_every_event(recipe: Recipe, trial: Trial, executor: str, place: Path) -> None:
+    _fitted(recipe, trial, run_dir=place / "whole", executor=executor)
+    for after in range(2, _MOST_STOPS):
+        try:
+            options = {"checkpoint_seconds": 0, "listener": _stopping(1 + after % 7)}
+            _fitted(recipe, trial, run_dir=place / "broken", executor=executor, **options)
+            break
+        except _Stop:
+            continue
+    else:
+        raise Nonconforming(f"it was not finished after {_MOST_STOPS} stops")
+    whole, broken = ({p.name: p.read_bytes() for p in (place / d / "members").iterdir()} for d in ("whole", "broken"))
+    _require(whole == broken, f"stopped and resumed ({executor}), it gave other members")
+
+
+def saves_exactly(recipe: Recipe, trial: Trial) -> None:
+    """Saved and loaded, as a file and as a run folder, it predicts the same bits."""
+    with tempfile.TemporaryDirectory() as place:
+        ensemble = _fitted(recipe, trial, run_dir=Path(place) / "run")
+        ensemble.save(Path(place) / "saved.choral")
+        x = trial.data()[0][:20]
+        for path in (Path(place) / "saved.choral", Path(place) / "run"):
+            same = torch.equal(load(path, build=trial.build).outputs(x), ensemble.outputs(x))
+            _require(same, f"loaded from {path.name}, it predicts otherwise")
+
+
+def members_stand_alone(recipe: Recipe, trial: Trial) -> None:
+    """Row i of the ensemble is member i alone, unless members draw."""
+    ensemble, x = _fitted(recipe, trial), trial.data()[0][:10]
+    if recipe.structure.draws > 1:
+        return
+    outputs = ensemble.outputs(x)
+    for i in range(ensemble.members):
+        with torch.no_grad():
+            _require(torch.allclose(ensemble.member(i)(x), outputs[i], atol=1e-5), f"member {i} alone is another one")
+
+
+def rows_stand_alone(recipe: Recipe, trial: Trial) -> None:
+    """What a row gets depends neither on the rows beside it nor on who else is asking."""
+    ensemble, x = _fitted(recipe, trial), trial.data()[0][:12]
+    whole = ensemble.outputs(x)
+    parts = torch.cat([ensemble.outputs(x[i : i + 5], batch_size=3) for i in (0, 5, 10)], 1)
+    _require(torch.allclose(whole, parts, atol=1e-5, rtol=1e-4), "rows predicted in parts get other outputs")
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(ensemble.outputs, [x] * 8))
+    _require(all(torch.equal(f, whole) for f in found), "two threads at once get other outputs")
+
+
+def leaves_the_network_alone(recipe: Recipe, trial: Trial) -> None:
+    """The network the user gave is never changed, nor are the draws of the program around the fit."""
+    given = trial.build()
+    before = {n: t.clone() for n, t in given.state_dict().items()}
+    drawn = torch.random.get_rng_state()
+    fit(given, trial.data(), recipe)
+    changed = [n for n, t in given.state_dict().items() if not torch.equal(before[n], t)]
+    _require(not changed, f"it changed the network it was given: {', '.join(changed[:3])}")
+    _require(torch.equal(drawn, torch.random.get_rng_state()), "it drew from the program's generator")
+
+
+CHECKS: dict[str, Callable[[Recipe, Trial], None]] = {
+    check.__name__: check
+    for check in (
+        is_sound,
+        seed_decides,
+        executors_agree,
+        resumes_exactly,
+        saves_exactly,
+        members_stand_alone,
+        rows_stand_alone,
+        leaves_the_network_alone,
+    )
+}
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stopping(after: int) -> Callable[[dict[str, Any]], None]:
+    """Return a listener that stops the run at its `after`-th event."""
+    seen = 0
+
+    def hear(event: dict[str, Any]) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > after:
+            raise _Stop
+
+    return hear
+
+
+def _fitted(recipe: Recipe, trial: Trial, **options: Any) -> Ensemble:
+    return fit(trial.build, trial.data(), recipe, **{"executor": "sequential"} | options)
+
+
+def _equal(one: Ensemble, other: Ensemble) -> bool:
+    def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+        return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+    return all(same(a.params, b.params) for a, b in zip(one.states(), other.states(), strict=True))
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Nonconforming(otherwise)
