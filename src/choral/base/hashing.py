@@ -86,7 +86,7 @@ def _copied(words: Tensor) -> _Block:
     if words.numel() == 0:
         return np.empty(tuple(words.shape), np.uint32)
     span = 1 + sum((size - 1) * stride for size, stride in zip(words.shape, words.stride()))
-    held = np.frombuffer((ctypes.c_uint32 * span).from_address(words.data_ptr()), np.uint32)
+    held = np.frombuffer(memoryview((ctypes.c_uint32 * span).from_address(words.data_ptr())).cast("B"), np.uint32)
     steps = tuple(4 * stride for stride in words.stride())
     return np.lib.stride_tricks.as_strided(held, tuple(words.shape), steps).copy()
 
