@@ -59,26 +59,32 @@ def bits(n: int, first: Word, second: Word, device: torch.device) -> Tensor:
 
 
 def _mapped(n: int, first: Tensor, second: Tensor) -> Tensor:
-    """Hash in numpy what vmap maps: take the words of all mapped calls, hash them, and map the results again."""
-    (firsts, levels), (seconds, others) = _unmapped(first), _unmapped(second)
-    assert levels == others, "both words of a site come from the same key and step"
-    found = _from_numpy(_hashed_many(n, firsts.reshape(-1), seconds.reshape(-1))).view(*firsts.shape, n)
-    for level in levels:
-        found = functorch._add_batch_dim(found, 0, level)
+    """Hash in numpy what vmap maps: take the words of all mapped calls, hash them, and wrap the results as the words were."""
+    (firsts, wrappers), (seconds, others) = _unwrapped(first), _unwrapped(second)
+    assert [level for level, _ in wrappers] == [level for level, _ in others], "both words have the same key and step"
+    found = _from_numpy(_hashed_many(n, firsts.reshape(-1), seconds.reshape(-1)).reshape(*firsts.shape, n))
+    while functorch.is_functorch_wrapped_tensor(found):  # a running transform has wrapped it in its own way
+        found = functorch.get_unwrapped(found)
+    for level, axis in wrappers:
+        found = functorch._wrap_for_grad(found, level) if axis is None else functorch._add_batch_dim(found, 0, level)
     return found
 
 
-def _unmapped(word: Tensor) -> tuple[_Block, list[int]]:
-    """Return the values a scalar has in all mapped calls, outermost mapping first, and the levels of the mappings."""
-    mappings = []
+def _unwrapped(word: Tensor) -> tuple[_Block, list[tuple[int, int | None]]]:
+    """Return the values a scalar has in all mapped calls, and its wrappers: their levels and mapped axes, outermost first.
+
+    Those of torch.func.grad map nothing.
+    """
+    wrappers: list[tuple[int, int | None]] = []
     while functorch.is_functorch_wrapped_tensor(word):
-        if functorch.is_batchedtensor(word):
-            mappings.append((functorch.maybe_get_level(word), functorch.maybe_get_bdim(word)))
+        axis = functorch.maybe_get_bdim(word) if functorch.is_batchedtensor(word) else None
+        wrappers.append((functorch.maybe_get_level(word), axis))
         word = functorch.get_unwrapped(word)
+    wrappers.reverse()
     values = _copied(word)
-    for place, (_, axis) in enumerate(reversed(mappings)):
+    for place, axis in enumerate(axis for _, axis in wrappers if axis is not None):
         values = np.moveaxis(values, place + axis, place)
-    return values, [level for level, _ in reversed(mappings)]
+    return values, wrappers
 
 
 def _copied(words: Tensor) -> _Block:
