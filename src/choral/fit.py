@@ -173,7 +173,7 @@ def make_task(
             "leave at least the last layer free."
         )
     given = likelihood or recipe.objective.likelihood
-    with torch.no_grad(), draws.keyed(0):
+    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
         ready, _ = recipe.structure.feed(prepare(x.to(place), inputs, training=False), None)
         try:
             outputs = recipe.structure.unfold(network(ready))

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from tests.conformance.problem import CALM, PROBLEMS
 
 from choral.engine.denormals import flushes, flushing
 from choral.fit import fit
 from choral.recipes import make
+from choral.testing.problems import CALM, PROBLEMS
 
 CAN = torch.set_flush_denormal(True)
 torch.set_flush_denormal(False)

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from tests.conformance.problem import CALM, PROBLEMS
 
 from choral.engine import executors
 from choral.fit import fit
 from choral.recipes import make
+from choral.testing.problems import CALM, PROBLEMS
 
 BUILD, DATA = PROBLEMS["regression"]
 

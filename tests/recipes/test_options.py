@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from tests.conformance.problem import ADAM, CALM, PROBLEMS
 
 import choral
 from choral.base.errors import InputError
@@ -14,6 +13,7 @@ from choral.plan import Adam, Train
 from choral.plan.phases import visit
 from choral.recipes import make
 from choral.recipes.training import Training
+from choral.testing.problems import ADAM, CALM, PROBLEMS
 
 SHORT = Training(rate=0.02, optimiser=Adam(), batch_size=16, end=0.004)
 OPTIONS = [

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.conformance.problem import CALM, PROBLEMS
 
 from choral.base.errors import InputError
 from choral.fit import fit
 from choral.plan import Collect, Reset, Train
 from choral.plan.phases import visit
 from choral.recipes import make
+from choral.testing.problems import CALM, PROBLEMS
 
 
 def kept_at(recipe):

@@ -44,7 +44,7 @@ class _Lent(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        if torch.Tag.nondeterministic_seeded not in func.tags or _has_generator(args, kwargs):
             return func(*args, **kwargs)
         self.count += _draws(func, args)
         taking = _taking_generator(func)
@@ -52,6 +52,10 @@ class _Lent(TorchDispatchMode):
             with _borrowed(self._generator):
                 return func(*args, **kwargs)
         return taking(*args, **kwargs | {"generator": self._generator})
+
+
+def _has_generator(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
 
 
 def _taking_generator(func: Any) -> Any | None:
@@ -108,7 +112,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None and _draws(func, args):
+        if torch.Tag.nondeterministic_seeded in func.tags and not _has_generator(args, kwargs) and _draws(func, args):
             self.unkeyed.append(func.overloadpacket.__name__)
         return func(*args, **kwargs)
 

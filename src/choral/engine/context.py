@@ -98,7 +98,7 @@ class LaneContext:
         order = torch.randperm(self.points, generator=self.generator("gradients"))[: batches * _BATCH]
         key = rng.key(self._seed, *self._place, "gradients")
         for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
-            with draws.keyed(key, i):
+            with rng.seeded(key, "unkeyed", i), draws.keyed(key, i):
                 loss = self._task.forward_loss(network, x.to(self._task.device), y.to(self._task.device))
             sharing.likelihood(loss).backward()
         sharing.weigh(dict(network.named_parameters()))

@@ -2,19 +2,21 @@
 
 An evaluator holds networks of equal shapes and returns (network, member * draws, batch, ...). States are never changed and every call
 runs a module tree of its own, so that an ensemble may be asked from several threads at once. What a row gets does not depend
-on the rows beside it, up to rounding: draws belong to a pass, not to a row.
+on the rows beside it, up to rounding: what choral's layers draw belongs to a pass, not to a row. Networks that are not like that
+(whose forward code draws by the row, takes means over the batch, writes into its input, reads values out of tensors or keeps something between
+calls) are found out on the first points, and run one by one as they are.
 """
 
 import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from choral.base import draws, rng, tree
 from choral.base.mapping import vmap
@@ -23,6 +25,7 @@ from choral.engine import passes
 from choral.engine.store import MemberStore
 from choral.engine.tracing import record
 from choral.engine.trainers import Task
+from choral.layers.conversion.calling import call_with, ties_of
 
 KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most
 _LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most
@@ -42,11 +45,15 @@ class Trees:
 
     def __init__(self, network: nn.Module):
         self.pristine = network.eval()
+        self.forgetful = False  # whether every call gets tensors of its own too: the network writes into its buffers
         self._idle: list[nn.Module] = []
 
     @contextmanager
     def one(self) -> Iterator[nn.Module]:
         """Lend a tree to a block of code."""
+        if self.forgetful:
+            yield copy.deepcopy(self.pristine)
+            return
         try:
             network = self._idle.pop()
         except IndexError:
@@ -63,6 +70,21 @@ def sharing(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network, {id(t): t for t in held})
 
 
+@dataclass(frozen=True)
+class Manners:
+    """What forward code does beside computing, found out on a few points."""
+
+    reads_only: bool = True  # it leaves its input as it is
+    draws_by_key: bool = True  # all it draws can be caught
+    remembers_nothing: bool = True  # it leaves its buffers as they are
+    rows_alone: bool = True  # a row does not depend on the rows beside it
+
+    @property
+    def good(self) -> bool:
+        """Whether it may be mapped, recorded and given rows to fill up a chunk."""
+        return self == Manners()
+
+
 class Evaluator(ABC):
     """Runs networks of equal shapes.
 
@@ -77,6 +99,7 @@ class Evaluator(ABC):
         self.rows = 1024  # evaluated at once, at most
         self.each = 1  # passes mapped together
         self.catch = True  # whether the network draws by functions of torch
+        self.manners = Manners()
 
     @abstractmethod
     def run(self, chunk: Tensor) -> Tensor:
@@ -94,13 +117,12 @@ class Evaluator(ABC):
         structure, task = self.task.structure, self.task
 
         def once(draw: int | Tensor) -> Tensor:
-            with draws.keyed(key, draw, catch=self.catch), task.autocast():
-                ready, _ = structure.feed(prepare(chunk, task.transforms, training=False), None)
-                return (
-                    structure.unfold(network(ready)).float()
-                    if task.precision == "bf16"
-                    else structure.unfold(network(ready))
-                )
+            lending = nullcontext() if self.manners.draws_by_key else rng.seeded(int(key), "unkeyed", int(draw))
+            with lending, draws.keyed(key, draw, catch=self.catch), task.autocast():
+                own = chunk if self.manners.reads_only else chunk.clone()
+                ready, _ = structure.feed(prepare(own, task.transforms, training=False), None)
+                outputs = structure.unfold(network(ready))
+                return outputs.float() if task.precision == "bf16" else outputs
 
         return passes.together(once, structure.draws, self.each)
 
@@ -110,7 +132,7 @@ class PlainEvaluator(Evaluator):
 
     def __init__(self, task: Task, store: MemberStore, numbers: Sequence[int], *, keep: bool):
         super().__init__(task, store, numbers)
-        self._keep, self._loaded = keep, dict[int, Trees]()
+        self._keep, self._loaded, self._forgetful = keep, dict[int, Trees](), False
 
     def trees(self, number: int) -> Trees:
         """Return a network with its values."""
@@ -118,6 +140,7 @@ class PlainEvaluator(Evaluator):
         if found is None:
             state = self.store.get(number)
             found = Trees(self.task.blueprint.holding(state))
+            found.forgetful = self._forgetful
             if self._keep:
                 found = self._loaded.setdefault(number, found)
         return found
@@ -138,10 +161,32 @@ class PlainEvaluator(Evaluator):
             return torch.stack([torch.cat([self._of(n, chunk) for chunk in chunks], 1) for n in self.numbers])
 
     def look(self, few: Tensor) -> None:
-        """Find out, on a few points, whether the network draws by functions of torch; a wrong input fails here."""
-        with torch.no_grad(), self.trees(self.numbers[0]).one() as network, draws.keyed(0) as stream:
-            self.task.structure.unfold(network(self._ready(few)))
+        """Find out, on a few points, what the network does beside computing; a wrong input fails here."""
+        trees = self.trees(self.numbers[0])
+        before = {n: b.clone() for n, b in trees.pristine.named_buffers()}
+        given = few.clone()
+        with rng.seeded(0, "look") as lent, draws.keyed(0) as stream:
+            whole = self._once(given)
+        with rng.seeded(0, "look"), draws.keyed(0):
+            first = self._once(few[:1].clone())
+        now = dict(trees.pristine.named_buffers())
         self.catch = stream.caught > 0
+        self.manners = Manners(
+            reads_only=torch.equal(given, few),
+            draws_by_key=lent.count == 0,
+            remembers_nothing=all(torch.equal(before[n], now[n]) for n in before),
+            rows_alone=_close(first, whole[:, :1]),
+        )
+        if not self.manners.remembers_nothing:
+            with torch.no_grad():
+                for n, b in before.items():
+                    now[n].copy_(b)
+            self._forgetful = True
+            trees.forgetful = True
+
+    def _once(self, few: Tensor) -> Tensor:
+        with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
+            return self.task.structure.unfold(network(self._ready(few)))
 
     def _ready(self, x: Tensor) -> Tensor:
         return self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)[0]
@@ -160,6 +205,7 @@ class StackedEvaluator(Evaluator):
         super().__init__(task, store, numbers)
         states = [store.get(i) for i in numbers]
         self._trees = Trees(task.blueprint.holding(states[0]))
+        self._ties = ties_of(self._trees.pristine)
         self.params = {n: t.to(task.device) for n, t in tree.stack([s.params for s in states]).items()}
         self._buffers = {n: t.to(task.device) for n, t in tree.stack([s.buffers for s in states]).items()}
         self._words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2).to(task.device)
@@ -169,7 +215,7 @@ class StackedEvaluator(Evaluator):
         with torch.no_grad(), self._trees.one() as network:
 
             def one(params: Any, buffers: Any, words: Tensor) -> Tensor:
-                return self.call(lambda x: functional_call(network, (params, buffers), (x,)), words, chunk)
+                return self.call(lambda x: call_with(network, params | buffers, x, self._ties), words, chunk)
 
             return vmap(one)(self.params, self._buffers, self._words)
 
@@ -184,28 +230,44 @@ class RecordedEvaluator(Evaluator):
     def __init__(self, inner: Evaluator):
         super().__init__(inner.task, inner.store, inner.numbers)
         self.inner, self.rows = inner, inner.rows
+        self.sound = True  # whether records do what the network does
         self._records: dict[Any, Callable[[Tensor], Tensor]] = {}
         self._recording = threading.Lock()
 
     def run(self, chunk: Tensor) -> Tensor:
         """Run the record for as many rows as the chunk has, or the next larger one."""
-        if chunk.numel() > _RECORDED_INPUT:
+        if not self.sound or not len(chunk) or chunk.numel() > _RECORDED_INPUT:
             return self.inner.run(chunk)
         rows = 1 << (len(chunk) - 1).bit_length()
         full = (
             chunk if rows == len(chunk) else torch.cat([chunk, chunk[-1:].expand(rows - len(chunk), *chunk.shape[1:])])
         )
+        recorded = self._record(full)
+        if recorded is None:
+            return self.inner.run(chunk)
         with torch.no_grad():
-            found = self._record(full)(full)
+            found = recorded(full)
         return found if rows == len(chunk) else found[:, :, : len(chunk)].clone()
 
-    def _record(self, full: Tensor) -> Callable[[Tensor], Tensor]:
+    def _record(self, full: Tensor) -> Callable[[Tensor], Tensor] | None:
         shape = (tuple(full.shape), full.dtype)
         if shape not in self._records:
             with self._recording:
-                if shape not in self._records:
-                    self._records[shape] = record(lambda chunk: self.inner.run(chunk), [full])
-        return self._records[shape]
+                if self.sound and shape not in self._records:
+                    self._take(shape, full)
+        return self._records.get(shape) if self.sound else None
+
+    def _take(self, shape: Any, full: Tensor) -> None:
+        """Record a shape, and try the record on other values: what forward code read out of tensors is a constant in it."""
+        other = full.roll(1, 0) * 1.5 - 0.25 if full.is_floating_point() else torch.zeros_like(full)
+        try:
+            taken = record(lambda chunk: self.inner.run(chunk), [full])
+            with torch.no_grad():
+                self.sound = _close(taken(other.clone()), self.inner.run(other))
+        except _UNMAPPABLE:
+            self.sound = False
+        else:
+            self._records[shape] = taken
 
 
 class SizedEvaluator(Evaluator):
@@ -239,7 +301,7 @@ class Evaluation:
 
     def outputs(self, x: Tensor, *, batch_size: int) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...)."""
-        evaluators = self.evaluators(x)
+        evaluators = self.evaluators(x) if len(x) else self._unsettled()
         x = x.to(self._task.device)
         if len(evaluators) == 1:
             return evaluators[0].outputs(x, batch_size).flatten(0, 1)
@@ -254,9 +316,15 @@ class Evaluation:
             with self._settling:
                 if self._settled is None:
                     groups, numbers = self._groups()
-                    few = x[:2].to(self._task.device)
+                    few = x[:2].to(self._task.device, copy=True)  # networks may write into it
                     self._settled = [self._choose(group, few, keep=numbers <= KEPT) for group in groups]
         return self._settled
+
+    def _unsettled(self) -> list[Evaluator]:
+        """Return evaluators for an input without rows, which tells nothing."""
+        if self._settled is not None:
+            return self._settled
+        return [PlainEvaluator(self._task, self._store, group, keep=False) for group in self._groups()[0]]
 
     def _groups(self) -> tuple[list[list[int]], int]:
         """Return the networks of equal shapes, and how many numbers all networks hold."""
@@ -276,6 +344,8 @@ class Evaluation:
         widest = max((p.shape[0] for p in network.parameters() if p.dim()), default=1)
         looped = any(passes.is_looped(m) for m in network.modules())
         found: Evaluator = plain
+        if not plain.manners.good:
+            return plain
         if len(numbers) > 1 and keep and not looped:
             stacked = StackedEvaluator(task, self._store, numbers)
             stacked.catch = plain.catch
@@ -286,7 +356,7 @@ class Evaluation:
         whole = found.each == task.structure.draws
         if not looped and whole and size <= _RECORDED and (len(numbers) == 1 or found is not plain) and not plain.catch:
             recorded = RecordedEvaluator(found)
-            found = recorded if _works(recorded, few) else found
+            found = recorded if _works(recorded, few) and recorded.sound else found
         if found is plain or task.structure.draws > 1:
             return found
         return SizedEvaluator(found, plain, turn=_ARITHMETIC // (size // len(numbers)))
@@ -304,10 +374,14 @@ class Evaluation:
                 evaluator.each = 1
 
 
+def _close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
 def _works(evaluator: Evaluator, few: Tensor) -> bool:
     """Return whether a way to run networks can run these; the plain way has shown that they can read the input."""
     try:
-        evaluator.run(few)
+        evaluator.run(few.clone())
     except _UNMAPPABLE:
         return False
     return True

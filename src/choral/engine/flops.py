@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import draws
+from choral.base import draws, rng
 from choral.data.inputs import prepare
 from choral.data.sources import Source
 from choral.engine.trainers import Task
@@ -110,13 +110,17 @@ class Flops:
         mode = network.training
         x, y = self.source.example(max(4, 2 * self.task.structure.members))  # a batch that splits over members
         x, y = x.to(self.task.device), y.to(self.task.device)
-        with draws.keyed(0), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
+        with (
+            rng.seeded(0, "flops"),
+            draws.keyed(0),
+            FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
+        ):
             with _gradients_of(network) as passes:
                 loss = self.task.forward_loss(network.train(), x, y)
             forward = _by_module(counter, network)
             loss.backward()
             train = counter.get_total_flops()
-        with draws.keyed(0), FlopCounterMode(display=False) as counter, torch.no_grad():
+        with rng.seeded(0, "flops"), draws.keyed(0), FlopCounterMode(display=False) as counter, torch.no_grad():
             inputs, _ = self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)
             network.eval()(inputs)
             predict, evaluated = counter.get_total_flops(), _by_module(counter, network)

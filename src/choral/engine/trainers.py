@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 
 from choral.base import draws, rng, tree
 from choral.base.mapping import vmap
@@ -21,6 +21,7 @@ from choral.data.inputs import Transform, prepare
 from choral.engine.blueprint import Blueprint, state_of
 from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.tracing import record
+from choral.layers.conversion.calling import call_with, ties_of
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
@@ -165,6 +166,7 @@ class StackedTrainer(Trainer):
         self.held = list(states)
         device = self.task.device
         self.network = self.task.blueprint.network(states[0].form).train()
+        self._ties = ties_of(self.network)
         self.sharing = sharing_of(self.task.structure, self.network)
 
         def stacked(trees: Sequence[Params]) -> Params:
@@ -213,7 +215,7 @@ class StackedTrainer(Trainer):
         params = trained | fixed
         buffers = {n: b.clone() for n, b in buffers.items()}
         with draws.keyed(words, step, catch=self.catch) as stream:
-            total = self.task.forward_loss(lambda i: functional_call(self.network, (params, buffers), (i,)), x, y)
+            total = self.task.forward_loss(lambda i: call_with(self.network, params | buffers, i, self._ties), x, y)
             loss = self.sharing.likelihood(total)
         self._caught = stream.caught > 0
         self._drew = stream.site > 0

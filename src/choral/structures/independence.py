@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from choral.base import draws
+from choral.base import draws, rng
 from choral.base.errors import ConversionError
 from choral.layers.joint.network import Joint
 from choral.layers.packed.pack import PackedNetwork
@@ -79,7 +79,7 @@ def _run(structure: Structure, network: Joint, tensors: dict[str, Tensor], input
     was_training = network.training
     network.train()
     try:
-        with draws.keyed(0), torch.enable_grad():
+        with rng.seeded(0, "look"), draws.keyed(0), torch.enable_grad():
             return order, structure.unfold(functional_call(network, tensors, (inputs,)))
     except RuntimeError as error:
         report = f"\n{network.report()}" if isinstance(network, PackedNetwork) else ""

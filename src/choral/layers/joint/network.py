@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from choral.base import draws, rng
 from choral.base.errors import ConversionError, InputError
 from choral.base.mapping import vmap
+from choral.layers.conversion.calling import call_with, ties_of
 from choral.layers.conversion.convert import swap
 from choral.layers.conversion.operations import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
 from choral.layers.joint.weighted import fold, unfold
@@ -89,9 +89,8 @@ class Joint(nn.Module):
         self.members = members
         self.stacked = frozenset(_owned(network) if stacked is None else stacked)
         self.own_inputs = own_inputs
-        names = list(network.named_parameters(remove_duplicate=False))
         self._fusible = any(isinstance(m, _FUSIBLE) for m in network.modules())
-        self._tied = len({id(p) for _, p in names}) < len(names)
+        self._ties = ties_of(network)
         self.kernel = usual_kernel(self) if kernel in ("auto", "measured") else self.checked(kernel)
 
     def checked(self, kernel: str) -> str:
@@ -130,7 +129,7 @@ class Joint(nn.Module):
         return params, {n: b for n, b in self.network.named_buffers() if n in self.stacked}
 
     def _call(self, own: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(self.network, own, (x,), tie_weights=self._tied)
+        return call_with(self.network, own, x, self._ties)
 
     def _loop(self, x: Tensor) -> Tensor:
         params, buffers = self._tensors()
