@@ -90,6 +90,8 @@ def test_draws_of_forward_code_follow_the_key_and_leave_the_program_alone(name: 
 class Averaging(nn.Module):
     """Moves a buffer whenever it is called, in evaluation too."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(6, 2)
