@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -193,7 +194,13 @@ def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
         "--out",
         str(tmp_path / "c"),
     ]
-    process = subprocess.Popen(call, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        call,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell ignores it for what runs behind it
+    )
     log = tmp_path / "c" / "single" / "log.jsonl"
     limit = time.monotonic() + 60
     while time.monotonic() < limit and not (log.exists() and "epoch" in log.read_text()):
