@@ -1,6 +1,8 @@
+import os
+
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from choral.base import draws
 from choral.base.errors import InputError
@@ -66,3 +68,31 @@ def test_a_crop_is_a_shift_and_a_flip_a_mirror():
     mirrored = [bool(torch.equal(o, x[i % 2].flip(-1))) for i, o in enumerate(out)]
     assert all(m or torch.equal(o, x[i % 2]) for i, (m, o) in enumerate(zip(mirrored, out)))
     assert 150 < sum(mirrored) < 250
+
+
+class Pids(Dataset):
+    """Items that say which process read them."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i)]), os.getpid()
+
+
+def test_loader_workers_last_from_epoch_to_epoch_also_after_one_that_was_left():
+    source = DatasetSource(Pids(), workers=2)
+    order = torch.tensor([5, 1, 0, 2])
+    pids = set()
+    for _ in range(3):
+        next(iter(source.epoch(order.flip(0), 2)))  # left on the way
+        batches = list(source.epoch(order, 2))
+        assert torch.cat([x[:, 0] for x, _ in batches]).tolist() == order.tolist()
+        pids |= {int(pid) for _, y in batches for pid in y}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    outer = source.epoch(order, 2)
+    first = next(outer)[0]
+    inner = [x[:, 0].tolist() for x, _ in source.epoch(order.flip(0), 2)]
+    assert inner == [[2, 0], [1, 5]]
+    assert torch.cat([first, next(outer)[0]])[:, 0].tolist() == order.tolist()

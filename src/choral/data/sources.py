@@ -6,6 +6,7 @@ loader workers, in the engine's order, so that runs stay exact. Images of bytes 
 
 import hashlib
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -156,21 +157,57 @@ def _hash(arrays: Sequence[np.ndarray]) -> str:
     return state.hexdigest()
 
 
+class _Batches:
+    """The batches of the next epoch, as a sampler that a loader with lasting workers asks anew each time."""
+
+    def __init__(self, batches: list[list[int]]):
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
 class DatasetSource(Source):
-    """A map-style dataset, read item by item through torch's loader in the engine's order."""
+    """A map-style dataset, read item by item through torch's loader in the engine's order.
+
+    Loader workers last as long as the source: starting them anew took 1.2 s of 1.6 s of an epoch.
+    """
 
     def __init__(self, dataset: Dataset[Any], *, workers: int = 0, collate: Any = None):
         self.dataset, self.workers, self.collate = dataset, workers, collate
+        self._next = _Batches([])
+        self._lasting: DataLoader[Any] | None = None
+        self._reading = threading.Lock()  # only one epoch at a time can be read by the lasting workers
         self.points = len(dataset)  # type: ignore[arg-type]  # checked to be map-style by source_of
         if not self.points:
             raise InputError("the dataset is empty; give at least one item.")
 
     def _load(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        loader: DataLoader[Any] = DataLoader(
-            self.dataset, batch_sampler=batches, num_workers=self.workers, collate_fn=self.collate
+        lasting = self.workers > 0 and self._reading.acquire(blocking=False)
+        try:
+            for x, y in self._lasting_loader(batches) if lasting else self._loader(_Batches(batches)):
+                yield as_inputs(x), as_targets(y)
+        finally:
+            if lasting:
+                self._reading.release()
+
+    def _loader(self, batches: _Batches, *, lasting: bool = False) -> DataLoader[Any]:
+        return DataLoader(
+            self.dataset,
+            batch_sampler=batches,  # type: ignore[arg-type]  # any iterable with a length will do
+            num_workers=self.workers,
+            collate_fn=self.collate,
+            persistent_workers=lasting,
         )
-        for x, y in loader:
-            yield as_inputs(x), as_targets(y)
+
+    def _lasting_loader(self, batches: list[list[int]]) -> DataLoader[Any]:
+        self._next.batches = batches
+        if self._lasting is None:
+            self._lasting = self._loader(self._next, lasting=True)
+        return self._lasting
 
     def example(self, count: int = 2) -> tuple[Tensor, Tensor]:
         """Return the first items as a batch."""
