@@ -65,7 +65,8 @@ def fit(
         executor: 'sequential', 'vectorised' (equal-shaped branches trained together), or 'auto', which measures both.
         device: where to train.
         precision: 'fp32' or 'bf16' (autocast).
-        checkpoint_seconds: least time between two checkpoints; they are taken at the ends of epochs and phases.
+        checkpoint_seconds: least time between two checkpoints; they are taken at the ends of epochs and phases, and so far apart
+            that they take at most 2 % of the time. 0 takes one at every such end.
         listener: called with every event (a dict).
         table: how a table's columns became inputs; kept with the ensemble.
     """

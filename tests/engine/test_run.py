@@ -375,3 +375,31 @@ def test_bad_settings_are_refused():
             fit(build, (X, Y), recipe, **options)
     with pytest.raises(InputError, match=r"must return a new nn\.Module"):
         fit(lambda: 3, (X, Y), recipe)  # type: ignore[arg-type, return-value]  # wrong on purpose
+
+
+def test_checkpoints_are_so_far_apart_that_they_take_little_of_the_time(tmp_path, monkeypatch):
+    """A clock that moves a second with every epoch, and checkpoints that take half a second: one in 25 epochs."""
+    from choral.engine import run as module
+    from choral.engine.checkpoint import Checkpoints
+
+    now, saved = [0.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Checkpoints, "save", lambda self, *_, **about: saved.append(about["epoch"]) or tick(0.5))
+
+    def tick(seconds):
+        now[0] += seconds
+
+    x = torch.randn(8, 3)
+    recipe = Recipe(name="r", plan=seq(Reset(), Train(epochs=80, batch_size=8, schedule=Constant(0.1)), Collect()))
+    for seconds, expected in ((2.0, [2, 27, 52, 77]), (0, list(range(1, 80)))):
+        now[0] = 0.0
+        saved.clear()
+        fit(
+            lambda: torch.nn.Linear(3, 1),
+            (x, x[:, :1]),
+            recipe,
+            run_dir=tmp_path / str(seconds),
+            checkpoint_seconds=seconds,
+            listener=lambda event: tick(1.0) if event["kind"] == "epoch" else None,
+        )
+        assert [epoch for epoch in saved if epoch] == expected

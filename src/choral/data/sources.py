@@ -197,7 +197,7 @@ class DatasetSource(Source):
     def _loader(self, batches: _Batches, *, lasting: bool = False) -> DataLoader[Any]:
         return DataLoader(
             self.dataset,
-            batch_sampler=batches,  # type: ignore[arg-type]  # any iterable with a length will do
+            batch_sampler=batches,
             num_workers=self.workers,
             collate_fn=self.collate,
             persistent_workers=lasting,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from choral.base.errors import RunError
-from choral.engine.files import checksum, pack_tensors, parse_json, read_checked, unpack_tensors, write_bytes
+from choral.engine.files import Part, checksum, pack_parts, parse_json, read_checked, unpack_tensors, write_bytes
 from choral.engine.schema import expect
 from choral.plan.state import State
 
@@ -56,10 +56,10 @@ class Snapshot:
     log_bytes: int = 0
 
 
-def _pack(states: Sequence[State | None]) -> bytes:
+def _pack(states: Sequence[State | None]) -> list[Part]:
     tensors = {f"{i}/{n}": t for i, s in enumerate(states) if s is not None for n, t in s.flat().items()}
     forms = [None if s is None else s.form for s in states]
-    return pack_tensors(tensors, {"forms": forms, "empty": [s is None for s in states]})
+    return pack_parts(tensors, {"forms": forms, "empty": [s is None for s in states]})
 
 
 def _unpack(data: bytes, name: str) -> list[State | None]:

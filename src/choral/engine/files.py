@@ -12,7 +12,7 @@ import os
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from choral.base.errors import RunError
 
 FORMAT = 2
+Part = bytes | memoryview
 _SEAL = "sealed"
 _BLANK = "0" * 64
 _MARK = b'{\\"sha256\\": \\"'  # how the header opens inside the file; a quote in a value is escaped twice
@@ -30,21 +31,25 @@ _LONGEST = 1 << 28  # bytes of JSON
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 
 
-def write_bytes(path: Path, data: bytes, *, within: Path | None = None) -> str:
+def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None = None) -> str:
     """Write a file aside, force it to disk, then rename it into place; return its checksum.
 
     Args:
         path: where to; a link of this name is replaced, not followed.
-        data: all of it.
+        data: all of it, in one piece or several.
         within: a folder that must not be left on the way: a folder below it that is a link to elsewhere is refused.
     """
+    parts = [data] if isinstance(data, bytes) else data
+    state = hashlib.blake2b(digest_size=16)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_within(path.parent, within)
         aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
         try:
             with _created(aside) as handle:
-                handle.write(data)
+                for part in parts:
+                    handle.write(part)
+                    state.update(part)
                 handle.flush()
                 os.fsync(handle.fileno())
             os.replace(aside, path)
@@ -56,7 +61,7 @@ def write_bytes(path: Path, data: bytes, *, within: Path | None = None) -> str:
         raise RunError(
             f"{path} cannot be written ({error.strerror}); make room or give a place that can be written."
         ) from error
-    return checksum(data)
+    return state.hexdigest()
 
 
 def _created(path: Path) -> Any:
@@ -184,6 +189,11 @@ def _warn_old(name: str) -> None:
 
 def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> bytes:
     """Return tensors and a JSON header as the bytes of a sealed safetensors file (equal input, equal bytes)."""
+    return b"".join(pack_parts(tensors, header))
+
+
+def pack_parts(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> list[Part]:
+    """Return the same bytes in pieces, for `write_bytes`: a large file is not copied to be sealed."""
     from safetensors.torch import save
 
     ready: dict[str, Tensor] = {}
@@ -197,7 +207,8 @@ def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None
     # one key of metadata only: the writer does not keep the order of several
     data = save(ready, metadata={"choral": f'{{"sha256": "{_BLANK}", {text[1:]}'})
     start = data.index(_MARK) + len(_MARK)
-    return b"".join([data[:start], _sealed(data, start).encode(), data[start + 64 :]])
+    view = memoryview(data)
+    return [view[:start], _sealed(data, start).encode(), view[start + 64 :]]
 
 
 def _sealed(data: bytes, start: int) -> str:

@@ -27,6 +27,7 @@ from choral.plan.phases import Collect, Every, Fork, Operator, Phase, Repeat, Se
 from choral.plan.state import State
 
 WIDEST = 512  # branches stacked at once, at most
+_SHARE = 0.02  # of the time that checkpoints take, at most
 
 
 class Run:
@@ -41,7 +42,7 @@ class Run:
         store: where members go.
         checkpoints: where to resume from, or None.
         log: where events go.
-        seconds: least time between two checkpoints.
+        seconds: least time between two checkpoints, longer where one takes more than 2 % of it; 0 takes all there could be.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Run:
         self.skip_to: float = 0
         self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
         self.collected_at: dict[int, int] = {}  # position of each member's Collect in the walk
-        self._saved_at = time.monotonic()
+        self._saved_at, self._save_seconds = time.monotonic(), 0.0
         places: list[Place] = []
         visit(plan, lambda node, place: places.append(place) if isinstance(node, Collect) else None)
         self.member_of = {place: i for i, place in enumerate(places)}
@@ -195,8 +196,9 @@ class Run:
         return LaneContext(self.task, self.source, self.seed, lane.place, suffix)
 
     def _checkpoint(self, group: Group, position: int, epoch: int) -> None:
-        if self.checkpoints is None or time.monotonic() - self._saved_at < self.seconds:
+        if self.checkpoints is None or not self._checkpoint_due():
             return
+        started = time.monotonic()
         self.checkpoints.save(
             [*self.frames, group],
             position=position,
@@ -206,6 +208,7 @@ class Run:
             log_bytes=self.log.sync(),
         )
         self._saved_at = time.monotonic()
+        self._save_seconds = self._saved_at - started
 
     def _train(self, phase: Train, group: Group, lanes: list[Lane], suffix: Place, position: int, begin: int) -> None:
         """Train the lanes; those of equal shapes go together. `begin` counts epochs over all these teams."""
@@ -304,7 +307,9 @@ class Run:
         return shares
 
     def _checkpoint_due(self) -> bool:
-        return self.checkpoints is not None and time.monotonic() - self._saved_at >= self.seconds
+        """Return whether it is time: after the seconds asked for, and long enough to repay the last one."""
+        wait = max(self.seconds, self._save_seconds / _SHARE) if self.seconds else 0.0
+        return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
 
     def _note_diverged(self, team: Sequence[Lane], losses: Sequence[float], suffix: Place, epoch: int) -> None:
         for lane, loss in zip(team, losses):
