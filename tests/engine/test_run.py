@@ -9,10 +9,11 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import DivergedError, InputError, PlanError, RunError
-from choral.data import HorizontalFlip, Normalise, PadCrop
+from choral.data import HorizontalFlip, Normalise, PadCrop, TensorSource
 from choral.engine.blueprint import redraw
 from choral.engine.files import write_json
-from choral.fit import fit
+from choral.fit import fit, make_task
+
 from choral.plan import (
     SGD,
     Adam,
@@ -403,3 +404,40 @@ def test_checkpoints_are_so_far_apart_that_they_take_little_of_the_time(tmp_path
             listener=lambda event: tick(1.0) if event["kind"] == "epoch" else None,
         )
         assert [epoch for epoch in saved if epoch] == expected
+
+
+def _trial(monkeypatch, build, x, alone, stacked):
+    """Return what 'auto' measures when steps take these seconds, one list for each kind of trainer, and what it settles on."""
+    from choral.engine import executors
+    from choral.engine.trainers import PlainTrainer
+
+    times = {True: iter(alone), False: iter(stacked)}
+
+    def timed(kind, task, source, phase, states, order):
+        return next(times[kind is PlainTrainer]) * len(states)
+
+    monkeypatch.setattr(executors, "_time", timed)
+    recipe = Recipe(name="r", plan=fork(4, Reset(), Train(epochs=1, batch_size=8, schedule=Constant(0.1)), Collect()))
+    source = TensorSource(x, torch.arange(len(x)) % 3)
+    task = make_task(build, source, recipe)
+    return executors.choose("auto", task, source, recipe.plan)
+
+
+def test_the_trial_is_repeated_where_the_two_are_close(monkeypatch):
+    def build():
+        return nn.Linear(3, 3)
+
+    x = torch.randn(8, 3)
+    close = _trial(monkeypatch, build, x, [1.0, 0.7, 0.9, 0.9], [0.95, 0.95, 0.95, 0.95])
+    assert (close.name, close.measured) == ("sequential", {"sequential": 0.7, "vectorised": 0.95})
+    clear = _trial(monkeypatch, build, x, [1.0], [0.5])
+    assert (clear.name, clear.measured) == ("vectorised", {"sequential": 1.0, "vectorised": 0.5})
+
+
+def test_large_convolutions_are_not_tried_stacked(monkeypatch):
+    def build():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+    x = torch.randn(8, 3, 8, 8)
+    assert _trial(monkeypatch, build, x, [0.01], []).measured == {"sequential": 0.01}
+    assert _trial(monkeypatch, build, x, [0.0005], [0.0002]).name == "vectorised"
