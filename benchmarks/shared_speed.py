@@ -99,7 +99,8 @@ def ours(structure: Structure, build: Callable[[], nn.Module], x: Tensor, y: Ten
 def reference_layers(folder: str) -> Any:
     """Return torch-uncertainty's packed layers without running the rest of its package, which needs torchvision."""
     sys.path.append(folder)
-    for name in ("torch_uncertainty", "torch_uncertainty.layers", "torch_uncertainty.layers.functional"):
+    inner = ("layers", "layers.functional", "methods")
+    for name in ("torch_uncertainty", *(f"torch_uncertainty.{part}" for part in inner)):
         package = ModuleType(name)
         package.__path__ = [str(Path(folder, *name.split(".")))]
         sys.modules[name] = package
@@ -108,9 +109,8 @@ def reference_layers(folder: str) -> Any:
     return packed
 
 
-def reference(packed: Any, build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> Any:
-    """Return the training step of torch-uncertainty's packed layers put into the same network."""
-    plain = build()
+def with_packed_layers(packed: Any, plain: nn.Module) -> nn.Module:
+    """Return a network with torch-uncertainty's packed layers in place of the plain ones."""
     first, *_, last = (name for name, _ in ends_of(plain))
     options = {"alpha": WIDTH, "num_estimators": MEMBERS, "gamma": 1}
 
@@ -123,7 +123,12 @@ def reference(packed: Any, build: Callable[[], nn.Module], x: Tensor, y: Tensor)
             return packed.PackedConv2d(layer.in_channels, layer.out_channels, **shape, **options, **ends)
         return nn.BatchNorm2d(layer.num_features * WIDTH) if isinstance(layer, nn.BatchNorm2d) else None
 
-    network = swap(plain, replace)
+    return swap(plain, replace)
+
+
+def reference(packed: Any, build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> Any:
+    """Return the training step of torch-uncertainty's packed layers put into the same network."""
+    network = with_packed_layers(packed, build())
     network = laid_out(network) if x.dim() == 4 else network
     targets = y.expand(MEMBERS, -1)
     return stepper(network, lambda: (x, targets), lambda out: out.unflatten(0, (MEMBERS, -1)))
