@@ -13,7 +13,6 @@ from choral.data import HorizontalFlip, Normalise, PadCrop, TensorSource
 from choral.engine.blueprint import redraw
 from choral.engine.files import write_json
 from choral.fit import fit, make_task
-
 from choral.plan import (
     SGD,
     Adam,
