@@ -76,6 +76,35 @@ def test_predictions_are_those_of_the_members_called_by_hand(name: str, method: 
         assert torch.equal(given, x)
 
 
+@pytest.mark.parametrize("rows", [X[:1], X[:1].expand(2, -1)])
+def test_means_over_rows_are_noticed_when_the_first_rows_do_not_show_them(rows: Tensor) -> None:
+    ensemble = trained(DETERMINISTIC["takes a mean over rows"])
+    ensemble.outputs(rows)
+    with torch.no_grad():
+        alone = torch.stack([ensemble.member(i)(X[8:11]) for i in range(2)])
+    torch.testing.assert_close(ensemble.outputs(X[8:11]), alone, atol=1e-5, rtol=1e-4)
+
+
+class Coded(nn.Module):
+    """Reads the number of a category from a column of real numbers, as networks for tables do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes, self.out = nn.Embedding(4, 3), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cat([self.codes(x[:, 0].long()), x[:, 1:]], 1))
+
+
+def test_values_of_our_own_making_never_reach_the_user() -> None:
+    x = torch.cat([torch.full((48, 1), 3.0), X[:, 1:]], 1)
+    ensemble = fit(Coded, (x, Y), make("deep_ensemble", epochs=4, members=2), executor="sequential")
+    with torch.no_grad():
+        alone = torch.stack([ensemble.member(i)(x[:5]) for i in range(2)])
+    for rows in (5, 1, 5):
+        torch.testing.assert_close(ensemble.outputs(x[:rows]), alone[:, :rows], atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", DRAWING)
 def test_draws_of_forward_code_follow_the_key_and_leave_the_program_alone(name: str) -> None:
     before = torch.random.get_rng_state()
