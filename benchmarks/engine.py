@@ -115,7 +115,7 @@ def engine_overhead(repeats: int) -> dict[str, float]:
             source,
             recipe.plan,
             seed=0,
-            width=lambda fork, lanes: 1,
+            width=lambda fork, branches: 1,
             store=MemberStore(),
             checkpoints=None,
             log=Log(),

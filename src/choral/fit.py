@@ -18,7 +18,7 @@ from choral.data.sources import Source, source_of
 from choral.engine.blueprint import Blueprint, usable
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.denormals import flushing
-from choral.engine.executors import Executor, choose, choose_way
+from choral.engine.executors import Executor, choose, choose_kernel
 from choral.engine.files import checksum, digest_of, pack_tensors, read_json, write_json
 from choral.engine.folder import claimed, keep_table, read_plan, run_of
 from choral.engine.memory import keep_freed
@@ -249,13 +249,13 @@ def _settle_folder(folder, identity, task, source, recipe, executor, table):  # 
                 + "; ".join(lines[:4])
                 + ". Use another run_dir, or repeat the old call."
             )
-    way, seconds = choose_way(task, source, recipe.plan, settled=None if stored is None else stored.get("way"))
+    kernel, seconds = choose_kernel(task, source, recipe.plan, settled=None if stored is None else stored.get("kernel"))
     settled = choose(executor, task, source, recipe.plan, settled=None if stored is None else stored["executor"])
     plan = stored or {
         "identity": identity,
         "environment": _environment(),
         "executor": settled.name,
-        "way": way,
+        "kernel": kernel,
         "measured": settled.measured | seconds,
         "network": _zoo_spec(task.blueprint),
         "describe": recipe.describe(),

@@ -62,8 +62,8 @@ def test_integers_are_uniform_and_in_range():
 
 @given(st.integers(0, 2**62), st.integers(0, 10**6), st.integers(1, 4))
 @settings(max_examples=25, deadline=None)
-def test_vmapped_keys_give_the_same_numbers_as_single_keys(key, step, lanes):
-    keys = [key + i for i in range(lanes)]
+def test_vmapped_keys_give_the_same_numbers_as_single_keys(key, step, branches):
+    keys = [key + i for i in range(branches)]
 
     def run(words):
         with draws.keyed(words, step):

@@ -20,8 +20,8 @@ def test_batches_follow_the_order_also_with_a_member_axis(make):
     batches = list(source.epoch(order, 2))
     assert len(batches) == batches_in(5, 2) == 2  # the last single point is left out
     assert [y.tolist() for _, y in batches] == [[5, 1], [0, 2]]
-    lanes = torch.stack([order, order.flip(0)])
-    (x, y), *_ = source.epoch(lanes, 3)
+    branches = torch.stack([order, order.flip(0)])
+    (x, y), *_ = source.epoch(branches, 3)
     assert y.tolist() == [[5, 1, 0], [4, 2, 0]]
     assert torch.equal(x, X[y])
 

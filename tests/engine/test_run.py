@@ -11,7 +11,8 @@ from choral import models
 from choral.base.errors import DivergedError, InputError, PlanError, RunError
 from choral.data import HorizontalFlip, Normalise, PadCrop, TensorSource
 from choral.engine.blueprint import redraw
-from choral.engine.files import write_json
+from choral.engine.checkpoint import Checkpoints
+from choral.engine.files import checksum, write_json
 from choral.fit import fit, make_task
 from choral.plan import (
     SGD,
@@ -219,8 +220,8 @@ def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, da
     with pytest.raises(Stop):
         fit(build, (X, Y), recipe, run_dir=folder, executor="sequential", checkpoint_seconds=0, listener=stop)
     manifests = sorted((folder / "checkpoints").glob("manifest-*"), key=lambda p: int(p.stem.split("-")[1]))
-    files = {f["file"] for f in json.loads(json.loads(manifests[-1].read_text())["content"])["frames"]}
-    older = {f["file"] for f in json.loads(json.loads(manifests[-2].read_text())["content"])["frames"]}
+    files = {f["file"] for f in json.loads(json.loads(manifests[-1].read_text())["content"])["open"]}
+    older = {f["file"] for f in json.loads(json.loads(manifests[-2].read_text())["content"])["open"]}
     targets = {
         "newest file": [folder / "checkpoints" / f for f in files - older],
         "newest manifest": [manifests[-1]],
@@ -440,3 +441,11 @@ def test_large_convolutions_are_not_tried_stacked(monkeypatch):
     x = torch.randn(8, 3, 8, 8)
     assert _trial(monkeypatch, build, x, [0.01], []).measured == {"sequential": 0.01}
     assert _trial(monkeypatch, build, x, [0.0005], [0.0002]).name == "vectorised"
+
+
+def test_an_unfinished_run_of_an_earlier_version_is_refused_with_a_sentence(tmp_path):
+    content = json.dumps({"position": 1, "epoch": 0, "frames": []})
+    outer = {"content": content, "checksum": checksum(content.encode())}
+    (tmp_path / "manifest-0.json").write_text(json.dumps(outer))
+    with pytest.raises(RunError, match=r"written by an earlier choral.*give another run_dir"):
+        Checkpoints(tmp_path).latest()

@@ -12,7 +12,7 @@ from choral.bayes.posteriors import gate_keep, std_of
 from choral.bayes.walks import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
 from choral.compaction import shrink
 from choral.data.sources import TensorSource
-from choral.engine.context import LaneContext
+from choral.engine.context import BranchContext
 from choral.engine.flops import Flops
 from choral.fit import make_task
 from choral.layers.bayesian.sampling import at_means
@@ -157,7 +157,7 @@ def explored(build, shape, *, closed=0.5, seed=0):
     x = torch.randn(8, *shape, generator=generator)
     source = TensorSource(x, torch.arange(8) % 2)
     task = make_task(build, source, sebays_freeze(epochs=12))
-    place = LaneContext(task, source, seed, (), (1,))
+    place = BranchContext(task, source, seed, (), (1,))
     state = place.fresh()
     params, buffers = dict(state.params), dict(state.buffers)
     for name, value in params.items():

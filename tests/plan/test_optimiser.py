@@ -8,15 +8,15 @@ from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_me
 EVERY = [SGD(), SGD(nesterov=True, weight_decay=0.01), Adam(), AdamW()]
 
 
-def params(seed=0, lanes=None):
+def params(seed=0, branches=None):
     generator = torch.Generator().manual_seed(seed)
     shapes = {"w": (3, 4), "b": (3,)}
-    lead = () if lanes is None else (lanes,)
+    lead = () if branches is None else (branches,)
     return {n: torch.randn(*lead, *s, generator=generator).requires_grad_() for n, s in shapes.items()}
 
 
 def test_decay_groups_leave_vectors_and_named_parameters_alone():
-    for stacked, p in ((False, params()), (True, params(lanes=2))):
+    for stacked, p in ((False, params()), (True, params(branches=2))):
         groups = SGD(weight_decay=0.1, decay_vectors=False).make(p, stacked=stacked, undecayed=()).param_groups
         assert {g["weight_decay"]: len(g["params"]) for g in groups} == {0.1: 1, 0.0: 1}
         groups = SGD(weight_decay=0.1).make(p, stacked=stacked, undecayed=("w",)).param_groups
@@ -24,7 +24,7 @@ def test_decay_groups_leave_vectors_and_named_parameters_alone():
 
 
 def test_clipping_by_member_equals_torch_s_for_each():
-    stacked = params(lanes=3)
+    stacked = params(branches=3)
     for p in stacked.values():
         p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * torch.tensor([0.01, 1, 10]).view(
             3, *[1] * (p.dim() - 1)
@@ -192,8 +192,8 @@ def test_memory_is_stacked_and_taken_apart_by_network_also_that_of_scalars(optim
 def test_a_rate_of_its_own_is_that_of_an_optimiser_of_its_own(kind, stacked):
     """Factors of the rate, also past torch's optimiser: 'b' steps as if its schedule were a quarter of the rate."""
     value = kind(weight_decay=0.1, rates=(("b", 0.25), ("*", 1.0)))
-    lanes = 2 if stacked else None
-    ours, alone = params(lanes=lanes), params(lanes=lanes)
+    branches = 2 if stacked else None
+    ours, alone = params(branches=branches), params(branches=branches)
     stepper = Stepper(value, value.make(ours, stacked=stacked))
     plain = kind(weight_decay=0.1)
     single = {n: (plain.make({n: p}, stacked=stacked), 0.25 if n == "b" else 1.0) for n, p in alone.items()}

@@ -215,11 +215,11 @@ class DatasetSource(Source):
 
     def epoch(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches made by the loader."""
-        lanes = order if order.dim() == 2 else order.unsqueeze(0)
-        batches = [lanes[:, a:b].flatten().tolist() for a, b in _bounds(lanes.shape[1], batch_size)]
+        orders = order if order.dim() == 2 else order.unsqueeze(0)
+        batches = [orders[:, a:b].flatten().tolist() for a, b in _bounds(orders.shape[1], batch_size)]
         for x, y in self._load(batches):
             if order.dim() == 2:
-                x, y = x.unflatten(0, (len(lanes), -1)), y.unflatten(0, (len(lanes), -1))
+                x, y = x.unflatten(0, (len(orders), -1)), y.unflatten(0, (len(orders), -1))
             yield x, y
 
     def targets(self) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Checkpoints: where a run stands, so that the same call goes on from there.
 
 A plan is walked in a fixed order; a checkpoint says how many leaf phases are done, how many epochs of the running one,
-and holds the state of every open frame: the group being worked on and the fork parents above it. Each frame is one
+and holds the state of every open stack: the one being worked on and the fork parents above it. Each stack is one
 safetensors file, written again only when it changed. The two newest manifests are kept; each lists the checksums of its
 files, so a damaged one is noticed and the one before is used.
 """
@@ -22,7 +22,7 @@ Place = tuple[int | str, ...]
 
 
 @dataclass
-class Lane:
+class Branch:
     """One network on its way: its place in the plan (up to its last fork) and its state."""
 
     place: Place
@@ -30,17 +30,17 @@ class Lane:
 
 
 @dataclass
-class Group:
-    """Lanes that walk together; `version` is the (position, epoch) of the last change."""
+class Stack:
+    """Branches that walk together; `version` is the (position, epoch) of the last change."""
 
-    lanes: list[Lane]
+    branches: list[Branch]
     version: tuple[int, int] = (-1, 0)
-    parents: list[Lane] = field(default_factory=list)
+    parents: list[Branch] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """A file name for this group, from the places of its lanes."""
-        text = repr([lane.place for lane in self.lanes])
+        """A file name for this stack, from the places of its branches."""
+        text = repr([branch.place for branch in self.branches])
         return f"{checksum(text.encode())[:12]}-{self.version[0]}-{self.version[1]}"
 
 
@@ -50,7 +50,7 @@ class Snapshot:
 
     position: int
     epoch: int
-    frames: dict[str, State | None]
+    open: dict[str, State | None]
     failed: dict[str, str]
     counted: dict[str, float]
     log_bytes: int = 0
@@ -66,8 +66,8 @@ def _unpack(data: bytes, name: str) -> list[State | None]:
     tensors, header = unpack_tensors(data, name, quiet=True)
     parts: list[dict[str, Any]] = [{} for _ in header["empty"]]
     for full, tensor in tensors.items():
-        lane, rest = full.split("/", 1)
-        parts[int(lane)][rest] = tensor
+        branch, rest = full.split("/", 1)
+        parts[int(branch)][rest] = tensor
     return [
         None if empty else State.from_flat(part, form)
         for part, form, empty in zip(parts, header["forms"], header["empty"])
@@ -97,7 +97,7 @@ class Checkpoints:
 
     def save(
         self,
-        frames: Sequence[Group],
+        open_stacks: Sequence[Stack],
         *,
         position: int,
         epoch: int,
@@ -105,21 +105,21 @@ class Checkpoints:
         counted: dict[str, float],
         log_bytes: int,
     ) -> None:
-        """Write the frames that changed and a new manifest; forget all but the two newest."""
+        """Write the stacks that changed and a new manifest; forget all but the two newest."""
         entries = []
-        for group in frames:
-            file = f"{group.name}.safetensors"
+        for stack in open_stacks:
+            file = f"{stack.name}.safetensors"
             if file not in self._whole:
-                data = _pack([lane.state for lane in group.lanes])
+                data = _pack([branch.state for branch in stack.branches])
                 self._whole[file] = write_bytes(self.folder / file, data, within=self.folder.parent)
-            places = [list(lane.place) for lane in group.lanes]
+            places = [list(branch.place) for branch in stack.branches]
             entries.append({"file": file, "checksum": self._whole[file], "places": places})
         manifests = self._manifests()
         number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
         content = {
             "position": position,
             "epoch": epoch,
-            "frames": entries,
+            "open": entries,
             "failed": failed,
             "counted": counted,
             "log_bytes": log_bytes,
@@ -135,9 +135,9 @@ class Checkpoints:
         for path in self._manifests():
             if path not in keep:
                 path.unlink(missing_ok=True)
-        needed = {f["file"] for path in keep for f in _manifest(path).get("frames", [])}
+        needed = {f["file"] for path in keep for f in _manifest(path).get("open", [])}
         for path in self.folder.iterdir():
-            if _FRAME.fullmatch(path.name) and path.name not in needed:
+            if _STACK.fullmatch(path.name) and path.name not in needed:
                 path.unlink(missing_ok=True)
                 self._whole.pop(path.name, None)
 
@@ -153,33 +153,32 @@ class Checkpoints:
             if not content:
                 self.messages.append(f"checkpoint {path.name} is damaged; going back to the one before")
                 continue
-            frames: dict[str, State | None] = {}
-            for entry in content["frames"]:
+            states: dict[str, State | None] = {}
+            for entry in content["open"]:
                 data = read_checked(self.folder / entry["file"], entry["checksum"])
                 if data is None:
                     self.messages.append(
                         f"checkpoint file {entry['file']} is damaged or missing; going back to the checkpoint before"
                     )
                     break
-                states = _unpack(data, entry["file"])
                 self._whole[entry["file"]] = entry["checksum"]
-                for place, state in zip(entry["places"], states):
-                    frames[repr(tuple(place))] = state
+                for place, state in zip(entry["places"], _unpack(data, entry["file"])):
+                    states[repr(tuple(place))] = state
             else:
                 self._trusted = [path]
                 numbers = (content["position"], content["epoch"])
-                return Snapshot(*numbers, frames, content["failed"], content["counted"], content["log_bytes"])
+                return Snapshot(*numbers, states, content["failed"], content["counted"], content["log_bytes"])
         if self._manifests():
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
 
 
 _MANIFEST = re.compile(r"manifest-\d+\.json")
-_FRAME = re.compile(r"[0-9a-f]{12}-(-?\d+)-\d+\.safetensors")
+_STACK = re.compile(r"[0-9a-f]{12}-(-?\d+)-\d+\.safetensors")
 _CONTENT = {
     "position": int,
     "epoch": int,
-    "frames": [{"file": str, "checksum": str, "places": [[(int, str)]]}],
+    "open": [{"file": str, "checksum": str, "places": [[(int, str)]]}],
     "failed": {str: str},
     "counted": {str: float},
     "log_bytes": int,
@@ -187,12 +186,19 @@ _CONTENT = {
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return a manifest's content, or an empty dict if it is damaged."""
+    """Return a manifest's content, or an empty dict if it is damaged; RunError if an earlier choral wrote it."""
     try:
         outer = expect(parse_json(path.read_bytes(), str(path)), {"content": str, "checksum": str}, str(path))
         if checksum(outer["content"].encode()) != outer["checksum"]:
             return {}
-        content = expect(parse_json(outer["content"].encode(), str(path)), _CONTENT, str(path))
-        return content if all(_FRAME.fullmatch(f["file"]) for f in content["frames"]) else {}
+        parsed = parse_json(outer["content"].encode(), str(path))
+        is_old = "frames" in parsed
+        content = {} if is_old else expect(parsed, _CONTENT, str(path))
     except (OSError, RunError):
         return {}
+    if is_old:
+        raise RunError(
+            f"{path} was written by an earlier choral, whose unfinished runs this one does not read; finish the run with "
+            "that version, or give another run_dir."
+        )
+    return content if all(_STACK.fullmatch(f["file"]) for f in content["open"]) else {}

@@ -1,4 +1,4 @@
-"""What an operator is lent while it acts on one lane."""
+"""What an operator is lent while it acts on one branch."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from choral.plan.state import State
 _BATCH = 256
 
 
-def applied(operator: Operator, state: State | None, context: "LaneContext") -> State:
+def applied(operator: Operator, state: State | None, context: "BranchContext") -> State:
     """Return what an operator makes of a state; one that draws from a global generator is refused.
 
     Its draws would depend on what the process drew before, so that a resumed run would give other members.
@@ -34,14 +34,14 @@ def applied(operator: Operator, state: State | None, context: "LaneContext") -> 
     return new
 
 
-class LaneContext:
-    """The engine's side of `plan.phases.Context` for one lane at one place."""
+class BranchContext:
+    """The engine's side of `plan.phases.Context` for one branch at one place."""
 
-    def __init__(self, task: Task, source: Source, seed: int, lane: Place, suffix: Place):
+    def __init__(self, task: Task, source: Source, seed: int, branch: Place, suffix: Place):
         self._task, self._source, self._seed = task, source, seed
-        self._place = lane + suffix
-        self._fork = lane[:-1] + suffix if lane else suffix
-        self.branch = int(str(lane[-1])[1:]) if lane else 0
+        self._place = branch + suffix
+        self._fork = branch[:-1] + suffix if branch else suffix
+        self.branch = int(str(branch[-1])[1:]) if branch else 0
         self.points = source.points
         self.likelihood = task.likelihood
 

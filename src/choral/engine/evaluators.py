@@ -302,7 +302,7 @@ class SizedEvaluator(Evaluator):
 
 
 class Evaluation:
-    """The networks of an ensemble, in groups of equal shapes, each with the evaluator that suits it."""
+    """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it."""
 
     def __init__(self, task: Task, store: MemberStore, count: int):
         self._task, self._store, self._count = task, store, count
@@ -325,26 +325,26 @@ class Evaluation:
         if self._settled is None:
             with self._settling:
                 if self._settled is None:
-                    groups, numbers = self._groups()
+                    stacks, numbers = self._stacks()
                     few = x[:2].to(self._task.device, copy=True)  # networks may write into it
-                    self._settled = [self._choose(group, few, keep=numbers <= KEPT) for group in groups]
+                    self._settled = [self._choose(stack, few, keep=numbers <= KEPT) for stack in stacks]
         return self._settled
 
     def _unsettled(self) -> list[Evaluator]:
         """Return evaluators for an input without rows, which tells nothing."""
         if self._settled is not None:
             return self._settled
-        return [PlainEvaluator(self._task, self._store, group, keep=False) for group in self._groups()[0]]
+        return [PlainEvaluator(self._task, self._store, stack, keep=False) for stack in self._stacks()[0]]
 
-    def _groups(self) -> tuple[list[list[int]], int]:
+    def _stacks(self) -> tuple[list[list[int]], int]:
         """Return the networks of equal shapes, and how many numbers all networks hold."""
-        groups: dict[Any, list[int]] = {}
+        stacks: dict[Any, list[int]] = {}
         numbers = 0
         for i in range(self._count):
             state = self._store.get(i)
             numbers += tree.count(state.params)
-            groups.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
-        return list(groups.values()), numbers
+            stacks.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
+        return list(stacks.values()), numbers
 
     def _choose(self, numbers: list[int], few: Tensor, *, keep: bool) -> Evaluator:
         task = self._task

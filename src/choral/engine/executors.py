@@ -37,7 +37,7 @@ class Settled:
     measured: dict[str, float] = field(default_factory=dict)
 
 
-def _sequential(fork: Fork, lanes: int) -> int:
+def _sequential(fork: Fork, branches: int) -> int:
     return 1
 
 
@@ -70,8 +70,8 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
     numbers = sum(p.numel() for p in task.blueprint.network().parameters())
     widest = max(1, min(WIDEST, _BYTES // (16 * max(numbers, 1))))
 
-    def together(fork: Fork, lanes: int) -> int:
-        return min(lanes, widest)
+    def together(fork: Fork, branches: int) -> int:
+        return min(branches, widest)
 
     wanted = settled or executor
     if wanted == "sequential":
@@ -87,18 +87,18 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
     return Settled("sequential", _sequential, measured)
 
 
-def choose_way(
+def choose_kernel(
     task: Task, source: Source, plan: Phase, *, settled: str | None = None
 ) -> tuple[str | None, dict[str, float]]:
-    """Set how the joint network is run, if its structure leaves that to measuring; return the way and the seconds of each.
+    """Set how the joint network is run, if its structure leaves that to measuring; return the kernel and the seconds of each.
 
     Args:
         settled: what an earlier part of the same run settled on.
     """
     network, measured = task.blueprint.network(), dict[str, float]()
-    ways = task.structure.ways(network)
+    kernels = task.structure.kernels(network)
     trainings: list[Train] = []
-    if ways:
+    if kernels:
         visit(plan, lambda node, _: trainings.append(node) if isinstance(node, Train) else None)
     if not trainings:
         return None, measured
@@ -106,15 +106,15 @@ def choose_way(
     if settled is None:
         state = task.blueprint.fresh(0, "measure")
         order = torch.arange(min(source.points, phase.batch_size))
-        for way in ways:
-            task.structure.run_by(network, way)
-            measured[way] = _time(PlainTrainer, task, source, phase, [state], order)
+        for kernel in kernels:
+            task.structure.run_by(network, kernel)
+            measured[kernel] = _time(PlainTrainer, task, source, phase, [state], order)
         settled = min(measured, key=measured.__getitem__)
     task.structure.run_by(network, settled)
     return settled, measured
 
 
-def _measure(task: Task, source: Source, phase: Train, lanes: int) -> dict[str, float]:
+def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[str, float]:
     """Return seconds for one step of one network under both executors (vectorised missing if it cannot run)."""
     state = task.blueprint.fresh(0, "measure")
     order = torch.arange(min(source.points, phase.batch_size))
@@ -123,7 +123,7 @@ def _measure(task: Task, source: Source, phase: Train, lanes: int) -> dict[str, 
         return _time(PlainTrainer, task, source, phase, [state], order)
 
     def stacked() -> float:
-        return _time(StackedTrainer, task, source, phase, [state] * lanes, order.expand(lanes, -1)) / lanes
+        return _time(StackedTrainer, task, source, phase, [state] * branches, order.expand(branches, -1)) / branches
 
     measured = {"sequential": alone()}
     if measured["sequential"] > _LONG and _convolves(task):

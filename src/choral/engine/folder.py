@@ -23,7 +23,7 @@ _PLAN = {
     "identity": {"recipe": dict, "likelihood": dict, "inputs": [dict], "seed": int},
     "environment": dict,
     "executor": str,
-    "way?": (None, str),
+    "kernel?": (None, str),
     "network": (None, {"name": str, "arguments": dict}),
     "table?": (None, str),
 }
@@ -76,6 +76,8 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     advice = "put back a copy of it, or use another run_dir"
     plan = read_json(folder / "plan.json", advice=advice)
     if plan is not None:
+        if "way" in plan:  # its name before
+            plan["kernel"] = plan.pop("way")
         return dict(expect(plan, _PLAN, str(folder / "plan.json")))
     if MemberStore(folder / "members").any_files():
         raise RunError(

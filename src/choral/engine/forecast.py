@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from choral.data.sources import Source
-from choral.engine.context import LaneContext
+from choral.engine.context import BranchContext
 from choral.engine.flops import Flops
 from choral.engine.trainers import Task
 from choral.plan.cost import batches_in
@@ -36,15 +36,15 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
     """
     flops, found = Flops(task, source), Forecast()
 
-    def walk(node: Phase, state: State | None, lane: Place, suffix: Place, times: int) -> State | None:
+    def walk(node: Phase, state: State | None, branch: Place, suffix: Place, times: int) -> State | None:
         if isinstance(node, Seq):
             for i, child in enumerate(node.phases):
-                state = walk(child, state, lane, (*suffix, i), times)
+                state = walk(child, state, branch, (*suffix, i), times)
         elif isinstance(node, Repeat):
             for i in range(node.times):
-                state = walk(node.body, state, lane, (*suffix, f"r{i}"), times)
+                state = walk(node.body, state, branch, (*suffix, f"r{i}"), times)
         elif isinstance(node, Fork):
-            walk(node.body, state, (*lane, *suffix, "f0"), (), times * node.branches)
+            walk(node.body, state, (*branch, *suffix, "f0"), (), times * node.branches)
         elif isinstance(node, Train):
             found.train_flops += times * node.epochs * _points(node, state, source) * flops.train(state)
         elif isinstance(node, Collect):
@@ -54,7 +54,7 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
             found.parameters += times * kept
             found.predict_flops += times * task.structure.draws * flops.predict(state)
         elif isinstance(node, Operator) and (node.starts or node.foreseen):
-            context = LaneContext(task, source, 0, lane, suffix)
+            context = BranchContext(task, source, 0, branch, suffix)
             state = context.fresh() if node.starts else node.apply(state, context)
         return state
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from choral.base import rng
-from choral.engine.checkpoint import Lane
+from choral.engine.checkpoint import Branch
 from choral.plan.state import State
 
 
@@ -16,11 +16,13 @@ def subset_of(state: State | None) -> torch.Tensor | None:
     return None if slot is None else slot["indices"]
 
 
-def target_shift(team: Sequence[Lane]) -> torch.Tensor | None:
-    """Return what is added to the targets, (point, ...) for one lane and (lane, point, ...) for several."""
-    shifts = [lane.state.slots["target_shift"] for lane in team if lane.state and "target_shift" in lane.state.slots]
+def target_shift(alike: Sequence[Branch]) -> torch.Tensor | None:
+    """Return what is added to the targets, (point, ...) for one branch and (branch, point, ...) for several."""
+    shifts = [
+        branch.state.slots["target_shift"] for branch in alike if branch.state and "target_shift" in branch.state.slots
+    ]
     values = [shift for slot in shifts for shift in slot.values()]
-    return None if not values else values[0] if len(team) == 1 else torch.stack(values)
+    return None if not values else values[0] if len(alike) == 1 else torch.stack(values)
 
 
 def picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Run a plan: walk its tree in a fixed order, phase by phase, with checkpoints on the way.
 
-The walk is the same for every executor. A fork's branches are walked in groups: groups of one are the sequential
-executor, larger groups are trained stacked. Each leaf phase has a position in the walk, so a checkpoint needs only the
+The walk is the same for every executor. A fork's branches are walked in stacks: stacks of one are the sequential
+executor, larger ones are trained together. Each leaf phase has a position in the walk, so a checkpoint needs only the
 position and the open states.
 """
 
@@ -15,8 +15,8 @@ import torch
 from choral.base import rng, tree
 from choral.base.errors import DivergedError
 from choral.data.sources import Source
-from choral.engine.checkpoint import Checkpoints, Group, Lane, Place, Snapshot
-from choral.engine.context import LaneContext, applied
+from choral.engine.checkpoint import Branch, Checkpoints, Place, Snapshot, Stack
+from choral.engine.context import BranchContext, applied
 from choral.engine.divergence import unfinite
 from choral.engine.flops import Flops
 from choral.engine.points import order_of, picked, subset_of, target_shift
@@ -61,7 +61,7 @@ class Run:
         self.task, self.source, self.plan, self.seed = task, source, plan, seed
         self.width, self.store, self.checkpoints, self.log, self.seconds = width, store, checkpoints, log, seconds
         self.position = 0
-        self.frames: list[Group] = []
+        self.open: list[Stack] = []  # the stacks above the one walked, parents of its branches
         self.failed: dict[str, str] = {}
         self.counted: dict[str, float] = {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}
         self.flops = Flops(task, source)
@@ -103,7 +103,7 @@ class Run:
 
     def walk(self) -> None:
         """Walk the whole plan."""
-        self._walk(self.plan, Group([Lane(())]), ())
+        self._walk(self.plan, Stack([Branch(())]), ())
 
     def twin(self, log: Log) -> "Run":
         """Return another run of the same plan into the same store, which takes no checkpoints."""
@@ -119,88 +119,89 @@ class Run:
             seconds=self.seconds,
         )
 
-    def _walk(self, node: Phase, group: Group, suffix: Place) -> None:
+    def _walk(self, node: Phase, stack: Stack, suffix: Place) -> None:
         if isinstance(node, Seq):
             for i, child in enumerate(node.phases):
-                self._walk(child, group, (*suffix, i))
+                self._walk(child, stack, (*suffix, i))
         elif isinstance(node, Repeat):
             for i in range(node.times):
-                self._walk(node.body, group, (*suffix, f"r{i}"))
+                self._walk(node.body, stack, (*suffix, f"r{i}"))
         elif isinstance(node, Fork):
-            branches = [(lane, i) for lane in group.lanes for i in range(node.branches)]
-            width = max(1, self.width(node, len(branches)))
-            self.frames.append(group)
-            for start in range(0, len(branches), width):
-                lanes = [
-                    Lane((*lane.place, *suffix, f"f{i}"), lane.state) for lane, i in branches[start : start + width]
-                ]
-                self._walk(
-                    node.body, Group(lanes, group.version, parents=[p for p, _ in branches[start : start + width]]), ()
-                )
-            self.frames.pop()
+            begun = [(parent, i) for parent in stack.branches for i in range(node.branches)]
+            width = max(1, self.width(node, len(begun)))
+            self.open.append(stack)
+            for start in range(0, len(begun), width):
+                some = begun[start : start + width]
+                branches = [Branch((*parent.place, *suffix, f"f{i}"), parent.state) for parent, i in some]
+                self._walk(node.body, Stack(branches, stack.version, parents=[parent for parent, _ in some]), ())
+            self.open.pop()
         else:
-            self._leaf(node, group, suffix)
+            self._leaf(node, stack, suffix)
 
-    def _leaf(self, node: Phase, group: Group, suffix: Place) -> None:
+    def _leaf(self, node: Phase, stack: Stack, suffix: Place) -> None:
         position, self.position = self.position, self.position + 1
         if isinstance(node, Collect):
-            self.collected_at |= {self.member_of[lane.place + suffix]: position for lane in group.lanes}
-        if position < self.skip_to or not self._is_wanted(group):
+            self.collected_at |= {self.member_of[branch.place + suffix]: position for branch in stack.branches}
+        if position < self.skip_to or not self._is_wanted(stack):
             return
         begin = 0
         if self.snapshot is not None:
-            self._restore(group)
+            self._restore(stack)
             begin, self.snapshot = self.snapshot.epoch, None
-        lanes = [lane for lane in group.lanes if not self._is_lost(lane)]
+        branches = [branch for branch in stack.branches if not self._is_lost(branch)]
         if not isinstance(node, Train):
-            lanes = [lane for lane in lanes if lane.state is None or self._is_sound(lane, lane.state, suffix)]
+            branches = [
+                branch for branch in branches if branch.state is None or self._is_sound(branch, branch.state, suffix)
+            ]
         if isinstance(node, Train):
-            self._train(node, group, lanes, suffix, position, begin)
+            self._train(node, stack, branches, suffix, position, begin)
         elif isinstance(node, Collect):
-            for lane in lanes:
-                self._collect(self.member_of[lane.place + suffix], lane, suffix)
+            for branch in branches:
+                self._collect(self.member_of[branch.place + suffix], branch, suffix)
         else:
             assert isinstance(node, Operator)
-            for lane in lanes:
-                lane.state = applied(node, lane.state, self._context(lane, suffix))
-                place = _path(lane.place + suffix)
-                self.log.event(kind="operator", name=type(node).__name__, place=place, **_density(lane.state))
-        group.version = (position + 1, 0)
-        self._checkpoint(group, position + 1, 0)
+            for branch in branches:
+                branch.state = applied(node, branch.state, self._context(branch, suffix))
+                place = _path(branch.place + suffix)
+                self.log.event(kind="operator", name=type(node).__name__, place=place, **_density(branch.state))
+        stack.version = (position + 1, 0)
+        self._checkpoint(stack, position + 1, 0)
 
-    def _collect(self, number: int, lane: Lane, suffix: Place) -> None:
-        assert lane.state is not None
+    def _collect(self, number: int, branch: Branch, suffix: Place) -> None:
+        assert branch.state is not None
         if self.wanted is None or self.wanted.pop(number, None) is not None:
-            self.store.put(number, lane.state)
-            self.log.event(kind="collected", place=_path(lane.place + suffix))
+            self.store.put(number, branch.state)
+            self.log.event(kind="collected", place=_path(branch.place + suffix))
 
-    def _is_wanted(self, group: Group) -> bool:
-        """Return whether a group must be walked: always, but when mending only if a lost member comes from it."""
+    def _is_wanted(self, stack: Stack) -> bool:
+        """Return whether a stack must be walked: always, but when mending only if a lost member comes from it."""
         if self.wanted is None:
             return True
-        return any(place[: len(lane.place)] == lane.place for place in self.wanted.values() for lane in group.lanes)
+        return any(
+            place[: len(branch.place)] == branch.place for place in self.wanted.values() for branch in stack.branches
+        )
 
-    def _restore(self, group: Group) -> None:
-        """Give every open frame the state the checkpoint holds for it; lanes not yet begun take their parent's."""
+    def _restore(self, stack: Stack) -> None:
+        """Give every open stack the states the checkpoint holds for it; branches not yet begun take their parent's."""
         assert self.snapshot is not None
-        for frame in [*self.frames, group]:
-            for i, lane in enumerate(frame.lanes):
-                saved = self.snapshot.frames.get(repr(lane.place))
+        for one in [*self.open, stack]:
+            for i, branch in enumerate(one.branches):
+                saved = self.snapshot.open.get(repr(branch.place))
                 if saved is not None:
-                    lane.state = saved
-                elif frame.parents:
-                    lane.state = frame.parents[i].state
-            frame.version = (self.snapshot.position, self.snapshot.epoch)
+                    branch.state = saved
+                elif one.parents:
+                    branch.state = one.parents[i].state
+            one.version = (self.snapshot.position, self.snapshot.epoch)
 
-    def _context(self, lane: Lane, suffix: Place) -> LaneContext:
-        return LaneContext(self.task, self.source, self.seed, lane.place, suffix)
+    def _context(self, branch: Branch, suffix: Place) -> BranchContext:
+        return BranchContext(self.task, self.source, self.seed, branch.place, suffix)
 
-    def _checkpoint(self, group: Group, position: int, epoch: int) -> None:
+    def _checkpoint(self, stack: Stack, position: int, epoch: int) -> None:
         if self.checkpoints is None or not self._checkpoint_due():
             return
         started = time.monotonic()
         self.checkpoints.save(
-            [*self.frames, group],
+            [*self.open, stack],
             position=position,
             epoch=epoch,
             failed=self.failed,
@@ -210,52 +211,54 @@ class Run:
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
 
-    def _train(self, phase: Train, group: Group, lanes: list[Lane], suffix: Place, position: int, begin: int) -> None:
-        """Train the lanes; those of equal shapes go together. `begin` counts epochs over all these teams."""
-        teams: dict[Any, list[Lane]] = {}
-        for lane in lanes:
-            assert lane.state is not None
-            own = [tree.signature(lane.state.slots.get(slot, {})) for slot in ("subset", "target_shift")]
-            signature = (tree.signature(lane.state.params), repr(lane.state.form), *own)
-            teams.setdefault(signature, []).append(lane)
-        for number, team in enumerate(teams.values()):
+    def _train(
+        self, phase: Train, stack: Stack, branches: list[Branch], suffix: Place, position: int, begin: int
+    ) -> None:
+        """Train the branches; those of equal shapes go together. `begin` counts epochs over all shapes."""
+        shapes: dict[Any, list[Branch]] = {}
+        for branch in branches:
+            assert branch.state is not None
+            own = [tree.signature(branch.state.slots.get(slot, {})) for slot in ("subset", "target_shift")]
+            signature = (tree.signature(branch.state.params), repr(branch.state.form), *own)
+            shapes.setdefault(signature, []).append(branch)
+        for number, alike in enumerate(shapes.values()):
             first = begin - number * phase.epochs
             if first >= phase.epochs and phase.epochs:
                 continue
 
             def finished(epoch: int, number: int = number) -> None:
                 done = number * phase.epochs + epoch
-                group.version = (position, done)
-                self._checkpoint(group, position, done)
+                stack.version = (position, done)
+                self._checkpoint(stack, position, done)
 
-            self._train_team(phase, team, suffix, max(first, 0), finished)
+            self._train_alike(phase, alike, suffix, max(first, 0), finished)
 
-    def _train_team(
-        self, phase: Train, team: list[Lane], suffix: Place, begin: int, finished: Callable[[int], None]
+    def _train_alike(
+        self, phase: Train, alike: list[Branch], suffix: Place, begin: int, finished: Callable[[int], None]
     ) -> None:
-        states = [lane.state for lane in team]
+        states = [branch.state for branch in alike]
         if begin == 0:
-            for lane in team:
-                assert lane.state is not None
+            for branch in alike:
+                assert branch.state is not None
                 if phase.memory == "fresh":
-                    lane.state = lane.state.having(memory={})
+                    branch.state = branch.state.having(memory={})
         if phase.epochs == 0:
             return
-        keys = [rng.key(self.seed, *lane.place, *suffix, "train") for lane in team]
-        subsets = [subset_of(lane.state) for lane in team]
+        keys = [rng.key(self.seed, *branch.place, *suffix, "train") for branch in alike]
+        subsets = [subset_of(branch.state) for branch in alike]
         points = [self.source.points if s is None else len(s) for s in subsets]
-        kind: type[Trainer] = PlainTrainer if len(team) == 1 else StackedTrainer
+        kind: type[Trainer] = PlainTrainer if len(alike) == 1 else StackedTrainer
         trainer = kind(self.task, phase, points)
         per_epoch = batches_in(points[0], phase.batch_size)
         trainer.steps = phase.epochs * per_epoch
-        trainer.mount([lane.state for lane in team if lane.state is not None], keys)
-        shift = target_shift(team)
+        trainer.mount([branch.state for branch in alike if branch.state is not None], keys)
+        shift = target_shift(alike)
         gated = self._remaining(states) is not None
         for epoch in range(begin, phase.epochs):
             started = time.perf_counter()
             trainer.catch = True
             orders = [order_of(k, epoch, n, s) for k, n, s in zip(keys, points, subsets)]
-            order = orders[0] if len(team) == 1 else torch.stack(orders)
+            order = orders[0] if len(alike) == 1 else torch.stack(orders)
             steps = phase.epochs * per_epoch
             for i, (x, y) in enumerate(self.source.epoch(order, phase.batch_size)):
                 step = epoch * per_epoch + i
@@ -263,22 +266,22 @@ class Run:
                     y = y + picked(shift, order, i * phase.batch_size, y)
                 progress = step / steps if phase.annealing else 1.0
                 trainer.step(x, y, step, progress, phase.schedule.rate(step, steps))
-                self._apply_every(phase, "steps", step + 1, steps, trainer, team, keys, suffix)
-            self._apply_every(phase, "epochs", epoch + 1, phase.epochs, trainer, team, keys, suffix)
+                self._apply_every(phase, "steps", step + 1, steps, trainer, alike, keys, suffix)
+            self._apply_every(phase, "epochs", epoch + 1, phase.epochs, trainer, alike, keys, suffix)
             seconds = time.perf_counter() - started
             losses = trainer.losses()
             seen = min(per_epoch * phase.batch_size, points[0])
             for name, amount in [
-                ("epochs", len(team)),
-                ("steps", per_epoch * len(team)),
-                ("points", seen * len(team)),
-                ("train_flops", sum(self.flops.train(lane.state) for lane in team) * seen),
+                ("epochs", len(alike)),
+                ("steps", per_epoch * len(alike)),
+                ("points", seen * len(alike)),
+                ("train_flops", sum(self.flops.train(branch.state) for branch in alike) * seen),
                 ("train_seconds", seconds),
             ]:
                 self.counted[name] += amount
             self.log.event(
                 kind="epoch",
-                places=[_path(lane.place + suffix) for lane in team],
+                places=[_path(branch.place + suffix) for branch in alike],
                 epoch=epoch + 1,
                 epochs=phase.epochs,
                 losses=losses,
@@ -287,13 +290,13 @@ class Run:
                 counted=self.counted,
                 **({"remaining": self._remaining(trainer.states())} if gated else {}),
             )
-            self._note_diverged(team, losses, suffix, epoch)
-            if all(self._is_lost(lane) for lane in team):
+            self._note_diverged(alike, losses, suffix, epoch)
+            if all(self._is_lost(branch) for branch in alike):
                 return
             if epoch + 1 < phase.epochs and self._checkpoint_due():
-                _take_out(team, trainer)
+                _take_out(alike, trainer)
                 finished(epoch + 1)
-        _take_out(team, trainer)
+        _take_out(alike, trainer)
 
     def _remaining(self, states: Sequence[State | None]) -> list[dict[str, float]] | None:
         """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
@@ -311,25 +314,25 @@ class Run:
         wait = max(self.seconds, self._save_seconds / _SHARE) if self.seconds else 0.0
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
 
-    def _note_diverged(self, team: Sequence[Lane], losses: Sequence[float], suffix: Place, epoch: int) -> None:
-        for lane, loss in zip(team, losses):
-            if not math.isfinite(loss) and not self._is_lost(lane):
-                place = _path(lane.place + suffix)
-                self._lose(lane, suffix, f"the loss became {loss} at {place} in epoch {epoch + 1}")
+    def _note_diverged(self, alike: Sequence[Branch], losses: Sequence[float], suffix: Place, epoch: int) -> None:
+        for branch, loss in zip(alike, losses):
+            if not math.isfinite(loss) and not self._is_lost(branch):
+                place = _path(branch.place + suffix)
+                self._lose(branch, suffix, f"the loss became {loss} at {place} in epoch {epoch + 1}")
 
-    def _lose(self, lane: Lane, suffix: Place, message: str) -> None:
-        self.failed[repr(lane.place)] = message
-        self.log.event(kind="diverged", place=_path(lane.place + suffix), message=message)
+    def _lose(self, branch: Branch, suffix: Place, message: str) -> None:
+        self.failed[repr(branch.place)] = message
+        self.log.event(kind="diverged", place=_path(branch.place + suffix), message=message)
 
-    def _is_lost(self, lane: Lane) -> bool:
-        """Return whether a lane diverged, or the parent it comes from."""
-        return any(repr(lane.place[:length]) in self.failed for length in range(len(lane.place) + 1))
+    def _is_lost(self, branch: Branch) -> bool:
+        """Return whether a branch diverged, or the parent it comes from."""
+        return any(repr(branch.place[:length]) in self.failed for length in range(len(branch.place) + 1))
 
-    def _is_sound(self, lane: Lane, state: State, suffix: Place) -> bool:
-        """Return whether a state is finite, so that something can be made of it; a lane whose state is not is lost."""
+    def _is_sound(self, branch: Branch, state: State, suffix: Place) -> bool:
+        """Return whether a state is finite, so that something can be made of it; a branch whose state is not is lost."""
         found = unfinite(state, self.task.blueprint)
         if found:
-            self._lose(lane, suffix, f"the weights diverged: {found} at {_path(lane.place + suffix)}")
+            self._lose(branch, suffix, f"the weights diverged: {found} at {_path(branch.place + suffix)}")
         return not found
 
     def _apply_every(
@@ -339,29 +342,31 @@ class Run:
         finished: int,
         total: int,
         trainer: Trainer,
-        team: list[Lane],
+        alike: list[Branch],
         keys: Sequence[int],
         suffix: Place,
     ) -> None:
         for number, rule in enumerate(phase.every):
             if rule.unit == unit and rule.due(finished, total):
-                self._apply_rule(rule, trainer, team, keys, (*suffix, f"every{number}", finished))
+                self._apply_rule(rule, trainer, alike, keys, (*suffix, f"every{number}", finished))
 
-    def _apply_rule(self, rule: Every, trainer: Trainer, team: list[Lane], keys: Sequence[int], place: Place) -> None:
+    def _apply_rule(
+        self, rule: Every, trainer: Trainer, alike: list[Branch], keys: Sequence[int], place: Place
+    ) -> None:
         changed: list[State] = []
-        for lane, state in zip(team, trainer.states()):
-            if not self._is_lost(lane) and self._is_sound(lane, state, place):
-                state = applied(rule.phase, state, self._context(lane, place))
-            lane.state = state  # operations are counted by its mask
+        for branch, state in zip(alike, trainer.states()):
+            if not self._is_lost(branch) and self._is_sound(branch, state, place):
+                state = applied(rule.phase, state, self._context(branch, place))
+            branch.state = state  # operations are counted by its mask
             changed.append(state)
         total, count = trainer.total, trainer.count
         trainer.mount(changed, keys)
         trainer.total, trainer.count = total, count
 
 
-def _take_out(team: Sequence[Lane], trainer: Trainer) -> None:
-    for lane, state in zip(team, trainer.states()):
-        lane.state = state
+def _take_out(alike: Sequence[Branch], trainer: Trainer) -> None:
+    for branch, state in zip(alike, trainer.states()):
+        branch.state = state
 
 
 def _density(state: State) -> dict[str, float]:

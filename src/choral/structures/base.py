@@ -57,13 +57,13 @@ class Structure(Value, ABC):
         """Return the share of its nodes that each layer still uses, by name, or None if nodes never leave."""
         return None
 
-    def ways(self, network: nn.Module) -> tuple[str, ...]:
-        """Return the ways of running a joint network that the engine is to measure; empty if there is nothing to choose."""
+    def kernels(self, network: nn.Module) -> tuple[str, ...]:
+        """Return the kernels of a joint network that the engine is to measure; empty if there is nothing to choose."""
         return ()
 
-    def run_by(self, network: nn.Module, way: str) -> None:
-        """Make a joint network run in one of its `ways`; results change by rounding alone."""
-        raise NotImplementedError(f"{type(self).__name__} has one way to run a network.")
+    def run_by(self, network: nn.Module, kernel: str) -> None:
+        """Make a joint network run by one of its `kernels`; results change by rounding alone."""
+        raise NotImplementedError(f"{type(self).__name__} has one kernel.")
 
     @abstractmethod
     def member(self, network: nn.Module, index: int) -> nn.Module:

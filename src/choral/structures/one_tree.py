@@ -43,15 +43,15 @@ class JointStructure(Structure, ABC):
         assert isinstance(network, Joint)
         return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") not in network.stacked)
 
-    def ways(self, network: nn.Module) -> tuple[str, ...]:
+    def kernels(self, network: nn.Module) -> tuple[str, ...]:
         """Return the kernels that can run this network, if they are to be measured."""
         assert isinstance(network, Joint)
         return tuple(k for k in KERNELS if not network.obstacle(k)) if self.kernel == "measured" else ()
 
-    def run_by(self, network: nn.Module, way: str) -> None:
+    def run_by(self, network: nn.Module, kernel: str) -> None:
         """Set the kernel."""
         assert isinstance(network, Joint)
-        network.kernel = network.checked(way)
+        network.kernel = network.checked(kernel)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return member `index` as a plain network of its own."""

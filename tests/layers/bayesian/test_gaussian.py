@@ -144,7 +144,7 @@ def test_the_same_draw_serves_the_whole_batch_and_the_key_decides_it():
     torch.testing.assert_close(one, one[:1].expand_as(one))
 
 
-def test_lanes_of_a_vmap_with_own_keys_equal_runs_of_their_own():
+def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
     def build():
         return nn.Sequential(
             GaussianConv2d(1, 3, 3), GaussianNorm(nn.BatchNorm2d(3)), nn.Flatten(), GaussianLinear(12, 2)

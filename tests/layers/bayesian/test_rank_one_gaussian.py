@@ -103,7 +103,7 @@ def test_the_penalty_sees_the_factors_only_and_vanishes_at_their_prior():
     assert layer.bias.grad is None
 
 
-def test_lanes_of_a_vmap_with_own_keys_equal_runs_of_their_own():
+def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
     layer: Any = RankOneGaussianLinear(3, 2, members=2, rho=-1.0).double()
     x = torch.randn(6, 3, dtype=torch.float64)
     state: Any = dict(layer.named_parameters())

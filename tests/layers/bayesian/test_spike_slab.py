@@ -128,7 +128,7 @@ def test_frozen_gates_rule_draws_means_and_plain_forms():
     assert (layer.gate_logit.grad == 0).all()
 
 
-def test_lanes_of_a_vmap_with_own_keys_and_own_frozen_gates_equal_runs_of_their_own():
+def test_members_of_a_vmap_with_own_keys_and_own_frozen_gates_equal_runs_of_their_own():
     torch.manual_seed(2)
     layers = [SpikeSlabConv2d(1, 4, 2, gamma=0.5).double() for _ in range(3)]
     layers[1].frozen_gate.copy_(torch.tensor([1.0, 0, -1, -1]))

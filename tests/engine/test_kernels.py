@@ -14,13 +14,13 @@ BUILD, DATA = PROBLEMS["regression"]
 
 
 def seconds_of(monkeypatch, fastest):
-    """Make a way the fastest one, whatever the machine says; returns the ways that were tried."""
+    """Make a kernel the fastest one, whatever the machine says; returns the kernels that were tried."""
     tried = []
 
     def time(kind, task, *_):
-        way = task.blueprint.network().kernel
-        tried.append(way)
-        return 1.0 if way == fastest else 2.0
+        kernel = task.blueprint.network().kernel
+        tried.append(kernel)
+        return 1.0 if kernel == fastest else 2.0
 
     monkeypatch.setattr(executors, "_time", time)
     return tried
@@ -34,7 +34,7 @@ def test_the_fastest_kernel_is_kept_and_changes_rounding_alone(name, fastest, mo
     found = fit(BUILD, DATA(), recipe, run_dir=tmp_path, executor="sequential")
     assert tried == ["loop", "grouped", "matmul"]
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["way"] == fastest
+    assert plan["kernel"] == fastest
     assert plan["measured"] == {k: 1.0 if k == fastest else 2.0 for k in tried}
     usual = fit(BUILD, DATA(), make(name, epochs=3, training=CALM), executor="sequential")
     for a, b in zip(found.states(), usual.states()):
@@ -80,5 +80,5 @@ def test_kernels_are_really_timed():
 def test_structures_without_a_choice_measure_nothing(tmp_path):
     fit(BUILD, DATA(), make("single", epochs=1, training=CALM), run_dir=tmp_path, executor="sequential")
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["way"] is None
+    assert plan["kernel"] is None
     assert plan["measured"] == {}
