@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 import choral
 from choral.base.errors import ChoralError
+from choral.data.columns import NumberColumn, Scale
+from choral.data.tables import Table
 from choral.fit import fit
 from choral.plan import SGD, Adam
 from choral.recipes import make
@@ -35,13 +37,11 @@ from machine import write
 G = torch.Generator().manual_seed(0)
 IMAGES, LABELS = torch.randn(32, 3, 6, 6, generator=G), torch.randint(0, 3, (32,), generator=G)
 ROWS, TARGETS = torch.randn(40, 4, generator=G), torch.randn(40, generator=G)
-TABLE = {
-    "target": "price",
-    "task": "regression",
-    "columns": [{"name": f"c{i}", "kind": "number", "mean": 0.5 * i, "std": 1.0 + i} for i in range(4)],
-    "target_mean": 200_000.0,
-    "target_std": 30_000.0,
-}
+TABLE = Table(
+    target="price",
+    columns=tuple(NumberColumn(name=f"c{i}", scale=Scale(mean=0.5 * i, std=1.0 + i)) for i in range(4)),
+    scale=Scale(mean=200_000.0, std=30_000.0),
+)
 
 
 def convnet() -> nn.Module:

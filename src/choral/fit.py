@@ -15,6 +15,7 @@ from choral.base.errors import InputError, PlanError, RunError
 from choral.base.types import Build
 from choral.data.inputs import Transform, prepare
 from choral.data.sources import Source, source_of
+from choral.data.tables import Table
 from choral.engine.blueprint import Blueprint, usable
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.denormals import flushing
@@ -48,7 +49,7 @@ def fit(
     precision: str = "fp32",
     checkpoint_seconds: float = 5.0,
     listener: Listener | None = None,
-    table: dict[str, Any] | None = None,
+    table: Table | None = None,
 ) -> Ensemble:
     """Train an ensemble.
 
@@ -68,7 +69,7 @@ def fit(
         checkpoint_seconds: least time between two checkpoints; they are taken at the ends of epochs and phases, and so far apart
             that they take at most 2 % of the time. 0 takes one at every such end.
         listener: called with every event (a dict).
-        table: how a table's columns became inputs; kept with the ensemble.
+        table: how a table's columns became inputs, a `choral.data.tables.Table`; kept with the ensemble.
     """
     started = time.perf_counter()
     found = recipe.problems()
@@ -259,7 +260,7 @@ def _settle_folder(folder, identity, task, source, recipe, executor, table):  # 
         "measured": settled.measured | seconds,
         "network": _zoo_spec(task.blueprint),
         "describe": recipe.describe(),
-        "table": None if table is None else digest_of(table),
+        "table": None if table is None else digest_of(table.to_dict()),
     }
     if folder is not None:
         keep_table(folder, plan, table)

@@ -11,6 +11,8 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import DivergedError, RunError
+from choral.data.columns import Scale
+from choral.data.tables import Table
 from choral.engine.files import write_json
 from choral.fit import fit
 from choral.plan import Collect, Constant, Recalibrate, Reset, Train, fork, repeat, seq
@@ -208,7 +210,7 @@ def test_after_a_diverged_branch_the_kept_members_are_loaded_as_the_error_says(t
 
 
 def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_path):
-    table = {"target_mean": 5.0, "target_std": 2.0}
+    table = Table(scale=Scale(mean=5.0, std=2.0))
     recipe = make("single", epochs=2, training=QUICK)
 
     def regression():
@@ -222,7 +224,7 @@ def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_pa
     (tmp_path / "table.json").unlink()
     with pytest.raises(RunError, match=r"table\.json is missing.*other units"):
         choral.load(tmp_path)
-    write_json(tmp_path / "table.json", table | {"target_std": 3.0})
+    write_json(tmp_path / "table.json", Table(scale=Scale(mean=5.0, std=3.0)).to_dict())
     with pytest.raises(RunError, match="not the one this run was begun with"):
         choral.load(tmp_path)
     fit(regression, data, recipe, run_dir=tmp_path, table=table)

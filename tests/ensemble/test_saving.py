@@ -19,6 +19,8 @@ from choral import models
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.data import arrays
 from choral.data.arrays import read_arrays
+from choral.data.columns import CategoryColumn, NumberColumn, Scale
+from choral.data.tables import Table
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
 from choral.fit import fit
 from choral.judging.compare import compare
@@ -153,8 +155,14 @@ HOSTILE = {
     "a list": (put("recipe", [1]), r"recipe is \[1\], but must be a dict"),
     "deep": (put("info", "x", json.loads("[" * 500 + "]" * 500)), "cut short, damaged or is of another kind"),
     "a likelihood": (put("likelihood", {"kind": "Adam"}), "holds a Adam where a Likelihood belongs"),
-    "scale": (put("table", {"target_mean": 0.0, "target_std": 0.0}), "deviation 0.0"),
-    "columns": (put("table", {"columns": [{"name": "a"}]}), r"columns\[0\].kind is None, but must be there"),
+    "scale": (
+        put("table", {"kind": "Table", "scale": {"kind": "Scale", "mean": 0.0, "std": 0.0}}),
+        "table that cannot be read: a scale has mean 0.0 and deviation 0.0",
+    ),
+    "columns": (put("table", {"kind": "Table", "columns": [{"name": "a"}]}), "columns is .* but must be of type"),
+    "an old table": (put("table", {"target_mean": 0.0, "target_std": 1.0}), "form of an older choral.*fit it again"),
+    "another's table": (put("table", {"kind": "Scale"}), "holds a Scale where a Table belongs"),
+    "too many classes": (put("table", {"kind": "Table", "classes": ["a"] * 200_000}), "has 200,000 values, 1 of them"),
     "form": (put("forms", [{"axes": 3, "attributes": {}}, None]), "but must be null or a dict"),
     "axis": (put("forms", [{"axes": {"linear1.weight": {"x": [0]}}, "attributes": {}}, None]), "names the axis 'x'"),
 }
@@ -200,7 +208,8 @@ def places(content, way=()):
 
 def test_headers_changed_anywhere_and_sealed_again_give_no_other_error(saved, tmp_path):
     tensors, header = unpack_tensors(saved.read_bytes(), "test")
-    header |= {"table": {"columns": [{"name": "a", "kind": "number", "mean": 0.0, "std": 1.0}], "classes": ["a", "b"]}}
+    columns = (NumberColumn(name="a", scale=Scale()), CategoryColumn(name="b", values=("x", "y")))
+    header |= {"table": Table(columns=columns, task="classification", classes=("a", "b"), scale=Scale()).to_dict()}
     path = tmp_path / "e.choral"
     refused = 0
     for number, way in enumerate(places(header)):

@@ -69,8 +69,8 @@ def _prepare(data, target, task, holdout, model, rate, optimiser, batch_size, sc
     from choral.judging.defaults import factory, training_for
 
     problem = load_problem(data, target=target, task=task, holdout=holdout)
-    if problem.table and "reason" in problem.table:
-        note(f"choral: '{target}' is read as a {problem.task} target ({problem.table['reason']}).")
+    if problem.table and problem.table.reason:
+        note(f"choral: '{target}' is read as a {problem.task} target ({problem.table.reason}).")
     settings = training_for(problem, rate=rate, optimiser=optimiser, batch_size=batch_size, schedule=schedule)
     return problem, factory(problem, model), settings
 
@@ -222,7 +222,7 @@ def predict(
 
 def _unlabelled(loaded: Any, data: Path) -> Any:
     from choral.data.arrays import read_arrays
-    from choral.data.tables import encode_inputs, read_table
+    from choral.data.tables import read_table
 
     if data.suffix == ".npz":
         held = read_arrays(data)
@@ -230,9 +230,9 @@ def _unlabelled(loaded: Any, data: Path) -> Any:
             if name in held:
                 return held[name]
         raise InputError(f"{data} holds {', '.join(held)}; give the inputs as x.")
-    if not loaded.table or "columns" not in loaded.table:
+    if loaded.table is None:
         raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file with x.")
-    return encode_inputs(read_table(data), loaded.table, path=str(data))
+    return loaded.table.inputs(read_table(data), path=str(data))
 
 
 def _predictions(loaded: Any, x: Any) -> list[dict[str, Any]]:

@@ -72,16 +72,14 @@ def evaluate(
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
     """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
     from choral.data.problems import load_problem
-    from choral.data.tables import _check_column, encode_inputs, encode_target, read_table
+    from choral.data.tables import read_table
 
     if Path(data).suffix in (".csv", ".parquet"):
-        if not loaded.table or "columns" not in loaded.table:
+        if loaded.table is None:
             raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file.")
         frame = read_table(Path(data))
-        if not targets:
-            return encode_inputs(frame, loaded.table, path=data), None, None
-        _check_column(frame, loaded.table["target"], data)
-        return encode_inputs(frame, loaded.table, path=data), encode_target(frame, loaded.table, scaled=False), None
+        x = loaded.table.inputs(frame, path=data)
+        return x, loaded.table.targets(frame, scaled=False, path=data) if targets else None, None
     problem = load_problem(data, holdout=holdout)
     return problem.x_test, problem.y_test, problem.image_shape
 

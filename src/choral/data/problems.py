@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from choral.base.errors import InputError, did_you_mean
 from choral.data.arrays import read_arrays
-from choral.data.tables import encode_inputs, encode_target, learn_encoding, read_table
+from choral.data.columns import Scale
+from choral.data.tables import Kind, Table, learn_table, read_table
 
 BUILT_IN = ("digits", "diabetes", "wine", "breast_cancer")
 
@@ -30,7 +30,7 @@ class Problem:
     y_train: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
-    table: dict[str, Any] | None = None
+    table: Table | None = None
     image_shape: tuple[int, int] | None = None
 
     @property
@@ -67,10 +67,9 @@ def _built_in(name: str, holdout: float, seed: int) -> Problem:
         shape = (8, 8) if name == "digits" else None
         y = y.astype(np.int64)
         return Problem(name, x[train], y[train], x[test], y[test], image_shape=shape)
-    shift, scale = float(y[train].mean()), float(y[train].std())
-    scaled = ((y[train] - shift) / scale).astype(np.float32)
-    table = {"target_mean": shift, "target_std": scale}
-    return Problem(name, x[train], scaled, x[test], y[test].astype(np.float32), table)
+    scale = Scale.of(y[train])
+    scaled = scale.apply(y[train]).astype(np.float32)
+    return Problem(name, x[train], scaled, x[test], y[test].astype(np.float32), Table(scale=scale))
 
 
 def _from_npz(path: Path) -> Problem:
@@ -86,27 +85,19 @@ def _from_npz(path: Path) -> Problem:
     return Problem(path.name, x_train, y_train, x_test, y_test)
 
 
-def _from_table(path: Path, target: str | None, task: str | None, holdout: float, seed: int) -> Problem:
+def _from_table(path: Path, target: str | None, task: Kind | None, holdout: float, seed: int) -> Problem:
     if target is None:
         raise InputError(f"{path} is a table, so the column to predict must be named; add --target COLUMN.")
     frame = read_table(path)
     train, test = split(len(frame), holdout, seed)
-    whole = learn_encoding(frame, target, task=task, path=str(path))  # checks every row; knows every category and class
-    encoding = whole | learn_encoding(frame.iloc[train], target, task=whole["task"], path=str(path))
-    encoding["reason"] = whole["reason"]
-    if "classes" in whole:
-        encoding["classes"] = whole["classes"]
-    for column, full in zip(encoding["columns"], whole["columns"]):
-        if column["kind"] == "category":
-            column["values"] = full["values"]
-    parts = [frame.iloc[train], frame.iloc[test]]
-    x_train, x_test = (encode_inputs(p, encoding, path=str(path)) for p in parts)
-    y_train = encode_target(parts[0], encoding, scaled=True)
-    return Problem(path.name, x_train, y_train, x_test, encode_target(parts[1], encoding, scaled=False), encoding)
+    table = learn_table(frame, target, task=task, rows=train, path=str(path))
+    x = table.inputs(frame, path=str(path))
+    y_train, y_test = (table.targets(frame.iloc[rows], scaled=s) for rows, s in ((train, True), (test, False)))
+    return Problem(path.name, x[train], y_train, x[test], y_test, table)
 
 
 def load_problem(
-    data: str, *, target: str | None = None, task: str | None = None, holdout: float = 0.25, seed: int = 0
+    data: str, *, target: str | None = None, task: Kind | None = None, holdout: float = 0.25, seed: int = 0
 ) -> Problem:
     """Return a problem by name or from a file.
 

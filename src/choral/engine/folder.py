@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from choral.base.errors import InputError, RunError
+from choral.data.tables import Table, table_from
 from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore
@@ -91,23 +92,23 @@ def run_of(plan: dict[str, Any]) -> str:
     return digest_of(plan["identity"])[:16]
 
 
-def keep_table(folder: Path, plan: dict[str, Any], table: dict[str, Any] | None) -> None:
+def keep_table(folder: Path, plan: dict[str, Any], table: Table | None) -> None:
     """Write table.json, which a later call makes again if it was lost; another table than the run's is refused."""
-    digest = None if table is None else digest_of(table)
+    digest = None if table is None else digest_of(table.to_dict())
     if "table" in plan and plan["table"] != digest:
         was, now = ("none" if d is None else f"that of digest {d[:12]}" for d in (plan["table"], digest))
         raise RunError(
             f"{folder} holds another run: its table was {was}, now {now}. Use another run_dir, or repeat the old call."
         )
     if table is not None:
-        write_json(folder / "table.json", table, within=folder)
+        write_json(folder / "table.json", table.to_dict(), within=folder)
 
 
-def read_table(folder: Path, plan: dict[str, Any]) -> dict[str, Any] | None:
+def read_table(folder: Path, plan: dict[str, Any]) -> Table | None:
     """Return the table of a run; RunError if it had one and it is lost, damaged or another's."""
     path, advice = folder / "table.json", "run the same command again to make it anew"
     table = read_json(path, advice=advice)
     if "table" in plan and plan["table"] != (None if table is None else digest_of(table)):
         what = "is missing" if table is None else "is not the one this run was begun with"
         raise RunError(f"{path} {what}, and without it predictions would be in other units; {advice}.")
-    return table
+    return table_from(table, str(path))

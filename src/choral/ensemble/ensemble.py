@@ -15,6 +15,7 @@ from choral.base.types import Build
 from choral.base.values import Value
 from choral.data.inputs import Transform
 from choral.data.sources import as_inputs
+from choral.data.tables import Table
 from choral.engine.blueprint import Blueprint, usable
 from choral.engine.evaluators import Evaluation
 from choral.engine.store import MemberStore
@@ -43,7 +44,7 @@ class Ensemble:
         count: int,
         *,
         inputs: tuple[Transform, ...] = (),
-        table: dict[str, Any] | None = None,
+        table: Table | None = None,
         info: dict[str, Any] | None = None,
         posthoc: tuple[Value, ...] = (),
     ):
@@ -109,7 +110,7 @@ class Ensemble:
 
         Args:
             x: inputs as given to fit (arrays or tensors); for an ensemble fitted on a table, what
-                `choral.data.tables.encode_inputs(frame, ensemble.table)` makes of its rows, as `choral predict` does.
+                `ensemble.table.inputs(frame)` makes of its rows, as `choral predict` does.
             batch_size: points evaluated at once, at most.
             device: where to evaluate.
             precision: 'fp32' or 'bf16' (autocast).
@@ -119,13 +120,12 @@ class Ensemble:
     def _uncorrected(self, x: Any, batch_size: int, device: str = "cpu", precision: str = "fp32") -> Prediction:
         outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision)
         if isinstance(self.likelihood, Categorical):
-            names = tuple(self.table["classes"]) if self.table and self.table.get("classes") else None
+            names = self.table.names_of(outputs.shape[-1]) if self.table else None
             return Classification(outputs, self.recipe.combine, names=names, learners=self._learners())
         assert isinstance(self.likelihood, GaussianLikelihood)
         means, variances = self.likelihood.moments(outputs)
-        if self.table and self.table.get("target_std"):
-            scale, shift = self.table["target_std"], self.table["target_mean"]
-            means, variances = means * scale + shift, variances * scale**2
+        if self.table and self.table.scale:
+            means, variances = self.table.scale.undo(means), variances * self.table.scale.std**2
         return Regression(means, variances, learners=self._learners())
 
     def _learners(self) -> tuple[int, ...] | None:
@@ -170,7 +170,7 @@ class Ensemble:
             "likelihood": self.likelihood.to_dict(),
             "inputs": [t.to_dict() for t in self.inputs],
             "network": self._spec(),
-            "table": self.table,
+            "table": None if self.table is None else self.table.to_dict(),
             "info": self.info,
             "posthoc": [v.to_dict() for v in self.posthoc],
         }

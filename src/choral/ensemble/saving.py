@@ -5,7 +5,6 @@ fitting the network it names, before anything is predicted with it. Whatever is 
 """
 
 import contextlib
-import math
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from choral.base.errors import ConversionError, InputError, PlanError, RunError
 from choral.base.types import Build
 from choral.base.values import Value, from_dict
 from choral.data.inputs import Transform
+from choral.data.tables import Table, table_from
 from choral.engine import bounds
 from choral.engine.blueprint import Blueprint
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes
@@ -42,14 +42,6 @@ _HEADER = {
     "info": dict,
     "posthoc?": [dict],
 }
-_TABLE = {
-    "classes?": (None, [(str, int, float)]),
-    "columns?": [{"name": (str, int), "kind": str, "mean?": float, "std?": float, "values?": [str]}],
-    "target?": (str, int),
-    "target_mean?": (None, float),
-    "target_std?": (None, float),
-    "task?": str,
-}
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Saved:
     store: MemberStore
     count: int
     inputs: tuple[Transform, ...]
-    table: dict[str, Any] | None
+    table: Table | None
     info: dict[str, Any]
     posthoc: tuple[Value, ...] = ()
 
@@ -89,7 +81,9 @@ def load_file(path: Path, build: Build | nn.Module | None) -> Saved:
         expect(header, _HEADER, where)
         store = _members(tensors, header["forms"], where)
         count = len(header["forms"])
-        return _checked(header, store, count, build, where, table=header["table"], info=header["info"])
+        return _checked(
+            header, store, count, build, where, table=table_from(header["table"], where), info=header["info"]
+        )
 
 
 def _bytes(path: Path) -> bytes:
@@ -174,7 +168,7 @@ def _checked(
     build: Build | nn.Module | None,
     where: str,
     *,
-    table: dict[str, Any] | None,
+    table: Table | None,
     info: dict[str, Any],
 ) -> Saved:
     """Return the parts of an ensemble from plain content, each of them checked."""
@@ -183,7 +177,6 @@ def _checked(
     found = recipe.problems()
     if found:
         raise RunError(f"{where} holds a recipe that cannot run: {found[0]}; copy or make it again.")
-    _check_table(table, where)
     if build is None and about["network"] is not None:
         stored = sum(p.numel() for p in store.get(0).params.values())
         bounds.check_network(about["network"], recipe.structure.to_dict(), stored, where)
@@ -209,23 +202,6 @@ def _of(kind: type[Any], content: dict[str, Any], where: str) -> Any:
             f"{where} holds a {type(value).__name__} where a {kind.__name__} belongs; copy or make it again."
         )
     return value
-
-
-def _check_table(table: dict[str, Any] | None, where: str) -> None:
-    if table is None:
-        return
-    expect(table, _TABLE, f"{where}: table")
-    columns = [c for c in table.get("columns", ()) if c["kind"] == "number"]
-    scales = [(c.get("mean"), c.get("std")) for c in columns]
-    if table.get("target_std") is not None or table.get("target_mean") is not None:
-        scales.append((table.get("target_mean"), table.get("target_std")))
-    for mean, std in scales:
-        if mean is None or std is None or not math.isfinite(mean) or not 0 < std < math.inf:
-            raise RunError(f"{where} holds a column of mean {mean} and deviation {std}; copy or make it again.")
-    odd = [c for c in table.get("columns", ()) if c["kind"] not in ("number", "category")]
-    odd += [c for c in table.get("columns", ()) if c["kind"] == "category" and "values" not in c]
-    if odd:
-        raise RunError(f"{where} holds the column {odd[0]}, which is neither a number nor a category; copy it again.")
 
 
 @contextlib.contextmanager
