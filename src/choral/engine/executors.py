@@ -79,7 +79,7 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
     if wanted == "vectorised":
         return Settled("vectorised", together)
     found = _first_train(plan)
-    if found is None or widest == 1:
+    if found is None or widest == 1 or not found[0].optimiser.elementwise:
         return Settled("sequential", _sequential)
     measured = _measure(task, source, found[0], min(found[1], widest))
     if measured.get("vectorised", float("inf")) < measured["sequential"]:

@@ -219,7 +219,8 @@ class Run:
         for branch in branches:
             assert branch.state is not None
             own = [tree.signature(branch.state.slots.get(slot, {})) for slot in ("subset", "target_shift")]
-            signature = (tree.signature(branch.state.params), repr(branch.state.form), *own)
+            alone = None if phase.optimiser.elementwise else branch.place
+            signature = (tree.signature(branch.state.params), repr(branch.state.form), alone, *own)
             shapes.setdefault(signature, []).append(branch)
         for number, alike in enumerate(shapes.values()):
             first = begin - number * phase.epochs

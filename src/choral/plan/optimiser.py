@@ -7,8 +7,8 @@ parameters of many members at once.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.objectives.penalties import matches
 
-COUNTS = ("step",)
-"""Entries of the optimisers' memory that count steps; every other entry has the shape of its parameter."""
+COUNTS = ("step", "mu_product", "eta", "mu")
+"""Entries of torch's optimisers' memory that depend on the number of steps alone; every other one has the shape of its parameter."""
 
 FACTOR = "rate_factor"
 """The key of torch's parameter groups under which they keep the factor of their rate."""
@@ -43,6 +43,22 @@ class Optimiser(Value, ABC):
     clip: float | None = None
     apart: tuple[str, ...] = ()
     rates: tuple[tuple[str, float], ...] = ()
+
+    direct: ClassVar[bool] = True
+    """Whether `update` takes the steps of torch's optimiser by its fused kernel."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether each number is updated by itself, so that stacked members stay apart."""
+        return True
+
+    def without_decay(self) -> "Optimiser":
+        """Return the same optimiser without weight decay."""
+        return replace(self, weight_decay=0.0)
+
+    def check_rate(self, rate: float) -> None:
+        """Raise InputError if the optimiser has a rate of its own that differs from a schedule's."""
+        return
 
     def __post_init__(self) -> None:
         for pattern, factor in self.rates:
@@ -198,7 +214,9 @@ class Stepper:
     def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer):
         self._value, self._optimiser = value, optimiser
         tensors = [p for group in optimiser.param_groups for p in group["params"]]
-        self._direct = all(p.device.type == "cpu" for p in tensors) and len({p.dtype for p in tensors}) == 1
+        self._direct = (
+            value.direct and all(p.device.type == "cpu" for p in tensors) and len({p.dtype for p in tensors}) == 1
+        )
         self._groups: list[_Group] | None = None
         self._strides = [(p, p.stride()) for p in tensors]
 

@@ -15,6 +15,11 @@ from choral.base.values import Value
 class Schedule(Value, ABC):
     """The learning rate as a function of how far the phase is."""
 
+    @property
+    def by_progress(self) -> bool:
+        """Whether `at` knows the rate of every progress, whatever the number of steps."""
+        return True
+
     @abstractmethod
     def at(self, progress: float) -> float:
         """Return the rate at a progress from 0 (first step) to 1 (end of the phase)."""

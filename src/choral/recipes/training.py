@@ -8,6 +8,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.plan.operators import Reset, Start
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
+from choral.plan.own import OwnOptimiser, OwnRate
 from choral.plan.phases import Collect, Every, Operator, Seq, Train, seq
 from choral.plan.schedule import Constant, Cosine, Linear, Schedule, Steps
 
@@ -25,20 +26,35 @@ class Training(Value):
 
     Args:
         rate: peak learning rate.
-        optimiser: what updates the weights.
+        optimiser: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
+            function of the parameters that returns a torch optimiser. Its rate is always the schedule's.
         batch_size: points in a batch.
         schedule: shape of the rate in a full training: 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
-            'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end).
+            'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end); or a function of the step, or of
+            the step and the number of steps, that returns the rate.
         end: learning rate at the end of 'cosine'; the other shapes say where they end.
     """
 
     rate: float = 0.1
     optimiser: Optimiser = OPTIMISERS["sgd"]
     batch_size: int = 128
-    schedule: Literal["cosine", "constant", "steps", "linear_drop"] = "cosine"
+    schedule: Literal["cosine", "constant", "steps", "linear_drop"] | OwnRate = "cosine"
     end: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "optimiser", optimiser_of(self.optimiser))
+        if callable(self.schedule):
+            object.__setattr__(self, "schedule", OwnRate.of(self.schedule))
+        self._check_numbers()
+        self.optimiser.check_rate(self.rate)
+
+    def _check_numbers(self) -> None:
+        for name in ("rate", "end", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"{name} is {value!r}; give a number, not {type(value).__name__}.")
+        if isinstance(self.schedule, OwnRate):
+            return
         if self.schedule not in SCHEDULES:
             raise InputError(
                 f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}."
@@ -56,6 +72,8 @@ class Training(Value):
 
     def full(self) -> Schedule:
         """Return the schedule of a full training."""
+        if isinstance(self.schedule, OwnRate):
+            return self.schedule
         shapes: Mapping[str, Schedule] = {
             "cosine": Cosine(self.rate, self.end),
             "constant": Constant(self.rate),
@@ -86,7 +104,7 @@ class Training(Value):
 
     def without_decay(self) -> "Training":
         """Return the same settings without weight decay, for objectives that hold the prior themselves."""
-        return replace(self, optimiser=replace(self.optimiser, weight_decay=0.0))
+        return replace(self, optimiser=self.optimiser.without_decay())
 
     def whole(self, epochs: int, *, pretrained: bool = False, after: tuple[Operator, ...] = ()) -> Seq:
         """Return the plan of methods whose members share one network: build it, train it for the budget, keep it.
@@ -111,6 +129,24 @@ class Training(Value):
         """Return the same settings with rates of their own, as factors, for the parameters whose names end as given."""
         own = tuple((f"*{ending}", factor) for ending, factor in factors.items() if factor != 1.0)
         return replace(self, optimiser=replace(self.optimiser, rates=(*own, *self.optimiser.rates))) if own else self
+
+
+def optimiser_of(given: Any) -> Optimiser:
+    """Return what the user gave as an optimiser: a value, a name, a class of torch.optim or a factory.
+
+    >>> optimiser_of("adam")
+    Adam(weight_decay=0.0, decay_vectors=True, clip=None, apart=(), rates=(), betas=(0.9, 0.999), eps=1e-08)
+    """
+    if isinstance(given, Optimiser):
+        return given
+    if isinstance(given, str) and given.lower() in OPTIMISERS:
+        return OPTIMISERS[given.lower()]
+    if callable(given):
+        return OwnOptimiser.of(given)
+    raise InputError(
+        f"optimiser is {given!r}; give {', '.join(map(repr, OPTIMISERS))}, a value such as choral.Adam(), a class of torch.optim, or a "
+        "function of the parameters that returns a torch optimiser." + did_you_mean(str(given), OPTIMISERS)
+    )
 
 
 def share(epochs: int, members: int, *, least: int = 1) -> int:

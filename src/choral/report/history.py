@@ -77,6 +77,8 @@ def schedule(node: Phase) -> dict[str, Any]:
 
 
 def _samples(phase: Train) -> Iterator[tuple[float, float]]:
+    if not phase.schedule.by_progress:
+        return
     values = [(i / _POINTS, float(f"{phase.schedule.at(min(i / _POINTS, 1 - 1e-9)):.6g}")) for i in range(_POINTS + 1)]
     if all(v == values[0][1] for _, v in values):
         values = [values[0], values[-1]]
