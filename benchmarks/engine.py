@@ -22,7 +22,8 @@ from choral import models
 from choral.data.sources import TensorSource
 from choral.engine.run import Run
 from choral.engine.store import Log, MemberStore
-from choral.fit import fit, make_task
+from choral.engine.task import make_task
+from choral.fit import fit
 from choral.plan import Adam, Collect, Constant, Reset, Train, fork, seq
 from choral.recipes.recipe import Recipe
 from machine import write

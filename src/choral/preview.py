@@ -27,7 +27,7 @@ def show(recipe: Recipe, build: Build | nn.Module | None = None, data: Any = Non
     from choral.data.sources import source_of
     from choral.engine.flops import Flops
     from choral.engine.forecast import forecast
-    from choral.fit import make_task
+    from choral.engine.task import make_task
     from choral.structures.base import Independent
 
     networks = cost(recipe.plan).networks

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 
@@ -39,3 +41,14 @@ def test_a_failure_restores_it_too():
     with pytest.raises(ZeroDivisionError):
         fail()
     assert not flushes()
+
+
+def test_settings_of_the_process_can_be_left_alone(monkeypatch):
+    asked, seen = [], []
+    monkeypatch.setattr(sys.modules["choral.fit"], "keep_freed", lambda: asked.append(True))
+    build, data = PROBLEMS["regression"]
+    recipe = make("single", epochs=1, training=CALM)
+    fit(build, data(), recipe, listener=lambda _: seen.append(flushes()), process_wide=False)
+    assert seen
+    assert not any(seen)
+    assert not asked

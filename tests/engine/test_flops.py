@@ -7,7 +7,7 @@ from torch import nn
 from choral import models
 from choral.data.sources import TensorSource
 from choral.engine.flops import Flops
-from choral.fit import make_task
+from choral.engine.task import make_task
 from choral.recipes import make
 
 X = torch.randn(40, 8, 6, 6, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,8 @@ import torch
 from choral import models
 from choral.data.sources import TensorSource
 from choral.engine.forecast import forecast
-from choral.fit import fit, make_task
+from choral.engine.task import make_task
+from choral.fit import fit
 from choral.masks import erk_densities
 from choral.plan import SGD
 from choral.preview import show

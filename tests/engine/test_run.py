@@ -13,7 +13,8 @@ from choral.data import HorizontalFlip, Normalise, PadCrop, TensorSource
 from choral.engine.blueprint import redraw
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.files import checksum, write_json
-from choral.fit import fit, make_task
+from choral.engine.task import make_task
+from choral.fit import fit
 from choral.plan import (
     SGD,
     Adam,

@@ -10,8 +10,9 @@ from choral import models
 from choral.base import draws
 from choral.data.problems import load_problem
 from choral.data.sources import source_of
+from choral.engine.task import make_task
 from choral.engine.trainers import PlainTrainer, StackedTrainer
-from choral.fit import fit, make_task
+from choral.fit import fit
 from choral.objectives import L2, Objective
 from choral.plan import SGD, Adam, Collect, Constant, Reset, Train, fork, seq
 from choral.recipes import make

@@ -14,7 +14,7 @@ from choral.compaction import shrink
 from choral.data.sources import TensorSource
 from choral.engine.context import BranchContext
 from choral.engine.flops import Flops
-from choral.fit import make_task
+from choral.engine.task import make_task
 from choral.layers.bayesian.sampling import at_means
 from choral.objectives.likelihoods import Categorical, FixedGaussian
 from choral.plan import (

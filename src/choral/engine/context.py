@@ -12,7 +12,7 @@ from choral.data.inputs import prepare
 from choral.data.sources import Source
 from choral.engine.checkpoint import Place
 from choral.engine.sharing import sharing_of
-from choral.engine.trainers import Task
+from choral.engine.task import Task
 from choral.plan.phases import Operator
 from choral.plan.state import State
 

@@ -23,8 +23,8 @@ from choral.base.mapping import vmap
 from choral.data.inputs import prepare
 from choral.engine import passes
 from choral.engine.store import MemberStore
+from choral.engine.task import Task
 from choral.engine.tracing import record
-from choral.engine.trainers import Task
 from choral.layers.conversion.calling import call_with, ties_of
 
 KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most

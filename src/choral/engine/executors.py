@@ -16,7 +16,8 @@ from torch import nn
 from choral.base.errors import InputError
 from choral.data.sources import Source
 from choral.engine.run import WIDEST
-from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
+from choral.engine.task import Task
+from choral.engine.trainers import PlainTrainer, StackedTrainer, Trainer
 from choral.plan.cost import batches_in
 from choral.plan.phases import Fork, Phase, Repeat, Seq, Train, visit
 from choral.plan.state import State

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from choral.base import draws, rng
 from choral.data.inputs import prepare
 from choral.data.sources import Source
-from choral.engine.trainers import Task
+from choral.engine.task import Task
 from choral.plan.state import State
 
 _ALL = "*"

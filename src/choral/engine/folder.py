@@ -5,7 +5,7 @@ table.json     how a table's columns became inputs; the plan keeps its digest
 log.jsonl      one event on each line
 checkpoints/   where the run stands; empty once it is complete
 members/       one file for each collected network
-results.json   what it cost and what was measured afterwards; made again if it is lost
+results.json   what it cost; made again if it is lost
 """
 
 import contextlib
@@ -28,6 +28,9 @@ _PLAN = {
     "network": (None, {"name": str, "arguments": dict}),
     "table?": (None, str),
 }
+
+
+_COSTS = ("counted", "parameters", "predict_flops", "networks", "seconds")
 
 
 @contextlib.contextmanager
@@ -90,6 +93,12 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
 def run_of(plan: dict[str, Any]) -> str:
     """Return the digest by which members know their run."""
     return digest_of(plan["identity"])[:16]
+
+
+def read_costs(folder: Path) -> dict[str, Any]:
+    """Return what a run cost, empty if nothing says it yet; RunError if the file is damaged."""
+    held = read_json(folder / "results.json", advice="run the same command again to make it anew") or {}
+    return {name: held[name] for name in _COSTS if name in held}
 
 
 def keep_table(folder: Path, plan: dict[str, Any], table: Table | None) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from choral.data.sources import Source
 from choral.engine.context import BranchContext
 from choral.engine.flops import Flops
-from choral.engine.trainers import Task
+from choral.engine.task import Task
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Train
 from choral.plan.state import State
@@ -49,9 +49,7 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
             found.train_flops += times * node.epochs * _points(node, state, source) * flops.train(state)
         elif isinstance(node, Collect):
             assert state is not None
-            mask = state.slots.get("mask", {})
-            kept = sum(int(mask[n].sum()) if n in mask else p.numel() for n, p in state.params.items())
-            found.parameters += times * kept
+            found.parameters += times * state.stored
             found.predict_flops += times * task.structure.draws * flops.predict(state)
         elif isinstance(node, Operator) and (node.starts or node.foreseen):
             context = BranchContext(task, source, 0, branch, suffix)

@@ -21,7 +21,8 @@ from choral.engine.divergence import unfinite
 from choral.engine.flops import Flops
 from choral.engine.points import order_of, picked, subset_of, target_shift
 from choral.engine.store import Log, MemberStore
-from choral.engine.trainers import PlainTrainer, StackedTrainer, Task, Trainer
+from choral.engine.task import Task
+from choral.engine.trainers import PlainTrainer, StackedTrainer, Trainer
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Every, Fork, Operator, Phase, Repeat, Seq, Train, visit
 from choral.plan.state import State

@@ -6,8 +6,7 @@ A trainer holds the networks of one training phase: `mount` puts states in, `ste
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,50 +16,16 @@ from torch.func import grad_and_value
 from choral.base import draws, rng, tree
 from choral.base.mapping import vmap
 from choral.base.types import Params
-from choral.data.inputs import Transform, prepare
-from choral.engine.blueprint import Blueprint, state_of
+from choral.engine.blueprint import state_of
 from choral.engine.sharing import Sharing, sharing_of
+from choral.engine.task import Task
 from choral.engine.tracing import record
 from choral.layers.conversion.calling import call_with, ties_of
-from choral.objectives.combine import Objective
-from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
 from choral.plan.phases import Train
 from choral.plan.state import State
-from choral.structures.base import Structure
 
 _RECORDED_FROM = 100  # steps of a phase that repay recording them
-
-
-@dataclass(frozen=True)
-class Task:
-    """What stays the same over a whole run: structure, objective, input transforms, device and precision."""
-
-    blueprint: Blueprint
-    structure: Structure
-    objective: Objective
-    likelihood: Likelihood
-    transforms: tuple[Transform, ...]
-    device: torch.device
-    precision: str
-    graphs: dict[Any, Callable[..., list[Tensor]]] = field(
-        default_factory=dict, compare=False
-    )  # recorded stacked steps
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the precision context of forward passes."""
-        if self.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
-
-    def forward_loss(self, network: Any, x: Tensor, y: Tensor) -> Tensor:
-        """Return the likelihood's loss of one batch, summed over members; draws follow the running stream."""
-        with self.autocast():
-            x = prepare(x, self.transforms, training=True)
-            inputs, targets = self.structure.feed(x, y)
-            outputs = self.structure.unfold(network(inputs))
-        assert targets is not None
-        return self.likelihood.loss(outputs.float() if self.precision == "bf16" else outputs, targets)
 
 
 class Trainer(ABC):

@@ -19,7 +19,7 @@ from choral.data.tables import Table
 from choral.engine.blueprint import Blueprint, usable
 from choral.engine.evaluators import Evaluation
 from choral.engine.store import MemberStore
-from choral.engine.trainers import Task
+from choral.engine.task import Task
 from choral.ensemble import corrections
 from choral.ensemble.predictions import Classification, Prediction, Regression
 from choral.ensemble.saving import save_file
@@ -74,11 +74,7 @@ class Ensemble:
     @property
     def parameters(self) -> int:
         """Stored parameters of all members; masked ones do not count."""
-        total = 0
-        for state in self.states():
-            mask = state.slots.get("mask", {})
-            total += sum(int(mask[n].sum()) if n in mask else p.numel() for n, p in state.params.items())
-        return total
+        return sum(state.stored for state in self.states())
 
     def network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""

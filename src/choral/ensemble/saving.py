@@ -22,8 +22,8 @@ from choral.data.inputs import Transform
 from choral.data.tables import Table, table_from
 from choral.engine import bounds
 from choral.engine.blueprint import Blueprint
-from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes
-from choral.engine.folder import read_plan, read_table, run_of
+from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
+from choral.engine.folder import read_costs, read_plan, read_table, run_of
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore, member_tensors, state_from
 from choral.objectives.likelihoods import Likelihood
@@ -149,16 +149,10 @@ def _present(path: Path, run: str, count: int, partial: bool) -> tuple[MemberSto
 
 def _costs(path: Path) -> dict[str, Any]:
     try:
-        return costs_in(read_json(path / "results.json", advice="run the same command again to make it anew"))
+        return read_costs(path)
     except RunError as error:  # it says what the run cost and decides nothing
         warnings.warn(f"{error} The ensemble is loaded without its costs.", stacklevel=5)
         return {}
-
-
-def costs_in(results: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what an ensemble keeps of a run's results: its costs, not what evaluations and reports have added."""
-    added = ("corruption_errors", "evaluation", "history", "judged_by", "map", "plans", "ranking", "rows", "settings")
-    return {k: v for k, v in (results or {}).items() if k not in added}
 
 
 def _checked(

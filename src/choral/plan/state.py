@@ -43,6 +43,12 @@ class State:
         """Return the state with these slots set."""
         return replace(self, slots=self.slots | slots)
 
+    @property
+    def stored(self) -> int:
+        """Parameters that are at work: masked ones do not count."""
+        mask = self.slots.get("mask", {})
+        return sum(int(mask[n].sum()) if n in mask else p.numel() for n, p in self.params.items())
+
     def flat(self) -> dict[str, Tensor]:
         """Return all tensors under 'part/name' keys; `State.from_flat` is the way back."""
         tensors = {f"params/{n}": t for n, t in self.params.items()}

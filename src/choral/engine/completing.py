@@ -1,0 +1,85 @@
+"""Complete a run: train what is not yet there, in a new folder, an interrupted or a finished one, and say what it cost."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from choral.base.errors import RunError
+from choral.engine.checkpoint import Checkpoints
+from choral.engine.files import write_json
+from choral.engine.folder import read_costs, run_of
+from choral.engine.mending import mend
+from choral.engine.run import Run
+from choral.engine.settling import compare_environment
+from choral.engine.store import Listener, Log, MemberStore, last_counted
+
+
+@contextmanager
+def stores(
+    folder: Path | None, plan: dict[str, Any], listener: Listener | None
+) -> Iterator[tuple[MemberStore, Checkpoints | None, Log]]:
+    """Open where members, checkpoints and events of a run go; None keeps members in memory and takes no checkpoints."""
+    if folder is None:
+        yield MemberStore(run=run_of(plan)), None, Log(None, listener)
+        return
+    log = Log(folder / "log.jsonl", listener)
+    try:
+        yield MemberStore(folder / "members", run=run_of(plan)), Checkpoints(folder / "checkpoints"), log
+    finally:
+        log.close()
+
+
+def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: float) -> dict[str, Any]:
+    """Train what is not yet there and return what the run cost.
+
+    Args:
+        run: the run; it has not begun to walk.
+        folder: its folder, None if it has none.
+        plan: the settled plan.
+        started: when the call began, by time.perf_counter.
+    """
+    count = len(run.member_of)
+    if folder is None:
+        run.execute()
+        return _costs(run, count, time.perf_counter() - started)
+    assert run.checkpoints is not None
+    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
+    lost = run.store.lost(count)
+    if lost:
+        compare_environment(folder, plan["environment"], stacklevel=4)
+    if finished or not (lost or run.checkpoints):
+        mend(run, lost)
+    else:
+        run.begin()
+        if run.snapshot is not None:
+            mend(run, lost, until=run.snapshot.position, failed=run.snapshot.failed)
+        run.execute()
+    costs = _kept_costs(folder, run.log)
+    if not costs:
+        if not run.counted["epochs"]:
+            run.counted = last_counted(folder / "log.jsonl")
+        costs = _costs(run, count, time.perf_counter() - started)
+        write_json(folder / "results.json", costs, within=folder)
+    run.checkpoints.clear()
+    return costs
+
+
+def _kept_costs(folder: Path, log: Log) -> dict[str, Any]:
+    try:
+        return read_costs(folder)
+    except RunError as error:
+        log.event(kind="warning", message=f"{error} It is made again from the log.")
+        return {}
+
+
+def _costs(run: Run, count: int, seconds: float) -> dict[str, Any]:
+    sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, range(count))]
+    return {
+        "counted": run.counted,
+        "parameters": sum(stored for stored, _ in sizes),
+        "predict_flops": sum(flops for _, flops in sizes) * run.task.structure.draws,
+        "networks": count,
+        "seconds": seconds,
+    }

@@ -1,0 +1,96 @@
+"""Settle a run before its first step: the plan of its folder, compared or written, and the executor it keeps."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from choral.base import rng
+from choral.base.errors import RunError
+from choral.data.sources import Source
+from choral.data.tables import Table
+from choral.engine.blueprint import Blueprint
+from choral.engine.executors import choose, choose_kernel
+from choral.engine.files import digest_of, write_json
+from choral.engine.folder import keep_table, read_plan
+from choral.engine.identity import differences, identity_of
+from choral.engine.task import Task
+from choral.plan.phases import Fork
+from choral.recipes.recipe import Recipe
+
+
+def settle(
+    folder: Path | None,
+    task: Task,
+    source: Source,
+    recipe: Recipe,
+    *,
+    seed: int,
+    executor: str,
+    table: Table | None,
+) -> tuple[dict[str, Any], Callable[[Fork, int], int]]:
+    """Return the plan of a run and the width rule of its executor; RunError if the folder holds another run.
+
+    Args:
+        folder: the claimed run folder; None keeps nothing.
+        task: what stays the same over the run.
+        source: training data.
+        recipe: the method.
+        seed: root of every draw.
+        executor: what the user asked for.
+        table: how a table's columns became inputs.
+    """
+    identity = identity_of(task, source, recipe, seed=seed, executor=executor)
+    stored = None if folder is None else read_plan(folder)
+    if stored is not None:
+        _check_same(folder, stored["identity"], identity)
+    held = stored or {}
+    kernel, seconds = choose_kernel(task, source, recipe.plan, settled=held.get("kernel"))
+    settled = choose(executor, task, source, recipe.plan, settled=held.get("executor"))
+    plan = stored or {
+        "identity": identity,
+        "environment": environment(),
+        "executor": settled.name,
+        "kernel": kernel,
+        "measured": settled.measured | seconds,
+        "network": _zoo_spec(task.blueprint),
+        "describe": recipe.describe(),
+        "table": None if table is None else digest_of(table.to_dict()),
+    }
+    if folder is not None:
+        keep_table(folder, plan, table)
+        if stored is None:
+            write_json(folder / "plan.json", plan, within=folder)
+    return plan, settled.width
+
+
+def _check_same(folder: Path | None, old: dict[str, Any], new: dict[str, Any]) -> None:
+    lines = list(differences(old, new))
+    if lines:
+        raise RunError(
+            f"{folder} holds another run: " + "; ".join(lines[:4]) + ". Use another run_dir, or repeat the old call."
+        )
+
+
+def environment() -> dict[str, Any]:
+    """Return what decides the last bits of sums."""
+    return {"threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def compare_environment(folder: Path, begun: dict[str, Any], *, stacklevel: int) -> None:
+    """Warn if a run goes on in another environment than it was begun in."""
+    if begun != environment():
+        warnings.warn(
+            f"{folder} was begun with {begun} and goes on with {environment()}; members agree with an unbroken run to "
+            "rounding, not bit for bit.",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _zoo_spec(blueprint: Blueprint) -> dict[str, Any] | None:
+    from choral import models
+
+    with rng.seeded(0, "spec"):
+        return models.spec_of(blueprint.plain())

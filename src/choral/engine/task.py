@@ -1,0 +1,136 @@
+"""Task: what stays the same over a whole run, checked before anything is trained."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import draws, rng
+from choral.base.errors import InputError, PlanError
+from choral.base.types import Build
+from choral.data.inputs import Transform, prepare
+from choral.data.sources import Source
+from choral.engine.blueprint import Blueprint, usable
+from choral.objectives.combine import Objective
+from choral.objectives.likelihoods import Categorical, Likelihood, infer
+from choral.recipes.recipe import Recipe
+from choral.structures.base import Structure
+from choral.structures.independence import check_independence
+
+
+@dataclass(frozen=True)
+class Task:
+    """What stays the same over a whole run: structure, objective, input transforms, device and precision."""
+
+    blueprint: Blueprint
+    structure: Structure
+    objective: Objective
+    likelihood: Likelihood
+    transforms: tuple[Transform, ...]
+    device: torch.device
+    precision: str
+    graphs: dict[Any, Callable[..., list[Tensor]]] = field(
+        default_factory=dict, compare=False
+    )  # recorded stacked steps
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the precision context of forward passes."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def forward_loss(self, network: Any, x: Tensor, y: Tensor) -> Tensor:
+        """Return the likelihood's loss of one batch, summed over members; draws follow the running stream."""
+        with self.autocast():
+            x = prepare(x, self.transforms, training=True)
+            inputs, targets = self.structure.feed(x, y)
+            outputs = self.structure.unfold(network(inputs))
+        assert targets is not None
+        return self.likelihood.loss(outputs.float() if self.precision == "bf16" else outputs, targets)
+
+
+def check_runnable(recipe: Recipe) -> None:
+    """Raise PlanError if a recipe's plan cannot run."""
+    found = recipe.problems()
+    if found:
+        raise PlanError(f"The recipe '{recipe.name}' cannot run: " + "; ".join(found) + ".")
+
+
+def make_task(
+    build: Build | nn.Module,
+    source: Source,
+    recipe: Recipe,
+    *,
+    inputs: tuple[Transform, ...] = (),
+    likelihood: Likelihood | None = None,
+    device: str | torch.device = "cpu",
+    precision: str = "fp32",
+) -> Task:
+    """Return the checked task of a run: the network is built once and tried on the first points."""
+    if precision not in ("fp32", "bf16"):
+        raise InputError(f"precision is {precision!r}; give 'fp32' or 'bf16'.")
+    place = usable(device)
+    x, y = source.example()
+    blueprint = Blueprint(build, recipe.structure, device=place, images=x.dim() == 4)
+    network = blueprint.network().eval()
+    _check_trainable(network)
+    outputs = _outputs(network, recipe.structure, x.to(place), inputs)
+    check_independence(recipe.structure, network, prepare(source.example(4)[0].to(place), inputs, training=False))
+    known = source.targets()
+    targets, width = y if known is None else known, outputs.shape[2] if outputs.dim() > 2 else 1
+    decided = likelihood or recipe.objective.likelihood or infer(targets, width)
+    _check_targets(decided, targets, width)
+    return Task(blueprint, recipe.structure, recipe.objective, decided, inputs, place, precision)
+
+
+def _check_trainable(network: nn.Module) -> None:
+    if not any(p.requires_grad for p in network.parameters()):
+        raise InputError(
+            "build: no parameter of the network is to be trained (all are frozen by requires_grad=False, or there are none); "
+            "leave at least the last layer free."
+        )
+
+
+def _outputs(network: nn.Module, structure: Structure, x: Tensor, inputs: tuple[Transform, ...]) -> Tensor:
+    """Return what the joint network makes of a few points (member, batch, ...)."""
+    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
+        ready, _ = structure.feed(prepare(x, inputs, training=False), None)
+        try:
+            outputs = structure.unfold(network(ready))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise InputError(
+                f"the network cannot read x: a batch of shape {tuple(x.shape)} ({x.dtype}) gave the error "
+                f"'{str(error).splitlines()[0]}'; give inputs of the shape and type its first layer takes."
+            ) from error
+    if outputs.shape[:2] != (structure.members, len(x)):
+        raise InputError(
+            f"the network gave outputs of shape {tuple(outputs.shape)} for {len(x)} points; the first axes must be "
+            f"(member, batch) = ({structure.members}, {len(x)}); make the network return (batch, outputs)."
+        )
+    return outputs
+
+
+def _check_targets(likelihood: Likelihood, targets: torch.Tensor, outputs: int) -> None:
+    if isinstance(likelihood, Categorical):
+        if targets.dtype.is_floating_point:
+            raise InputError(
+                "y holds real numbers but the likelihood is categorical; give integer class labels 0, 1, 2, ..., or a "
+                "Gaussian likelihood for regression."
+            )
+        if outputs < 2:
+            raise InputError(
+                f"y holds integer class labels but the network gives {outputs} output; give it one output for each class, "
+                "or make y real numbers for regression."
+            )
+        if targets.numel() and int(targets.max()) >= outputs:
+            raise InputError(
+                f"y holds the class label {int(targets.max())} but the network gives {outputs} outputs (classes 0 to "
+                f"{outputs - 1}); widen its last layer or renumber the labels."
+            )
+    elif not targets.dtype.is_floating_point:
+        raise InputError(
+            "y holds integers, which are read as class labels, but the likelihood is Gaussian; convert y to float."
+        )
