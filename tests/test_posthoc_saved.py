@@ -131,7 +131,7 @@ def test_wrong_corrections_are_refused(classes, targets):
         classes.with_posthoc(QUICK)
     with pytest.raises(InputError, match="2 stacking weights for 4 members"):
         classes.with_posthoc(StackingWeights(weights=(0.5, 0.5))).predict(x)
-    with pytest.raises(InputError, match="classification only"):
+    with pytest.raises(InputError, match="does not apply to regression"):
         targets.calibrated(*line(50, 1), temperature="ensemble")
     with pytest.raises(InputError, match="give one of scaled"):
         targets.calibrated(*line(50, 1), level=0.9, conformal="aps")

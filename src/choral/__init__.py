@@ -18,7 +18,7 @@ _WHERE = {
     "Comparison": "choral.judging.compare",
     "Ensemble": "choral.ensemble.ensemble",
     "Objective": "choral.objectives.combine",
-    "Prediction": "choral.ensemble.predictions",
+    "Prediction": "choral.predictions",
     "Recipe": "choral.recipes.recipe",
     "Reset": "choral.plan",
     "SGD": "choral.plan",
@@ -76,11 +76,11 @@ __all__ = [  # defined by __getattr__
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
     from choral.ensemble.ensemble import Ensemble
-    from choral.ensemble.predictions import Prediction
     from choral.fit import fit, load
     from choral.judging.compare import Comparison, compare
     from choral.objectives.combine import Objective
     from choral.plan import SGD, Adam, AdamW, Collect, Reset, Start, Train, every, fork, repeat, seq
+    from choral.predictions import Prediction
     from choral.preview import show
     from choral.recipes.recipe import Recipe
     from choral.recipes.training import Training

@@ -1,5 +1,6 @@
 """The commands. Each imports what it needs when it runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,8 +76,7 @@ def _prepare(data, target, task, holdout, model, rate, optimiser, batch_size, sc
     return problem, factory(problem, model), settings
 
 
-def _columns(rows: list[dict[str, Any]]) -> list[str]:
-    scores = ["accuracy", "nll", "ece", "brier"] if "accuracy" in rows[0] else ["rmse", "nll", "crps", "coverage_95"]
+def _columns(scores: Sequence[str]) -> list[str]:
     return ["method", "members", "epochs", *scores, "parameters", "train_flops", "train_seconds", "predict_seconds"]
 
 
@@ -129,7 +129,11 @@ def fit(
     if json:
         write_json(row | {"run_dir": str(folder), "saved": str(saved), "task": problem.task})
     else:
-        table(f"{problem.name}: {len(problem.x_test)} rows held out", _columns([row]), [row])
+        table(
+            f"{problem.name}: {len(problem.x_test)} rows held out",
+            _columns(ensemble.likelihood.prediction.shown),
+            [row],
+        )
         say(f"saved {saved}; predict with: choral predict {saved} NEW.csv; look at it with: choral report {folder}")
 
 
@@ -184,7 +188,7 @@ def compare(
         write_json(comparison.to_dict())
     else:
         title = f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} test rows, {epochs} epochs each"
-        table(title, _columns(comparison.rows), comparison.rows)
+        table(title, _columns(comparison.shown), comparison.rows)
     if out is not None:
         page = reporting.report_of_comparison(out)
         if not json:
@@ -236,24 +240,8 @@ def _unlabelled(loaded: Any, data: Path) -> Any:
 
 
 def _predictions(loaded: Any, x: Any) -> list[dict[str, Any]]:
-    from choral.ensemble.predictions import Classification
-
-    p = loaded.predict(x)
-    if isinstance(p, Classification):
-        names = p.names or tuple(str(i) for i in range(p.probs.shape[-1]))
-        return [
-            {"row": i, "prediction": names[int(p.labels[i])], "confidence": float(p.confidence[i])}
-            | {"entropy": float(p.entropy[i]), "mutual_information": float(p.mutual_information[i])}
-            | {f"p_{name}": float(v) for name, v in zip(names, p.probs[i])}
-            for i in range(len(x))
-        ]
-    low, high = p.interval(0.95)
-    return [
-        {"row": i, "mean": float(p.mean[i, 0]), "std": float(p.std[i, 0]), "low_95": float(low[i, 0])}
-        | {"high_95": float(high[i, 0]), "aleatoric_std": float(p.aleatoric[i, 0]) ** 0.5}
-        | {"epistemic_std": float(p.epistemic[i, 0]) ** 0.5}
-        for i in range(len(x))
-    ]
+    columns = loaded.predict(x).columns()
+    return [{"row": i} | {name: values[i] for name, values in columns.items()} for i in range(len(x))]
 
 
 reporting.register(app)

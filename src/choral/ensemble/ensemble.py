@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,11 @@ from choral.engine.evaluators import Evaluation
 from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.ensemble import corrections
-from choral.ensemble.predictions import Classification, Prediction, Regression
 from choral.ensemble.saving import save_file
 from choral.layers.kernels import pointwise
-from choral.objectives.likelihoods import Categorical, GaussianLikelihood, Likelihood
+from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
+from choral.predictions import Prediction
 from choral.recipes.recipe import Recipe
 
 
@@ -50,7 +50,7 @@ class Ensemble:
     ):
         self.recipe, self.likelihood, self.inputs, self.table = recipe, likelihood, inputs, table
         self.info = info or {}
-        self.posthoc = corrections.checked(posthoc, task=self.task)
+        self.posthoc = corrections.checked(posthoc, kind=likelihood.prediction)
         self._store, self._count = store, count
         self.networks = count
         self._build = build
@@ -58,9 +58,9 @@ class Ensemble:
         self._evaluations: dict[Any, Evaluation] = {}
 
     @property
-    def task(self) -> Literal["classification", "regression"]:
-        """What it predicts."""
-        return "classification" if isinstance(self.likelihood, Categorical) else "regression"
+    def task(self) -> str:
+        """What it predicts: 'classification', 'regression', ..."""
+        return self.likelihood.prediction.task
 
     @property
     def members(self) -> int:
@@ -115,14 +115,11 @@ class Ensemble:
 
     def _uncorrected(self, x: Any, batch_size: int, device: str = "cpu", precision: str = "fp32") -> Prediction:
         outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision)
-        if isinstance(self.likelihood, Categorical):
-            names = self.table.names_of(outputs.shape[-1]) if self.table else None
-            return Classification(outputs, self.recipe.combine, names=names, learners=self._learners())
-        assert isinstance(self.likelihood, GaussianLikelihood)
-        means, variances = self.likelihood.moments(outputs)
+        names = self.table.names_of(outputs.shape[-1]) if self.table else None
+        found = self.likelihood.predict(outputs, About(self.recipe.combine, names, self._learners()))
         if self.table and self.table.scale:
-            means, variances = self.table.scale.undo(means), variances * self.table.scale.std**2
-        return Regression(means, variances, learners=self._learners())
+            found = found.rescaled(self.table.scale.std, self.table.scale.mean)
+        return found
 
     def _learners(self) -> tuple[int, ...] | None:
         """Return the member of each row of `outputs`; None if rows are members."""
@@ -144,7 +141,7 @@ class Ensemble:
         (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.
         """
         twin = copy.copy(self)
-        twin.posthoc = corrections.checked(values, task=self.task)
+        twin.posthoc = corrections.checked(values, kind=self.likelihood.prediction)
         return twin
 
     def calibrated(self, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> "Ensemble":

@@ -44,14 +44,18 @@ class Comparison:
     settings: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def shown(self) -> list[str]:
+        """The scores of a small table, as the task names them."""
+        found = (e["shown"] for e in self.details.get("evaluation", {}).values() if "shown" in e)
+        return list(next(found, [n for n in ("accuracy", "rmse", "nll") if n in self.rows[0]]))
+
     def to_dict(self) -> dict[str, Any]:
         """Return rows and settings as plain types."""
         return {"rows": self.rows, "settings": self.settings}
 
     def __str__(self) -> str:
-        names = ["method", "members", "epochs"]
-        names += ["accuracy", "nll", "ece"] if "accuracy" in self.rows[0] else ["rmse", "nll", "coverage_95"]
-        names += ["parameters", "train_seconds"]
+        names = ["method", "members", "epochs", *self.shown, "parameters", "train_seconds"]
         cells = [names] + [[_cell(row.get(n)) for n in names] for row in self.rows]
         widths = [max(len(r[i]) for r in cells) for i in range(len(names))]
         return "\n".join(

@@ -17,9 +17,9 @@ from torch import Tensor
 from choral import metrics
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.predictions import Classification, Prediction, Regression
 from choral.judging.maps import chains, pca
 from choral.judging.trial import Trial, make_trial
+from choral.predictions import Prediction
 
 _SHOWN = 16  # members in matrices, at most
 _BINS = 20
@@ -46,31 +46,27 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     one by one, all draws of a stochastic member at once), diversity (between members, draws averaged), map, and with a second set or corruptions: histograms, ood, corruptions.
     """
     prediction, seconds = _timed(ensemble, trial.x, batch_size)
-    targets = targets_of(prediction, trial.y)
+    targets = prediction.targets(trial.y)
+    measure, matrix = _first(prediction, _SHOWN).likeness(targets)
     found: dict[str, Any] = {
         "task": ensemble.task,
         "rows": len(trial.x),
-        "members": len(_learners(prediction)),
-        "scores": scores(prediction, targets),
+        "members": len(prediction.rows_by_member()),
+        "scores": prediction.scores(targets),
+        "shown": list(prediction.shown),
         "cost": _cost(ensemble, seconds),
         "sizes": _sizes(prediction, targets),
         "map": {"chains": chains(ensemble), **pca({"members": sketch(prediction)})},
+        "diversity": {"measure": measure, "matrix": plain(matrix)},
+        **plain(prediction.details(targets)),
     }
-    if isinstance(prediction, Classification):
-        table = metrics.reliability_table(prediction.probs, targets)
-        found["reliability"] = {n: plain(getattr(table, n)) for n in ("edges", "counts", "confidence", "accuracy")}
-        matrix = metrics.disagreement_matrix(_by_learner(prediction, prediction.member_probs)[:_SHOWN])
-        found["diversity"] = {"measure": "disagreement", "matrix": plain(matrix)}
-        if trial.corrupted:
-            found["corruptions"] = _corruptions(ensemble, trial, batch_size)
-    else:
-        matrix = metrics.correlation_matrix(_by_learner(prediction, prediction.member_means)[:_SHOWN] - targets)
-        found["diversity"] = {"measure": "correlation of errors", "matrix": plain(matrix)}
-        found |= _regression_details(prediction, targets)
+    if trial.corrupted:
+        found["corruptions"] = _corruptions(ensemble, trial, batch_size)
     other = None if trial.ood is None else ensemble.predict(trial.ood, batch_size=batch_size)
     found["histograms"] = _histograms(prediction, other)
-    if other is not None:
-        found["ood"] = {"name": trial.ood_name, "rows": len(trial.ood), "scores": _ood(prediction, other)}  # type: ignore[arg-type]  # a prediction of it exists
+    if trial.ood is not None and other is not None:
+        told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
+        found["ood"] = {"name": trial.ood_name, "rows": len(trial.ood), "best": prediction.alarm, "scores": told}
     return found
 
 
@@ -89,7 +85,7 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Prediction, flo
 def measure(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024) -> dict[str, Any]:
     """Return every scalar measure of an ensemble on labelled data, with what it cost to make, as one flat row."""
     prediction, seconds = _timed(ensemble, x, batch_size)
-    return _row(ensemble, scores(prediction, targets_of(prediction, y)), _cost(ensemble, seconds))
+    return _row(ensemble, prediction.scores(prediction.targets(y)), _cost(ensemble, seconds))
 
 
 def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +93,7 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
     row = _row(ensemble, evaluation["scores"], evaluation["cost"])
     row |= evaluation.get("corruptions", {}).get("means", {})
     if "ood" in evaluation:
-        best = "entropy" if ensemble.task == "classification" else "variance"
-        row["ood_auroc"] = evaluation["ood"]["scores"][best]["auroc"]
+        row["ood_auroc"] = evaluation["ood"]["scores"][evaluation["ood"]["best"]]["auroc"]
     return row
 
 
@@ -158,77 +153,19 @@ def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: st
     return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
 
 
-def scores(prediction: Prediction, targets: Tensor) -> dict[str, float]:
-    """Return every scalar measure of a prediction, as the ensemble combines its members (see `choral.metrics`)."""
-    weights = None if prediction.weights is None else torch.tensor(prediction.weights, dtype=torch.float64)
-    if isinstance(prediction, Regression):
-        found = metrics.evaluate_regression(
-            prediction.member_means, prediction.member_variances, targets, weights=weights
-        )
-        return found | (_learner_errors(prediction, targets) if prediction.learners is not None else {})
-    alone = _by_learner(prediction, prediction.member_probs)
-    pairs = len(alone) > 1
-    stochastic = prediction.learners is not None
-    found = metrics.evaluate_classification(
-        prediction.member_probs, targets, weights=weights, pairs=pairs and not stochastic
-    )
-    if stochastic:
-        own = metrics.evaluate_classification(alone, targets, pairs=pairs)
-        of_members = ("member_accuracy", "member_nll", "disagreement", "pairwise_kl", "member_correlation")
-        found |= {n: own[n] for n in of_members if n in own}
-    if prediction.combine == "logits":
-        joint = metrics.evaluate_classification(prediction.probs.unsqueeze(0), targets, pairs=False)
-        found |= {n: joint[n] for n in ("accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "entropy")}
-    return found
-
-
-def _learners(prediction: Prediction) -> list[list[int]]:
-    """Return the rows of each member: one, or all its draws."""
-    if prediction.learners is None:
-        values = prediction.logits if isinstance(prediction, Classification) else prediction.member_means
-        return [[i] for i in range(len(values))]
-    rows: dict[int, list[int]] = {}
-    for i, learner in enumerate(prediction.learners):
-        rows.setdefault(learner, []).append(i)
-    return list(rows.values())
-
-
-def _by_learner(prediction: Prediction, values: Tensor) -> Tensor:
-    """Return what each member says, its draws averaged (member, ...)."""
-    if prediction.learners is None:
-        return values
-    weights = None if prediction.weights is None else torch.tensor(prediction.weights)
-    return metrics.average_draws(values, prediction.learners, weights=weights)
-
-
-def _learner_errors(prediction: Regression, targets: Tensor) -> dict[str, float]:
-    """Return the measures of members alone, each the mixture of its draws."""
-    parts = [(prediction.member_means[rows], prediction.member_variances[rows]) for rows in _learners(prediction)]
-    count = len(parts)
-    return {
-        "member_rmse": sum(metrics.rmse(m, targets) for m, _ in parts) / count,
-        "member_nll": sum(metrics.mixture_nll(m, v, targets) for m, v in parts) / count,
-        "member_crps": sum(metrics.crps(m, v, targets) for m, v in parts) / count,
-        "residual_correlation": metrics.member_correlation(_by_learner(prediction, prediction.member_means) - targets),
-    }
-
-
-def targets_of(prediction: Prediction, y: Any) -> Tensor:
-    """Return labels as whole numbers, or targets in the shape of the predicted mean."""
-    targets = torch.as_tensor(np.asarray(y))
-    if isinstance(prediction, Classification):
-        return targets.long()
-    return targets.float().reshape(prediction.mean.shape)
-
-
 def sketch(prediction: Prediction, *, rows: int = MAP_ROWS) -> Tensor:
     """Return what each member says about the first rows, (member, value): the point it takes in function space."""
-    values = prediction.member_probs if isinstance(prediction, Classification) else prediction.member_means
-    return values[:, :rows].flatten(1).double()
+    return prediction.member_values[:, :rows].flatten(1).double()
 
 
-def plain(values: Tensor, digits: int = 6) -> Any:
-    """Return a tensor as nested lists of floats with a few significant digits."""
+def plain(values: Any, digits: int = 6) -> Any:
+    """Return tensors, in dicts and lists, as nested lists of floats with a few significant digits."""
+    if isinstance(values, dict):
+        return {name: plain(v, digits) for name, v in values.items()}
+    if isinstance(values, list):
+        return [plain(v, digits) for v in values]
+    if not isinstance(values, Tensor):
+        return values
     if values.dim():
         return [plain(v, digits) for v in values]
     return float(f"{float(values):.{digits}g}")
@@ -246,60 +183,31 @@ def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
 
 
 def _first(prediction: Prediction, count: int) -> Prediction:
-    """Return the prediction of the first members alone, all draws of each, their weights rescaled."""
-    rows = [row for own in _learners(prediction)[:count] for row in own]
-    kept = prediction.weights
-    if kept is not None:
-        total = sum(kept[i] for i in rows)
-        kept = tuple(kept[i] / total for i in rows) if total else None
-    if isinstance(prediction, Classification):
-        return Classification(prediction.logits[rows], prediction.combine, kept)
-    return Regression(prediction.member_means[rows], prediction.member_variances[rows], kept)
+    """Return the prediction of the first members alone, all draws of each."""
+    return prediction.of_rows([row for own in prediction.rows_by_member()[:count] for row in own])
 
 
 def _sizes(prediction: Prediction, targets: Tensor) -> list[dict[str, float]]:
-    members = len(_learners(prediction))
+    members = len(prediction.rows_by_member())
     counts = sorted({round(c) for c in np.geomspace(1, members, 24)} | set(range(1, min(members, 24) + 1)))
-    found = []
-    for count in counts:
-        part = _first(prediction, count)
-        if isinstance(part, Classification):
-            cell = _cell(part, targets)
-        else:
-            weights = None if part.weights is None else torch.tensor(part.weights, dtype=torch.float64)
-            cell = {
-                "rmse": metrics.rmse(part.member_means, targets, weights=weights),
-                "nll": metrics.mixture_nll(part.member_means, part.member_variances, targets, weights=weights),
-            }
-        found.append({"members": count, **cell})
-    return found
-
-
-def _cell(prediction: Classification, labels: Tensor) -> dict[str, float]:
-    probs = prediction.probs
-    return {
-        "accuracy": metrics.accuracy(probs, labels),
-        "nll": metrics.nll(probs, labels),
-        "ece": metrics.ece(probs, labels),
-    }
+    return [{"members": count, **_first(prediction, count).brief(targets)} for count in counts]
 
 
 def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str, Any]:
     assert trial.corrupted_y is not None
-    labels = torch.as_tensor(trial.corrupted_y).long()
+    count = len(trial.corrupted_y)
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():
         joint = ensemble.predict(np.concatenate(severities), batch_size=batch_size)
-        assert isinstance(joint, Classification)
-        parts = joint.logits.split(len(labels), 1)
-        table[name] = [_cell(Classification(part, joint.combine, joint.weights), labels) for part in parts]
+        parts = [joint.of_points(slice(i * count, (i + 1) * count)) for i in range(len(severities))]
+        table[name] = [part.brief(part.targets(trial.corrupted_y)) for part in parts]
+    names = next(iter(table.values()))[0]
     levels = [
-        {"severity": s}
-        | {n: sum(rows[i][n] for rows in table.values()) / len(table) for n in ("accuracy", "nll", "ece")}
+        {"severity": s} | {n: sum(rows[i][n] for rows in table.values()) / len(table) for n in names}
         for i, s in enumerate(trial.severities)
     ]
     return {
-        "rows": len(labels),
+        "rows": count,
         "severities": list(trial.severities),
         "table": table,
         "levels": levels,
@@ -314,45 +222,11 @@ def _histogram(values: Tensor, low: float, high: float) -> list[float]:
 
 
 def _histograms(prediction: Prediction, other: Prediction | None) -> dict[str, Any]:
-    """Return shares of rows by confidence (classes) or predicted deviation (regression), in and out of distribution."""
-    if isinstance(prediction, Classification):
-        name, low, high = "confidence", 0.0, 1.0
-        inside = prediction.confidence
-        outside = other.confidence if isinstance(other, Classification) else None
-    else:
-        inside = prediction.std[:, 0]
-        outside = other.std[:, 0] if isinstance(other, Regression) else None
-        name, low = "deviation", 0.0
-        high = float((inside if outside is None else torch.cat([inside, outside])).quantile(0.99)) or 1.0
+    """Return shares of rows by how sure the ensemble is of them, in and out of distribution."""
+    name, inside, highest = prediction.sureness()
+    outside = None if other is None else other.sureness()[1]
+    both = inside if outside is None else torch.cat([inside, outside])
+    low, high = 0.0, highest or float(both.quantile(0.99)) or 1.0
     edges = plain(torch.linspace(low, high, _BINS + 1))
     found = {"of": name, "edges": edges, "in": _histogram(inside, low, high)}
     return found if outside is None else found | {"out": _histogram(outside, low, high)}
-
-
-def _ood(prediction: Prediction, other: Prediction) -> dict[str, dict[str, float]]:
-    if isinstance(prediction, Classification) and isinstance(other, Classification):
-        both = []
-        for p in (prediction, other):
-            weights = None if p.weights is None else torch.tensor(p.weights, dtype=torch.float64)
-            both.append(metrics.ood_scores(p.member_probs, member_logits=p.logits, weights=weights))
-        return metrics.evaluate_ood(*both)
-    found = {
-        n: [getattr(p, n)[:, 0].double() for p in (prediction, other)] for n in ("variance", "epistemic", "aleatoric")
-    }
-    return {name: metrics.evaluate_scores(*pair) for name, pair in found.items()}
-
-
-def _regression_details(prediction: Regression, targets: Tensor) -> dict[str, Any]:
-    weights = None if prediction.weights is None else torch.tensor(prediction.weights, dtype=torch.float64)
-    at = metrics.mixture_cdf(prediction.member_means, prediction.member_variances, targets, weights=weights)
-    levels = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
-    covered = [{"level": n, "coverage": float(((at - 0.5).abs() <= n / 2).double().mean())} for n in levels]
-    order = prediction.mean[:, 0].argsort()
-    shown = order[torch.linspace(0, len(order) - 1, min(len(order), 60)).round().long()]
-    low, high = prediction.mixture_interval(0.9)
-    names = ("target", "mean", "low", "high")
-    columns = [plain(v[shown, 0]) for v in (targets, prediction.mean, low, high)]
-    return {
-        "coverage": covered,
-        "intervals": {"level": 0.9, "rows": [dict(zip(names, row)) for row in zip(*columns)]},
-    }

@@ -7,6 +7,7 @@ quantities. Outputs and targets come with the member axis first.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,32 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.values import Value
+from choral.predictions import Classification, Prediction, Regression
+
+
+@dataclass(frozen=True)
+class About:
+    """What an ensemble knows about its outputs when it predicts.
+
+    Args:
+        combine: how members are averaged, 'probs' or 'logits'; of interest to classes alone.
+        names: the class labels as they were in the data, if they were not 0, 1, 2, ...
+        learners: the member each row of the outputs is a draw of; None if rows are members.
+    """
+
+    combine: str = "probs"
+    names: tuple[str, ...] | None = None
+    learners: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihood(Value, ABC):
-    """What the outputs of a network mean."""
+    """What the outputs of a network mean.
+
+    `prediction`, a fact of the class, is the kind of prediction that `predict` returns.
+    """
+
+    prediction: ClassVar[type[Prediction]]
 
     @property
     def noise_std(self) -> float | None:
@@ -32,27 +54,39 @@ class Likelihood(Value, ABC):
         Shapes: outputs (member, batch, ...), targets (member, batch, ...) -> ().
         """
 
+    @abstractmethod
+    def predict(self, outputs: Tensor, about: About) -> Prediction:
+        """Return what raw outputs (member, batch, ...) say about their points."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Categorical(Likelihood):
     """Class labels; outputs are logits (member, batch, class, ...)."""
+
+    prediction: ClassVar[type[Prediction]] = Classification
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return cross-entropy, averaged over the batch and summed over members."""
         mean = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1))
         return mean if outputs.shape[0] == 1 else mean * outputs.shape[0]
 
-    def probs(self, outputs: Tensor) -> Tensor:
-        """Return class probabilities (member, batch, class)."""
-        return outputs.softmax(2)
+    def predict(self, outputs: Tensor, about: About) -> Prediction:
+        """Return class probabilities."""
+        return Classification(outputs, about.combine, about.names, learners=about.learners)
 
 
 class GaussianLikelihood(Likelihood, ABC):
     """Real targets with Gaussian noise."""
 
+    prediction: ClassVar[type[Prediction]] = Regression
+
     @abstractmethod
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance, each (member, batch, target)."""
+
+    def predict(self, outputs: Tensor, about: About) -> Prediction:
+        """Return the mixture of the members' Gaussians."""
+        return Regression(*self.moments(outputs), learners=about.learners)
 
 
 def _columns(targets: Tensor, outputs: Tensor) -> Tensor:

@@ -32,11 +32,13 @@ class MemberSelection(Value):
 
     def apply(self, member_values: Tensor) -> Tensor:
         """Return the chosen members' values in order. Shapes: (member, ...) -> (chosen, ...)."""
-        if max(self.indices) >= len(member_values):
-            raise InputError(
-                f"member_values has {len(member_values)} members but member {max(self.indices)} is among the chosen."
-            )
-        return member_values[list(self.indices)]
+        return member_values[self.within(len(member_values))]
+
+    def within(self, members: int) -> list[int]:
+        """Return the places of the chosen ones among so many members; raises InputError for one beyond them."""
+        if max(self.indices) >= members:
+            raise InputError(f"there are {members} members but member {max(self.indices)} is among the chosen.")
+        return list(self.indices)
 
 
 def select_members(

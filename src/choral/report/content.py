@@ -130,7 +130,7 @@ def _measured(found: dict[str, Any]) -> dict[str, Any]:
     """Return the scalars of an evaluation that belong into a row."""
     row = found.get("scores", {}) | found.get("cost", {}) | found.get("corruptions", {}).get("means", {})
     if "ood" in found:
-        best = "entropy" if found["task"] == "classification" else "variance"
+        best = found["ood"].get("best")
         row["ood_auroc"] = found["ood"]["scores"].get(best, {}).get("auroc")
     return {name: value for name, value in row.items() if name != "method"}
 

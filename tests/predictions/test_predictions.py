@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import distributions as d
 
-from choral.ensemble.predictions import Classification, Regression
+from choral.predictions import Classification, Regression
 
 G = torch.Generator().manual_seed(0)
 
