@@ -28,6 +28,7 @@ ORDER = [
     "data",
     "engine",
     "ensemble",
+    "listeners",
     "fit",
     "testing",
     "preview",

@@ -39,6 +39,7 @@ _MODULES = (
     "corruptions",
     "data",
     "layers",
+    "listeners",
     "masks",
     "metrics",
     "models",

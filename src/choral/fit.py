@@ -1,6 +1,7 @@
 """fit: a network, data and a recipe in; an ensemble out. load: the way back from a file or run folder."""
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from choral.data.sources import source_of
 from choral.data.tables import Table
 from choral.engine.completing import complete, stores
 from choral.engine.denormals import flushing
+from choral.engine.events import Listener
 from choral.engine.executors import Executor
 from choral.engine.folder import claimed
 from choral.engine.memory import keep_freed
 from choral.engine.run import Run
 from choral.engine.settling import settle
-from choral.engine.store import Listener
 from choral.engine.task import check_runnable, make_task
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.saving import load_file, load_folder
+from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
 from choral.recipes.recipe import Recipe
 
@@ -41,7 +43,8 @@ def fit(
     device: str | torch.device = "cpu",
     precision: str = "fp32",
     checkpoint_seconds: float = 5.0,
-    listener: Listener | None = None,
+    listener: Listener | Sequence[Listener] | None = None,
+    progress: bool | None = None,
     table: Table | None = None,
     process_wide: bool = True,
 ) -> Ensemble:
@@ -65,7 +68,8 @@ def fit(
         precision: 'fp32' or 'bf16' (autocast).
         checkpoint_seconds: least time between two checkpoints; they are taken at the ends of epochs and phases, and so far apart
             that they take at most 2 % of the time. 0 takes one at every such end.
-        listener: called with every event (a dict).
+        listener: called with every event, a dict as `choral.engine.events` says; one function or several (`choral.listeners`).
+        progress: whether to draw a bar; None draws one in a terminal or notebook.
         table: how a table's columns became inputs, a `choral.data.tables.Table`; kept with the ensemble.
         process_wide: whether the two settings above are made; False leaves the process as it is, and training slower.
     """
@@ -81,7 +85,10 @@ def fit(
         folder = None if run_dir is None else Path(run_dir)
         with claimed(folder):
             plan, width = settle(folder, task, source, recipe, seed=seed, executor=executor, table=table)
-            with stores(folder, plan, listener) as (store, checkpoints, log):
+            with (
+                watched(recipe.name, recipe.epochs, listener, progress) as hear,
+                stores(folder, plan, hear) as (store, checkpoints, log),
+            ):
                 run = Run(
                     task,
                     source,

@@ -122,6 +122,7 @@ def fit(
             executor=executor,  # type: ignore[arg-type]  # checked by fit
             table=problem.table,
             listener=bar(method, recipe.epochs),
+            progress=False,
         )
     saved = folder / "ensemble.choral"
     ensemble.save(saved)

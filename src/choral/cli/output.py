@@ -122,37 +122,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int], Callable[[dict[str, A
 
     Nothing is drawn when `quiet` or when standard error is not a terminal; warnings are always said.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from choral.listeners import bars
 
-    drawn = sys.stderr.isatty() and not quiet
-    bars = Progress(
-        TextColumn("{task.description:<20}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not drawn,
-    )
-
-    def listener(name: str, epochs: int) -> Callable[[dict[str, Any]], None]:
-        task = bars.add_task(visible(name), total=epochs, loss=0.0)
-
-        def hear(event: dict[str, Any]) -> None:
-            if event["kind"] == "warning":
-                note(f"choral: {event['message']}")
-            elif event["kind"] == "epoch":
-                bars.update(
-                    task, completed=event["counted"]["epochs"], loss=sum(event["losses"]) / len(event["losses"])
-                )
-            elif event["kind"] == "resumed":
-                bars.update(task, completed=event["counted"]["epochs"])
-                note(f"choral: {name}: going on from a checkpoint after {event['counted']['epochs']:.0f} epochs")
-
-        return hear
-
-    with bars:
-        yield listener
+    with bars(drawn=sys.stderr.isatty() and not quiet, say=note) as bar:
+        yield bar

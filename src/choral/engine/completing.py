@@ -8,12 +8,13 @@ from typing import Any
 
 from choral.base.errors import RunError
 from choral.engine.checkpoint import Checkpoints
+from choral.engine.events import Listener
 from choral.engine.files import write_json
 from choral.engine.folder import read_costs, run_of
 from choral.engine.mending import mend
 from choral.engine.run import Run
 from choral.engine.settling import compare_environment
-from choral.engine.store import Listener, Log, MemberStore, last_counted
+from choral.engine.store import Log, MemberStore, last_counted
 
 
 @contextmanager

@@ -3,18 +3,18 @@
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from choral.base.errors import RunError
+from choral.engine.events import Listener
 from choral.engine.files import is_sealed, open_kept, pack_tensors, unpack_tensors, write_bytes
 from choral.engine.schema import expect
 from choral.plan.state import State
 
-Listener = Callable[[dict[str, Any]], None]
 FORM = {"axes": {str: {str: [int]}}, "attributes": {str: {str: int}}}
 _ADVICE = "run the same command again to train it anew"
 

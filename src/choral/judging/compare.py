@@ -15,9 +15,9 @@ from choral.base.types import Build
 from choral.data.images import holds_images, strange
 from choral.data.inputs import Transform
 from choral.data.problems import Problem
+from choral.engine.events import Listener
 from choral.engine.files import read_json, write_json
 from choral.engine.folder import folder_name
-from choral.engine.store import Listener
 from choral.fit import fit
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
@@ -144,6 +144,7 @@ def compare(
             inputs=inputs,
             table=problem.table,
             listener=None if listener is None else listener(name),
+            progress=None if listener is None else False,
             **options,
         )
         evaluations[name] = judged(folder, ensemble, trial)

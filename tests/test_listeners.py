@@ -1,0 +1,139 @@
+"""Listeners: events of every kind have the declared form, and ready-made listeners pass them on."""
+
+import contextlib
+import csv
+import types
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+import choral
+from choral import listeners
+from choral.base.errors import InputError
+from choral.engine.events import EVENTS
+from choral.recipes import make
+from choral.recipes.training import Training
+
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+def build():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(fits(value, part) for part in get_args(hint))
+    if hasattr(hint, "__required_keys__"):
+        return conforms(value, hint)
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is list:
+        return isinstance(value, list) and all(fits(v, parts[0]) for v in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(v, parts[1]) for v in value.values())
+    if parts:  # Literal, or NotRequired of one
+        return value in parts if origin is not None and not isinstance(parts[0], type) else fits(value, parts[0])
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def conforms(event: dict[str, Any], kind: Any) -> bool:
+    hints = get_type_hints(kind)
+    return kind.__required_keys__ <= event.keys() <= hints.keys() and all(fits(v, hints[k]) for k, v in event.items())
+
+
+def events_of(recipe, folder=None, stop_after=None, **options):
+    heard = []
+
+    def hear(event):
+        heard.append(event)
+        if stop_after is not None and len(heard) == stop_after:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt, choral.ChoralError):
+        choral.fit(build, (X, Y), recipe, run_dir=folder, listener=hear, checkpoint_seconds=0, **options)
+    return heard
+
+
+def test_every_event_has_its_declared_form(tmp_path):
+    training = Training(rate=0.05, batch_size=16)
+    wild = Training(rate=1e30, batch_size=16)
+    heard = events_of(make("prune_and_tune", epochs=4, members=2, training=training), tmp_path / "a", stop_after=4)
+    heard += events_of(make("prune_and_tune", epochs=4, members=2, training=training), tmp_path / "a")
+    next(iter((tmp_path / "a" / "members").iterdir())).unlink()
+    heard += events_of(make("prune_and_tune", epochs=4, members=2, training=training), tmp_path / "a")
+    heard += events_of(make("deep_ensemble", epochs=2, members=2, training=wild), executor="vectorised")
+    heard += events_of(make("ssbnn", epochs=2))
+    kinds = {get_args(get_type_hints(k)["kind"])[0]: k for k in EVENTS}
+    assert {e["kind"] for e in heard} == set(kinds)  # all of them were heard
+    for event in heard:
+        assert conforms(event, kinds[event["kind"]]), event
+
+
+def test_several_listeners_hear_the_same(tmp_path):
+    one, other = [], []
+    choral.fit(build, (X, Y), make("single", epochs=2), listener=[one.append, other.append])
+    assert one == other
+    assert [e["kind"] for e in one] == ["operator", "epoch", "epoch", "collected"]
+    with pytest.raises(InputError, match="give a function of an event"):
+        choral.fit(build, (X, Y), make("single", epochs=1), listener="loud")
+
+
+def test_a_table_of_losses(tmp_path):
+    heard = []
+    recipe = make("deep_ensemble", epochs=4, members=2)
+    choral.fit(build, (X, Y), recipe, executor="vectorised", listener=[listeners.csv(tmp_path / "l.csv"), heard.append])
+    with open(tmp_path / "l.csv") as file:
+        rows = list(csv.DictReader(file))
+    losses = [loss for e in heard if e["kind"] == "epoch" for loss in e["losses"]]
+    assert [float(r["loss"]) for r in rows] == losses
+    assert [r["epoch"] for r in rows] == ["1", "1", "2", "2"]
+    assert len({r["place"] for r in rows}) == 2
+    with pytest.raises(InputError, match="is not a folder"):
+        listeners.csv(tmp_path / "nowhere" / "l.csv")
+
+
+class Tracker:
+    def __init__(self):
+        self.told = []
+
+    def add_scalar(self, name, value, step):
+        self.told.append((name, value, step))
+
+    def log_metrics(self, values, step):
+        self.told += [(n, v, step) for n, v in values.items()]
+
+    def log(self, values):
+        self.told += [(n, v, values["epoch"]) for n, v in values.items() if n != "epoch"]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_trackers_get_the_losses_of_every_network(name):
+    tracker, heard = Tracker(), []
+    recipe = make("deep_ensemble", epochs=4, members=2)
+    choral.fit(build, (X, Y), recipe, listener=[getattr(listeners, name)(tracker), heard.append])
+    wanted = [
+        (f"loss/{p}", loss, e["epoch"])
+        for e in heard
+        if e["kind"] == "epoch"
+        for p, loss in zip(e["places"], e["losses"])
+    ]
+    assert [t for t in tracker.told if t[0] != "rate"] == wanted
+    assert {t[2] for t in tracker.told if t[0] == "rate"} == {1, 2}
+
+
+def test_a_bar_is_drawn_when_asked_for_and_by_default_only_if_somebody_watches(capsys):
+    choral.fit(build, (X, Y), make("single", epochs=2))
+    assert capsys.readouterr().err == ""
+    choral.fit(build, (X, Y), make("single", epochs=2), progress=True)
+    assert "2/2 epochs" in capsys.readouterr().err
+
+
+def test_a_notebook_counts_as_somebody(monkeypatch):
+    assert not listeners.somebody_watches()
+    notebook = types.ModuleType("IPython")
+    notebook.get_ipython = lambda: type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setitem(__import__("sys").modules, "IPython", notebook)
+    assert listeners.somebody_watches()
