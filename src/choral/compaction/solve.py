@@ -3,11 +3,12 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
 from choral.compaction.form import SIZES, Form
 from choral.compaction.layer_rules import LAYER_RULES
@@ -16,7 +17,7 @@ from choral.compaction.shape_rules import SHAPE_RULES
 from choral.compaction.tracer import Tracer
 
 RULES = {**LAYER_RULES, **SHAPE_RULES, **POINTWISE_RULES}
-Example = Tensor | tuple[Any, ...]
+Example: TypeAlias = Batch | tuple[Any, ...]
 _VARIES = "it is not constant"
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from choral.base import draws, rng
+from choral.base.batches import Batch
 from choral.base.errors import PlanError
 from choral.base.types import Params
 from choral.data.inputs import prepare
@@ -74,13 +75,13 @@ class BranchContext:
         """Return one member as a plain network, in evaluation mode."""
         return self._task.structure.member(self.network(state), index).eval()
 
-    def example(self) -> Tensor:
+    def example(self) -> Batch:
         """Return the first training inputs as the joint network reads them."""
         with draws.keyed(rng.key(self._seed, *self._place, "example")):
             x = prepare(self._source.example()[0].to(self._task.device), self._task.transforms, training=False)
             return self._task.structure.feed(x, None)[0]
 
-    def inputs(self, points: int | None = None) -> Iterator[Tensor]:
+    def inputs(self, points: int | None = None) -> Iterator[Batch]:
         """Yield training inputs as the joint network reads them: all in order, or some at random."""
         order = torch.arange(self.points)
         if points is not None and points < self.points:

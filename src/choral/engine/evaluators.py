@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import draws, rng, tree
+from choral.base.batches import Batch
 from choral.base.mapping import vmap
 from choral.data.inputs import prepare
 from choral.engine import passes
@@ -112,7 +113,7 @@ class Evaluator(ABC):
             return self.run(x)
         return torch.cat([self.run(chunk) for chunk in x.split(rows)], 2)
 
-    def call(self, network: Callable[[Tensor], Tensor], key: int | Tensor, chunk: Tensor) -> Tensor:
+    def call(self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Tensor) -> Tensor:
         """Return the outputs of all passes of a network (member * draws, batch, ...)."""
         structure, task = self.task.structure, self.task
 
@@ -198,7 +199,7 @@ class PlainEvaluator(Evaluator):
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
             return self.task.structure.unfold(network(self._ready(few)))
 
-    def _ready(self, x: Tensor) -> Tensor:
+    def _ready(self, x: Tensor) -> Batch:
         return self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)[0]
 
     def room(self, few: Tensor) -> int:

@@ -5,9 +5,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
 from choral.masks.cells import Unit, cells_of
 
@@ -22,7 +23,7 @@ def prunable(
     keep_first: bool = False,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
-    example_input: Tensor | tuple[Any, ...] | None = None,
+    example_input: Batch | tuple[Any, ...] | None = None,
 ) -> list[str]:
     """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
 
@@ -98,7 +99,7 @@ def _fits(network: nn.Module, layer: str, unit: Unit) -> bool:
     return not isinstance(module, nn.MultiheadAttention | _ConvTransposeNd) and not inside_attention
 
 
-def _executed(network: nn.Module, layers: dict[str, list[str]], example_input: Tensor | tuple[Any, ...]) -> list[str]:
+def _executed(network: nn.Module, layers: dict[str, list[str]], example_input: Batch | tuple[Any, ...]) -> list[str]:
     """Return the layers in the order in which a forward pass in evaluation mode calls them."""
     order: list[str] = []
     modes = {module: module.training for module in network.modules()}

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.base.types import Params
 from choral.base.values import Value
@@ -63,11 +64,11 @@ class Context(Protocol):
         """Return one member of a state as a plain network of its own (`Structure.member`)."""
         ...
 
-    def example(self) -> Tensor:
+    def example(self) -> Batch:
         """Return a few training inputs as the joint network reads them."""
         ...
 
-    def inputs(self, points: int | None = None) -> Iterator[Tensor]:
+    def inputs(self, points: int | None = None) -> Iterator[Batch]:
         """Yield the training inputs as the joint network reads them, without augmentation: all in order, or some at random."""
         ...
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from choral.base.batches import Batch
 from choral.base.types import Params
 from choral.base.values import Value
 
@@ -34,12 +35,12 @@ class Structure(Value, ABC):
         """
 
     @abstractmethod
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Lay out one batch: inputs as the joint network reads them, targets with the member axis first.
 
         With targets it is a training batch, without them a prediction batch. Random layouts draw from `choral.base.draws`.
 
-        Shapes: x (batch, ...), y (batch, ...) -> joint inputs, targets (member, batch, ...).
+        Shapes: x (batch, ...) or a tree of such tensors, y (batch, ...) -> joint inputs, targets (member, batch, ...).
         """
 
     @abstractmethod
@@ -78,7 +79,7 @@ class Independent(Structure):
         """Return the network as it is; nothing is changed, so nothing is copied."""
         return network
 
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Give the batch to the only member."""
         return x, None if y is None else y.unsqueeze(0)
 

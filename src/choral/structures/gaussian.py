@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.gaussian import RHO_START, GaussianLayer, GaussianNorm, gaussian_twin
 from choral.layers.bayesian.spike_slab import SpikeSlabLayer
@@ -64,7 +65,7 @@ class Sampled(Structure, ABC):
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         """Return what `swap` asks: the Bayesian layer for a named plain layer, or None."""
 
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Give the batch to the only member."""
         return x, None if y is None else y.unsqueeze(0)
 

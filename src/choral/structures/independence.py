@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from choral.base import draws, rng
+from choral.base import batches, draws, rng
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.layers.joint.network import Joint
 from choral.layers.packed.pack import PackedNetwork
@@ -18,7 +19,7 @@ from choral.structures.base import Structure
 ROWS = 4
 
 
-def check_independence(structure: Structure, network: nn.Module, x: Tensor) -> None:
+def check_independence(structure: Structure, network: nn.Module, x: Batch) -> None:
     """Raise ConversionError if a member's output depends on what belongs to another member.
 
     Structures without tensors of their own for each member (`Mimo`, `Patched`, `Stochastic`, ...) have nothing to check.
@@ -26,20 +27,22 @@ def check_independence(structure: Structure, network: nn.Module, x: Tensor) -> N
     Args:
         structure: the structure that converted the network.
         network: the joint network.
-        x: some rows of data as the plain network reads them, (batch, ...); the first few are used.
+        x: some rows of data as the plain network reads them; the first few are used.
 
     The message names the last layer, in the order in which layers run, whose tensors another member's output depends on:
     the members are mixed in it or right behind it.
     """
     if not isinstance(network, Joint) or network.members == 1:
         return
-    inputs, _ = structure.feed(x[:ROWS], None)
-    if network.own_inputs and inputs.is_floating_point():
-        inputs = inputs.clone().requires_grad_()
+    inputs, _ = structure.feed(batches.part(x, slice(ROWS)), None)
+    watched: list[Tensor] = []
+    if network.own_inputs:
+        inputs = batches.mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
+        watched = [leaf for leaf in batches.leaves(inputs) if leaf.requires_grad]
     params: dict[str, Tensor] = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
     buffers = {n: b.clone() for n, b in network.named_buffers()}
     own = {n: params[n] for n in params if n.removeprefix("network.") in network.stacked}
-    sought = [*own.values(), *([inputs] if inputs.requires_grad else [])]
+    sought = [*own.values(), *watched]
     if not sought:
         return
     order, outputs = _run(structure, network, {**params, **buffers}, inputs)
@@ -47,7 +50,7 @@ def check_independence(structure: Structure, network: nn.Module, x: Tensor) -> N
     for i in range(network.members):
         found = torch.autograd.grad((outputs[i] * weights).sum(), sought, retain_graph=True, allow_unused=True)
         mixed = [_foreign(gradient, i) for gradient in found]
-        if inputs.requires_grad and mixed.pop():
+        if any(mixed[len(own) :]):
             raise ConversionError(f"the output of member {i} depends on the inputs of another member.")
         names = [name for name, bad in zip(own, mixed) if bad]
         if names:
@@ -69,7 +72,7 @@ def _foreign(gradient: Tensor | None, member: int) -> bool:
     return bool((others != 0).any())
 
 
-def _run(structure: Structure, network: Joint, tensors: dict[str, Tensor], inputs: Tensor) -> tuple[list[str], Tensor]:
+def _run(structure: Structure, network: Joint, tensors: dict[str, Tensor], inputs: Batch) -> tuple[list[str], Tensor]:
     """Return the names of modules in the order in which they ran, and the outputs by member."""
     order: list[str] = []
     hooks = [

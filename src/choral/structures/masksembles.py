@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from choral.base import batches
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.conversion.convert import swap, unless_frozen
 from choral.layers.conversion.operations import WEIGHTED, own_kind
@@ -70,12 +72,14 @@ class Masksembles(JointStructure):
         joint = Joint(tree, members=self.members, kernel=self.kernel, own_inputs=True)
         return joint.train(network.training)
 
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Split a training batch over the members; give a prediction batch, or with repetition any, to all of them."""
         if y is None or self.repetition:
-            return x.expand(self.members, *x.shape), None if y is None else y.expand(self.members, *y.shape)
-        each = max(-(-x.shape[0] // self.members), min(2, x.shape[0]))  # BatchNorm cannot train on a single point
-        if each * self.members > x.shape[0]:
-            rows = torch.arange(each * self.members, device=x.device) % x.shape[0]
-            x, y = x[rows], y[rows]
-        return x.unflatten(0, (self.members, each)), y.unflatten(0, (self.members, each))
+            to_all = batches.mapped(lambda t: t.expand(self.members, *t.shape), x)
+            return to_all, None if y is None else y.expand(self.members, *y.shape)
+        points = len(y)
+        each = max(-(-points // self.members), min(2, points))  # BatchNorm cannot train on a single point
+        if each * self.members > points:
+            rows = torch.arange(each * self.members, device=y.device) % points
+            x, y = batches.part(x, rows), y[rows]
+        return batches.mapped(lambda t: t.unflatten(0, (self.members, each)), x), y.unflatten(0, (self.members, each))

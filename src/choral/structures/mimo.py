@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import draws
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.conversion.convert import holds_frozen
 from choral.layers.conversion.operations import CONVOLUTIONS, NORMS, own_kind
@@ -81,8 +82,13 @@ class Mimo(Structure):
             _widen_outputs(last, joint.get_submodule(last), self.members, generator)
         return joint
 
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Put the inputs of all members side by side: different examples in training, the same one at prediction."""
+        if not isinstance(x, Tensor):
+            raise ConversionError(
+                "MIMO puts the inputs of its members side by side on the channel axis of one tensor, so it cannot read several "
+                "inputs (a dict, tuple or list); give one tensor, or use another method."
+            )
         if y is None:
             return torch.cat([x] * self.members, 1), None
         rows = torch.arange(x.shape[0], device=x.device).repeat(self.batch_repetition)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.layers.joint.network import KERNELS, Joint
 from choral.structures.base import Structure
@@ -30,7 +31,7 @@ class JointStructure(Structure, ABC):
                 "its passes do not differ."
             )
 
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Give the batch to the joint network as it is; every member has the same targets."""
         return x, None if y is None else y.expand(self.members, *y.shape)
 

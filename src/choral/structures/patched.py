@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import rng
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.drawn_norm import DrawnNorm, keeps_statistics
 from choral.layers.bayesian.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
@@ -129,7 +130,7 @@ class Patched(Structure):
         )
         return (self.mixture.components - 1) * count
 
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Give the batch to the only member."""
         return x, None if y is None else y.unsqueeze(0)
 

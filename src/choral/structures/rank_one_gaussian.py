@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from choral.base import batches
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.gaussian import RHO_START
 from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
@@ -65,9 +67,10 @@ class RankOneGaussian(Structure):
             )
         return swap(joint, by_member)
 
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Repeat the batch for every member, member by member."""
-        return x.repeat((self.members,) + (1,) * (x.dim() - 1)), None if y is None else y.expand(self.members, *y.shape)
+        repeated = batches.mapped(lambda t: t.repeat((self.members,) + (1,) * (t.dim() - 1)), x)
+        return repeated, None if y is None else y.expand(self.members, *y.shape)
 
     def unfold(self, outputs: Tensor) -> Tensor:
         """Split the folded batch axis into (member, batch)."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.dropped import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate
 from choral.layers.conversion.attention import OpenAttention, open_attention
@@ -74,7 +75,7 @@ class Stochastic(Structure):
             tree = open_attention(tree, include=self.include, exclude=self.exclude)
         return swap(tree, drop, include=self.include, exclude=self.exclude)
 
-    def feed(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Give the batch to the only member."""
         return x, None if y is None else y.unsqueeze(0)
 

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from choral.base import draws, rng
+from choral.base import batches, draws, rng
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.mapping import vmap
 from choral.layers.conversion.calling import call_with, ties_of
@@ -117,7 +118,7 @@ class Joint(nn.Module):
                 return f"{kind} ({name!r}) cannot read members folded into the batch"
         return ""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Batch) -> Tensor:
         """Return the outputs of every member."""
         if self.members == 1:
             return self._loop(x)
@@ -128,10 +129,10 @@ class Joint(nn.Module):
         params: dict[str, Tensor] = {n: p for n, p in self.network.named_parameters() if n in self.stacked}
         return params, {n: b for n, b in self.network.named_buffers() if n in self.stacked}
 
-    def _call(self, own: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _call(self, own: dict[str, Tensor], x: Batch) -> Tensor:
         return call_with(self.network, own, x, self._ties)
 
-    def _loop(self, x: Tensor) -> Tensor:
+    def _loop(self, x: Batch) -> Tensor:
         params, buffers = self._tensors()
         parts = {n: p.unbind() for n, p in params.items()}  # one unbind has one backward, which stacks the gradients
         streams, outputs = draws.branch(), []
@@ -139,7 +140,8 @@ class Joint(nn.Module):
             # written back afterwards: under an outer vmap, BatchNorm does not write into a part of a tensor
             own = {n: b[i].clone() for n, b in buffers.items()}
             with streams.member(i):
-                outputs.append(self._call({n: p[i] for n, p in parts.items()} | own, x[i] if self.own_inputs else x))
+                given = batches.part(x, i) if self.own_inputs else x
+                outputs.append(self._call({n: p[i] for n, p in parts.items()} | own, given))
             if self.training:
                 for n, b in buffers.items():
                     b[i].copy_(own[n])
@@ -149,23 +151,25 @@ class Joint(nn.Module):
         """Return whether convolutions of all members at once are faster than one member after the other on a CPU."""
         return False
 
-    def together(self, x: Tensor) -> Tensor:
+    def together(self, x: Batch) -> Tensor:
         """Run all members side by side, mapped by `torch.func.vmap`."""
         params, buffers = self._tensors()
         streams = draws.branch()
 
-        def one(params: dict[str, Tensor], buffers: dict[str, Tensor], index: Tensor, x: Tensor) -> Tensor:
+        def one(params: dict[str, Tensor], buffers: dict[str, Tensor], index: Tensor, x: Batch) -> Tensor:
             with streams.member(index):
                 return self._call(params | buffers, x)
 
         mapped = vmap(one, in_dims=(0, 0, 0, 0 if self.own_inputs else None), randomness="different")
-        index = torch.arange(self.members, dtype=torch.int32, device=x.device)
+        index = torch.arange(self.members, dtype=torch.int32, device=batches.leaves(x)[0].device)
         with _Composite() if self._fusible else nullcontext():
             return mapped(params, buffers, index, x)
 
-    def _matmul(self, x: Tensor) -> Tensor:
-        x = x if self.own_inputs else x.expand(self.members, *x.shape)
-        return unfold(self.network(fold(x)), self.members)
+    def _matmul(self, x: Batch) -> Tensor:
+        def folded(t: Tensor) -> Tensor:
+            return fold(t if self.own_inputs else t.expand(self.members, *t.shape))
+
+        return unfold(self.network(batches.mapped(folded, x)), self.members)
 
     def member(self, index: int) -> nn.Module:
         """Return member `index` as a plain network with tensors of its own, in the training mode of this one."""
@@ -244,7 +248,7 @@ def usual_kernel(joint: Joint) -> str:
 
 def tune(
     joint: Joint,
-    x: Tensor,
+    x: Batch,
     *,
     repeats: int = 5,
     kernels: Sequence[str] = KERNELS,
@@ -274,8 +278,8 @@ def tune(
                 joint.kernel = kernel
                 start = time.perf_counter()
                 torch.autograd.grad(loss(joint(x)), params, allow_unused=True)
-                if x.device.type == "cuda":
-                    torch.cuda.synchronize(x.device)
+                if (device := batches.leaves(x)[0].device).type == "cuda":
+                    torch.cuda.synchronize(device)
                 if turn:
                     seconds[kernel].append(time.perf_counter() - start)
     with torch.no_grad():

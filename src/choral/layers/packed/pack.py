@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError, did_you_mean
 from choral.layers.conversion.convert import fits, layers_of, swap
 from choral.layers.conversion.operations import WEIGHTED, own_kind
@@ -48,10 +49,12 @@ class PackedNetwork(Joint):
         """
         return torch.get_num_threads() > 1 or self.course() is not None
 
-    def together(self, x: Tensor) -> Tensor:
+    def together(self, x: Batch) -> Tensor:
         """Run all members side by side: on the channel axis if the network allows it, else mapped."""
         course = self.course()
-        return super().together(x) if course is None else run_abreast(self.network, course, x, self.members)
+        if course is None or not isinstance(x, Tensor):
+            return super().together(x)
+        return run_abreast(self.network, course, x, self.members)
 
     def report(self) -> str:
         """Return a table of every layer's widths, effective gamma and remarks."""

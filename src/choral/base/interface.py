@@ -1,0 +1,170 @@
+"""How a network is called with a batch, and which tensor of what it returns is its output.
+
+A dict of inputs is passed as keywords, a tuple or list as positions. Networks that read one tensor and return (batch, ...) need
+none of this and get no hook. All others carry two hooks, so that whoever calls them - joint networks, mapped calls, operators -
+gives one batch and gets one tensor.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy as is_unsettled
+
+from choral.base.batches import Batch, in_words
+from choral.base.errors import InputError, did_you_mean
+from choral.base.functions import Function
+from choral.base.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface(Value):
+    """How a network is called and what is taken out of what it returns.
+
+    Args:
+        spread: whether a batch holds several inputs: dicts are keywords, tuples and lists positions.
+        output: what is picked from an output that is not a tensor: a name, a position or a function; None takes it as it is.
+        column: whether outputs (batch,) are read as (batch, 1).
+    """
+
+    spread: bool = False
+    output: str | int | Function | None = None
+    column: bool = False
+
+    def attach(self, network: nn.Module) -> nn.Module:
+        """Return the network, which from now on takes a batch and returns its output, in place."""
+        if self.spread:
+            network.register_forward_pre_hook(_Spread(), prepend=True, with_kwargs=True)
+        if self.output is not None or self.column:
+            network.register_forward_hook(_Pick(self))
+        return network
+
+    def call(self, network: nn.Module, batch: Batch) -> Tensor:
+        """Return the output of a network without hooks."""
+        args, kwargs = _arguments(batch) if self.spread else ((batch,), {})
+        return self.picked(network(*args, **kwargs))
+
+    def picked(self, found: Any) -> Tensor:
+        """Return the output among what a network returned."""
+        if self.output is not None:
+            found = pick(found, self.output)
+        return found.reshape(-1, 1) if self.column and found.dim() < 2 else found
+
+
+def detach(network: nn.Module) -> nn.Module:
+    """Return the network as its maker wrote it, without the hooks of an interface."""
+    for module in network.modules():
+        for table in (module._forward_pre_hooks, module._forward_hooks):
+            for number in [n for n, hook in table.items() if isinstance(hook, _Spread | _Pick)]:
+                del table[number]
+                module._forward_pre_hooks_with_kwargs.pop(number, None)
+    return network
+
+
+def pick(found: Any, output: str | int | Function | None) -> Tensor:
+    """Return the tensor that `output` says among what a network returned; InputError names what there is.
+
+    >>> import torch
+    >>> pick({"logits": torch.ones(1), "loss": None}, "logits")
+    tensor([1.])
+    """
+    if output is None:
+        chosen = found
+    elif isinstance(output, Function):
+        chosen = output(found)
+    else:
+        chosen = _entry(found, output)
+    if isinstance(chosen, Tensor):
+        return chosen
+    if output is None:
+        raise InputError(
+            f"the network returns {_described(found)}; say which of these is its output: fit(..., output={_first(found)}), or "
+            "give a function that picks it."
+        )
+    raise InputError(
+        f"output={_shown(output)} picks a {type(chosen).__name__} from what the network returns; it must be a tensor."
+    )
+
+
+def _entry(found: Any, output: str | int) -> Any:
+    names = names_in(found)
+    if isinstance(output, str) and output in names:
+        return found[output] if isinstance(found, Mapping) else getattr(found, output)
+    if isinstance(output, int) and isinstance(found, tuple | list) and -len(found) <= output < len(found):
+        return found[output]
+    if isinstance(found, Tensor):
+        raise InputError(f"output={output!r}, but the network returns a tensor; leave output out.")
+    raise InputError(
+        f"output={output!r} is not among what the network returns, {_described(found)}.{did_you_mean(str(output), names)}"
+    )
+
+
+def names_in(found: Any) -> list[str]:
+    """Return the names by which the parts of an output can be picked."""
+    if isinstance(found, Mapping):
+        return [str(name) for name in found]
+    if dataclasses.is_dataclass(found):
+        return [f.name for f in dataclasses.fields(found) if getattr(found, f.name) is not None]
+    return list(getattr(found, "_fields", ()))
+
+
+def _described(found: Any) -> str:
+    names = names_in(found)
+    kind = type(found).__name__
+    if names:
+        return f"a {kind} with {', '.join(repr(n) for n in names)}"
+    return f"a {kind} of {len(found)} parts, 0 to {len(found) - 1}" if isinstance(found, tuple | list) else f"a {kind}"
+
+
+def _first(found: Any) -> str:
+    names = names_in(found)
+    return repr("logits" if "logits" in names else names[0]) if names else "0"
+
+
+def _shown(output: str | int | Function) -> str:
+    return output.name if isinstance(output, Function) else repr(output)
+
+
+def _arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, dict):
+        return (), batch
+    return (batch,) if isinstance(batch, Tensor) else tuple(batch), {}
+
+
+class _Spread:
+    """Passes the inputs of a batch as arguments."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or not isinstance(args[0], dict | tuple | list):
+            return None
+        positions, keywords = _arguments(args[0])
+        return positions, keywords | kwargs
+
+
+class _Pick:
+    """Returns the output instead of all that the network returned."""
+
+    def __init__(self, interface: Interface):
+        self.interface = interface
+
+    def __call__(self, module: nn.Module, args: Any, found: Any) -> Tensor:
+        return self.interface.picked(found)
+
+
+def why_not_read(network: nn.Module, batch: Batch, error: Exception) -> str:
+    """Return, for people, why a network could not read a batch."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = f"the network cannot read x: a batch {in_words(batch)} gave the error '{said}'"
+    if isinstance(batch, Tensor):
+        return f"{text}; give inputs of the shape and type its first layer takes."
+    wanted = [str(p) for p in inspect.signature(network.forward).parameters.values()]
+    how = "as keywords" if isinstance(batch, dict) else "as positions"
+    return f"{text}; its parts were passed {how}, and forward takes ({', '.join(wanted)})."
+
+
+def is_lazy(network: nn.Module) -> bool:
+    """Return whether a network has layers whose sizes its first input decides."""
+    return any(is_unsettled(t) for t in (*network.parameters(), *network.buffers()))

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import torch
+
+from choral.base import batches
+from choral.base.errors import InputError
+
+TREE = {"a": torch.arange(6).view(3, 2), "b": (torch.arange(3.0), [torch.ones(3, 1, 2)])}
+
+
+def test_a_tree_is_taken_apart_and_put_together_along_its_batch_axis():
+    parts = batches.chunks(TREE, 2)
+    assert [batches.rows(p) for p in parts] == [2, 1]
+    assert batches.equal(batches.joined(parts), TREE)
+    assert torch.equal(batches.part(TREE, slice(1, 2))["b"][0], torch.tensor([1.0]))
+    assert isinstance(batches.part(TREE, slice(1, 2))["b"][1], list)
+    assert batches.size(TREE) == 6 + 3 + 6
+
+
+@pytest.mark.parametrize("batch", [TREE, torch.zeros(4, 3, dtype=torch.float64)])
+def test_a_description_makes_such_a_batch(batch):
+    made = batches.made_up(batches.described(batch), batches.rows(batch))
+    assert batches.signature(made) == batches.signature(batch)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [{"shape": [1 << 40], "type": "float32"}, {"shape": [2], "type": "nn"}, {"shape": [-1], "type": "int64"}, 3],
+)
+def test_a_damaged_description_is_refused(damaged):
+    with pytest.raises(InputError, match="does not describe a batch"):
+        batches.made_up(damaged, 1)
+
+
+def leaf(value, name):
+    return torch.as_tensor(np.asarray(value))
+
+
+def test_tuples_mappings_and_lists_of_arrays_are_trees_and_lists_of_numbers_are_not():
+    assert isinstance(batches.gathered([[1, 2], [3, 4]], leaf), torch.Tensor)
+    assert batches.leaves(batches.gathered([np.ones(2), np.ones((2, 3))], leaf))[1].shape == (2, 3)
+    assert set(batches.gathered({"a": [1, 2]}, leaf)) == {"a"}
+    with pytest.raises(InputError, match=r"x\['a'\] is an empty tuple"):
+        batches.gathered({"a": ()}, leaf)
+    with pytest.raises(InputError, match="the key 3"):
+        batches.gathered({3: [1]}, leaf)
+
+
+def test_rows_must_agree_and_leaves_are_named_as_a_user_would_reach_them():
+    with pytest.raises(InputError, match=r"x\['a'\] has 3, x\['b'\]\[0\] has 2"):
+        batches.check_rows({"a": torch.ones(3), "b": (torch.ones(2),)})
+    with pytest.raises(InputError, match="stack rows into one array"):
+        batches.check_rows([torch.ones(3), torch.ones(2)])
