@@ -59,6 +59,9 @@ def known(figure, values):
     return any(f"{v * scale:.{digits}f}" == figure for v in values for scale in (1, 100))
 
 
+FOLDER = ("plan.json", "results.json", "evaluation.json", "comparison.json", "report.json")  # of a run or comparison
+
+
 def measured():
     text = (ROOT / "README.md").read_text()
     yield from passages(text[text.index("## Measured results") :])
@@ -75,4 +78,4 @@ def test_every_figure_of_the_readme_is_in_the_file_it_names(files, text):
 def test_files_named_anywhere_exist():
     for page in ("README.md", "benchmarks/README.md", "docs/tour.md", "docs/pitfalls.md"):
         for name in re.findall(r"`(?:results/)?(\w+\.json)`", (ROOT / page).read_text()):
-            assert (RESULTS / name).exists() or name in ("plan.json", "results.json"), f"{page}: {name}"
+            assert (RESULTS / name).exists() or name in FOLDER, f"{page}: {name}"

@@ -166,7 +166,7 @@ def test_keeping_adds_to_a_run_folder_and_loading_ignores_it(tmp_path, found):
     fitted = choral.fit(build, (X, Y), recipe, run_dir=tmp_path)
     before = dict(fitted.info)
     keep(tmp_path, fitted, found, make_trial(X, Y))
-    assert json.loads((tmp_path / "results.json").read_text())["evaluation"] == {"single": found}
+    assert json.loads((tmp_path / "evaluation.json").read_text())["evaluation"] == {"single": found}
     assert choral.load(tmp_path).info == before
     assert choral.fit(build, (X, Y), recipe, run_dir=tmp_path).info == before
 
@@ -178,13 +178,13 @@ def test_the_same_comparison_again_judges_and_draws_nothing_anew(tmp_path, monke
         problem = replace(load_problem("digits"), x_test=x_test, y_test=Y[:80])
         return choral.compare(build, problem, ["single", "deep_ensemble"], epochs=4, training=QUICK, run_dir=tmp_path)
 
-    first, written = compared(), (tmp_path / "results.json").stat().st_mtime_ns
+    first, written = compared(), (tmp_path / "comparison.json").stat().st_mtime_ns
     calls = []
     original = evaluation.judge
     monkeypatch.setattr(evaluation, "judge", lambda *a, **k: calls.append(1) or original(*a, **k))
     assert compared().rows == first.rows
     assert not calls
-    assert (tmp_path / "results.json").stat().st_mtime_ns == written
+    assert (tmp_path / "comparison.json").stat().st_mtime_ns == written
     assert compared(1 - X[:80]).rows != first.rows
     assert calls
 

@@ -1,10 +1,10 @@
-import json
 import shutil
 
 import pytest
 
+import choral
 from choral.base.errors import RunError
-from choral.engine.files import write_json
+from choral.engine.files import read_json, write_json
 from choral.report.content import collect
 
 
@@ -36,8 +36,7 @@ def test_a_folder_of_runs_needs_no_results_of_its_own(comparison, tmp_path):
 
 def test_runs_that_were_not_evaluated_have_costs_only(comparison, tmp_path):
     shutil.copytree(comparison / "single", tmp_path / "run")
-    path = tmp_path / "run" / "results.json"
-    write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != "evaluation"})
+    (tmp_path / "run" / "evaluation.json").unlink()
     found = collect(tmp_path / "run")
     assert found.task is None
     assert found.results["ranking"][0]["rank"] is None
@@ -52,3 +51,27 @@ def test_other_folders_are_refused_with_a_sentence(tmp_path):
     (tmp_path / "results.json").write_text("{broken")
     with pytest.raises(RunError, match=r"results\.json is not whole JSON"):
         collect(tmp_path)
+
+
+def test_folders_in_which_everything_was_in_results_json_are_read(comparison, tmp_path):
+    shutil.copytree(comparison, tmp_path / "old")
+    (tmp_path / "old" / "comparison.json").rename(tmp_path / "old" / "results.json")
+    for run in ("single", "snapshot"):
+        own = tmp_path / "old" / run
+        held = (read_json(own / "results.json") or {}) | (read_json(own / "evaluation.json") or {})
+        write_json(own / "results.json", held)
+        (own / "evaluation.json").unlink()
+    assert collect(tmp_path / "old").results["rows"] == collect(comparison).results["rows"]
+    own = tmp_path / "old" / "single"
+    assert collect(own).evaluations == collect(comparison / "single").evaluations
+    assert choral.load(own).info == choral.load(comparison / "single").info
+
+
+def test_every_file_has_one_writer(comparison):
+    runs = {"plan.json", "results.json", "evaluation.json", "log.jsonl", "members", "checkpoints", ".lock"}
+    assert {p.name for p in (comparison / "single").iterdir()} <= runs
+    costs = read_json(comparison / "single" / "results.json") or {}
+    assert set(costs) == {"counted", "parameters", "predict_flops", "networks", "seconds"}
+    assert set(read_json(comparison / "single" / "evaluation.json") or {}) == {"evaluation", "judged_by"}
+    compared = {"comparison.json", "report.json", "report.html", "figures", "single", "snapshot", "prune_and_tune"}
+    assert {p.name for p in comparison.iterdir()} == compared

@@ -45,7 +45,7 @@ def keep(path: Path, change) -> None:
 def renamed(comparison: Path, folder: Path, name: str) -> Path:
     """Copy a comparison in which everything that can be named, is named so."""
     shutil.copytree(comparison, folder)
-    held = read_json(folder / "results.json") or {}
+    held = read_json(folder / "comparison.json") or {}
     called = {r["method"]: f"{name} {i}" for i, r in enumerate(held["rows"])}
     held["rows"] = [r | {"method": called[r["method"]]} for r in held["rows"]]
     held["evaluation"] = {called[m]: e for m, e in held["evaluation"].items()}
@@ -59,7 +59,7 @@ def renamed(comparison: Path, folder: Path, name: str) -> Path:
         held["map"][shown]["points"] = {called[m]: p for m, p in held["map"][shown]["points"].items()}
     held["corruption_errors"]["baseline"] = name
     held["settings"] |= {"data": name, name: name, "nested": {"kind": name, name: [name]}}
-    write_json(folder / "results.json", held)
+    write_json(folder / "comparison.json", held)
     for method, other in called.items():
         run = folder / method
         keep(run / "plan.json", lambda plan: hostile_plan(plan, name))
@@ -130,7 +130,9 @@ def test_a_run_and_its_folder_may_have_any_name(comparison, plain, tmp_path, kin
 def test_files_of_figures_are_whole_whatever_the_name(comparison, tmp_path):
     shutil.copytree(comparison, tmp_path / "c")
     wanted = iter([NAMES["end"], NAMES["steering"], NAMES["backslash"]])
-    keep(tmp_path / "c" / "results.json", lambda held: [r.update(method=next(wanted)) for r in held["rows"]] and held)
+    keep(
+        tmp_path / "c" / "comparison.json", lambda held: [r.update(method=next(wanted)) for r in held["rows"]] and held
+    )
     page = write_report(tmp_path / "c", out=tmp_path / "out")
     assert page.read_bytes()
     for path in (tmp_path / "out" / "figures").glob("*.svg"):
@@ -141,7 +143,7 @@ def test_files_of_figures_are_whole_whatever_the_name(comparison, tmp_path):
 def test_a_name_is_no_way_out_of_the_folder(comparison, tmp_path):
     shutil.copytree(comparison, tmp_path / "c")
     shutil.copytree(comparison / "single", tmp_path / "elsewhere")
-    keep(tmp_path / "c" / "results.json", lambda held: held["rows"][0].update(method="../elsewhere"))
+    keep(tmp_path / "c" / "comparison.json", lambda held: held["rows"][0].update(method="../elsewhere"))
     assert "../elsewhere" not in collect(tmp_path / "c").results["plans"]
 
 
@@ -173,10 +175,10 @@ def spoilt(comparison, tmp_path, place, value):
         part[place[-1]] = value
 
     for entry in comparison.iterdir():
-        if entry.name not in ("results.json", "report.html"):
+        if entry.name not in ("comparison.json", "report.html"):
             (tmp_path / entry.name).symlink_to(entry)
-    shutil.copy(comparison / "results.json", tmp_path)
-    keep(tmp_path / "results.json", change)
+    shutil.copy(comparison / "comparison.json", tmp_path)
+    keep(tmp_path / "comparison.json", change)
     return tmp_path
 
 
@@ -199,17 +201,17 @@ def test_a_picture_with_a_wrong_number_is_left_out_and_named(comparison, tmp_pat
     place = ("evaluation", "snapshot", "reliability", "counts", 0)
     page = Page(rendered(spoilt(comparison, tmp_path, place, value)))
     text = "".join(page.texts)
-    assert "Left out, because results.json does not hold there what it should: evaluation.snapshot.reliability" in text
+    assert "Left out, because the folder does not hold there what it should: evaluation.snapshot.reliability" in text
     assert "reliability of single" in page.values["aria-label"]
     assert "reliability of snapshot" not in page.values["aria-label"]
 
 
 def test_a_report_does_not_take_away_what_it_cannot_show(comparison, tmp_path):
     folder = spoilt(comparison, tmp_path, ("evaluation", "snapshot", "reliability", "counts", 0), "x")
-    before = read_json(folder / "results.json")
+    before = read_json(folder / "comparison.json")
     (folder / "figures").unlink()
     write_report(folder)
-    after = read_json(folder / "results.json")
+    after = read_json(folder / "comparison.json")
     assert {k: after[k] for k in before} == before
 
 
@@ -223,8 +225,8 @@ def test_results_that_are_no_comparison_are_refused_with_a_sentence(comparison, 
 
 @pytest.mark.parametrize("text", ["[1]", "3", "null", "[" * 100_000, '{"a":' * 200 + "1" + "}" * 200, "{broken"])
 def test_damaged_files_are_refused_with_a_sentence(tmp_path, text):
-    (tmp_path / "results.json").write_text(text)
-    with pytest.raises(RunError, match=r"results\.json"):
+    (tmp_path / "comparison.json").write_text(text)
+    with pytest.raises(RunError, match=r"comparison\.json"):
         collect(tmp_path)
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(RunError):

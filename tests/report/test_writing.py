@@ -54,9 +54,9 @@ def folder(request):
     return request.getfixturevalue(request.param)
 
 
-def test_every_number_on_the_page_is_in_results_json(folder):
+def test_every_number_on_the_page_is_in_report_json(folder):
     page = Page((folder / "report.html").read_text())
-    known = numbers(json.loads((folder / "results.json").read_text()))
+    known = numbers(json.loads((folder / "report.json").read_text()))
     shown = [float(v) for v in page.values if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", v)]
     assert len(shown) > 50
     assert all(v in known for v in shown)
@@ -120,7 +120,7 @@ def test_a_report_can_be_written_elsewhere_and_leaves_the_folder_alone(compariso
     before = {p: p.stat().st_mtime_ns for p in comparison.rglob("*") if p.is_file()}
     page = write_report(comparison / "snapshot", out=tmp_path / "out")
     assert page == tmp_path / "out" / "report.html"
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]["method"] == "snapshot"
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["rows"][0]["method"] == "snapshot"
     assert {p: p.stat().st_mtime_ns for p in comparison.rglob("*") if p.is_file()} == before
 
 

@@ -66,7 +66,7 @@ def evaluate(
         ]
         table(f"corruptions of {found['corruptions']['rows']} rows", list(rows[0]), rows)
     if keep:
-        say(f"kept in {ensemble / 'results.json'}; show it with: choral report {ensemble}")
+        say(f"kept in {ensemble / 'evaluation.json'}; show it with: choral report {ensemble}")
 
 
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
@@ -96,7 +96,7 @@ def report(
     page = write_report(folder, out=out)
     if json:
         write_json(
-            {"report": str(page), "figures": str(page.parent / "figures"), "results": str(page.parent / "results.json")}
+            {"report": str(page), "figures": str(page.parent / "figures"), "results": str(page.parent / "report.json")}
         )
     else:
         say(f"report: {page}")
@@ -128,8 +128,8 @@ def report_of_comparison(folder: Path) -> str | None:
         return None
     from choral.report import write_report
 
-    page, results = folder / "report.html", folder / "results.json"
-    if page.exists() and page.stat().st_mtime_ns >= results.stat().st_mtime_ns:
+    page, compared = folder / "report.html", folder / "comparison.json"
+    if page.exists() and page.stat().st_mtime_ns >= compared.stat().st_mtime_ns:
         return str(page)
     return str(write_report(folder))
 

@@ -6,6 +6,8 @@ log.jsonl      one event on each line
 checkpoints/   where the run stands; empty once it is complete
 members/       one file for each collected network
 results.json   what it cost; made again if it is lost
+Others write beside it: evaluation.json (judging), report.json, report.html and figures/ (the report), and into the folder of a
+comparison comparison.json. Each file has one writer.
 """
 
 import contextlib

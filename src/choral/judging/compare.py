@@ -116,7 +116,7 @@ def compare(
         epochs: total budget of each method.
         members: members where a method has a choice; its own default if None.
         training: optimiser, rate, batch size and schedule shared by all.
-        run_dir: a folder for all runs: each resumes by itself; `results.json` holds the table.
+        run_dir: a folder for all runs: each resumes by itself; `comparison.json` holds the table.
         seed: root seed of every method.
         inputs: transforms of input batches.
         listener: gives the event listener of a method by name.
@@ -159,7 +159,7 @@ def compare(
     settings |= {"choral": __version__, "train_rows": len(problem.x_train), "test_rows": len(problem.x_test)}
     comparison = Comparison(rows, settings, details)
     if run_dir is not None:
-        _write_changes(Path(run_dir) / "results.json", comparison.to_dict() | details)
+        _write_changes(Path(run_dir) / "comparison.json", comparison.to_dict() | details)
     return comparison
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from choral import metrics
+from choral.base.errors import RunError
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
 from choral.judging.maps import chains, pca
@@ -103,22 +104,27 @@ def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -
 
 
 def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Trial) -> None:
-    """Write an ensemble's evaluation into the results.json of its run folder, where `choral report` finds it."""
-    path = folder / "results.json"
-    stored = read_json(path) or {}
-    found = stored | {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest}
-    write_json(path, found, within=folder)
+    """Write an ensemble's evaluation into the evaluation.json of its run folder, where `choral report` finds it."""
+    found = {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest}
+    write_json(folder / "evaluation.json", found, within=folder)
 
 
 def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, Any]:
     """Return the evaluation that the run folder keeps if it was judged by the same rows; else judge, and keep it."""
-    stored = (None if folder is None else read_json(folder / "results.json")) or {}
+    stored = (None if folder is None else _kept(folder)) or {}
     found = stored.get("evaluation", {}).get(ensemble.recipe.name)
     if found is None or stored.get("judged_by") != trial.digest:
         found = json.loads(json.dumps(judge(ensemble, trial), sort_keys=True))  # in the order a file would give back
         if folder is not None:
             keep(folder, ensemble, found, trial)
     return found
+
+
+def _kept(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(folder / "evaluation.json")
+    except RunError:  # all that it says is said again
+        return None
 
 
 def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: str) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """What a report shows, read from a folder: every number ends up in one dict of plain types, `results`.
 
-Three kinds of folders are understood: a comparison (its results.json has rows), one run (plan.json), and a folder of
+Three kinds of folders are understood: a comparison (comparison.json), one run (plan.json), and a folder of
 runs. The page and the figures are made from `results` alone, and it is written beside the page.
 """
 
@@ -26,7 +26,7 @@ class Content:
         title: what the page is called.
         results: rows, settings, ranking, evaluation, history and plans by method, map, corruption_errors.
         evaluations: by method, the parts that can be shown.
-        left_out: places in results.json that hold something else than they should.
+        left_out: places in the files that hold something else than they should.
     """
 
     title: str
@@ -61,9 +61,8 @@ def collect(folder: Path) -> Content:
     """Return the content of a run, comparison or folder of runs."""
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give the folder of a run or of a comparison.")
-    results = read_json(folder / "results.json") or {}
-    if "settings" in results and "rows" in results and not (folder / "plan.json").exists():
-        _require(results, _COMPARISON, folder / "results.json")
+    results = _compared(folder)
+    if results is not None:
         return _finished(folder, results, _runs_of(folder, [r["method"] for r in results["rows"]]))
     if (folder / "plan.json").exists():
         runs = {str(_plan(folder)["describe"]["name"]): folder}
@@ -71,10 +70,23 @@ def collect(folder: Path) -> Content:
     runs = {p.parent.name: p.parent for p in sorted(folder.glob("*/plan.json"))}
     if not runs:
         raise RunError(
-            f"{folder} holds no run (plan.json) and no comparison (results.json with rows); give the folder that choral fit "
+            f"{folder} holds no run (plan.json) and no comparison (comparison.json); give the folder that choral fit "
             "or choral compare wrote."
         )
     return _finished(folder, _with_rows(runs), runs)
+
+
+def _compared(folder: Path) -> dict[str, Any] | None:
+    """Return what a comparison found, None if the folder is no comparison's; older versions kept it in results.json."""
+    path = folder / "comparison.json"
+    if not path.exists():
+        path = folder / "results.json"
+        held = None if (folder / "plan.json").exists() else read_json(path)
+        if held is None or not ("settings" in held and "rows" in held):
+            return None
+    results = read_json(path) or {}
+    _require(results, _COMPARISON, path)
+    return results
 
 
 def _node(value: Any, place: str) -> Iterator[str]:
@@ -116,7 +128,9 @@ def _with_rows(runs: dict[str, Path]) -> dict[str, Any]:
         counted = counted if isinstance(counted, dict) else {}
         row |= {"parameters": own.get("parameters"), "predict_flops": own.get("predict_flops")}
         row |= {n: counted.get(n) for n in ("train_flops", "train_seconds")}
-        held = own.get("evaluation")
+        held = (read_json(folder / "evaluation.json") or own).get(
+            "evaluation"
+        )  # older versions kept it in results.json
         for found in held.values() if isinstance(held, dict) else ():
             evaluations[name] = found
             row |= _measured(sound(found, name)[0] or {})

@@ -44,9 +44,7 @@ def render(content: Content, pictures: Sequence[Picture], panels: Sequence[Panel
         ),
         _legend(content),
         element("main", sections),
-        element(
-            "footer", "Made by choral. Every number on this page is in results.json; the pictures are in figures/."
-        ),
+        element("footer", "Made by choral. Every number on this page is in report.json; the pictures are in figures/."),
     )
     return _document(title, body)
 
@@ -92,7 +90,7 @@ def _lead(content: Content) -> Inside:
             "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds what is measured on test data. "
         )
     if content.left_out:
-        parts.append(f"Left out, because results.json does not hold there what it should: {_listed(content.left_out)}.")
+        parts.append(f"Left out, because the folder does not hold there what it should: {_listed(content.left_out)}.")
     return parts
 
 

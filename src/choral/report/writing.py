@@ -6,15 +6,14 @@ from choral.engine.files import write_bytes, write_json
 from choral.report.content import collect
 from choral.report.figures import Panels, Picture, all_panels, pictures
 from choral.report.page import render
-from choral.report.reading import read_json
 from choral.report.theme import settings
 
 
 def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
-    """Write report.html, figures/ and results.json from a run, a comparison or a folder of runs; return the page's path.
+    """Write report.html, figures/ and report.json from a run, a comparison or a folder of runs; return the page's path.
 
     The page holds everything it needs and asks the network for nothing. Figures are also written as SVG (light and dark)
-    and PNG. Every number on the page is in the results.json beside it, which keeps what it held before.
+    and PNG. Every number on the page is in the report.json beside it.
 
     Args:
         folder: what `choral.fit` or `choral.compare` was given as run_dir.
@@ -30,7 +29,6 @@ def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
         for part in parts:
             for name, data in part.files():
                 write_bytes(place / "figures" / name, data, within=place)
-    held = read_json(place / "results.json") or {}
-    write_json(place / "results.json", held | content.results, within=place)
+    write_json(place / "report.json", content.results, within=place)
     write_bytes(place / "report.html", page.encode(), within=place)
     return place / "report.html"
