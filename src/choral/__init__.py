@@ -26,6 +26,7 @@ _WHERE = {
     "Train": "choral.plan",
     "Training": "choral.recipes.training",
     "compare": "choral.judging.compare",
+    "ensemble_of": "choral.ensemble.given",
     "every": "choral.plan",
     "fit": "choral.fit",
     "fork": "choral.plan",
@@ -65,6 +66,7 @@ __all__ = [  # defined by __getattr__
     "Train",
     "Training",
     "compare",
+    "ensemble_of",
     "every",
     "fit",
     "fork",
@@ -77,6 +79,7 @@ __all__ = [  # defined by __getattr__
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
     from choral.ensemble.ensemble import Ensemble
+    from choral.ensemble.given import ensemble_of
     from choral.fit import fit, load
     from choral.judging.compare import Comparison, compare
     from choral.objectives.combine import Objective

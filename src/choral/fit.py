@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import InputError, RunError
-from choral.base.types import Build
+from choral.base.types import Build, Builds
 from choral.data.inputs import Transform
 from choral.data.sources import source_of
 from choral.data.tables import Table
@@ -104,12 +104,12 @@ def fit(
     return Ensemble(build, recipe, task.likelihood, store, len(run.member_of), inputs=inputs, table=table, info=costs)
 
 
-def load(path: str | Path, build: Build | nn.Module | None = None, *, partial: bool = False) -> Ensemble:
+def load(path: str | Path, build: Builds | None = None, *, partial: bool = False) -> Ensemble:
     """Return a saved ensemble, from a file made by `Ensemble.save` or from a run folder.
 
     Args:
         path: the file or folder.
-        build: the network factory; not needed for networks of choral's own zoo.
+        build: the network factory; not needed for networks of choral's own zoo. Several, for an ensemble of networks that differ.
         partial: from a run folder where some members are missing or damaged (a branch diverged, a run was interrupted),
             load the others with a warning instead of refusing.
     """

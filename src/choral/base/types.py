@@ -11,3 +11,5 @@ from torch import Tensor, nn
 Params = dict[str, Tensor]
 Slots = dict[str, Params]
 Build = Callable[[], nn.Module]
+Builds = Build | nn.Module | tuple[Build | nn.Module, ...]
+"""What makes the networks of an ensemble: one factory or network, or several where members differ in their layers."""

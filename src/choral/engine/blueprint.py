@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from choral.base import rng
 from choral.base.errors import InputError
-from choral.base.types import Build, Params
+from choral.base.functions import Function
+from choral.base.types import Builds, Params
 from choral.layers.joint.network import channels_last
 from choral.layers.kernels import pointwise
 from choral.plan.state import State
@@ -20,14 +21,17 @@ class Blueprint:
     """Makes joint networks for states: builds, converts, shrinks, and moves values in and out.
 
     Args:
-        build: a factory of plain networks, or a network, which is copied and serves as the given parent.
+        build: a factory of plain networks, or a network, which is copied and serves as the given parent; several where
+            members differ in their layers (the first is what others are forms of).
         structure: how members share weights.
         device: where networks live.
         images: whether inputs are images, which convolutions read with channels last.
     """
 
-    def __init__(self, build: Build | nn.Module, structure: Structure, *, device: torch.device, images: bool):
-        if not callable(build):
+    def __init__(self, build: Builds, structure: Structure, *, device: torch.device, images: bool):
+        self._builds = tuple(build) if isinstance(build, tuple | list) else (build,)
+        build = self._builds[0] if self._builds else build
+        if not all(map(callable, self._builds)) or not callable(build):
             raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
         self.structure = structure
         self.device = device
@@ -83,11 +87,22 @@ class Blueprint:
         if name not in self._skeletons:
             if "null" not in self._skeletons:
                 self._skeletons["null"] = self._settle(self.joint(0, "skeleton"))
-            if form:
+            if form and "network" in form:
+                self._skeletons[name] = self._other(form["network"])
+            elif form:
                 from choral.compaction import shrink
 
                 self._skeletons[name] = self._settle(shrink(self._skeletons["null"], form))
         return self._skeletons[name]
+
+    def _other(self, number: int) -> nn.Module:
+        """Return the joint network of another factory than the first."""
+        if not 0 < number < len(self._builds):
+            raise InputError(
+                f"a member is of network {number}, but build makes {len(self._builds)} kind(s); give as many factories, in the same order."
+            )
+        twin = Blueprint(self._builds[number], self.structure, device=self.device, images=self.images)
+        return twin.network()
 
     def load(self, state: State) -> nn.Module:
         """Return the shared network of the state's form, holding the state's values."""
@@ -128,6 +143,32 @@ def state_of(network: nn.Module) -> State:
 
     params: Params = {n: copied(p) for n, p in network.named_parameters()}
     return State(params, {n: copied(b) for n, b in network.named_buffers()})
+
+
+def described(network: nn.Module) -> str:
+    """Return a text that two networks share if they compute the same from the same weights, as far as Python shows it.
+
+    Every module's class, its settings, and its plain attributes; shapes and types of parameters and buffers.
+    """
+    lines = []
+    for name, module in network.named_modules():
+        own = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
+        settings = [f"{k}={_setting(v)}" for k, v in sorted(own.items())]
+        lines.append(f"{name}: {type(module).__module__}.{type(module).__qualname__}({', '.join(settings)})")
+    tensors = (*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False))
+    return "\n".join(lines + [f"{n} {tuple(t.shape)} {t.dtype}" for n, t in tensors])
+
+
+def _setting(value: Any) -> str:
+    if value is None or isinstance(value, str | int | float | bool | torch.dtype | torch.Size):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_setting, value))})"
+    if isinstance(value, dict):
+        return _setting(sorted((str(k), _setting(v)) for k, v in value.items()))
+    if isinstance(value, Tensor):
+        return f"tensor {value.tolist() if value.numel() <= 16 else tuple(value.shape)}"
+    return Function.of(value).name if callable(value) else type(value).__qualname__
 
 
 def redraw(network: nn.Module) -> None:

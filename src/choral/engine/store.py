@@ -116,7 +116,7 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
     """
     from choral.masks.storing import unpack
 
-    expect(form, (None, FORM), where)
+    expect(form, (None, FORM, {"network": int}), where)
     parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}}
     for full, tensor in tensors.items():
         part, _, name = full.partition("/")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from choral import models
 from choral.base import rng
 from choral.base.errors import InputError
-from choral.base.types import Build
+from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.inputs import Transform
 from choral.data.sources import as_inputs
@@ -37,7 +37,7 @@ class Ensemble:
 
     def __init__(
         self,
-        build: Build | nn.Module,
+        build: Builds,
         recipe: Recipe,
         likelihood: Likelihood,
         store: MemberStore,
@@ -170,5 +170,7 @@ class Ensemble:
         save_file(Path(path), self.states(), about)
 
     def _spec(self) -> dict[str, Any] | None:
+        if isinstance(self._build, tuple):  # members of several kinds: a file names one network at most
+            return None
         with rng.seeded(0, "spec"):
             return models.spec_of(self._blueprint.plain())

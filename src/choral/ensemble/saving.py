@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from choral import models
 from choral.base.errors import ConversionError, InputError, PlanError, RunError
-from choral.base.types import Build
+from choral.base.types import Builds
 from choral.base.values import Value, from_dict
 from choral.data.inputs import Transform
 from choral.data.tables import Table, table_from
@@ -48,7 +48,7 @@ _HEADER = {
 class Saved:
     """What a file or folder holds: everything an ensemble is made of."""
 
-    build: Build | nn.Module
+    build: Builds
     recipe: Recipe
     likelihood: Likelihood
     store: MemberStore
@@ -71,7 +71,7 @@ def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> Non
     write_bytes(path, pack_tensors(tensors, {"forms": forms} | about))
 
 
-def load_file(path: Path, build: Build | nn.Module | None) -> Saved:
+def load_file(path: Path, build: Builds | None) -> Saved:
     """Return what a file written by `save_file` holds."""
     where = str(path)
     with _said_of(where):
@@ -108,7 +108,7 @@ def _members(tensors: dict[str, Tensor], forms: list[Any], where: str) -> Member
     return store
 
 
-def load_folder(path: Path, build: Build | nn.Module | None, *, partial: bool) -> Saved:
+def load_folder(path: Path, build: Builds | None, *, partial: bool) -> Saved:
     """Return what a run folder holds.
 
     Args:
@@ -159,7 +159,7 @@ def _checked(
     about: dict[str, Any],
     store: MemberStore,
     count: int,
-    build: Build | nn.Module | None,
+    build: Builds | None,
     where: str,
     *,
     table: Table | None,
@@ -207,7 +207,7 @@ def _said_of(where: str) -> Iterator[None]:
         raise RunError(f"{where} cannot be read: {error}") from error
 
 
-def _build_for(spec: dict[str, Any] | None, build: Build | nn.Module | None, where: str) -> Build | nn.Module:
+def _build_for(spec: dict[str, Any] | None, build: Builds | None, where: str) -> Builds:
     """Return the factory to use for a saved ensemble: the given one, or the zoo network the file names."""
     if build is not None:
         return build
