@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from choral import models
 from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.functions import Function
@@ -50,6 +51,13 @@ class Blueprint:
         if not isinstance(network, nn.Module):
             raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
         return network
+
+    def spec(self) -> dict[str, Any] | None:
+        """Return the name and arguments by which choral's own zoo builds the plain network; None for any other, and for several."""
+        if len(self._builds) > 1:
+            return None
+        with rng.seeded(0, "spec"):
+            return models.spec_of(self.plain())
 
     def joint(self, seed: int, *place: int | str) -> nn.Module:
         """Return a new joint network drawn with the seed of a place."""

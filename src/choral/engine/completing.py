@@ -82,5 +82,6 @@ def _costs(run: Run, count: int, seconds: float) -> dict[str, Any]:
         "parameters": sum(stored for stored, _ in sizes),
         "predict_flops": sum(flops for _, flops in sizes) * run.task.structure.draws,
         "networks": count,
+        "outputs": list(run.task.output_shape),
         "seconds": seconds,
     }

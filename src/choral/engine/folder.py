@@ -32,7 +32,7 @@ _PLAN = {
 }
 
 
-_COSTS = ("counted", "parameters", "predict_flops", "networks", "seconds")
+_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds")
 
 
 @contextlib.contextmanager

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from choral.base import rng
 from choral.base.errors import RunError
 from choral.data.sources import Source
 from choral.data.tables import Table
-from choral.engine.blueprint import Blueprint
 from choral.engine.executors import choose, choose_kernel
 from choral.engine.files import digest_of, write_json
 from choral.engine.folder import keep_table, read_plan
@@ -55,7 +53,7 @@ def settle(
         "executor": settled.name,
         "kernel": kernel,
         "measured": settled.measured | seconds,
-        "network": _zoo_spec(task.blueprint),
+        "network": task.blueprint.spec(),
         "describe": recipe.describe(),
         "table": None if table is None else digest_of(table.to_dict()),
     }
@@ -87,10 +85,3 @@ def compare_environment(folder: Path, begun: dict[str, Any], *, stacklevel: int)
             "rounding, not bit for bit.",
             stacklevel=stacklevel + 1,
         )
-
-
-def _zoo_spec(blueprint: Blueprint) -> dict[str, Any] | None:
-    from choral import models
-
-    with rng.seeded(0, "spec"):
-        return models.spec_of(blueprint.plain())

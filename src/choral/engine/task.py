@@ -32,6 +32,7 @@ class Task:
     transforms: tuple[Transform, ...]
     device: torch.device
     precision: str
+    output_shape: tuple[int, ...] = ()  # of one point of one member
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(
         default_factory=dict, compare=False
     )  # recorded stacked steps
@@ -83,7 +84,9 @@ def make_task(
     targets, width = y if known is None else known, outputs.shape[2] if outputs.dim() > 2 else 1
     decided = likelihood or recipe.objective.likelihood or infer(targets, width)
     _check_targets(decided, targets, width)
-    return Task(blueprint, recipe.structure, recipe.objective, decided, inputs, place, precision)
+    return Task(
+        blueprint, recipe.structure, recipe.objective, decided, inputs, place, precision, tuple(outputs.shape[2:])
+    )
 
 
 def _check_trainable(network: nn.Module) -> None:

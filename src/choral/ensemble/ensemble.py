@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral import models
-from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.types import Builds
 from choral.base.values import Value
@@ -21,6 +19,7 @@ from choral.engine.evaluators import Evaluation
 from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.ensemble import corrections
+from choral.ensemble.describing import described
 from choral.ensemble.saving import save_file
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
@@ -66,6 +65,17 @@ class Ensemble:
     def members(self) -> int:
         """Number of members."""
         return self._count * self.recipe.structure.members
+
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return self.members
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """Yield every member as a plain network of its own."""
+        return (self.member(i) for i in range(self.members))
+
+    def __repr__(self) -> str:
+        return f"Ensemble({described(self)})"
 
     def states(self) -> Iterator[State]:
         """Yield the state of each collected network."""
@@ -116,23 +126,25 @@ class Ensemble:
     def _uncorrected(self, x: Any, batch_size: int, device: str = "cpu", precision: str = "fp32") -> Prediction:
         outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision)
         names = self.table.names_of(outputs.shape[-1]) if self.table else None
-        found = self.likelihood.predict(outputs, About(self.recipe.combine, names, self._learners()))
+        found = self.likelihood.predict(
+            outputs, About(self.recipe.combine, names, self.recipe.structure.owners(self._count))
+        )
         if self.table and self.table.scale:
             found = found.rescaled(self.table.scale.std, self.table.scale.mean)
         return found
 
-    def _learners(self) -> tuple[int, ...] | None:
-        """Return the member of each row of `outputs`; None if rows are members."""
-        structure = self.recipe.structure
-        if structure.draws == 1:
-            return None
-        rows = (
-            n * structure.members + m
-            for n in range(self._count)
-            for _ in range(structure.draws)
-            for m in range(structure.members)
-        )
-        return tuple(rows)
+    def evaluate(self, x: Any, y: Any, **options: Any) -> dict[str, float]:
+        """Return every score of the predictions of some inputs against their labels or targets.
+
+        `choral.judging.judge.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
+
+        Args:
+            x: inputs, as given to predict.
+            y: their labels or targets, in their own units.
+            options: further arguments of predict.
+        """
+        prediction = self.predict(x, **options)
+        return prediction.scores(prediction.targets(y))
 
     def with_posthoc(self, *values: Value) -> "Ensemble":
         """Return the same members with these corrections of `choral.posthoc` instead of any there were.
@@ -162,15 +174,9 @@ class Ensemble:
             "recipe": self.recipe.to_dict(),
             "likelihood": self.likelihood.to_dict(),
             "inputs": [t.to_dict() for t in self.inputs],
-            "network": self._spec(),
+            "network": self._blueprint.spec(),
             "table": None if self.table is None else self.table.to_dict(),
             "info": self.info,
             "posthoc": [v.to_dict() for v in self.posthoc],
         }
         save_file(Path(path), self.states(), about)
-
-    def _spec(self) -> dict[str, Any] | None:
-        if isinstance(self._build, tuple):  # members of several kinds: a file names one network at most
-            return None
-        with rng.seeded(0, "spec"):
-            return models.spec_of(self._blueprint.plain())

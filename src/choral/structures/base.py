@@ -58,6 +58,13 @@ class Structure(Value, ABC):
         """Return the share of its nodes that each layer still uses, by name, or None if nodes never leave."""
         return None
 
+    def owners(self, networks: int) -> tuple[int, ...] | None:
+        """Return the member that each row of the outputs of some joint networks belongs to; None if rows are members."""
+        if self.draws == 1:
+            return None
+        each = [member for _ in range(self.draws) for member in range(self.members)]
+        return tuple(n * self.members + member for n in range(networks) for member in each)
+
     def kernels(self, network: nn.Module) -> tuple[str, ...]:
         """Return the kernels of a joint network that the engine is to measure; empty if there is nothing to choose."""
         return ()

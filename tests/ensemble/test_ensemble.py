@@ -1,0 +1,63 @@
+"""Ensemble as an object: what it says of itself, its members, its scores."""
+
+import pytest
+import torch
+from torch import nn
+
+import choral
+from choral import metrics, models
+from choral.data.tables import Scale, Table
+from choral.plan import Adam
+from choral.recipes import make
+from choral.recipes.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(40, 3, generator=G)
+Y = (X[:, 0] > 0).long()
+QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+
+
+def build():
+    return models.mlp(3, 2, hidden=(4,))
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    return choral.fit(build, (X, Y), make("batch_ensemble", epochs=2, members=3, training=QUICK))
+
+
+def test_it_says_what_was_understood(ensemble):
+    said = repr(ensemble)
+    assert said.startswith("Ensemble(batch_ensemble: 3 members, classification with 2 outputs, Categorical(")
+    assert said.endswith(f"{ensemble.parameters:,} parameters)")
+    assert "\n" not in said
+
+
+def test_draws_and_scaling_are_said():
+    target = X[:, 0] * 50 + 1000
+    build = lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 2))  # noqa: E731  # a factory in one line
+    table = Table(scale=Scale(mean=1000.0, std=50.0))
+    fitted = choral.fit(build, (X, X[:, 0]), make("mc_dropout", epochs=1, draws=5, training=QUICK), table=table)
+    assert "1 member of 5 draws each, regression with 2 outputs" in repr(fitted)
+    assert "targets trained as (y - 1000) / 50" in repr(fitted)
+    assert fitted.evaluate(X, target)["rmse"] > 1  # in the units of the targets
+
+
+def test_members_are_counted_and_walked_over(ensemble):
+    assert len(ensemble) == 3
+    members = list(ensemble)
+    with torch.no_grad():
+        alone = torch.stack([m(X) for m in members])
+    torch.testing.assert_close(alone, ensemble.outputs(X), atol=1e-5, rtol=1e-5)
+
+
+def test_evaluate_gives_the_scores_of_the_prediction(ensemble):
+    found = ensemble.evaluate(X, Y, batch_size=7)
+    prediction = ensemble.predict(X)
+    assert found["nll"] == pytest.approx(metrics.nll(prediction.probs, Y), abs=1e-6)
+    assert found["accuracy"] == pytest.approx(float((prediction.labels == Y).float().mean()))
+
+
+def test_a_saved_ensemble_says_the_same(ensemble, tmp_path):
+    ensemble.save(tmp_path / "e.choral")
+    assert repr(choral.load(tmp_path / "e.choral")) == repr(ensemble)
