@@ -27,6 +27,7 @@ from choral.plan import (
     State,
     StepAnchor,
     StepTargetShift,
+    walk,
 )
 from choral.plan.bayes import variational_form
 from choral.recipes import sebays_freeze
@@ -157,7 +158,7 @@ def explored(build, shape, *, closed=0.5, seed=0):
     x = torch.randn(8, *shape, generator=generator)
     source = TensorSource(x, torch.arange(8) % 2)
     task = make_task(build, source, sebays_freeze(epochs=12))
-    place = BranchContext(task, source, seed, (), (1,))
+    place = BranchContext(task, source, seed, walk.Place().then("seq", 1))
     state = place.fresh()
     params, buffers = dict(state.params), dict(state.buffers)
     for name, value in params.items():

@@ -17,7 +17,7 @@ from choral.cli.app import app
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
 from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Reset, ResetStds, Train, fork
-from choral.plan.phases import visit
+from choral.plan.walk import visit
 from choral.recipes import make
 from choral.recipes.exploration import SCHEDULES, schedules
 from choral.recipes.recipe import Recipe

@@ -10,7 +10,7 @@ from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.fit import fit
 from choral.plan import Adam, Train
-from choral.plan.phases import visit
+from choral.plan.walk import visit
 from choral.recipes import make
 from choral.recipes.training import Training
 from choral.testing.problems import ADAM, CALM, PROBLEMS

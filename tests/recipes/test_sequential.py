@@ -6,7 +6,7 @@ import torch
 from choral.base.errors import InputError
 from choral.fit import fit
 from choral.plan import Collect, Reset, Train
-from choral.plan.phases import visit
+from choral.plan.walk import visit
 from choral.recipes import make
 from choral.testing.problems import CALM, PROBLEMS
 

@@ -10,7 +10,7 @@ from choral.compaction import compact
 from choral.engine.store import encode_member
 from choral.fit import fit
 from choral.plan import SGD, Adam, Prune, Regrow, State, Train
-from choral.plan.phases import visit
+from choral.plan.walk import visit
 from choral.recipes import make, prune_and_tune
 from choral.recipes.training import Training
 

@@ -17,8 +17,7 @@ from choral.base.errors import RunError
 from choral.engine.files import Part, checksum, pack_parts, parse_json, read_checked, unpack_tensors, write_bytes
 from choral.engine.schema import expect
 from choral.plan.state import State
-
-Place = tuple[int | str, ...]
+from choral.plan.walk import Place
 
 
 @dataclass
@@ -27,6 +26,12 @@ class Branch:
 
     place: Place
     state: State | None = None
+
+    @property
+    def reached(self) -> State:
+        """Its state, where a start came before."""
+        assert self.state is not None
+        return self.state
 
 
 @dataclass
@@ -40,7 +45,7 @@ class Stack:
     @property
     def name(self) -> str:
         """A file name for this stack, from the places of its branches."""
-        text = repr([branch.place for branch in self.branches])
+        text = repr([branch.place.words for branch in self.branches])
         return f"{checksum(text.encode())[:12]}-{self.version[0]}-{self.version[1]}"
 
 
@@ -50,8 +55,8 @@ class Snapshot:
 
     position: int
     epoch: int
-    open: dict[str, State | None]
-    failed: dict[str, str]
+    open: dict[Place, State | None]
+    failed: dict[Place, str]
     counted: dict[str, float]
     log_bytes: int = 0
 
@@ -101,7 +106,7 @@ class Checkpoints:
         *,
         position: int,
         epoch: int,
-        failed: dict[str, str],
+        failed: dict[Place, str],
         counted: dict[str, float],
         log_bytes: int,
     ) -> None:
@@ -112,7 +117,7 @@ class Checkpoints:
             if file not in self._whole:
                 data = _pack([branch.state for branch in stack.branches])
                 self._whole[file] = write_bytes(self.folder / file, data, within=self.folder.parent)
-            places = [list(branch.place) for branch in stack.branches]
+            places = [branch.place.to_list() for branch in stack.branches]
             entries.append({"file": file, "checksum": self._whole[file], "places": places})
         manifests = self._manifests()
         number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
@@ -120,7 +125,7 @@ class Checkpoints:
             "position": position,
             "epoch": epoch,
             "open": entries,
-            "failed": failed,
+            "failed": [{"place": place.to_list(), "message": message} for place, message in failed.items()],
             "counted": counted,
             "log_bytes": log_bytes,
         }
@@ -153,7 +158,7 @@ class Checkpoints:
             if not content:
                 self.messages.append(f"checkpoint {path.name} is damaged; going back to the one before")
                 continue
-            states: dict[str, State | None] = {}
+            states: dict[Place, State | None] = {}
             for entry in content["open"]:
                 data = read_checked(self.folder / entry["file"], entry["checksum"])
                 if data is None:
@@ -163,11 +168,12 @@ class Checkpoints:
                     break
                 self._whole[entry["file"]] = entry["checksum"]
                 for place, state in zip(entry["places"], _unpack(data, entry["file"])):
-                    states[repr(tuple(place))] = state
+                    states[Place.from_list(place)] = state
             else:
                 self._trusted = [path]
                 numbers = (content["position"], content["epoch"])
-                return Snapshot(*numbers, states, content["failed"], content["counted"], content["log_bytes"])
+                failed = {Place.from_list(one["place"]): one["message"] for one in content["failed"]}
+                return Snapshot(*numbers, states, failed, content["counted"], content["log_bytes"])
         if self._manifests():
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
@@ -175,11 +181,12 @@ class Checkpoints:
 
 _MANIFEST = re.compile(r"manifest-\d+\.json")
 _STACK = re.compile(r"[0-9a-f]{12}-(-?\d+)-\d+\.safetensors")
+_PLACE = [[(int, str)]]
 _CONTENT = {
     "position": int,
     "epoch": int,
-    "open": [{"file": str, "checksum": str, "places": [[(int, str)]]}],
-    "failed": {str: str},
+    "open": [{"file": str, "checksum": str, "places": [_PLACE]}],
+    "failed": [{"place": _PLACE, "message": str}],
     "counted": {str: float},
     "log_bytes": int,
 }

@@ -1,6 +1,6 @@
 """What an operator is lent while it acts on one branch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -11,22 +11,31 @@ from choral.base.errors import PlanError
 from choral.base.types import Params
 from choral.data.inputs import prepare
 from choral.data.sources import Source
-from choral.engine.checkpoint import Place
 from choral.engine.sharing import sharing_of
 from choral.engine.task import Task
-from choral.plan.phases import Operator
+from choral.plan.phases import Operator, Starter
 from choral.plan.state import State
+from choral.plan.walk import Place
 
 _BATCH = 256
 
 
-def applied(operator: Operator, state: State | None, context: "BranchContext") -> State:
+def begun(starter: Starter, context: "BranchContext") -> State:
+    """Return what a starter makes; see `applied`."""
+    return _watched(starter, lambda: starter.begin(context))
+
+
+def applied(operator: Operator, state: State, context: "BranchContext") -> State:
     """Return what an operator makes of a state; one that draws from a global generator is refused.
 
     Its draws would depend on what the process drew before, so that a resumed run would give other members.
     """
+    return _watched(operator, lambda: operator.apply(state, context))
+
+
+def _watched(operator: Operator | Starter, act: Callable[[], State]) -> State:
     with rng.watched() as unkeyed:
-        new = operator.apply(state, context)
+        new = act()
     if unkeyed:
         raise PlanError(
             f"the operator {type(operator).__name__} drew from torch's global generator (by {unkeyed[0]}), so the seed and the "
@@ -38,11 +47,10 @@ def applied(operator: Operator, state: State | None, context: "BranchContext") -
 class BranchContext:
     """The engine's side of `plan.phases.Context` for one branch at one place."""
 
-    def __init__(self, task: Task, source: Source, seed: int, branch: Place, suffix: Place):
+    def __init__(self, task: Task, source: Source, seed: int, place: Place):
         self._task, self._source, self._seed = task, source, seed
-        self._place = branch + suffix
-        self._fork = branch[:-1] + suffix if branch else suffix
-        self.branch = int(str(branch[-1])[1:]) if branch else 0
+        self._place, self._fork = place.words, place.siblings.words
+        self.branch = place.branch
         self.points = source.points
         self.likelihood = task.likelihood
 

@@ -6,7 +6,7 @@ slower there (LeNet-S 1.9 times at 128 images, 1.5 at 8) and take the memory of 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,8 +19,9 @@ from choral.engine.run import WIDEST
 from choral.engine.task import Task
 from choral.engine.trainers import PlainTrainer, StackedTrainer, Trainer
 from choral.plan.cost import batches_in
-from choral.plan.phases import Fork, Phase, Repeat, Seq, Train, visit
+from choral.plan.phases import Fork, Phase, Train
 from choral.plan.state import State
+from choral.plan.walk import Place, Visitor, once, trainings, walk
 
 Executor = Literal["auto", "sequential", "vectorised"]
 _BYTES = 2 << 30  # of stacked parameters, gradients and optimiser memory
@@ -42,21 +43,20 @@ def _sequential(fork: Fork, branches: int) -> int:
     return 1
 
 
-def _first_train(plan: Phase, branches: int = 1) -> tuple[Train, int] | None:
+def _first_train(plan: Phase) -> tuple[Train, int] | None:
     """Return the first training phase that stands in a fork of more than one branch, and the branches."""
-    if isinstance(plan, Train):
-        return (plan, branches) if branches > 1 and plan.epochs else None
-    if isinstance(plan, Seq):
-        for phase in plan.phases:
-            found = _first_train(phase, branches)
-            if found:
-                return found
-        return None
-    if isinstance(plan, Repeat):
-        return _first_train(plan.body, branches) if plan.times else None
-    if isinstance(plan, Fork):
-        return _first_train(plan.body, branches * plan.branches)
-    return None
+    found: list[tuple[Train, int]] = []
+
+    def train(phase: Train, place: Place, branches: int) -> int:
+        if branches > 1 and phase.epochs:
+            found.append((phase, branches))
+        return branches
+
+    def together(node: Fork, place: Place, branches: int) -> Iterator[tuple[Place, int]]:
+        yield place, branches * node.branches
+
+    walk(plan, 1, Visitor(train=train, rounds=once, branches=together))
+    return found[0] if found else None
 
 
 def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: str | None = None) -> Settled:
@@ -98,12 +98,10 @@ def choose_kernel(
     """
     network, measured = task.blueprint.network(), dict[str, float]()
     kernels = task.structure.kernels(network)
-    trainings: list[Train] = []
-    if kernels:
-        visit(plan, lambda node, _: trainings.append(node) if isinstance(node, Train) else None)
-    if not trainings:
+    phases = trainings(plan) if kernels else []
+    if not phases:
         return None, measured
-    phase = trainings[0]
+    phase = phases[0]
     if settled is None:
         state = task.blueprint.fresh(0, "measure")
         order = torch.arange(min(source.points, phase.batch_size))

@@ -1,16 +1,17 @@
 """What a plan will cost, in operations, before any training: the walk of a run without its training."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from choral.data.sources import Source
 from choral.engine.context import BranchContext
 from choral.engine.flops import Flops
 from choral.engine.task import Task
 from choral.plan.cost import batches_in
-from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Train
+from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
-
-Place = tuple[int | str, ...]
+from choral.plan.walk import Place, Visitor, first, walk
 
 
 @dataclass
@@ -36,28 +37,40 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
     """
     flops, found = Flops(task, source), Forecast()
 
-    def walk(node: Phase, state: State | None, branch: Place, suffix: Place, times: int) -> State | None:
-        if isinstance(node, Seq):
-            for i, child in enumerate(node.phases):
-                state = walk(child, state, branch, (*suffix, i), times)
-        elif isinstance(node, Repeat):
-            for i in range(node.times):
-                state = walk(node.body, state, branch, (*suffix, f"r{i}"), times)
-        elif isinstance(node, Fork):
-            walk(node.body, state, (*branch, *suffix, "f0"), (), times * node.branches)
-        elif isinstance(node, Train):
-            found.train_flops += times * node.epochs * _points(node, state, source) * flops.train(state)
-        elif isinstance(node, Collect):
-            assert state is not None
-            found.parameters += times * state.stored
-            found.predict_flops += times * task.structure.draws * flops.predict(state)
-        elif isinstance(node, Operator) and (node.starts or node.foreseen):
-            context = BranchContext(task, source, 0, branch, suffix)
-            state = context.fresh() if node.starts else node.apply(state, context)
-        return state
+    def train(phase: Train, place: Place, reached: _Reached) -> _Reached:
+        state, times = reached
+        found.train_flops += times * phase.epochs * _points(phase, state, source) * flops.train(state)
+        return reached
 
-    walk(plan, None, (), (), 1)
+    def collect(phase: Collect, place: Place, reached: _Reached) -> _Reached:
+        state, times = reached
+        assert state is not None
+        found.parameters += times * state.stored
+        found.predict_flops += times * task.structure.draws * flops.predict(state)
+        return reached
+
+    def change(phase: Operator, place: Place, reached: _Reached) -> _Reached:
+        if not phase.foreseen:
+            return reached
+        assert reached.state is not None
+        return reached._replace(state=phase.apply(reached.state, BranchContext(task, source, 0, place)))
+
+    def start(phase: Starter, place: Place, reached: _Reached) -> _Reached:
+        return reached._replace(state=BranchContext(task, source, 0, place).fresh())
+
+    def branches(node: Fork, place: Place, reached: _Reached) -> Iterator[tuple[Place, _Reached]]:
+        return first(node, place, reached._replace(times=reached.times * node.branches))
+
+    visitor = Visitor(train=train, collect=collect, change=change, start=start, branches=branches)
+    walk(plan, _Reached(None, 1), visitor)
     return found
+
+
+class _Reached(NamedTuple):
+    """The network that a phase is reached with, and how many there are of its kind."""
+
+    state: State | None
+    times: int
 
 
 def _points(phase: Train, state: State | None, source: Source) -> int:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 
 from choral.engine.run import Run
 from choral.engine.store import Log
+from choral.plan.walk import Place
 
 
-def mend(run: Run, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[str] = ()) -> None:
+def mend(run: Run, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[Place] = ()) -> None:
     """Train lost or damaged members again, to the same bytes: walk to them from the start, past every whole branch.
 
     Branches that are stacked are trained in the same stack. What the run has counted and logged stays as it is.
@@ -27,7 +28,7 @@ def mend(run: Run, lost: Mapping[int, str], *, until: float = math.inf, failed: 
 
     def expected(number: int) -> bool:
         place = places[number]
-        gone = any(repr(place[:n]) in failed for n in range(len(place) + 1))
+        gone = any(lost_at.holds(place) for lost_at in failed)
         return twin.collected_at[number] < until and not gone
 
     wanted = {number: places[number] for number in lost if expected(number)}

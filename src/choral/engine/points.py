@@ -5,24 +5,20 @@ from collections.abc import Sequence
 import torch
 
 from choral.base import rng
-from choral.engine.checkpoint import Branch
 from choral.plan.state import State
 
 
-def subset_of(state: State | None) -> torch.Tensor | None:
+def subset_of(state: State) -> torch.Tensor | None:
     """Return the points a network is trained on, None for all."""
-    assert state is not None
     slot = state.slots.get("subset")
     return None if slot is None else slot["indices"]
 
 
-def target_shift(alike: Sequence[Branch]) -> torch.Tensor | None:
+def target_shift(states: Sequence[State]) -> torch.Tensor | None:
     """Return what is added to the targets, (point, ...) for one branch and (branch, point, ...) for several."""
-    shifts = [
-        branch.state.slots["target_shift"] for branch in alike if branch.state and "target_shift" in branch.state.slots
-    ]
+    shifts = [state.slots["target_shift"] for state in states if "target_shift" in state.slots]
     values = [shift for slot in shifts for shift in slot.values()]
-    return None if not values else values[0] if len(alike) == 1 else torch.stack(values)
+    return None if not values else values[0] if len(states) == 1 else torch.stack(values)
 
 
 def picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:

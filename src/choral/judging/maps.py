@@ -1,12 +1,14 @@
 """Maps of function space: members as points in a plane, by what they predict, and the paths training took."""
 
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from choral.ensemble.ensemble import Ensemble
-from choral.plan.phases import Collect, Operator, Phase, visit
+from choral.plan.phases import Collect
+from choral.plan.walk import Place, Visitor, walk
 
 
 def pca(members: dict[str, Tensor]) -> dict[str, Any]:
@@ -61,21 +63,14 @@ def chains(ensemble: Ensemble) -> list[list[int]]:
     structure = ensemble.recipe.structure
     if structure.draws > 1 or any(type(v).__name__ == "MemberSelection" for v in ensemble.posthoc):
         return []
-    found: dict[tuple[Any, ...], list[int]] = {}
-    starts: dict[tuple[Any, ...], int] = {}
-    networks = 0
+    found: dict[tuple[Place, int, int], list[int]] = {}
+    numbers = count()
 
-    def leaf(phase: Phase, place: tuple[int | str, ...]) -> None:
-        nonlocal networks
-        forks = [i for i, part in enumerate(place) if isinstance(part, str) and part.startswith("f")]
-        branch = place[: forks[-1] + 1] if forks else ()
-        if isinstance(phase, Operator) and phase.starts:
-            starts[branch] = starts.get(branch, 0) + 1
-        elif isinstance(phase, Collect):
-            for inner in range(structure.members):
-                line = found.setdefault((branch, starts.get(branch, 0), inner), [])
-                line.append(networks * structure.members + inner)
-            networks += 1
+    def collect(phase: Collect, place: Place, starts: int) -> int:
+        network = next(numbers)
+        for inner in range(structure.members):
+            found.setdefault((place.begun, starts, inner), []).append(network * structure.members + inner)
+        return starts
 
-    visit(ensemble.recipe.plan, leaf)
+    walk(ensemble.recipe.plan, 0, Visitor(start=lambda phase, place, starts: starts + 1, collect=collect))
     return [line for line in found.values() if len(line) > 1]

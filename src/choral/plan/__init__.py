@@ -24,6 +24,7 @@ from choral.plan.phases import (
     Phase,
     Repeat,
     Seq,
+    Starter,
     Train,
     every,
     fork,
@@ -38,7 +39,7 @@ __all__ = [
     "SGD", "Adam", "AdamW", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
     "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "Every", "Fork", "FreezeGates",
     "Linear", "OneCycle", "Operator", "Optimiser", "OwnOptimiser", "OwnRate", "Part", "Perturb", "Phase", "Prune", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
-    "Reset", "ResetStds", "Schedule", "Seq", "Start", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
+    "Reset", "ResetStds", "Schedule", "Seq", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
     "Triangles", "UpdateMoments", "UseMean", "batches_in", "cost", "every", "fork", "problems", "repeat",
     "seq",
 ]  # fmt: skip

@@ -46,9 +46,8 @@ class DrawAnchor(_Walking):
         """The anchor, and the directions of a walk that keeps them."""
         return ("anchor", "direction") if self.walk.directed else ("anchor",)
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with a fresh anchor."""
-        assert state is not None
         anchor, memory = self.walk.start(state.params, self.prior_std, context.generator("anchor"))
         return _with(state, anchor=anchor, direction=memory)
 
@@ -65,9 +64,8 @@ class StepAnchor(_Walking):
         """An anchor to move."""
         return ("anchor", "direction") if self.walk.directed else ("anchor",)
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with a neighbouring anchor."""
-        assert state is not None
         held = state.slots["anchor"], state.slots.get("direction", {})
         anchor, memory = self.walk.step(*held, self.prior_std, context.generator("anchor"))
         return _with(state, anchor=anchor, direction=memory)
@@ -89,9 +87,8 @@ class DrawTargetShift(_Walking):
         """The shift, and the directions of a walk that keeps them."""
         return ("target_shift", "target_direction") if self.walk.directed else ("target_shift",)
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with its own noise."""
-        assert state is not None
         std, like = _noise(context), {TARGETS: torch.empty(context.target_shape)}
         noise, memory = self.walk.start(like, self.prior_std, context.generator("target shift"))
         return _with(state, target_shift=_scaled(noise, std / self.prior_std), target_direction=memory)
@@ -106,9 +103,8 @@ class StepTargetShift(_Walking):
         """A shift to move."""
         return ("target_shift", "target_direction") if self.walk.directed else ("target_shift",)
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with neighbouring noise."""
-        assert state is not None
         scale = _noise(context) / self.prior_std
         noise = _scaled(state.slots["target_shift"], 1 / scale)
         memory = state.slots.get("target_direction", {})
@@ -147,9 +143,8 @@ class Perturb(Operator):
 
     factor: float = 3.0
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with its means moved."""
-        assert state is not None
         moved = perturb_means(state.params, self.factor, context.generator("perturb"))
         return state.having(params=moved)
 
@@ -176,9 +171,8 @@ class ResetStds(Operator):
         if self.how not in ("small", "redraw"):
             raise InputError(f"how is {self.how!r}; give 'small' or 'redraw'.")
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with narrow posteriors."""
-        assert state is not None
         options = {"std": self.std, "rho": self.rho, "rho_spread": self.rho_spread}
         narrow = reset_stds(state.params, how=self.how, generator=context.generator("stds"), **options)
         return state.having(params=narrow)
@@ -199,9 +193,8 @@ class FreezeGates(Operator):
         if self.rule not in ("draw", "threshold"):
             raise InputError(f"rule is {self.rule!r}; give 'draw' or 'threshold'.")
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with certain gates."""
-        assert state is not None
         params, buffers = freeze_gates(
             state.params, state.buffers, rule=self.rule, generator=context.generator("gates")
         )
@@ -219,9 +212,8 @@ class CompactGates(Operator):
     stay behind their closed gates, and everything about them is left as it was.
     """
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state of the smaller network."""
-        assert state is not None
         if state.form is not None:
             raise PlanError("CompactGates met a network that is compacted already; compact it once, after FreezeGates.")
         keep = gate_keep(state.params, state.buffers)

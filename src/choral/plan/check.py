@@ -1,6 +1,19 @@
 """Check a plan whole before its first step: every problem found, in one message."""
 
-from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Train
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from choral.plan.phases import Collect, Operator, Phase, Starter, Train
+from choral.plan.walk import Place, Visitor, first, once, walk
+
+_BEGIN = "there are no weights yet; put Reset() or Start() before it"
+
+
+class _Reached(NamedTuple):
+    """What is known where a phase is reached."""
+
+    slots: frozenset[str] = frozenset()
+    has_started: bool = False
 
 
 def problems(plan: Phase, *, penalty_slots: tuple[str, ...] = ()) -> list[str]:
@@ -10,74 +23,86 @@ def problems(plan: Phase, *, penalty_slots: tuple[str, ...] = ()) -> list[str]:
     >>> problems(seq(Collect()))
     ['seq[0] Collect: there are no weights yet; put Reset() or Start() before it']
     """
-    found: list[str] = []
-    collected = 0
-
-    def say(where: str, what: str) -> None:
-        line = f"{where}: {what}"
-        if line not in found:
-            found.append(line)
-
-    def walk(node: Phase, where: str, slots: frozenset[str], started: bool) -> tuple[frozenset[str], bool]:
-        nonlocal collected
-        if isinstance(node, Seq):
-            if not node.phases:
-                say(where or "seq", "has no phases; give it at least one")
-            for i, child in enumerate(node.phases):
-                slots, started = walk(child, f"{where}seq[{i}] ", slots, started)
-            return slots, started
-        if isinstance(node, Repeat):
-            if node.times < 0:
-                say(where + "repeat", f"times is {node.times}; give 0 or more")
-            return walk(node.body, where + "repeat ", slots, started) if node.times > 0 else (slots, started)
-        if isinstance(node, Fork):
-            if node.branches < 1:
-                say(where + "fork", f"branches is {node.branches}; give 1 or more")
-            walk(node.body, where + "fork ", slots, started)
-            return slots, started
-        name = where + type(node).__name__
-        if isinstance(node, Collect):
-            collected += 1
-            if not started:
-                say(name, "there are no weights yet; put Reset() or Start() before it")
-        elif isinstance(node, Train):
-            _check_train(node, name, say, slots, started, penalty_slots)
-            for rule in node.every:
-                slots = slots | set(rule.phase.gives)
-        elif isinstance(node, Operator):
-            if not started and not node.starts:
-                say(name, "there are no weights yet; put Reset() or Start() before it")
-            for slot in node.needs:
-                if slot not in slots:
-                    say(name, f"needs the slot '{slot}', which no phase before it gives")
-            started = started or node.starts
-            slots = slots | set(node.gives)
-        else:
-            say(name, "is neither a combinator, Train, Collect nor an operator")
-        return slots, started
-
-    walk(plan, "", frozenset(), False)
-    if not collected:
-        found.append("the plan collects no member; add Collect() where a member is ready")
-    return found
+    check = _Check(penalty_slots)
+    visitor = Visitor(
+        start=check.start,
+        change=check.change,
+        train=check.train,
+        collect=check.collect,
+        enter=check.enter,
+        rounds=once,
+        branches=first,
+        other=lambda phase, place: check.say(phase, place, "is neither a combinator, Train, Collect nor an operator"),
+    )
+    walk(plan, _Reached(), visitor)
+    if not check.collected:
+        check.found.append("the plan collects no member; add Collect() where a member is ready")
+    return check.found
 
 
-def _check_train(node: Train, name: str, say, slots, started, penalty_slots) -> None:  # type: ignore[no-untyped-def]  # local callbacks of problems()
-    if not started:
-        say(name, "there are no weights yet; put Reset() or Start() before it")
-    if node.epochs < 0 or node.epochs != int(node.epochs):
-        say(name, f"epochs is {node.epochs}; give a whole number, 0 or more")
-    if node.batch_size < 1:
-        say(name, f"batch_size is {node.batch_size}; give 1 or more")
-    if node.memory not in ("fresh", "carried"):
-        say(name, f"memory is {node.memory!r}; give 'fresh' or 'carried'")
-    for slot in penalty_slots:
-        if slot not in slots:
-            say(name, f"the objective reads the slot '{slot}', which no phase before it gives")
-    for rule in node.every:
-        if rule.count < 1:
-            say(name, f"every({rule.count}, ...) cannot be; give a count of 1 or more")
-        given = slots | set(rule.phase.gives)
-        for slot in rule.phase.needs:
-            if slot not in given:
-                say(name, f"every: {type(rule.phase).__name__} needs the slot '{slot}', which no phase before it gives")
+class _Check:
+    """What is done at each phase: say what is wrong with it, and note what it brings."""
+
+    def __init__(self, penalty_slots: tuple[str, ...]):
+        self.penalty_slots, self.collected, self.found = penalty_slots, 0, list[str]()
+
+    def say(self, phase: Phase, place: Place, what: str) -> None:
+        """Note a problem, once."""
+        name = type(phase).__name__
+        line = f"{_where(place)}{name.lower() if phase.children or phase.obstacle else name}: {what}"
+        if line not in self.found:
+            self.found.append(line)
+
+    def enter(self, node: Phase, place: Place) -> None:
+        """Check the numbers of a combinator."""
+        if node.obstacle:
+            self.say(node, place, node.obstacle)
+
+    def start(self, phase: Starter, place: Place, reached: _Reached) -> _Reached:
+        """There are weights from here on."""
+        return reached._replace(has_started=True)
+
+    def collect(self, phase: Collect, place: Place, reached: _Reached) -> _Reached:
+        """Count a member."""
+        self.collected += 1
+        if not reached.has_started:
+            self.say(phase, place, _BEGIN)
+        return reached
+
+    def change(self, phase: Operator, place: Place, reached: _Reached) -> _Reached:
+        """Check what an operator needs; its slots are there from here on."""
+        if not reached.has_started:
+            self.say(phase, place, _BEGIN)
+        for slot in phase.needs:
+            if slot not in reached.slots:
+                self.say(phase, place, f"needs the slot '{slot}', which no phase before it gives")
+        return reached._replace(slots=reached.slots | set(phase.gives))
+
+    def train(self, phase: Train, place: Place, reached: _Reached) -> _Reached:
+        """Check a training phase; the slots of its rules are there from here on."""
+        if not reached.has_started:
+            self.say(phase, place, _BEGIN)
+        for what in self._odd_settings(phase, reached.slots):
+            self.say(phase, place, what)
+        return reached._replace(slots=reached.slots.union(*(rule.phase.gives for rule in phase.every)))
+
+    def _odd_settings(self, phase: Train, slots: frozenset[str]) -> Iterator[str]:
+        if phase.epochs < 0 or phase.epochs != int(phase.epochs):
+            yield f"epochs is {phase.epochs}; give a whole number, 0 or more"
+        if phase.batch_size < 1:
+            yield f"batch_size is {phase.batch_size}; give 1 or more"
+        if phase.memory not in ("fresh", "carried"):
+            yield f"memory is {phase.memory!r}; give 'fresh' or 'carried'"
+        for slot in self.penalty_slots:
+            if slot not in slots:
+                yield f"the objective reads the slot '{slot}', which no phase before it gives"
+        for rule in phase.every:
+            if rule.count < 1:
+                yield f"every({rule.count}, ...) cannot be; give a count of 1 or more"
+            for slot in rule.phase.needs:
+                if slot not in slots.union(rule.phase.gives):
+                    yield f"every: {type(rule.phase).__name__} needs the slot '{slot}', which no phase before it gives"
+
+
+def _where(place: Place) -> str:
+    return "".join(f"seq[{step.number}] " if step.kind == "seq" else f"{step.kind} " for step in place.steps)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from choral.plan.phases import Collect, Fork, Phase, Repeat, Seq, Train
+from choral.plan.phases import Phase
+from choral.plan.walk import Visitor, first, once, walk
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,25 @@ class Cost:
 def cost(plan: Phase) -> Cost:
     """Return the cost of a plan.
 
-    >>> from choral.plan.phases import fork, seq
+    >>> from choral.plan.phases import Collect, Train, fork, seq
     >>> cost(fork(3, seq(Train(epochs=5), Collect())))
     Cost(epochs=15, networks=3, phases=3)
     """
-    if isinstance(plan, Seq):
-        return sum((cost(p) for p in plan.phases), Cost())
-    if isinstance(plan, Repeat):
-        return cost(plan.body) * plan.times
-    if isinstance(plan, Fork):
-        return cost(plan.body) * plan.branches
-    if isinstance(plan, Train):
-        return Cost(plan.epochs, 0, 1)
-    if isinstance(plan, Collect):
-        return Cost(0, 1, 0)
-    return Cost()
+    times, found = [1], [Cost()]  # of the combinators around a phase
+
+    def add(one: Cost) -> None:
+        found.append(one * times[-1])
+
+    visitor = Visitor[None](
+        enter=lambda node, place: times.append(times[-1] * node.runs),
+        leave=lambda node, place: times.__delitem__(-1),
+        train=lambda phase, place, _: add(Cost(phase.epochs, 0, 1)),
+        collect=lambda phase, place, _: add(Cost(0, 1, 0)),
+        rounds=once,
+        branches=first,
+    )
+    walk(plan, None, visitor)
+    return sum(found, Cost())
 
 
 def batches_in(points: int, batch_size: int) -> int:

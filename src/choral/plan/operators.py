@@ -8,34 +8,24 @@ from torch import nn
 from choral.base import draws
 from choral.base.errors import InputError, PlanError
 from choral.layers.bayesian.drawn_norm import DrawnStatistics
-from choral.plan.phases import Context, Operator
+from choral.plan.phases import Context, Operator, Starter
 from choral.plan.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reset(Operator):
+class Reset(Starter):
     """Build the network again with the seed of this place, so nothing is left over from before."""
 
-    @property
-    def starts(self) -> bool:
-        """A reset makes weights."""
-        return True
-
-    def apply(self, state: State | None, context: Context) -> State:
+    def begin(self, context: Context) -> State:
         """Return a fresh state."""
         return context.fresh()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start(Operator):
+class Start(Starter):
     """Take the weights of the network the user handed over."""
 
-    @property
-    def starts(self) -> bool:
-        """A start makes weights."""
-        return True
-
-    def apply(self, state: State | None, context: Context) -> State:
+    def begin(self, context: Context) -> State:
         """Return the given weights."""
         given = context.given()
         if given is None:
@@ -67,9 +57,8 @@ class Bag(Operator):
         """The number of points is known."""
         return True
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with its own training points."""
-        assert state is not None
         count = max(1, round(self.fraction * context.points))
         generator = context.generator("bag")
         if self.replace:
@@ -96,9 +85,8 @@ class UpdateMoments(Operator):
         """The slots of the moments."""
         return ("mean", "square", "deviations", "moment_count")
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with moments that include its weights."""
-        assert state is not None
         seen = int(state.slots["moment_count"]["count"]) if "moment_count" in state.slots else 0
         mean, square, deviations = {}, {}, {}
         for name, p in state.params.items():
@@ -123,9 +111,8 @@ class UseMean(Operator):
         """The collected mean."""
         return ("mean",)
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state at the mean of its trajectory."""
-        assert state is not None
         return state.having(params={n: t.clone() for n, t in state.slots["mean"].items()}, memory={})
 
 
@@ -145,9 +132,8 @@ class DrawMoments(Operator):
         """The collected moments."""
         return ("mean", "square", "deviations")
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with drawn weights."""
-        assert state is not None
         generator = context.generator("moments")
         drawn = {}
         rank = next((d.shape[0] for d in state.slots["deviations"].values()), 0)
@@ -169,9 +155,8 @@ _NORMS = (nn.modules.batchnorm._BatchNorm,)
 class Recalibrate(Operator):
     """Estimate BatchNorm statistics again over the training data; a network without BatchNorm is left alone."""
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with statistics that fit its weights."""
-        assert state is not None
         network = context.network(state)
         norms = {n: m for n, m in network.named_modules() if isinstance(m, _NORMS) and m.track_running_stats}
         if not norms:
@@ -206,9 +191,8 @@ class RecalibrateDraws(Operator):
         if self.points < 2:
             raise InputError(f"RecalibrateDraws: points={self.points}; give 2 or more.")
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with statistics for every pass."""
-        assert state is not None
         network = context.network(state)
         drawn = [m for m in network.modules() if isinstance(m, DrawnStatistics)]
         if not drawn:

@@ -2,11 +2,11 @@
 
 `seq` runs phases one after the other; `repeat` runs one several times, each from the state the last one left; `fork`
 runs a body several times from the *same* state, and then goes on with that state. Only forks may run side by side.
-An operator turns one network's state into another; `Train` is carried out by the engine; `Collect` keeps a member.
+A starter makes a network's first state, an operator turns one state into another; `Train` is carried out by the engine; `Collect` keeps a member.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,6 +26,21 @@ from choral.plan.state import State
 @dataclass(frozen=True, kw_only=True)
 class Phase(Value, ABC):
     """One node of a plan."""
+
+    @property
+    def children(self) -> tuple["Phase", ...]:
+        """The phases directly below it."""
+        return ()
+
+    @property
+    def runs(self) -> int:
+        """How often what is below it runs."""
+        return 1
+
+    @property
+    def obstacle(self) -> str:
+        """What is wrong with it, whatever stands around it; nothing if it can run."""
+        return ""
 
 
 class Context(Protocol):
@@ -78,6 +93,15 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Starter(Phase, ABC):
+    """A phase that makes a state, whatever there was before; a plan begins with one."""
+
+    @abstractmethod
+    def begin(self, context: Context) -> State:
+        """Return the first state."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operator(Phase, ABC):
     """A phase that turns one state into the next without training.
 
@@ -95,18 +119,13 @@ class Operator(Phase, ABC):
         return ()
 
     @property
-    def starts(self) -> bool:
-        """Whether this phase makes weights where there were none."""
-        return False
-
-    @property
     def foreseen(self) -> bool:
         """Whether what it changes about the cost does not depend on training, so that cost can be told before it."""
         return False
 
     @abstractmethod
-    def apply(self, state: State | None, context: Context) -> State:
-        """Return the new state; the given one is not changed (it is None before the first start)."""
+    def apply(self, state: State, context: Context) -> State:
+        """Return the new state; the given one is not changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +195,16 @@ class Seq(Phase):
 
     phases: tuple[Phase, ...]
 
+    @property
+    def children(self) -> tuple[Phase, ...]:
+        """Its phases."""
+        return self.phases
+
+    @property
+    def obstacle(self) -> str:
+        """It needs a phase."""
+        return "" if self.phases else "has no phases; give it at least one"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat(Phase):
@@ -184,6 +213,21 @@ class Repeat(Phase):
     times: int
     body: Phase
 
+    @property
+    def children(self) -> tuple[Phase, ...]:
+        """What is repeated; a seq is opened."""
+        return _opened(self.body)
+
+    @property
+    def runs(self) -> int:
+        """The rounds."""
+        return self.times
+
+    @property
+    def obstacle(self) -> str:
+        """Rounds can be counted."""
+        return "" if self.times >= 0 else f"times is {self.times}; give 0 or more"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fork(Phase):
@@ -191,6 +235,25 @@ class Fork(Phase):
 
     branches: int
     body: Phase
+
+    @property
+    def children(self) -> tuple[Phase, ...]:
+        """What each branch runs; a seq is opened."""
+        return _opened(self.body)
+
+    @property
+    def runs(self) -> int:
+        """The branches."""
+        return self.branches
+
+    @property
+    def obstacle(self) -> str:
+        """There must be a branch."""
+        return "" if self.branches >= 1 else f"branches is {self.branches}; give 1 or more"
+
+
+def _opened(body: Phase) -> tuple[Phase, ...]:
+    return body.phases if isinstance(body, Seq) else (body,)
 
 
 def seq(*phases: Phase) -> Seq:
@@ -215,22 +278,3 @@ def fork(branches: int, *body: Phase) -> Fork:
 def every(count: int, phase: Operator, *, unit: Literal["steps", "epochs"] = "steps", start: float = 0.0) -> Every:
     """Return an operator applied after every `count` steps or epochs of a training phase."""
     return Every(count=count, phase=phase, unit=unit, start=start)
-
-
-def visit(plan: Phase, leaf: Callable[[Phase, tuple[int | str, ...]], None]) -> None:
-    """Call `leaf` with every phase that is not a combinator and its place, in plan order, repeats written out."""
-
-    def walk(node: Phase, place: tuple[int | str, ...]) -> None:
-        if isinstance(node, Seq):
-            for i, child in enumerate(node.phases):
-                walk(child, (*place, i))
-        elif isinstance(node, Repeat):
-            for i in range(node.times):
-                walk(node.body, (*place, f"r{i}"))
-        elif isinstance(node, Fork):
-            for i in range(node.branches):
-                walk(node.body, (*place, f"f{i}"))
-        else:
-            leaf(node, place)
-
-    walk(plan, ())

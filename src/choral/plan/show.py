@@ -50,15 +50,6 @@ def label(node: Phase) -> str:
     return _brief(node)
 
 
-def children(node: Phase) -> tuple[Phase, ...]:
-    """Return the phases directly below a node (a body that is a seq is opened)."""
-    if isinstance(node, Seq):
-        return node.phases
-    if isinstance(node, Repeat | Fork):
-        return node.body.phases if isinstance(node.body, Seq) else (node.body,)
-    return ()
-
-
 def tree(node: Phase) -> dict[str, Any]:
     """Return the plan as nested plain dicts: label, epochs, members and children of every node."""
     total = cost(node)
@@ -66,7 +57,7 @@ def tree(node: Phase) -> dict[str, Any]:
         "label": label(node),
         "epochs": total.epochs,
         "networks": total.networks,
-        "children": [tree(c) for c in children(node)],
+        "children": [tree(c) for c in node.children],
     }
 
 
@@ -74,13 +65,13 @@ def lines(node: Phase) -> list[str]:
     """Return the tree as text lines, epochs of every branch at the right."""
     rows: list[tuple[str, int]] = []
 
-    def walk(node: Phase, first: str, rest: str) -> None:
+    def add(node: Phase, first: str, rest: str) -> None:
         rows.append((first + label(node), cost(node).epochs))
-        below = children(node)
+        below = node.children
         for i, child in enumerate(below):
             last = i == len(below) - 1
-            walk(child, rest + ("`- " if last else "|- "), rest + ("   " if last else "|  "))
+            add(child, rest + ("`- " if last else "|- "), rest + ("   " if last else "|  "))
 
-    walk(node, "", "")
+    add(node, "", "")
     width = max(len(text) for text, _ in rows)
     return [f"{text:<{width}}  {epochs:>6} epochs" if epochs else text for text, epochs in rows]

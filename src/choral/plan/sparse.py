@@ -67,9 +67,8 @@ class Prune(Operator):
         """The number of weights is known, whichever they are."""
         return True
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with its mask, removed weights at zero."""
-        assert state is not None
         network, example = context.network(state), context.example()
         names = prunable(
             network,
@@ -129,9 +128,8 @@ class Regrow(Operator):
         """A mask to change."""
         return ("mask",)
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state with other weights alive."""
-        assert state is not None
         old = state.slots["mask"]
         gradients = context.gradients(state, self.batches) if self.grow == "gradient" else None
         new = regrow(old, state.params, gradients, rate=self.rate, generator=context.generator("regrow"))
@@ -161,9 +159,8 @@ class Compact(Operator):
         """The number of neurons is known, whichever they are."""
         return True
 
-    def apply(self, state: State | None, context: Context) -> State:
+    def apply(self, state: State, context: Context) -> State:
         """Return the state of the smaller network."""
-        assert state is not None
         from choral.compaction import slice_params
 
         mask = state.slots["mask"]

@@ -7,7 +7,8 @@ from typing import Any
 
 from choral import objectives, plan, recipes, structures
 from choral.base.values import from_dict
-from choral.plan.phases import Collect, Fork, Phase, Repeat, Seq, Train
+from choral.plan.phases import Fork, Phase, Train
+from choral.plan.walk import Place, Visitor, first, walk
 from choral.report.reading import fields, is_number, many, numeric, optional
 
 __all__ = ["events", "history_of", "schedule"]
@@ -55,24 +56,23 @@ def schedule(node: Phase) -> dict[str, Any]:
     forks: list[list[float]] = []
     epochs = 0
 
-    def walk(node: Phase) -> None:
+    def train(phase: Train, place: Place, _: None) -> None:
         nonlocal epochs
-        if isinstance(node, Seq):
-            for child in node.phases:
-                walk(child)
-        elif isinstance(node, Repeat):
-            for _ in range(min(node.times, _PHASES - len(segments))):
-                walk(node.body)
-        elif isinstance(node, Fork):
-            forks.append([epochs, node.branches])
-            walk(node.body)
-        elif isinstance(node, Train) and node.epochs:
-            segments.append([[epochs + part * node.epochs, rate] for part, rate in _samples(node)])
-            epochs += node.epochs
-        elif isinstance(node, Collect):
-            collected.append(epochs)
+        if phase.epochs:
+            segments.append([[epochs + part * phase.epochs, rate] for part, rate in _samples(phase)])
+            epochs += phase.epochs
 
-    walk(node)
+    def branches(node: Fork, place: Place, _: None) -> Iterator[tuple[Place, None]]:
+        forks.append([epochs, node.branches])
+        return first(node, place, None)
+
+    visitor = Visitor[None](
+        train=train,
+        collect=lambda phase, place, _: collected.append(epochs),
+        rounds=lambda node: range(min(node.times, _PHASES - len(segments))),
+        branches=branches,
+    )
+    walk(node, None, visitor)
     return {"rate": segments, "collected": collected, "forks": forks}
 
 

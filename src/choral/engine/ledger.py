@@ -1,0 +1,54 @@
+"""What a run has counted and lost so far, and the log it tells it to."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from choral.engine.blueprint import Blueprint
+from choral.engine.checkpoint import Branch
+from choral.engine.divergence import unfinite
+from choral.engine.store import Log
+from choral.plan.state import State
+from choral.plan.walk import Place
+
+
+def _nothing() -> dict[str, float]:
+    return {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}
+
+
+@dataclass
+class Ledger:
+    """Counts of a run, and its branches that diverged, each with a message."""
+
+    log: Log
+    blueprint: Blueprint
+    counted: dict[str, float] = field(default_factory=_nothing)
+    failed: dict[Place, str] = field(default_factory=dict)
+
+    def count(self, **amounts: float) -> None:
+        """Add to the counts."""
+        for name, amount in amounts.items():
+            self.counted[name] += amount
+
+    def lose(self, branch: Branch, suffix: Place, message: str) -> None:
+        """Note that a branch diverged."""
+        self.failed[branch.place] = message
+        self.log.event(kind="diverged", place=str(branch.place + suffix), message=message)
+
+    def is_lost(self, branch: Branch) -> bool:
+        """Return whether a branch diverged, or the parent it comes from."""
+        return any(place.holds(branch.place) for place in self.failed)
+
+    def is_sound(self, branch: Branch, state: State, suffix: Place) -> bool:
+        """Return whether a state is finite, so that something can be made of it; a branch whose state is not is lost."""
+        found = unfinite(state, self.blueprint)
+        if found:
+            self.lose(branch, suffix, f"the weights diverged: {found} at {branch.place + suffix}")
+        return not found
+
+    def note_losses(self, branches: Sequence[Branch], losses: Sequence[float], suffix: Place, epoch: int) -> None:
+        """Lose the branches whose loss of an epoch is not finite."""
+        for branch, loss in zip(branches, losses):
+            if not math.isfinite(loss) and not self.is_lost(branch):
+                place = branch.place + suffix
+                self.lose(branch, suffix, f"the loss became {loss} at {place} in epoch {epoch + 1}")

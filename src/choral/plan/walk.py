@@ -1,0 +1,190 @@
+"""One walk over plans: where a phase stands, and what is done on the way to it.
+
+A walk goes through a plan in the order in which it runs. It carries something from phase to phase (a state, a set of slots, a
+number), and a visitor says what becomes of it at each kind of phase. Repeats are written out unless `rounds` says otherwise; a
+fork's branches all begin with what the fork was reached with, and the walk goes on behind it with the same.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Starter, Train
+
+C = TypeVar("C")
+_LETTER = {"seq": "", "after": "", "repeat": "r", "fork": "f", "every": "every"}
+
+
+class Step(NamedTuple):
+    """One step down a plan: phase `number` of a seq, round of a repeat, branch of a fork; rule of an every, `after` so many units."""
+
+    kind: Literal["seq", "repeat", "fork", "every", "after"]
+    number: int
+
+    @property
+    def word(self) -> int | str:
+        """What stands for it in keys and in text."""
+        return f"{_LETTER[self.kind]}{self.number}" if _LETTER[self.kind] else self.number
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a phase stands in a plan: the steps down to it.
+
+    >>> str(Place().then("seq", 1).then("fork", 3).then("seq", 0)), str(Place())
+    ('1/f3/0', 'start')
+    """
+
+    steps: tuple[Step, ...] = ()
+
+    def then(self, kind: Literal["seq", "repeat", "fork", "every", "after"], number: int) -> "Place":
+        """Return the place one step further."""
+        return Place((*self.steps, Step(kind, number)))
+
+    def __add__(self, other: "Place") -> "Place":
+        return Place(self.steps + other.steps)
+
+    def __str__(self) -> str:
+        return "/".join(str(word) for word in self.words) or "start"
+
+    @property
+    def words(self) -> tuple[int | str, ...]:
+        """What seeds are made from."""
+        return tuple(step.word for step in self.steps)
+
+    @property
+    def _last_fork(self) -> int:
+        return max((i for i, step in enumerate(self.steps) if step.kind == "fork"), default=-1)
+
+    @property
+    def branch(self) -> int:
+        """Number of the branch it stands in, of the innermost fork; 0 outside all forks."""
+        return self.steps[self._last_fork].number if self._last_fork >= 0 else 0
+
+    @property
+    def begun(self) -> "Place":
+        """Where that branch begins."""
+        return Place(self.steps[: self._last_fork + 1])
+
+    @property
+    def siblings(self) -> "Place":
+        """What all branches of the innermost fork have in common: this place without its branch."""
+        return Place(tuple(step for i, step in enumerate(self.steps) if i != self._last_fork))
+
+    def holds(self, other: "Place") -> bool:
+        """Return whether another place is this one or below it."""
+        return other.steps[: len(self.steps)] == self.steps
+
+    def to_list(self) -> list[list[str | int]]:
+        """Return it as JSON types."""
+        return [[step.kind, step.number] for step in self.steps]
+
+    @staticmethod
+    def from_list(steps: Iterable[tuple[Literal["seq", "repeat", "fork", "every", "after"], int]]) -> "Place":
+        """Return the place that `to_list` wrote."""
+        return Place(tuple(Step(kind, number) for kind, number in steps))
+
+
+_START = Place()
+
+
+def _all_rounds(node: Repeat) -> Iterable[int]:
+    return range(node.times)
+
+
+def _all_branches(node: Fork, place: Place, carried: C) -> Iterator[tuple[Place, C]]:
+    return ((place.then("fork", i), carried) for i in range(node.branches))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visitor(Generic[C]):
+    """What is done at each kind of phase; a kind that is left out changes nothing.
+
+    Args:
+        start, change, train, collect: take a phase, its place and what is carried; return what the next phase is reached with.
+        enter, leave: called with every combinator and its place, before and after what is in it.
+        rounds: numbers of the rounds of a repeat that are walked.
+        branches: the branches of a fork that are walked, each with the place it begins at and what it begins with.
+        other: called with a phase of no known kind.
+    """
+
+    start: Callable[[Starter, Place, C], C] | None = None
+    change: Callable[[Operator, Place, C], C] | None = None
+    train: Callable[[Train, Place, C], C] | None = None
+    collect: Callable[[Collect, Place, C], C] | None = None
+    enter: Callable[[Phase, Place], None] | None = None
+    leave: Callable[[Phase, Place], None] | None = None
+    rounds: Callable[[Repeat], Iterable[int]] = _all_rounds
+    branches: Callable[[Fork, Place, C], Iterable[tuple[Place, C]]] = _all_branches
+    other: Callable[[Phase, Place], None] | None = None
+
+
+def walk(plan: Phase, carried: C, visitor: Visitor[C], place: Place = _START) -> C:
+    """Walk a plan; return what is carried at its end.
+
+    >>> from choral.plan.phases import fork, seq
+    >>> plan = seq(Train(epochs=5), fork(2, Train(epochs=3), Collect()), Train(epochs=1))
+    >>> walk(plan, 0, Visitor(train=lambda phase, place, epochs: epochs + phase.epochs))
+    6
+    """
+    if isinstance(plan, Seq | Repeat | Fork):
+        if visitor.enter:
+            visitor.enter(plan, place)
+        if isinstance(plan, Seq):
+            for i, phase in enumerate(plan.phases):
+                carried = walk(phase, carried, visitor, place.then("seq", i))
+        elif isinstance(plan, Repeat):
+            for i in visitor.rounds(plan):
+                carried = walk(plan.body, carried, visitor, place.then("repeat", i))
+        else:
+            for begun, own in visitor.branches(plan, place, carried):
+                walk(plan.body, own, visitor, begun)
+        if visitor.leave:
+            visitor.leave(plan, place)
+        return carried
+    return _leaf(plan, carried, visitor, place)
+
+
+def _leaf(phase: Phase, carried: C, visitor: Visitor[C], place: Place) -> C:
+    if isinstance(phase, Train):
+        return visitor.train(phase, place, carried) if visitor.train else carried
+    if isinstance(phase, Collect):
+        return visitor.collect(phase, place, carried) if visitor.collect else carried
+    if isinstance(phase, Starter):
+        return visitor.start(phase, place, carried) if visitor.start else carried
+    if isinstance(phase, Operator):
+        return visitor.change(phase, place, carried) if visitor.change else carried
+    if visitor.other:
+        visitor.other(phase, place)
+    return carried
+
+
+def once(node: Repeat) -> Iterable[int]:
+    """Return the first round of a repeat, for `Visitor.rounds`."""
+    return range(min(node.times, 1))
+
+
+def first(node: Fork, place: Place, carried: C) -> Iterator[tuple[Place, C]]:
+    """Yield the first branch of a fork, for `Visitor.branches`."""
+    yield place.then("fork", 0), carried
+
+
+def trainings(plan: Phase) -> list[Train]:
+    """Return the training phases of a plan in the order they run, repeats and branches written out.
+
+    >>> from choral.plan.phases import repeat
+    >>> [phase.epochs for phase in trainings(repeat(2, Train(epochs=3)))]
+    [3, 3]
+    """
+    found: list[Train] = []
+    walk(plan, None, Visitor(train=lambda phase, _, __: found.append(phase)))
+    return found
+
+
+def visit(plan: Phase, leaf: Callable[[Phase, Place], None]) -> None:
+    """Call `leaf` with every phase that is not a combinator and its place, in plan order, all written out."""
+
+    def act(phase: Phase, place: Place, carried: None) -> None:
+        leaf(phase, place)
+
+    walk(plan, None, Visitor(start=act, change=act, train=act, collect=act, other=leaf))
