@@ -20,7 +20,8 @@ from choral.recipes import METHODS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
-PAGES = ["README.md", "docs/tour.md", "docs/pitfalls.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+DOCS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", *DOCS]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -58,6 +59,15 @@ def test_what_python_is_shown_runs_as_pasted(tmp_path):
     assert found["p"].probs.shape == (397, 10)
     assert (found["p"].labels.numpy() == found["y_test"]).mean() > 0.85
     assert {p.name for p in tmp_path.iterdir()} == {"pasted.py", "runs", "pat.choral", "snapshot.choral"}
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page != "docs/tour.md" and blocks(page, "python")])
+def test_what_python_a_page_shows_runs_after_the_readme(page, tmp_path):
+    start = blocks("README.md", "python")[0].split("\n\n\nensemble =")[0]  # imports, data and build
+    script = tmp_path / "pasted.py"
+    script.write_text("\n".join([start, *blocks(page, "python")]))
+    with contextlib.chdir(tmp_path):
+        runpy.run_path(str(script))
 
 
 def test_what_the_tour_prints_is_printed():

@@ -26,6 +26,7 @@ _WHERE = {
     "Train": "choral.plan",
     "Training": "choral.recipes.training",
     "compare": "choral.judging.compare",
+    "converted": "choral.ensemble.converted",
     "ensemble_of": "choral.ensemble.given",
     "every": "choral.plan",
     "fit": "choral.fit",
@@ -66,6 +67,7 @@ __all__ = [  # defined by __getattr__
     "Train",
     "Training",
     "compare",
+    "converted",
     "ensemble_of",
     "every",
     "fit",
@@ -78,6 +80,7 @@ __all__ = [  # defined by __getattr__
 
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
+    from choral.ensemble.converted import converted
     from choral.ensemble.ensemble import Ensemble
     from choral.ensemble.given import ensemble_of
     from choral.fit import fit, load

@@ -1,0 +1,115 @@
+"""converted: a network in one of choral's structures, for a training loop of the user's own."""
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from choral.base import draws, rng
+from choral.base.errors import InputError
+from choral.data.inputs import Transform
+from choral.data.sources import source_of
+from choral.engine.blueprint import state_of
+from choral.engine.sharing import sharing_of
+from choral.engine.store import MemberStore
+from choral.engine.task import make_task
+from choral.ensemble.ensemble import Ensemble
+from choral.objectives.likelihoods import Likelihood
+from choral.plan import Collect, Start, seq
+from choral.recipes.recipe import Recipe
+
+
+class Converted:
+    """A joint network with its loss, to be trained by any loop.
+
+    Attributes:
+        network: the joint network; give its parameters to an optimiser.
+        points: training points, by which a penalty such as a KL is divided.
+    """
+
+    def __init__(self, task: Any, recipe: Recipe, given: nn.Module, points: int, seed: int):
+        self._task, self._recipe, self._given = task, recipe, given
+        state = task.blueprint.given(seed, "own")
+        self.network: nn.Module = copy.deepcopy(task.blueprint.load(state)).train()
+        self.points, self._key = points, rng.key(seed, "own", "train")
+        self._sharing = sharing_of(recipe.structure, self.network)
+        for name, p in self.network.named_parameters():
+            if name in self._sharing.owned and p.requires_grad:
+                p.register_hook(self._as_alone)
+
+    def _as_alone(self, gradient: Tensor) -> Tensor:
+        """Return the gradient a member would get alone; the loss is the mean over members where something is shared."""
+        return gradient * self._sharing.members
+
+    def loss(self, x: Any, y: Tensor, *, step: int, progress: float = 1.0) -> Tensor:
+        """Return the loss of a batch as choral's engine has it: layout, likelihood and penalty.
+
+        Args:
+            x: inputs of a batch.
+            y: its targets.
+            step: the number of the step, which keys every random draw.
+            progress: from 0 to 1, for penalties that rise during training.
+        """
+        with draws.keyed(self._key, step):
+            loss = self._sharing.likelihood(self._task.forward_loss(self.network, x, y))
+        if self._recipe.objective.penalties:
+            params = self._sharing.for_penalty(dict(self.network.named_parameters()))
+            loss = loss + self._recipe.objective.penalty(params, {}, progress, self.points)
+        return loss
+
+    def ensemble(self) -> Ensemble:
+        """Return the ensemble of the network's members as they are now."""
+        store = MemberStore()
+        store.put(0, state_of(self.network))
+        recipe, task = self._recipe, self._task
+        return Ensemble(self._given, recipe, task.likelihood, store, 1, inputs=task.transforms)
+
+
+def converted(
+    network: nn.Module,
+    recipe: Recipe,
+    *,
+    data: Any,
+    likelihood: Likelihood | None = None,
+    inputs: tuple[Transform, ...] = (),
+    seed: int = 0,
+) -> Converted:
+    """Return a network in the structure of a recipe, with its loss, for a loop of your own; its plan is not used.
+
+    >>> import torch
+    >>> x, y = torch.randn(12, 4), torch.arange(12) % 3
+    >>> from choral.recipes import packed
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> own = converted(net, packed(members=2, epochs=1), data=(x, y))
+    >>> optimiser = torch.optim.SGD(own.network.parameters(), lr=0.1)
+    >>> for step in range(3):
+    ...     own.loss(x, y, step=step).backward()
+    ...     optimiser.step()
+    ...     optimiser.zero_grad()
+    >>> own.ensemble().members
+    2
+
+    Args:
+        network: a plain network; it is copied, its weights are kept where the structure can keep them.
+        recipe: any recipe; its structure and objective are used.
+        data: training data, as in `choral.fit`: says what the outputs mean and how many points there are.
+        likelihood: what the outputs mean, as in `choral.fit`.
+        inputs: transforms of input batches, as in `choral.fit`.
+        seed: of the conversion and of every draw in the loss.
+    """
+    if not isinstance(network, nn.Module):
+        raise InputError(f"network is {type(network).__name__}; give an nn.Module.")
+    if recipe.objective.slots:
+        raise InputError(
+            f"the objective of '{recipe.name}' needs {', '.join(recipe.objective.slots)}, which its plan makes; use choral.fit for it."
+        )
+    alone = Recipe(
+        name=recipe.name,
+        plan=seq(Start(), Collect()),
+        structure=recipe.structure,
+        objective=recipe.objective,
+        combine=recipe.combine,
+    )
+    source = source_of(data)
+    task = make_task(network, source, alone, inputs=inputs, likelihood=likelihood)
+    return Converted(task, alone, network, source.points, seed)
