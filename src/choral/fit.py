@@ -1,17 +1,17 @@
 """fit: a network, data and a recipe in; an ensemble out. load: the way back from a file or run folder."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from choral.base.errors import InputError, RunError
 from choral.base.types import Build, Builds
-from choral.data.inputs import Transform
+from choral.data.inputs import Transforms
 from choral.data.sources import source_of
 from choral.data.tables import Table
 from choral.engine.completing import complete, stores
@@ -37,7 +37,9 @@ def fit(
     *,
     run_dir: str | Path | None = None,
     seed: int = 0,
-    inputs: tuple[Transform, ...] = (),
+    inputs: Transforms = (),
+    target: str | int | None = None,
+    output: str | int | Callable[[Any], Tensor] | None = None,
     likelihood: Likelihood | None = None,
     executor: Executor = "auto",
     device: str | torch.device = "cpu",
@@ -56,12 +58,18 @@ def fit(
     Args:
         build: a function that returns a new plain network; or a network, which is copied and, for recipes that start from
             trained weights, is the given parent.
-        data: a pair (x, y) of arrays or tensors, a map-style Dataset, or a DataLoader over one.
+        data: a pair (x, y) of arrays or tensors, a map-style Dataset, or a DataLoader over one. Several inputs are a dict in the
+            place of x, passed to the network as keywords, or a tuple or list, passed as positions. Real numbers take the type of the
+            network's parameters.
         recipe: the method, for example `choral.recipes.snapshot(epochs=60)`.
         run_dir: folder for the plan, log, checkpoints and members. The same call with the same folder resumes; another plan,
             seed or data in that folder is refused.
         seed: root of every random draw.
-        inputs: transforms of input batches (`choral.data`); augmentations apply to training only.
+        inputs: transforms of input batches (`choral.data`), by key for a dict of inputs: inputs={'image': (...)}; augmentations apply
+            to training only.
+        target: the key of the targets where data, or the items of a Dataset, are dicts.
+        output: the name, position or function that picks the output of a network that returns a dict, dataclass or tuple.
+            Outputs (batch,) are read as (batch, 1).
         likelihood: what the outputs mean; decided from y and the network's outputs if None.
         executor: 'sequential', 'vectorised' (equal-shaped branches trained together), or 'auto', which measures both.
         device: where to train.
@@ -78,9 +86,16 @@ def fit(
     if process_wide:
         keep_freed()
     with flushing() if process_wide else nullcontext():
-        source = source_of(data)
+        source = source_of(data, target)
         task = make_task(
-            build, source, recipe, inputs=inputs, likelihood=likelihood, device=device, precision=precision
+            build,
+            source,
+            recipe,
+            inputs=inputs,
+            output=output,
+            likelihood=likelihood,
+            device=device,
+            precision=precision,
         )
         folder = None if run_dir is None else Path(run_dir)
         with claimed(folder):
@@ -101,10 +116,26 @@ def fit(
                     seconds=checkpoint_seconds,
                 )
                 costs = complete(run, folder, plan, started=started)
-    return Ensemble(build, recipe, task.likelihood, store, len(run.member_of), inputs=inputs, table=table, info=costs)
+    return Ensemble(
+        build,
+        recipe,
+        task.likelihood,
+        store,
+        len(run.member_of),
+        inputs=task.transforms,
+        interface=task.blueprint.interface,
+        table=table,
+        info=costs,
+    )
 
 
-def load(path: str | Path, build: Builds | None = None, *, partial: bool = False) -> Ensemble:
+def load(
+    path: str | Path,
+    build: Builds | None = None,
+    *,
+    partial: bool = False,
+    output: Callable[[Any], Tensor] | None = None,
+) -> Ensemble:
     """Return a saved ensemble, from a file made by `Ensemble.save` or from a run folder.
 
     Args:
@@ -112,11 +143,15 @@ def load(path: str | Path, build: Builds | None = None, *, partial: bool = False
         build: the network factory; not needed for networks of choral's own zoo. Several, for an ensemble of networks that differ.
         partial: from a run folder where some members are missing or damaged (a branch diverged, a run was interrupted),
             load the others with a warning instead of refusing.
+        output: the function that picks the networks' output, if `fit` was given one.
     """
     path = Path(path)
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
-    saved = load_file(path, build) if path.is_file() else load_folder(path, build, partial=partial)
+    if path.is_file():
+        saved = load_file(path, build, output=output)
+    else:
+        saved = load_folder(path, build, partial=partial, output=output)
     try:
         return Ensemble(
             saved.build,
@@ -125,6 +160,7 @@ def load(path: str | Path, build: Builds | None = None, *, partial: bool = False
             saved.store,
             saved.count,
             inputs=saved.inputs,
+            interface=saved.interface,
             table=saved.table,
             info=saved.info,
             posthoc=saved.posthoc,

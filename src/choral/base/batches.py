@@ -4,7 +4,7 @@ A plain tensor goes through every function here at the cost of one type check.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -78,8 +78,13 @@ def merged(function: Callable[[list[Tensor]], Tensor], batches: Sequence[Batch])
     first = batches[0]
     if isinstance(first, Tensor):
         return function(list(batches))  # type: ignore[arg-type]  # of equal structure: all are tensors
-    made = iter([function(list(same)) for same in zip(*map(leaves, batches))])
-    return mapped(lambda _: next(made), first)
+    return filled(first, [function(list(same)) for same in zip(*map(leaves, batches))])
+
+
+def filled(batch: Batch, parts: Iterable[Tensor]) -> Batch:
+    """Return a batch of the same structure with these leaves."""
+    given = iter(parts)
+    return mapped(lambda _: next(given), batch)
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:

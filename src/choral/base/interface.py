@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy as is_unsettled
 
-from choral.base.batches import Batch, in_words
+from choral.base.batches import Batch, in_words, made_up, named_leaves
 from choral.base.errors import InputError, did_you_mean
 from choral.base.functions import Function
 from choral.base.values import Value
@@ -28,11 +28,13 @@ class Interface(Value):
         spread: whether a batch holds several inputs: dicts are keywords, tuples and lists positions.
         output: what is picked from an output that is not a tensor: a name, a position or a function; None takes it as it is.
         column: whether outputs (batch,) are read as (batch, 1).
+        reads: what a batch looks like, as `choral.base.batches.described` says it.
     """
 
     spread: bool = False
     output: str | int | Function | None = None
     column: bool = False
+    reads: dict[str, Any] | None = None
 
     def attach(self, network: nn.Module) -> nn.Module:
         """Return the network, which from now on takes a batch and returns its output, in place."""
@@ -44,8 +46,22 @@ class Interface(Value):
 
     def call(self, network: nn.Module, batch: Batch) -> Tensor:
         """Return the output of a network without hooks."""
+        return self.picked(self.called(network, batch))
+
+    def called(self, network: nn.Module, batch: Batch) -> Any:
+        """Return all that a network without hooks returns."""
         args, kwargs = _arguments(batch) if self.spread else ((batch,), {})
-        return self.picked(network(*args, **kwargs))
+        return network(*args, **kwargs)
+
+    def check(self, batch: Batch) -> None:
+        """Raise InputError for a batch of another structure than the network reads."""
+        if (isinstance(batch, Tensor) and not self.spread) or self.reads is None:
+            return
+        wanted = made_up(self.reads, 1)
+        if sorted(name for name, _ in named_leaves(wanted)) != sorted(name for name, _ in named_leaves(batch)):
+            raise InputError(
+                f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
+            )
 
     def picked(self, found: Any) -> Tensor:
         """Return the output among what a network returned."""

@@ -6,14 +6,17 @@ place in the plan like everything else.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from choral.base import draws
-from choral.base.errors import InputError
+from choral.base.batches import Batch, in_words
+from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 
 
@@ -93,11 +96,64 @@ class HorizontalFlip(Transform):
         return torch.where(keep.view(-1, *(1,) * (x.dim() - 1)), x, x.flip(-1))
 
 
-def prepare(x: Tensor, transforms: tuple[Transform, ...], *, training: bool) -> Tensor:
-    """Return a batch ready for the network: bytes scaled to [0, 1], then the transforms that apply."""
-    if x.dtype == torch.uint8:
-        x = x.float().div_(255)
-    for transform in transforms:
-        if training or not transform.only_training:
-            x = transform(x)
-    return x
+Transforms: TypeAlias = tuple[Transform, ...] | Mapping[str, tuple[Transform, ...]]
+"""Transforms of one tensor, or those of some inputs among several, by key."""
+
+
+def prepare(x: Batch, transforms: Transforms = (), *, training: bool, floats: torch.dtype = torch.float32) -> Batch:
+    """Return a batch ready for the network: bytes scaled to [0, 1], then the transforms that apply.
+
+    Args:
+        x: a tensor, or several inputs.
+        transforms: as `checked_transforms` returns them.
+        training: whether augmentations apply.
+        floats: the type that scaled bytes take.
+    """
+    if isinstance(x, Tensor):
+        if x.dtype == torch.uint8:
+            x = x.to(floats).div_(255)
+        for transform in transforms:
+            if training or not transform.only_training:  # type: ignore[union-attr]  # a tensor has a tuple of them
+                x = transform(x)  # type: ignore[operator]
+        return x
+    by_key = transforms if isinstance(transforms, Mapping) else {}
+    if isinstance(x, dict):
+        return {n: prepare(t, by_key.get(n, ()), training=training, floats=floats) for n, t in x.items()}
+    return type(x)(prepare(t, training=training, floats=floats) for t in x)
+
+
+def checked_transforms(inputs: Any, x: Batch) -> Transforms:
+    """Return transforms that fit a batch; raises InputError for any other."""
+    if isinstance(inputs, Transform):
+        inputs = (inputs,)
+    if isinstance(inputs, Mapping):
+        tensors = [n for n, t in x.items() if isinstance(t, Tensor)] if isinstance(x, dict) else []
+        for name in inputs:
+            if name not in tensors:
+                raise InputError(
+                    f"inputs has transforms for {name!r}, but x is {in_words(x)}; transforms by key are for the tensors of a "
+                    f"dict.{did_you_mean(str(name), tensors)}"
+                )
+        return {name: _transforms(own, f"inputs[{name!r}]") for name, own in inputs.items()}
+    made = _transforms(inputs, "inputs")
+    if made and not isinstance(x, Tensor):
+        raise InputError(
+            f"inputs has transforms of one tensor, but x is {in_words(x)}; give them by key, inputs={{'name': (...)}}, with x a dict."
+        )
+    return made
+
+
+def _transforms(given: Any, name: str) -> tuple[Transform, ...]:
+    made = (given,) if isinstance(given, Transform) else given
+    if not isinstance(made, tuple | list) or not all(isinstance(t, Transform) for t in made):
+        raise InputError(
+            f"{name} is {given!r}; give transforms of choral.data, such as (Normalise(mean=..., std=...),)."
+        )
+    return tuple(made)
+
+
+def written(transforms: Transforms) -> Any:
+    """Return transforms as plain values."""
+    if isinstance(transforms, Mapping):
+        return {name: [t.to_dict() for t in own] for name, own in transforms.items()}
+    return [t.to_dict() for t in transforms]

@@ -1,48 +1,79 @@
 """Training data as the engine reads it: points picked by index, batch by batch.
 
 Arrays and tensors stay in memory and are indexed per batch. Map-style datasets and DataLoaders are read through torch's own
-loader workers, in the engine's order, so that runs stay exact. Images of bytes stay bytes until a batch is made.
+loader workers, in the engine's order, so that runs stay exact. Images of bytes stay bytes until a batch is made. Inputs are
+batches as `choral.base.batches` has them: a tensor, or dicts, tuples and lists of tensors.
 """
 
 import hashlib
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from choral.base.errors import InputError
+from choral.base import batches
+from choral.base.batches import Batch
+from choral.base.errors import InputError, did_you_mean
 from choral.plan.cost import batches_in
 
 _WHOLE_BYTES = 64 << 20  # larger arrays are hashed by rows taken at even distances
 
 
-def as_inputs(x: Any) -> Tensor:
-    """Return inputs as a tensor: bytes and integers stay, other numbers become float32; refuses NaN and infinities."""
-    x = _tensor(x, "x")
-    if x.dtype in (torch.uint8, torch.int64, torch.bool):
-        return x
-    if not x.dtype.is_floating_point:
-        return x.long()
-    if math.isfinite(x.sum().item()):  # cheap; a sum can overflow, so the rows are looked at before anything is refused
-        return x.float()
-    bad = ~torch.isfinite(x).flatten(1).all(1) if x.dim() > 1 else ~torch.isfinite(x)
+def as_inputs(x: Any, floats: torch.dtype | None = None) -> Batch:
+    """Return inputs as a batch: bytes, booleans and integers stay, real numbers take a type; refuses NaN and infinities.
+
+    Args:
+        x: an array, or a dict, tuple or list of arrays with equally many rows.
+        floats: the type real numbers take, that of the network's parameters; each keeps its own if None.
+    """
+    if isinstance(x, Tensor):
+        return _input(x, "x", floats)
+    made = batches.gathered(x, lambda value, name: _input(value, name, floats))
+    batches.check_rows(made)
+    return made
+
+
+def _input(value: Any, name: str, floats: torch.dtype | None) -> Tensor:
+    given = _tensor(value, name)
+    if given.dtype in (torch.uint8, torch.int64, torch.bool):
+        return given
+    if not given.dtype.is_floating_point:
+        return given.long()
+    cast = given if floats is None else given.to(floats)
+    if math.isfinite(cast.sum().item()):  # cheap; a sum can overflow, so rows are looked at before anything is refused
+        return cast
+    bad = _unfinite_rows(given)
     if bad.any():
-        rows = bad.nonzero().flatten()[:5].tolist()
         raise InputError(
-            f"x holds NaN or infinite values in {int(bad.sum())} row(s), the first at {rows}; "
+            f"{name} holds NaN or infinite values in {int(bad.sum())} row(s), the first at {_first(bad)}; "
             "fill or drop these rows before fitting."
         )
-    return x.float()
+    bad = _unfinite_rows(cast)
+    if bad.any():
+        raise InputError(
+            f"{name} holds numbers beyond the reach of the network's {str(cast.dtype).removeprefix('torch.')} "
+            f"({torch.finfo(cast.dtype).max:.2g}) in {int(bad.sum())} row(s), the first at {_first(bad)}; scale them, or build the "
+            "network in double precision."
+        )
+    return cast
+
+
+def _unfinite_rows(x: Tensor) -> Tensor:
+    return ~torch.isfinite(x).flatten(1).all(1) if x.dim() > 1 else ~torch.isfinite(x)
+
+
+def _first(rows: Tensor) -> list[int]:
+    return rows.nonzero().flatten()[:5].tolist()
 
 
 def as_targets(y: Any) -> Tensor:
-    """Return targets as a tensor: integers are class labels (int64), reals are regression targets (float32)."""
+    """Return targets as a tensor: integers are class labels (int64), reals are regression targets (float32 or float64)."""
     y = _tensor(y, "y")
     if y.dtype.is_floating_point:
         if not torch.isfinite(y).all():
@@ -50,7 +81,7 @@ def as_targets(y: Any) -> Tensor:
             raise InputError(
                 f"y holds NaN or infinite values, the first at {rows}; fill or drop these rows before fitting."
             )
-        return y.float()
+        return y if y.dtype == torch.float64 else y.float()
     y = y.long()
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -61,6 +92,8 @@ def as_targets(y: Any) -> Tensor:
 
 def _tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
+        if value.is_complex():
+            raise InputError(f"{name} holds complex numbers; give their real and imaginary parts as two numbers.")
         return value.detach()
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
@@ -76,12 +109,24 @@ class Source(ABC):
 
     points: int
 
+    @property
     @abstractmethod
-    def example(self, count: int = 2) -> tuple[Tensor, Tensor]:
+    def is_ragged(self) -> bool:
+        """Whether batches are made by code of the user's, so that equally many points may make batches of different shapes."""
+
+    @abstractmethod
+    def settle(self, floats: torch.dtype) -> None:
+        """Give real numbers in the type of the network from now on; raises InputError for numbers it cannot hold.
+
+        Real targets are float64 for a network of double precision and float32 for all others.
+        """
+
+    @abstractmethod
+    def example(self, count: int = 2) -> tuple[Batch, Tensor]:
         """Return the first points as one batch."""
 
     @abstractmethod
-    def epoch(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int) -> Iterator[tuple[Batch, Tensor]]:
         """Yield the batches of one epoch in an order given as indices.
 
         Shapes: order (point,) gives x (batch, ...); order (member, point) gives x (member, batch, ...).
@@ -114,25 +159,32 @@ class TensorSource(Source):
 
     def __init__(self, x: Any, y: Any):
         self.x, self.y = as_inputs(x), as_targets(y)
-        if len(self.x) != len(self.y):
-            raise InputError(f"x has {len(self.x)} rows and y has {len(self.y)}; they must be equally long.")
-        if not len(self.x):
+        self.points = batches.rows(self.x)
+        if self.points != len(self.y):
+            hint = "; a list of arrays is read as that many inputs" if isinstance(x, list) else ""
+            raise InputError(f"x has {self.points} rows and y has {len(self.y)}; they must be equally long{hint}.")
+        if not self.points:
             raise InputError("the training data is empty; give at least one row.")
-        self.points = len(self.x)
-        self._image = self.x.dim() == 4
-        if self._image:
-            self.x = self.x.permute(0, 2, 3, 1).contiguous()
+        self.x = batches.mapped(lambda t: t.permute(0, 2, 3, 1).contiguous() if t.dim() == 4 else t, self.x)
 
-    def _pick(self, index: Tensor) -> Tensor:
-        picked = _rows(self.x, index)
-        return picked.movedim(-1, -3) if self._image else picked
+    @property
+    def is_ragged(self) -> bool:
+        """No: rows are cut from arrays."""
+        return False
 
-    def example(self, count: int = 2) -> tuple[Tensor, Tensor]:
+    def settle(self, floats: torch.dtype) -> None:
+        """Cast the arrays once."""
+        self.x, self.y = as_inputs(self.x, floats), _cast_targets(self.y, floats)
+
+    def _pick(self, index: Tensor) -> Batch:
+        return batches.mapped(lambda t: _rows(t, index).movedim(-1, -3) if t.dim() == 4 else _rows(t, index), self.x)
+
+    def example(self, count: int = 2) -> tuple[Batch, Tensor]:
         """Return the first points."""
         index = torch.arange(min(count, self.points))
         return self._pick(index), self.y[index]
 
-    def epoch(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int) -> Iterator[tuple[Batch, Tensor]]:
         """Yield batches by indexing."""
         for start, end in _bounds(order.shape[-1], batch_size):
             index = order[..., start:end]
@@ -144,7 +196,18 @@ class TensorSource(Source):
 
     def digest(self) -> str:
         """Return a hash over shapes, types and values."""
-        return _hash([self.x.numpy(), self.y.numpy()])
+        return _hash(_arrays(self.x, self.y))
+
+
+def _cast_targets(y: Tensor, floats: torch.dtype) -> Tensor:
+    return y.to(torch.float64 if floats == torch.float64 else torch.float32) if y.is_floating_point() else y
+
+
+def _arrays(x: Batch, y: Tensor) -> list[np.ndarray]:
+    """Return all values as arrays, and the names of several inputs as one more."""
+    tensors = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in (*batches.leaves(x), y)]
+    arrays = [t.numpy() for t in tensors]
+    return arrays if isinstance(x, Tensor) else [*arrays, np.array([n for n, _ in batches.named_leaves(x)])]
 
 
 def _hash(arrays: Sequence[np.ndarray]) -> str:
@@ -176,8 +239,11 @@ class DatasetSource(Source):
     Loader workers last as long as the source: starting them anew took 1.2 s of 1.6 s of an epoch.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, workers: int = 0, collate: Any = None):
-        self.dataset, self.workers, self.collate = dataset, workers, collate
+    def __init__(
+        self, dataset: Dataset[Any], *, workers: int = 0, collate: Any = None, target: str | int | None = None
+    ):
+        self.dataset, self.workers, self.collate, self.target = dataset, workers, collate, target
+        self._floats = torch.float32
         self._next = _Batches([])
         self._lasting: DataLoader[Any] | None = None
         self._reading = threading.Lock()  # only one epoch at a time can be read by the lasting workers
@@ -185,11 +251,21 @@ class DatasetSource(Source):
         if not self.points:
             raise InputError("the dataset is empty; give at least one item.")
 
-    def _load(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    @property
+    def is_ragged(self) -> bool:
+        """Whether it has a collate function of its own."""
+        return self.collate not in (None, default_collate)
+
+    def settle(self, floats: torch.dtype) -> None:
+        """Cast every batch."""
+        self._floats = floats
+
+    def _load(self, numbers: list[list[int]]) -> Iterator[tuple[Batch, Tensor]]:
         lasting = self.workers > 0 and self._reading.acquire(blocking=False)
         try:
-            for x, y in self._lasting_loader(batches) if lasting else self._loader(_Batches(batches)):
-                yield as_inputs(x), as_targets(y)
+            for batch in self._lasting_loader(numbers) if lasting else self._loader(_Batches(numbers)):
+                x, y = parted(batch, self.target)
+                yield as_inputs(x, self._floats), _cast_targets(as_targets(y), self._floats)
         finally:
             if lasting:
                 self._reading.release()
@@ -203,24 +279,28 @@ class DatasetSource(Source):
             persistent_workers=lasting,
         )
 
-    def _lasting_loader(self, batches: list[list[int]]) -> DataLoader[Any]:
-        self._next.batches = batches
+    def _lasting_loader(self, numbers: list[list[int]]) -> DataLoader[Any]:
+        self._next.batches = numbers
         if self._lasting is None:
             self._lasting = self._loader(self._next, lasting=True)
         return self._lasting
 
-    def example(self, count: int = 2) -> tuple[Tensor, Tensor]:
+    def example(self, count: int = 2) -> tuple[Batch, Tensor]:
         """Return the first items as a batch."""
         return next(self._load([list(range(min(count, self.points)))]))
 
-    def epoch(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int) -> Iterator[tuple[Batch, Tensor]]:
         """Yield batches made by the loader."""
-        orders = order if order.dim() == 2 else order.unsqueeze(0)
-        batches = [orders[:, a:b].flatten().tolist() for a, b in _bounds(orders.shape[1], batch_size)]
-        for x, y in self._load(batches):
-            if order.dim() == 2:
-                x, y = x.unflatten(0, (len(orders), -1)), y.unflatten(0, (len(orders), -1))
-            yield x, y
+        bounds = _bounds(order.shape[-1], batch_size)
+        if order.dim() == 1:
+            yield from self._load([order[a:b].tolist() for a, b in bounds])
+        elif self.is_ragged:
+            each = self._load([one[a:b].tolist() for a, b in bounds for one in order])
+            for _ in bounds:
+                yield _stacked([next(each) for _ in order])
+        else:
+            for x, y in self._load([order[:, a:b].flatten().tolist() for a, b in bounds]):
+                yield batches.mapped(lambda t: t.unflatten(0, (len(order), -1)), x), y.unflatten(0, (len(order), -1))
 
     def targets(self) -> Tensor | None:
         """Return None: they are not in memory."""
@@ -229,29 +309,76 @@ class DatasetSource(Source):
     def digest(self) -> str:
         """Return a hash over the length and a few items."""
         rows = sorted({round(i * (self.points - 1) / 15) for i in range(16)})
-        x, y = next(self._load([rows]))
-        return f"{self.points}-{_hash([x.numpy(), y.numpy()])}"
+        return f"{self.points}-{_hash(_arrays(*next(self._load([rows]))))}"
 
 
-def source_of(data: Any) -> Source:
+def _stacked(each: Sequence[tuple[Batch, Tensor]]) -> tuple[Batch, Tensor]:
+    """Return the batches of several branches, each made by itself, as one with a first axis over branches."""
+    shapes = {repr(batches.signature(x)): batches.in_words(x) for x, _ in each}
+    if len(shapes) > 1:
+        raise InputError(
+            f"the collate function made batches of different shapes for branches that are trained together, {' and '.join(list(shapes.values())[:2])}; "
+            "use executor='sequential', or pad every item to the same length."
+        )
+    return batches.merged(torch.stack, [x for x, _ in each]), torch.stack([y for _, y in each])
+
+
+def parted(item: Any, target: str | int | None = None) -> tuple[Any, Any]:
+    """Return the inputs and the targets in what a dataset or loader gives: a pair, or with a target's name, a dict.
+
+    >>> parted({"image": 1, "age": 2, "label": 3}, "label")
+    ({'image': 1, 'age': 2}, 3)
+    """
+    if isinstance(item, Mapping):
+        names = [str(name) for name in item]
+        if target is None or target not in item:
+            given = "" if target is None else f"target={target!r} is not one of them; "
+            raise InputError(
+                f"the data are dicts with {', '.join(map(repr, names))}; {given}say which is the target: fit(..., target="
+                f"{names[-1]!r}), and all others become inputs by keyword.{did_you_mean(str(target), names)}"
+            )
+        return {name: value for name, value in item.items() if name != target}, item[target]
+    if target is not None:
+        raise InputError(
+            f"target={target!r}, but the data are no dicts; leave it out: the second of a pair is the target."
+        )
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    parts = f"{len(item)} parts" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
+    raise InputError(
+        f"an item of the dataset is {parts}; it must be a pair (x, y), with several inputs as ((x1, x2), y) or a dict of them, or "
+        "a dict together with fit(..., target='its key')."
+    )
+
+
+def source_of(data: Any, target: str | int | None = None) -> Source:
     """Return training data as a source.
 
+    Args:
+        data: see below.
+        target: the key of the target where items are dicts.
+
     Accepts a pair (x, y) of arrays or tensors, a map-style Dataset of (x, y) items, or a DataLoader over one (its batch
-    order is replaced by the engine's; its workers and collate function are used).
+    order is replaced by the engine's; its workers and collate function are used). Several inputs are a dict, tuple or list in the
+    place of x; with `target`, data or items are dicts that hold the target too.
     """
     if isinstance(data, Source):
         return data
+    if target is not None and isinstance(data, tuple | list):
+        raise InputError(f"target={target!r}, but data is a pair (x, y), whose second is the target; leave it out.")
     if isinstance(data, DataLoader):
         if isinstance(data.dataset, IterableDataset):
             raise InputError(
                 "data is a DataLoader over an IterableDataset, which cannot be read again by index, so no run could be "
                 "exact or resumed; give a map-style Dataset or arrays."
             )
-        return DatasetSource(data.dataset, workers=data.num_workers, collate=data.collate_fn)
+        return DatasetSource(data.dataset, workers=data.num_workers, collate=data.collate_fn, target=target)
+    if isinstance(data, Mapping):
+        return TensorSource(*parted(data, target))
     if isinstance(data, tuple | list) and len(data) == 2:
         return TensorSource(*data)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return DatasetSource(data)
+        return DatasetSource(data, target=target)
     raise InputError(
         f"data is of type {type(data).__name__}; give a pair (x, y) of arrays or tensors, a map-style Dataset, "
         "or a DataLoader over one."

@@ -8,14 +8,47 @@ import torch
 from torch import Tensor, nn
 
 from choral import models
-from choral.base import rng
+from choral.base import batches, rng
+from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.base.functions import Function
-from choral.base.types import Builds, Params
+from choral.base.interface import Interface, is_lazy
+from choral.base.types import Build, Builds, Params
 from choral.layers.joint.network import channels_last
 from choral.layers.kernels import pointwise
 from choral.plan.state import State
 from choral.structures.base import Structure
+
+_PLAIN = Interface()
+
+
+def bare(build: Build | nn.Module) -> nn.Module:
+    """Return a new network as the user's code makes it, drawn from the current global generator; a given one is copied."""
+    if isinstance(build, nn.Module):
+        return copy.deepcopy(build)
+    if not callable(build):
+        raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
+    network = build()
+    if not isinstance(network, nn.Module):
+        raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
+    return network
+
+
+def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
+    """Return all that a network without hooks returns for a batch, in evaluation mode and without gradients."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        with torch.no_grad():
+            return interface.called(network, batch)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def floats_of(network: nn.Module) -> torch.dtype:
+    """Return the type in which a network reads real numbers: that of its first parameter of such a type."""
+    return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
 
 
 class Blueprint:
@@ -27,9 +60,18 @@ class Blueprint:
         structure: how members share weights.
         device: where networks live.
         images: whether inputs are images, which convolutions read with channels last.
+        interface: how the plain network is called, and which of its outputs counts.
     """
 
-    def __init__(self, build: Builds, structure: Structure, *, device: torch.device, images: bool):
+    def __init__(
+        self,
+        build: Builds,
+        structure: Structure,
+        *,
+        device: torch.device,
+        images: bool,
+        interface: Interface = _PLAIN,
+    ):
         self._builds = tuple(build) if isinstance(build, tuple | list) else (build,)
         build = self._builds[0] if self._builds else build
         if not all(map(callable, self._builds)) or not callable(build):
@@ -37,7 +79,8 @@ class Blueprint:
         self.structure = structure
         self.device = device
         self.images = images
-        self.parent = copy.deepcopy(build) if isinstance(build, nn.Module) else None
+        self.interface = interface
+        self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
         self._build = build
         self._skeletons: dict[str, nn.Module] = {}
 
@@ -46,10 +89,19 @@ class Blueprint:
         if self.parent is not None:
             network = copy.deepcopy(self.parent)
             redraw(network)
-            return network
-        network = self._build()
-        if not isinstance(network, nn.Module):
-            raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
+        else:
+            network = self._with_sizes(bare(self._build))
+        return self.interface.attach(network)
+
+    def _with_sizes(self, network: nn.Module) -> nn.Module:
+        """Return the network with its lazy layers settled, by a pass over zeros of the shapes it reads."""
+        if is_lazy(network):
+            if self.interface.reads is None:
+                raise InputError(
+                    "the network has lazy layers, whose sizes its first input decides, and there is no input here; give data too, "
+                    "or layers with sizes."
+                )
+            called_once(network, self.interface, batches.made_up(self.interface.reads, 2))
         return network
 
     def spec(self) -> dict[str, Any] | None:
@@ -79,8 +131,13 @@ class Blueprint:
         """Return the state of the given parent, converted by the structure; None for a factory."""
         if self.parent is None:
             return None
-        parent = copy.deepcopy(self.parent)
+        parent = self.interface.attach(copy.deepcopy(self.parent))
         return state_of(self._converted(parent, seed, *place))
+
+    @property
+    def floats(self) -> torch.dtype:
+        """The type in which networks read real numbers."""
+        return floats_of(self.network())
 
     def _settle(self, network: nn.Module) -> nn.Module:
         network = copy.deepcopy(network).to(self.device)
@@ -109,7 +166,8 @@ class Blueprint:
             raise InputError(
                 f"a member is of network {number}, but build makes {len(self._builds)} kind(s); give as many factories, in the same order."
             )
-        twin = Blueprint(self._builds[number], self.structure, device=self.device, images=self.images)
+        build = self._builds[number]
+        twin = Blueprint(build, self.structure, device=self.device, images=self.images, interface=self.interface)
         return twin.network()
 
     def load(self, state: State) -> nn.Module:

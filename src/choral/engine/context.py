@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from choral.base import draws, rng
-from choral.base.batches import Batch
+from choral.base.batches import Batch, moved
 from choral.base.errors import PlanError
 from choral.base.types import Params
-from choral.data.inputs import prepare
 from choral.data.sources import Source
 from choral.engine.sharing import sharing_of
 from choral.engine.task import Task
@@ -86,8 +85,11 @@ class BranchContext:
     def example(self) -> Batch:
         """Return the first training inputs as the joint network reads them."""
         with draws.keyed(rng.key(self._seed, *self._place, "example")):
-            x = prepare(self._source.example()[0].to(self._task.device), self._task.transforms, training=False)
-            return self._task.structure.feed(x, None)[0]
+            return self._ready(self._source.example()[0])
+
+    def _ready(self, x: Batch) -> Batch:
+        ready = self._task.prepared(moved(x, self._task.device), training=False)
+        return self._task.structure.feed(ready, None)[0]
 
     def inputs(self, points: int | None = None) -> Iterator[Batch]:
         """Yield training inputs as the joint network reads them: all in order, or some at random."""
@@ -96,8 +98,7 @@ class BranchContext:
             order = torch.randperm(self.points, generator=self.generator("inputs"))[:points]
         with draws.keyed(rng.key(self._seed, *self._place, "inputs")):
             for x, _ in self._source.epoch(order, _BATCH):
-                ready = prepare(x.to(self._task.device), self._task.transforms, training=False)
-                yield self._task.structure.feed(ready, None)[0]
+                yield self._ready(x)
 
     def gradients(self, state: State, batches: int) -> Params:
         """Return the likelihood's gradient summed over some training batches."""
@@ -108,7 +109,8 @@ class BranchContext:
         key = rng.key(self._seed, *self._place, "gradients")
         for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
             with rng.seeded(key, "unkeyed", i), draws.keyed(key, i):
-                loss = self._task.forward_loss(network, x.to(self._task.device), y.to(self._task.device))
+                there = moved(x, self._task.device)
+                loss = self._task.forward_loss(network, there, y.to(self._task.device))
             sharing.likelihood(loss).backward()
         sharing.weigh(dict(network.named_parameters()))
         grads = {

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import draws, rng, tree
+from choral.base import batches, draws, rng, tree
 from choral.base.batches import Batch
 from choral.base.mapping import vmap
-from choral.data.inputs import prepare
 from choral.engine import passes
 from choral.engine.store import MemberStore
 from choral.engine.task import Task
@@ -32,6 +31,7 @@ KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most
 _LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most
 _ARITHMETIC = 3 << 19  # products of one network in a call, from which stacking no longer pays
 _RECORDED = 1 << 20  # parameters of networks whose operations are recorded, at most: each record holds a copy
+_RECORDS = 32  # shapes of inputs that are recorded, at most: those of padded sequences have no end
 _RECORDED_INPUT = 1 << 18  # numbers in a chunk that is recorded, at most: recording holds all results at once
 _PASSED_ROWS = 128  # points of passes that are mapped together, at most
 _PASSED = 1 << 22  # numbers of one layer of all passes that are mapped together, at most
@@ -103,27 +103,26 @@ class Evaluator(ABC):
         self.manners = Manners()
 
     @abstractmethod
-    def run(self, chunk: Tensor) -> Tensor:
+    def run(self, chunk: Batch) -> Tensor:
         """Return the outputs of all networks for a few points (network, member * draws, batch, ...)."""
 
-    def outputs(self, x: Tensor, size: int) -> Tensor:
+    def outputs(self, x: Batch, size: int) -> Tensor:
         """Return the outputs for all points, a chunk at a time."""
         rows = min(size, self.rows)
-        if len(x) <= rows:
+        if batches.rows(x) <= rows:
             return self.run(x)
-        return torch.cat([self.run(chunk) for chunk in x.split(rows)], 2)
+        return torch.cat([self.run(chunk) for chunk in batches.chunks(x, rows)], 2)
 
-    def call(self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Tensor) -> Tensor:
+    def call(self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Batch) -> Tensor:
         """Return the outputs of all passes of a network (member * draws, batch, ...)."""
         structure, task = self.task.structure, self.task
 
         def once(draw: int | Tensor) -> Tensor:
             lending = nullcontext() if self.manners.draws_by_key else rng.seeded(int(key), "unkeyed", int(draw))
             with lending, draws.keyed(key, draw, catch=self.catch), task.autocast():
-                own = chunk if self.manners.reads_only else chunk.clone()
-                ready, _ = structure.feed(prepare(own, task.transforms, training=False), None)
-                outputs = structure.unfold(network(ready))
-                return outputs.float() if task.precision == "bf16" else outputs
+                own = chunk if self.manners.reads_only else copied(chunk)
+                ready, _ = structure.feed(task.prepared(own, training=False), None)
+                return task.widened(structure.unfold(network(ready)))
 
         return passes.together(once, structure.draws, self.each)
 
@@ -146,33 +145,33 @@ class PlainEvaluator(Evaluator):
                 found = self._loaded.setdefault(number, found)
         return found
 
-    def _of(self, number: int, chunk: Tensor) -> Tensor:
+    def _of(self, number: int, chunk: Batch) -> Tensor:
         with self.trees(number).one() as network:
             return self.call(network, rng.key(0, "predict", number), chunk)
 
-    def run(self, chunk: Tensor) -> Tensor:
+    def run(self, chunk: Batch) -> Tensor:
         """Run them in turn."""
         with torch.no_grad():
             return torch.stack([self._of(number, chunk) for number in self.numbers])
 
-    def outputs(self, x: Tensor, size: int) -> Tensor:
+    def outputs(self, x: Batch, size: int) -> Tensor:
         """Take all points with one network before the next is loaded."""
-        chunks = x.split(min(size, self.rows))
+        chunks = batches.chunks(x, min(size, self.rows))
         with torch.no_grad():
             return torch.stack([torch.cat([self._of(n, chunk) for chunk in chunks], 1) for n in self.numbers])
 
-    def look(self, few: Tensor) -> None:
+    def look(self, few: Batch) -> None:
         """Find out, on a few points, what the network does beside computing; a wrong input fails here."""
         trees = self.trees(self.numbers[0])
         before = {n: b.clone() for n, b in trees.pristine.named_buffers()}
-        given = few.clone()
+        given = copied(few)
         with rng.seeded(0, "look") as lent, draws.keyed(0) as stream:
             self._once(given)
-        alone = self._is_alone(few[:1])
+        alone = self._is_alone(batches.part(few, slice(1)))
         now = dict(trees.pristine.named_buffers())
         self.catch = stream.caught > 0
         self.manners = Manners(
-            reads_only=torch.equal(given, few),
+            reads_only=batches.equal(given, few),
             draws_by_key=lent.count == 0,
             remembers_nothing=all(torch.equal(before[n], now[n]) for n in before),
             rows_alone=alone,
@@ -184,25 +183,25 @@ class PlainEvaluator(Evaluator):
             self._forgetful = True
             trees.forgetful = True
 
-    def _is_alone(self, row: Tensor) -> bool:
+    def _is_alone(self, row: Batch) -> bool:
         """Return whether a row gets the same beside another one; not if the network cannot read the other one."""
         found = []
         try:
-            for rows in (row, torch.cat([row, _another(row)])):
+            for rows in (row, batches.joined([row, _another(row)])):
                 with rng.seeded(0, "look"), draws.keyed(0):
-                    found.append(self._once(rows.clone())[:, :1])
+                    found.append(self._once(copied(rows))[:, :1])
         except Exception:  # the other row is of our making, and forward code may fail on it in any way
             return False
         return _close(*found)
 
-    def _once(self, few: Tensor) -> Tensor:
+    def _once(self, few: Batch) -> Tensor:
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
             return self.task.structure.unfold(network(self._ready(few)))
 
-    def _ready(self, x: Tensor) -> Batch:
-        return self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)[0]
+    def _ready(self, x: Batch) -> Batch:
+        return self.task.structure.feed(self.task.prepared(x, training=False), None)[0]
 
-    def room(self, few: Tensor) -> int:
+    def room(self, few: Batch) -> int:
         """Return how many passes to map together."""
         structure = self.task.structure
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
@@ -221,7 +220,7 @@ class StackedEvaluator(Evaluator):
         self._buffers = {n: t.to(task.device) for n, t in tree.stack([s.buffers for s in states]).items()}
         self._words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2).to(task.device)
 
-    def run(self, chunk: Tensor) -> Tensor:
+    def run(self, chunk: Batch) -> Tensor:
         """Map all networks over the chunk."""
         with torch.no_grad(), self._trees.one() as network:
 
@@ -242,39 +241,38 @@ class RecordedEvaluator(Evaluator):
         super().__init__(inner.task, inner.store, inner.numbers)
         self.inner, self.rows = inner, inner.rows
         self.sound = True  # whether records do what the network does
-        self._records: dict[Any, Callable[[Tensor], Tensor]] = {}
+        self._records: dict[Any, Callable[..., Tensor]] = {}
         self._recording = threading.Lock()
 
-    def run(self, chunk: Tensor) -> Tensor:
+    def run(self, chunk: Batch) -> Tensor:
         """Run the record for as many rows as the chunk has, or the next larger one."""
-        if not self.sound or not len(chunk) or chunk.numel() > _RECORDED_INPUT:
+        count = batches.rows(chunk)
+        if not self.sound or not count or batches.size(chunk) > _RECORDED_INPUT:
             return self.inner.run(chunk)
-        rows = 1 << (len(chunk) - 1).bit_length()
-        full = (
-            chunk if rows == len(chunk) else torch.cat([chunk, chunk[-1:].expand(rows - len(chunk), *chunk.shape[1:])])
-        )
+        rows = 1 << (count - 1).bit_length()
+        full = chunk if rows == count else batches.mapped(lambda t: _lengthened(t, rows), chunk)
         recorded = self._record(full)
         if recorded is None:
             return self.inner.run(chunk)
         with torch.no_grad():
-            found = recorded(full)
-        return found if rows == len(chunk) else found[:, :, : len(chunk)].clone()
+            found = recorded(*batches.leaves(full))
+        return found if rows == count else found[:, :, :count].clone()
 
-    def _record(self, full: Tensor) -> Callable[[Tensor], Tensor] | None:
-        shape = (tuple(full.shape), full.dtype)
+    def _record(self, full: Batch) -> Callable[..., Tensor] | None:
+        shape = batches.signature(full)
         if shape not in self._records:
             with self._recording:
-                if self.sound and shape not in self._records:
+                if self.sound and shape not in self._records and len(self._records) < _RECORDS:
                     self._take(shape, full)
         return self._records.get(shape) if self.sound else None
 
-    def _take(self, shape: Any, full: Tensor) -> None:
+    def _take(self, shape: Any, full: Batch) -> None:
         """Record a shape, and try the record on other values: what forward code read out of tensors is a constant in it."""
         other = _another(full)
         try:
-            taken = record(lambda chunk: self.inner.run(chunk), [full])
+            taken = record(lambda *parts: self.inner.run(batches.filled(full, parts)), batches.leaves(full))
             with torch.no_grad():
-                self.sound = _close(taken(other.clone()), self.inner.run(other))
+                self.sound = _close(taken(*batches.leaves(copied(other))), self.inner.run(other))
         except Exception:  # beside what make_fx raises, forward code may fail on values of our making in any way
             self.sound = False
         else:
@@ -293,13 +291,13 @@ class SizedEvaluator(Evaluator):
         super().__init__(few.task, few.store, few.numbers)
         self.few, self.many, self.turn = few, many, turn
 
-    def run(self, chunk: Tensor) -> Tensor:
+    def run(self, chunk: Batch) -> Tensor:
         """Run the one for as many points."""
-        return (self.few if len(chunk) <= self.turn else self.many).run(chunk)
+        return (self.few if batches.rows(chunk) <= self.turn else self.many).run(chunk)
 
-    def outputs(self, x: Tensor, size: int) -> Tensor:
+    def outputs(self, x: Batch, size: int) -> Tensor:
         """Ask the one for as many points."""
-        return (self.few if min(len(x), size) <= self.turn else self.many).outputs(x, size)
+        return (self.few if min(batches.rows(x), size) <= self.turn else self.many).outputs(x, size)
 
 
 class Evaluation:
@@ -310,10 +308,10 @@ class Evaluation:
         self._settling = threading.Lock()
         self._settled: list[Evaluator] | None = None
 
-    def outputs(self, x: Tensor, *, batch_size: int) -> Tensor:
+    def outputs(self, x: Batch, *, batch_size: int) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...)."""
-        evaluators = self.evaluators(x) if len(x) else self._unsettled()
-        x = x.to(self._task.device)
+        evaluators = self.evaluators(x) if batches.rows(x) else self._unsettled()
+        x = batches.moved(x, self._task.device)
         if len(evaluators) == 1:
             return evaluators[0].outputs(x, batch_size).flatten(0, 1)
         found: dict[int, Tensor] = {}
@@ -321,13 +319,15 @@ class Evaluation:
             found |= dict(zip(evaluator.numbers, evaluator.outputs(x, batch_size)))
         return torch.cat([found[i] for i in range(self._count)])
 
-    def evaluators(self, x: Tensor) -> list[Evaluator]:
+    def evaluators(self, x: Batch) -> list[Evaluator]:
         """Return the evaluators; the first input that the networks can read decides what they are."""
         if self._settled is None:
             with self._settling:
                 if self._settled is None:
                     stacks, numbers = self._stacks()
-                    few = x[:2].to(self._task.device, copy=True)  # networks may write into it
+                    few = copied(
+                        batches.moved(batches.part(x, slice(2)), self._task.device)
+                    )  # networks may write into it
                     self._settled = [self._choose(stack, few, keep=numbers <= KEPT) for stack in stacks]
         return self._settled
 
@@ -347,7 +347,7 @@ class Evaluation:
             stacks.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
         return list(stacks.values()), numbers
 
-    def _choose(self, numbers: list[int], few: Tensor, *, keep: bool) -> Evaluator:
+    def _choose(self, numbers: list[int], few: Batch, *, keep: bool) -> Evaluator:
         task = self._task
         plain = PlainEvaluator(task, self._store, numbers, keep=keep)
         plain.look(few)
@@ -372,11 +372,11 @@ class Evaluation:
             return found
         return SizedEvaluator(found, plain, turn=_ARITHMETIC // (size // len(numbers)))
 
-    def _map_passes(self, evaluator: Evaluator, plain: PlainEvaluator, few: Tensor, widest: int) -> None:
+    def _map_passes(self, evaluator: Evaluator, plain: PlainEvaluator, few: Batch, widest: int) -> None:
         """Let passes be mapped together where that is faster and possible."""
         if self._task.structure.draws == 1:
             return
-        each = plain.room(few[:1])
+        each = plain.room(batches.part(few, slice(1)))
         together = 1 if evaluator is plain else len(evaluator.numbers)
         if each > 1:
             evaluator.rows = min(evaluator.rows, _PASSED_ROWS)
@@ -385,19 +385,29 @@ class Evaluation:
                 evaluator.each = 1
 
 
-def _another(rows: Tensor) -> Tensor:
+def _another(rows: Batch) -> Batch:
     """Return other values for as many rows."""
-    return rows.roll(1, 0) * 1.5 - 0.25 if rows.is_floating_point() else torch.zeros_like(rows)
+    return batches.mapped(lambda t: t.roll(1, 0) * 1.5 - 0.25 if t.is_floating_point() else torch.zeros_like(t), rows)
+
+
+def _lengthened(leaf: Tensor, rows: int) -> Tensor:
+    """Return as many rows, the last one again and again."""
+    return torch.cat([leaf, leaf[-1:].expand(rows - len(leaf), *leaf.shape[1:])])
+
+
+def copied(batch: Batch) -> Batch:
+    """Return a batch with memory of its own."""
+    return batches.mapped(torch.clone, batch)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
-def _works(evaluator: Evaluator, few: Tensor) -> bool:
+def _works(evaluator: Evaluator, few: Batch) -> bool:
     """Return whether a way to run networks can run these; the plain way has shown that they can read the input."""
     try:
-        evaluator.run(few.clone())
+        evaluator.run(copied(few))
     except _UNMAPPABLE:
         return False
     return True

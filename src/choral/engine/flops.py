@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import draws, rng
-from choral.data.inputs import prepare
+from choral.base import batches, draws, rng
 from choral.data.sources import Source
 from choral.engine.task import Task
 from choral.plan.state import State
@@ -109,7 +108,7 @@ class Flops:
         saved = {n: b.detach().clone() for n, b in network.named_buffers()}
         mode = network.training
         x, y = self.source.example(max(4, 2 * self.task.structure.members))  # a batch that splits over members
-        x, y = x.to(self.task.device), y.to(self.task.device)
+        x, y = batches.moved(x, self.task.device), y.to(self.task.device)
         with (
             rng.seeded(0, "flops"),
             draws.keyed(0),
@@ -121,7 +120,7 @@ class Flops:
             loss.backward()
             train = counter.get_total_flops()
         with rng.seeded(0, "flops"), draws.keyed(0), FlopCounterMode(display=False) as counter, torch.no_grad():
-            inputs, _ = self.task.structure.feed(prepare(x, self.task.transforms, training=False), None)
+            inputs, _ = self.task.structure.feed(self.task.prepared(x, training=False), None)
             network.eval()(inputs)
             predict, evaluated = counter.get_total_flops(), _by_module(counter, network)
         network.zero_grad(set_to_none=True)
@@ -129,7 +128,7 @@ class Flops:
             for name, b in network.named_buffers():
                 b.copy_(saved[name])
         network.train(mode)
-        points = len(x)
+        points = len(y)
         weights, again = _by_weight(network, forward, passes), _by_weight(network, evaluated, {})
         sizes = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
         return _Counts(

@@ -23,7 +23,7 @@ from choral.engine.schema import expect
 from choral.engine.store import MemberStore
 
 _PLAN = {
-    "identity": {"recipe": dict, "likelihood": dict, "inputs": [dict], "seed": int},
+    "identity": {"recipe": dict, "likelihood": dict, "inputs": ([dict], {str: [dict]}), "seed": int},
     "environment": dict,
     "executor": str,
     "kernel?": (None, str),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from choral.data.inputs import written
 from choral.data.sources import Source
 from choral.engine.files import checksum, pack_tensors
 from choral.engine.task import Task
@@ -18,7 +19,8 @@ def identity_of(task: Task, source: Source, recipe: Recipe, *, seed: int, execut
         "recipe": recipe.to_dict(),
         "seed": seed,
         "data": source.digest(),
-        "inputs": [t.to_dict() for t in task.transforms],
+        "inputs": written(task.transforms),
+        "interface": task.blueprint.interface.to_dict(),
         "likelihood": task.likelihood.to_dict(),
         "network": checksum("\n".join(shapes).encode()),
         "executor": executor,

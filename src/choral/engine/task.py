@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import draws, rng
-from choral.base.errors import InputError, PlanError
+from choral.base import batches, draws, rng
+from choral.base.batches import Batch
+from choral.base.errors import ChoralError, InputError, PlanError
+from choral.base.interface import why_not_read
 from choral.base.types import Build
-from choral.data.inputs import Transform, prepare
+from choral.data.inputs import Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, usable
+from choral.engine.looking import look
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Categorical, Likelihood, infer
 from choral.recipes.recipe import Recipe
@@ -29,10 +32,12 @@ class Task:
     structure: Structure
     objective: Objective
     likelihood: Likelihood
-    transforms: tuple[Transform, ...]
+    transforms: Transforms
     device: torch.device
     precision: str
     output_shape: tuple[int, ...] = ()  # of one point of one member
+    floats: torch.dtype = torch.float32  # in which networks read real numbers
+    ragged: bool = False  # whether batches of equally many points may have different shapes
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(
         default_factory=dict, compare=False
     )  # recorded stacked steps
@@ -43,14 +48,21 @@ class Task:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def forward_loss(self, network: Any, x: Tensor, y: Tensor) -> Tensor:
+    def prepared(self, x: Batch, *, training: bool) -> Batch:
+        """Return a batch ready for the network: bytes scaled, transforms applied."""
+        return prepare(x, self.transforms, training=training, floats=self.floats)
+
+    def widened(self, outputs: Tensor) -> Tensor:
+        """Return outputs in a type that losses and probabilities can be computed in: float32 at least."""
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+    def forward_loss(self, network: Any, x: Batch, y: Tensor) -> Tensor:
         """Return the likelihood's loss of one batch, summed over members; draws follow the running stream."""
         with self.autocast():
-            x = prepare(x, self.transforms, training=True)
-            inputs, targets = self.structure.feed(x, y)
+            inputs, targets = self.structure.feed(self.prepared(x, training=True), y)
             outputs = self.structure.unfold(network(inputs))
         assert targets is not None
-        return self.likelihood.loss(outputs.float() if self.precision == "bf16" else outputs, targets)
+        return self.likelihood.loss(self.widened(outputs), targets)
 
 
 def check_runnable(recipe: Recipe) -> None:
@@ -65,7 +77,8 @@ def make_task(
     source: Source,
     recipe: Recipe,
     *,
-    inputs: tuple[Transform, ...] = (),
+    inputs: Transforms = (),
+    output: Any = None,
     likelihood: Likelihood | None = None,
     device: str | torch.device = "cpu",
     precision: str = "fp32",
@@ -74,18 +87,29 @@ def make_task(
     if precision not in ("fp32", "bf16"):
         raise InputError(f"precision is {precision!r}; give 'fp32' or 'bf16'.")
     place = usable(device)
+    seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place)
     x, y = source.example()
-    blueprint = Blueprint(build, recipe.structure, device=place, images=x.dim() == 4)
+    images = any(t.dim() == 4 for t in batches.leaves(x))
+    blueprint = Blueprint(build, recipe.structure, device=place, images=images, interface=seen.interface)
     network = blueprint.network().eval()
     _check_trainable(network)
-    outputs = _outputs(network, recipe.structure, x.to(place), inputs)
-    check_independence(recipe.structure, network, prepare(source.example(4)[0].to(place), inputs, training=False))
+    outputs = _outputs(network, recipe.structure, seen.ready(x))
+    check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
     known = source.targets()
     targets, width = y if known is None else known, outputs.shape[2] if outputs.dim() > 2 else 1
     decided = likelihood or recipe.objective.likelihood or infer(targets, width)
     _check_targets(decided, targets, width)
     return Task(
-        blueprint, recipe.structure, recipe.objective, decided, inputs, place, precision, tuple(outputs.shape[2:])
+        blueprint,
+        recipe.structure,
+        recipe.objective,
+        decided,
+        seen.transforms,
+        place,
+        precision,
+        tuple(outputs.shape[2:]),
+        seen.floats,
+        source.is_ragged,
     )
 
 
@@ -97,21 +121,21 @@ def _check_trainable(network: nn.Module) -> None:
         )
 
 
-def _outputs(network: nn.Module, structure: Structure, x: Tensor, inputs: tuple[Transform, ...]) -> Tensor:
+def _outputs(network: nn.Module, structure: Structure, x: Batch) -> Tensor:
     """Return what the joint network makes of a few points (member, batch, ...)."""
     with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
-        ready, _ = structure.feed(prepare(x, inputs, training=False), None)
+        ready, _ = structure.feed(x, None)
         try:
             outputs = structure.unfold(network(ready))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise InputError(
-                f"the network cannot read x: a batch of shape {tuple(x.shape)} ({x.dtype}) gave the error "
-                f"'{str(error).splitlines()[0]}'; give inputs of the shape and type its first layer takes."
-            ) from error
-    if outputs.shape[:2] != (structure.members, len(x)):
+        except ChoralError:
+            raise
+        except Exception as error:  # forward code of the user's may fail in any way
+            raise InputError(why_not_read(network, x, error)) from error
+    rows = batches.rows(x)
+    if outputs.shape[:2] != (structure.members, rows):
         raise InputError(
-            f"the network gave outputs of shape {tuple(outputs.shape)} for {len(x)} points; the first axes must be "
-            f"(member, batch) = ({structure.members}, {len(x)}); make the network return (batch, outputs)."
+            f"the network gave outputs of shape {tuple(outputs.shape)} for {rows} points; the first axes must be "
+            f"(member, batch) = ({structure.members}, {rows}); make the network return (batch, outputs)."
         )
     return outputs
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
-from choral.base import draws, rng, tree
+from choral.base import batches, draws, rng, tree
+from choral.base.batches import Batch
 from choral.base.mapping import vmap
 from choral.base.types import Params
 from choral.engine.blueprint import state_of
@@ -52,7 +53,7 @@ class Trainer(ABC):
         """Take the states in, with the key of each network's draws."""
 
     @abstractmethod
-    def step(self, x: Tensor, y: Tensor, step: int, progress: float, rate: float) -> None:
+    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float) -> None:
         """Take one step."""
 
     @abstractmethod
@@ -87,10 +88,10 @@ class PlainTrainer(Trainer):
         self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros((), device=device), 0
 
-    def step(self, x: Tensor, y: Tensor, step: int, progress: float, rate: float) -> None:
+    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float) -> None:
         """Take one step, as a hand-written loop would."""
         task, optimiser = self.task, self.optimiser
-        x, y = x.to(task.device), y.to(task.device)
+        x, y = batches.moved(x, task.device), y.to(task.device)
         lending = rng.seeded(self.key, "unkeyed", step) if self.lend else nullcontext()
         with lending as lent, draws.keyed(self.key, step, catch=self.catch) as stream:
             loss = self.sharing.likelihood(task.forward_loss(self.network, x, y))
@@ -161,9 +162,8 @@ class StackedTrainer(Trainer):
         self._drew = False
         heavy = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in self.network.modules())
         changing = any(p.changes for p in self.task.objective.penalties)
-        self._recordable = not (heavy or changing or self.buffers or self.task.precision != "fp32") and (
-            self.steps >= _RECORDED_FROM
-        )
+        other = changing or self.buffers or self.task.precision != "fp32" or self.task.ragged
+        self._recordable = not (heavy or other) and self.steps >= _RECORDED_FROM
 
     def _loss(  # type: ignore[no-untyped-def]  # mapped by vmap, nested return
         self,
@@ -173,7 +173,7 @@ class StackedTrainer(Trainer):
         slots: Any,
         words: Tensor,
         points: Tensor,
-        x: Tensor,
+        x: Batch,
         y: Tensor,
     ):
         step, progress = self._settings
@@ -189,16 +189,17 @@ class StackedTrainer(Trainer):
             loss = loss + penalty / points
         return loss, buffers
 
-    def step(self, x: Tensor, y: Tensor, step: int, progress: float, rate: float) -> None:
+    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float) -> None:
         """Take one step for all networks."""
         device = self.task.device
         self._settings = (step, progress)
         points = self._points
-        x, y = x.to(device), y.to(device)
+        x, y = batches.moved(x, device), y.to(device)
         traced = self._recorded(x, y, points)
         if traced is not None:
             with torch.no_grad():
-                *grads, losses = traced(*self.trained.values(), *self._constant_inputs(points), x, y)
+                inputs = [*self._constant_inputs(points), y, *batches.leaves(x)]
+                *grads, losses = traced(*self.trained.values(), *inputs)
             for p, g in zip(self.trained.values(), grads):
                 p.grad = g
         else:
@@ -221,14 +222,14 @@ class StackedTrainer(Trainer):
         held = [t for slot in self.slots.values() for t in slot.values()]
         return [*self.fixed.values(), *held, self.words, points]
 
-    def _recorded(self, x: Tensor, y: Tensor, points: Tensor) -> Callable[..., list[Tensor]] | None:
+    def _recorded(self, x: Batch, y: Tensor, points: Tensor) -> Callable[..., list[Tensor]] | None:
         """Return the recorded step for these shapes, or None where steps must be mapped afresh.
 
         The rule depends on the network and the phase alone, so a resumed run takes the same way as an unbroken one.
         """
         if not self._recordable:
             return None
-        graphs, shapes = self.task.graphs, (self._signature, tuple(x.shape), tuple(y.shape))
+        graphs, shapes = self.task.graphs, (self._signature, batches.signature(x), tuple(y.shape))
         if shapes not in graphs:
             names, slots = list(self.trained), {s: list(v) for s, v in self.slots.items()}
             fixed_names = list(self.fixed)
@@ -240,12 +241,13 @@ class StackedTrainer(Trainer):
                 fixed = {n: next(given) for n in fixed_names}
                 held = {s: {n: next(given) for n in v} for s, v in slots.items()}
                 step = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
-                grads, (losses, _) = step(params, fixed, {}, held, *given)
+                words, counts, targets, *parts = given
+                grads, (losses, _) = step(params, fixed, {}, held, words, counts, batches.filled(x, parts), targets)
                 return [*(grads[n].contiguous() for n in names), losses]
 
             example = [p.detach() for p in self.trained.values()]
             try:
-                graph = record(flat, [*example, *self._constant_inputs(points), x, y])
+                graph = record(flat, [*example, *self._constant_inputs(points), y, *batches.leaves(x)])
             except (RuntimeError, NotImplementedError, ValueError, TypeError):
                 self._recordable = False
                 return None

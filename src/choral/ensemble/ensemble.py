@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from choral.base import batches
+from choral.base.batches import Batch
 from choral.base.errors import InputError
+from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
-from choral.data.inputs import Transform
+from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs
 from choral.data.tables import Table
 from choral.engine.blueprint import Blueprint, usable
@@ -26,6 +29,8 @@ from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
 from choral.predictions import Prediction
 from choral.recipes.recipe import Recipe
+
+_PLAIN = Interface()
 
 
 class Ensemble:
@@ -42,7 +47,8 @@ class Ensemble:
         store: MemberStore,
         count: int,
         *,
-        inputs: tuple[Transform, ...] = (),
+        inputs: Transforms = (),
+        interface: Interface = _PLAIN,
         table: Table | None = None,
         info: dict[str, Any] | None = None,
         posthoc: tuple[Value, ...] = (),
@@ -53,7 +59,11 @@ class Ensemble:
         self._store, self._count = store, count
         self.networks = count
         self._build = build
-        self._blueprint = Blueprint(build, recipe.structure, device=torch.device("cpu"), images=False)
+        self._interface = interface
+        self._blueprint = Blueprint(
+            build, recipe.structure, device=torch.device("cpu"), images=False, interface=interface
+        )
+        self._floats: torch.dtype | None = None
         self._evaluations: dict[Any, Evaluation] = {}
 
     @property
@@ -91,31 +101,49 @@ class Ensemble:
         return pointwise.unguard(self._blueprint.holding(self._store.get(index))).requires_grad_()
 
     def member(self, index: int) -> nn.Module:
-        """Return one member as a plain network of its own, in evaluation mode."""
+        """Return one member as a plain network of its own, in evaluation mode: it is called, and returns, as the given one."""
         if not 0 <= index < self.members:
             raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
         which, inside = divmod(index, self.recipe.structure.members)
-        return self.recipe.structure.member(self.network(which), inside).eval()
+        return detach(self.recipe.structure.member(self.network(which), inside)).eval()
 
     def outputs(self, x: Any, *, batch_size: int = 1024, device: str = "cpu", precision: str = "fp32") -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
-        ready = as_inputs(x)
-        place = (device, precision, ready.dim() == 4)
+        ready = self._read(x)
+        images = any(t.dim() == 4 for t in batches.leaves(ready))
+        place = (device, precision, images)
         if place not in self._evaluations:
             self._evaluations.setdefault(place, self._evaluation(*place))
         return self._evaluations[place].outputs(ready, batch_size=batch_size)
 
+    def _read(self, x: Any) -> Batch:
+        """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
+        if self._floats is None:
+            self._floats = self._blueprint.floats
+        ready = as_inputs(x, self._floats)
+        self._interface.check(ready)
+        return ready
+
     def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
         recipe, where = self.recipe, usable(device)
-        blueprint = Blueprint(self._build, recipe.structure, device=where, images=images)
-        task = Task(blueprint, recipe.structure, recipe.objective, self.likelihood, self.inputs, where, precision)
+        blueprint = Blueprint(self._build, recipe.structure, device=where, images=images, interface=self._interface)
+        task = Task(
+            blueprint,
+            recipe.structure,
+            recipe.objective,
+            self.likelihood,
+            self.inputs,
+            where,
+            precision,
+            floats=self._blueprint.floats,
+        )
         return Evaluation(task, self._store, self._count)
 
     def predict(self, x: Any, *, batch_size: int = 1024, device: str = "cpu", precision: str = "fp32") -> Prediction:
         """Return the ensemble's prediction for some inputs; may be called from several threads at once.
 
         Args:
-            x: inputs as given to fit (arrays or tensors); for an ensemble fitted on a table, what
+            x: inputs as given to fit (arrays or tensors, or a dict, tuple or list of them); for an ensemble fitted on a table, what
                 `ensemble.table.inputs(frame)` makes of its rows, as `choral predict` does.
             batch_size: points evaluated at once, at most.
             device: where to evaluate.
@@ -173,7 +201,8 @@ class Ensemble:
         about = {
             "recipe": self.recipe.to_dict(),
             "likelihood": self.likelihood.to_dict(),
-            "inputs": [t.to_dict() for t in self.inputs],
+            "inputs": written(self.inputs),
+            "interface": self._interface.to_dict(),
             "network": self._blueprint.spec(),
             "table": None if self.table is None else self.table.to_dict(),
             "info": self.info,

@@ -1,7 +1,7 @@
 """ensemble_of: networks that were trained anywhere, as an ensemble with all that choral does for one."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from choral.base.errors import InputError, RunError
 from choral.base.types import Build
-from choral.data.inputs import Transform
+from choral.data.inputs import Transforms
 from choral.data.sources import source_of
 from choral.engine.blueprint import described, state_of
 from choral.engine.store import MemberStore
@@ -28,7 +28,9 @@ def ensemble_of(
     data: Any,
     build: Build | None = None,
     likelihood: Likelihood | None = None,
-    inputs: tuple[Transform, ...] = (),
+    inputs: Transforms = (),
+    target: str | int | None = None,
+    output: str | int | Callable[[Any], Tensor] | None = None,
     combine: Combine = "probs",
 ) -> Ensemble:
     """Return networks trained by any means as an ensemble: predict, calibrate, judge, save and report it.
@@ -47,6 +49,7 @@ def ensemble_of(
         build: makes the network that state dicts and files belong to.
         likelihood: what the outputs mean, as in `choral.fit`.
         inputs: transforms of inputs that the networks expect, as in `choral.fit`.
+        target, output: which part of the data and of what the networks return counts, as in `choral.fit`.
         combine: how members become one prediction of classes, 'probs' or 'logits'.
     """
     given = [_network(item, build, i) for i, item in enumerate(_several(networks))]
@@ -57,20 +60,32 @@ def ensemble_of(
     member = seq(Start(), Collect())
     plan = member if len(given) == 1 else fork(len(given), member)
     recipe = Recipe(name="given", plan=plan, combine=combine)
-    store, source = MemberStore(), source_of(data)
-    tasks = {kind: make_task(first[kind], source, recipe, inputs=inputs, likelihood=likelihood) for kind in kinds}
+    store, source = MemberStore(), source_of(data, target)
+    tasks = {
+        kind: make_task(first[kind], source, recipe, inputs=inputs, output=output, likelihood=likelihood)
+        for kind in kinds
+    }
+    settled = next(iter(tasks.values()))
     likelihoods = {task.likelihood for task in tasks.values()}
     if len(likelihoods) > 1:
         raise InputError(
             f"networks: their outputs mean different things ({', '.join(sorted(map(str, likelihoods)))}); give networks with the same outputs, "
             "or say what they mean with likelihood=."
         )
+    if len({task.blueprint.interface.column for task in tasks.values()}) > 1:
+        raise InputError("networks: some return (batch,) and some (batch, 1); make their outputs alike.")
     for i, network in enumerate(given):
         number = kinds[described(network)]
         store.put(i, state_of(network).having(form={"network": number} if number else None))
     builds = tuple(first.values())
     return Ensemble(
-        builds if len(builds) > 1 else builds[0], recipe, likelihoods.pop(), store, len(given), inputs=inputs
+        builds if len(builds) > 1 else builds[0],
+        recipe,
+        likelihoods.pop(),
+        store,
+        len(given),
+        inputs=settled.transforms,
+        interface=settled.blueprint.interface,
     )
 
 

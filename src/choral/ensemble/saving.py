@@ -7,7 +7,7 @@ fitting the network it names, before anything is predicted with it. Whatever is 
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from choral import models
 from choral.base.errors import ConversionError, InputError, PlanError, RunError
+from choral.base.functions import Function
+from choral.base.interface import Interface
 from choral.base.types import Builds
 from choral.base.values import Value, from_dict
-from choral.data.inputs import Transform
+from choral.data.inputs import Transform, Transforms
 from choral.data.tables import Table, table_from
 from choral.engine import bounds
 from choral.engine.blueprint import Blueprint
@@ -35,7 +37,8 @@ _HEADER = {
     "format": int,
     "recipe": dict,
     "likelihood": dict,
-    "inputs": [dict],
+    "inputs": ([dict], {str: [dict]}),
+    "interface?": dict,
     "network": (None, {"name": str, "arguments": dict}),
     "forms": [(None, dict)],
     "table": (None, dict),
@@ -53,7 +56,8 @@ class Saved:
     likelihood: Likelihood
     store: MemberStore
     count: int
-    inputs: tuple[Transform, ...]
+    inputs: Transforms
+    interface: Interface
     table: Table | None
     info: dict[str, Any]
     posthoc: tuple[Value, ...] = ()
@@ -71,7 +75,7 @@ def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> Non
     write_bytes(path, pack_tensors(tensors, {"forms": forms} | about))
 
 
-def load_file(path: Path, build: Builds | None) -> Saved:
+def load_file(path: Path, build: Builds | None, *, output: Any = None) -> Saved:
     """Return what a file written by `save_file` holds."""
     where = str(path)
     with _said_of(where):
@@ -82,7 +86,14 @@ def load_file(path: Path, build: Builds | None) -> Saved:
         store = _members(tensors, header["forms"], where)
         count = len(header["forms"])
         return _checked(
-            header, store, count, build, where, table=table_from(header["table"], where), info=header["info"]
+            header,
+            store,
+            count,
+            build,
+            where,
+            output=output,
+            table=table_from(header["table"], where),
+            info=header["info"],
         )
 
 
@@ -108,13 +119,14 @@ def _members(tensors: dict[str, Tensor], forms: list[Any], where: str) -> Member
     return store
 
 
-def load_folder(path: Path, build: Builds | None, *, partial: bool) -> Saved:
+def load_folder(path: Path, build: Builds | None, *, partial: bool, output: Any = None) -> Saved:
     """Return what a run folder holds.
 
     Args:
         path: the folder.
         build: the network factory, None for networks of the zoo.
         partial: whether missing or damaged members are left out, with a warning, instead of refused.
+        output: the function that picks the networks' output, if one does.
     """
     where = str(path)
     with _said_of(where):
@@ -127,7 +139,9 @@ def load_folder(path: Path, build: Builds | None, *, partial: bool) -> Saved:
         bounds.check("networks", count, 1, bounds.NETWORKS, where)
         store, count = _present(path, run_of(plan), count, partial)
         about = {**identity, "network": plan["network"]}
-        return _checked(about, store, count, build, where, table=read_table(path, plan), info=_costs(path))
+        return _checked(
+            about, store, count, build, where, output=output, table=read_table(path, plan), info=_costs(path)
+        )
 
 
 def _present(path: Path, run: str, count: int, partial: bool) -> tuple[MemberStore, int]:
@@ -162,6 +176,7 @@ def _checked(
     build: Builds | None,
     where: str,
     *,
+    output: Any,
     table: Table | None,
     info: dict[str, Any],
 ) -> Saved:
@@ -180,13 +195,36 @@ def _checked(
         _of(Likelihood, about["likelihood"], where),
         store,
         count,
-        inputs=tuple(_of(Transform, t, where) for t in about["inputs"]),
+        inputs=_transforms(about["inputs"], where),
+        interface=_interface(about.get("interface"), output, where),
         table=table,
         info=info,
         posthoc=tuple(_of(Value, v, where) for v in about.get("posthoc", ())),
     )
     check_fits(saved, where, given=build is not None)
     return saved
+
+
+def _transforms(content: Any, where: str) -> Transforms:
+    if isinstance(content, dict):
+        return {name: tuple(_of(Transform, t, where) for t in own) for name, own in content.items()}
+    return tuple(_of(Transform, t, where) for t in content)
+
+
+def _interface(content: dict[str, Any] | None, output: Any, where: str) -> Interface:
+    """Return how networks are called; a function that picks their output must be given again."""
+    found = Interface() if content is None else _of(Interface, content, where)
+    if not isinstance(found.output, Function):
+        if output is not None:
+            raise RunError(f"output is given, but {where} knows the output of its networks by itself; leave it out.")
+        return found
+    if output is None or Function.of(output).name != found.output.name:
+        given = "" if output is None else f", not {Function.of(output).name}"
+        raise RunError(
+            f"the output of the networks in {where} is picked by the function {found.output.name}, which a file never brings; give "
+            f"it again{given}: choral.load(path, build, output=...)."
+        )
+    return replace(found, output=Function.of(output))
 
 
 def _of(kind: type[Any], content: dict[str, Any], where: str) -> Any:
@@ -227,7 +265,9 @@ def check_fits(saved: Saved, where: str, *, given: bool) -> None:
         where: the file's name.
         given: whether the caller gave the network; errors of building it are then the caller's own.
     """
-    blueprint = Blueprint(saved.build, saved.recipe.structure, device=torch.device("cpu"), images=False)
+    blueprint = Blueprint(
+        saved.build, saved.recipe.structure, device=torch.device("cpu"), images=False, interface=saved.interface
+    )
     for number in range(saved.count):
         state = saved.store.get(number)
         try:

@@ -19,7 +19,7 @@ from choral.base.errors import RunError
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
 from choral.judging.maps import chains, pca
-from choral.judging.trial import Trial, make_trial
+from choral.judging.trial import Trial, count_rows, make_trial
 from choral.predictions import Prediction
 
 _SHOWN = 16  # members in matrices, at most
@@ -51,7 +51,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     measure, matrix = _first(prediction, _SHOWN).likeness(targets)
     found: dict[str, Any] = {
         "task": ensemble.task,
-        "rows": len(trial.x),
+        "rows": count_rows(trial.x),
         "members": len(prediction.rows_by_member()),
         "scores": prediction.scores(targets),
         "shown": list(prediction.shown),
@@ -67,7 +67,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     found["histograms"] = _histograms(prediction, other)
     if trial.ood is not None and other is not None:
         told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
-        found["ood"] = {"name": trial.ood_name, "rows": len(trial.ood), "best": prediction.alarm, "scores": told}
+        found["ood"] = {"name": trial.ood_name, "rows": count_rows(trial.ood), "best": prediction.alarm, "scores": told}
     return found
 
 

@@ -1,16 +1,19 @@
 """Trial: the rows ensembles are judged by - clean, strange and corrupted ones - made once so that all see the same."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from choral import __version__
+from choral.base import batches
 from choral.base.errors import InputError, did_you_mean
 from choral.data.images import from_images, to_images
+from choral.data.sources import as_inputs
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -28,9 +31,9 @@ class Trial:
         severities: the severities.
     """
 
-    x: np.ndarray
+    x: Any
     y: np.ndarray
-    ood: np.ndarray | None = None
+    ood: Any = None
     ood_name: str = ""
     corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
     corrupted_y: np.ndarray | None = None
@@ -41,9 +44,9 @@ class Trial:
         """A short text that changes with the rows, and with the version of choral that judges."""
         state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
         for rows in (
-            self.x,
+            *_leaves(self.x),
             self.y,
-            self.ood,
+            *_leaves(self.ood),
             self.corrupted_y,
             *(x for each in self.corrupted.values() for x in each),
         ):
@@ -77,12 +80,14 @@ def make_trial(
         corrupted_rows: rows that are corrupted, at most; drawn by the seed.
         seed: of the corruptions.
     """
-    x, y = np.asarray(x), np.asarray(y)
-    if len(x) != len(y) or not len(x):
-        raise InputError(f"x has {len(x)} rows and y {len(y)}; give as many of both, and at least one.")
+    x, y, ood = _rows(x), np.asarray(y), None if ood is None else _rows(ood)
+    if count_rows(x) != len(y) or not len(y):
+        raise InputError(f"x has {count_rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
     names = _names(corruptions)
+    if names and not isinstance(x, np.ndarray):
+        raise InputError(f"corruptions are for images in one array, but x is {batches.in_words(x)}; leave them out.")
     if not names:
-        return Trial(x, y, None if ood is None else np.asarray(ood), ood_name)
+        return Trial(x, y, ood, ood_name)
     from choral.corruptions import corrupt
 
     keep = np.sort(np.random.default_rng(seed).permutation(len(x))[:corrupted_rows])
@@ -90,7 +95,25 @@ def make_trial(
     corrupted = {
         name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities] for name in names
     }
-    return Trial(x, y, None if ood is None else np.asarray(ood), ood_name, corrupted, y[keep], tuple(severities))
+    return Trial(x, y, ood, ood_name, corrupted, y[keep], tuple(severities))
+
+
+def _rows(x: Any) -> Any:
+    """Return inputs as an array, or as a batch of tensors if there are several."""
+    made = as_inputs(x) if isinstance(x, Mapping | tuple | list) else x
+    return np.asarray(made) if isinstance(made, Tensor) or made is x else made
+
+
+def count_rows(x: Any) -> int:
+    """Return how many rows one or several inputs have."""
+    return len(x) if isinstance(x, np.ndarray) else batches.rows(x)
+
+
+def _leaves(x: Any) -> list[np.ndarray]:
+    """Return the arrays of one or several inputs, their names after them."""
+    if x is None or isinstance(x, np.ndarray):
+        return [] if x is None else [x]
+    return [*(t.numpy() for t in batches.leaves(x)), np.array([name for name, _ in batches.named_leaves(x)])]
 
 
 def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:

@@ -1,0 +1,116 @@
+"""Look at the plain network once, before anything is converted or trained: what it reads, in which type, and what it returns."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import batches, draws, rng
+from choral.base.batches import Batch
+from choral.base.errors import ChoralError, InputError
+from choral.base.functions import Function
+from choral.base.interface import Interface, pick, why_not_read
+from choral.base.types import Build
+from choral.data.inputs import Transforms, checked_transforms, prepare
+from choral.data.sources import Source
+from choral.engine.blueprint import bare, called_once, floats_of
+from choral.structures.base import Structure
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was found out.
+
+    Attributes:
+        interface: how the network is called, and which of its outputs counts.
+        transforms: of input batches, checked.
+        floats: the type in which it reads real numbers.
+        device: where it runs.
+    """
+
+    interface: Interface
+    transforms: Transforms
+    floats: torch.dtype
+    device: torch.device
+
+    def ready(self, x: Batch) -> Batch:
+        """Return a batch as the plain network reads it."""
+        moved = batches.moved(x, self.device)
+        return prepare(moved, self.transforms, training=False, floats=self.floats)
+
+
+def look(
+    build: Build | nn.Module, source: Source, structure: Structure, *, inputs: Any, output: Any, device: torch.device
+) -> Seen:
+    """Build the plain network and run it on the first points; the source gives real numbers in its type from now on.
+
+    Args:
+        build: the factory, or a network.
+        source: training data.
+        structure: how members will share the network.
+        inputs: transforms as the user gave them.
+        output: which part of the outputs counts, as the user gave it.
+        device: where to run.
+    """
+    with rng.seeded(0, "look"), draws.keyed(0):
+        network = bare(build).to(device)
+        _refuse_extra_state(network)
+        source.settle(floats_of(network))
+        x, _ = source.example()
+        seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)
+        batch = seen.ready(x)
+        given = batches.mapped(torch.clone, batch)
+        reads = Interface(spread=not isinstance(batch, Tensor), output=_chosen(output), reads=batches.described(batch))
+        try:
+            found = called_once(network, reads, batch)
+        except ChoralError:
+            raise
+        except Exception as error:  # forward code of the user's may fail in any way
+            raise InputError(why_not_read(network, given, error)) from error
+    _refuse_writing(structure, given, batch)
+    return Seen(_completed(reads, found, batches.rows(batch)), seen.transforms, seen.floats, device)
+
+
+def _chosen(output: Any) -> str | int | Function | None:
+    if (
+        output is None
+        or isinstance(output, str | Function)
+        or (isinstance(output, int) and not isinstance(output, bool))
+    ):
+        return output
+    if callable(output):
+        return Function.of(output)
+    raise InputError(
+        f"output is {output!r}; give the name or position of the network's output among what it returns, or a function."
+    )
+
+
+def _completed(reads: Interface, found: Any, rows: int) -> Interface:
+    """Return the interface with what the outputs tell."""
+    outputs = pick(found, reads.output)
+    if not outputs.dim() or len(outputs) != rows:
+        raise InputError(
+            f"the network gave outputs of shape {tuple(outputs.shape)} for {rows} points; make it return (batch, outputs), "
+            "one row for each point."
+        )
+    return Interface(spread=reads.spread, output=reads.output, column=outputs.dim() == 1, reads=reads.reads)
+
+
+def _refuse_extra_state(network: nn.Module) -> None:
+    """Raise InputError for modules that keep something beside parameters and buffers, which a saved member would lose."""
+    for name, module in network.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise InputError(
+                f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which members are not saved "
+                "with; register it as a buffer instead."
+            )
+
+
+def _refuse_writing(structure: Structure, given: Batch, after: Batch) -> None:
+    """Raise InputError for forward code that writes into its input where members read the same one."""
+    if structure.members > 1 and not batches.equal(given, after):
+        raise InputError(
+            f"the network writes into its input, which the {structure.members} members of {type(structure).__name__} share; let "
+            "forward begin with a copy of it (x = x.clone()), or use a method whose members are networks of their own."
+        )
