@@ -50,7 +50,8 @@ def test_it_combines_its_members_as_it_is_told(name, tmp_path):
     predictions = {}
     for combine in ("probs", "logits"):
         recipe = several(name, combine=combine)
-        assert from_dict(recipe.to_dict()).combine == recipe.describe()["combine"] == combine
+        assert recipe.describe()["combine"] == combine
+        assert from_dict(recipe.to_dict()) == recipe
         fit(build, (x, y), recipe, executor="sequential").save(tmp_path / combine)
         predictions[combine] = load(tmp_path / combine, build).predict(x[:9])
     averaged, pooled = predictions["probs"], predictions["logits"]

@@ -212,7 +212,7 @@ def test_every_branch_begins_with_a_perturbation_of_its_own():
     kept = ["Train", "Collect"]
     branch = ["Perturb", "ResetStds", *kept, "Perturb", "ResetStds", *kept]
     assert names == ["Reset", "Train", "FreezeGates", "CompactGates", *branch, *branch]
-    assert [place[1] for name, place in found if name == "Perturb"] == ["f0", "f0", "f1", "f1"]
+    assert [place.branch for name, place in found if name == "Perturb"] == [0, 0, 1, 1]
 
 
 def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():

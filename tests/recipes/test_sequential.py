@@ -5,26 +5,24 @@ import torch
 
 from choral.base.errors import InputError
 from choral.fit import fit
-from choral.plan import Collect, Reset, Train
-from choral.plan.walk import visit
+from choral.plan import Reset, Train
+from choral.plan.walk import Visitor, visit, walk
 from choral.recipes import make
 from choral.testing.problems import CALM, PROBLEMS
 
 
 def kept_at(recipe):
     """Where each member is kept: epochs of its own history, and the rate of its last step in 1,000."""
-    found, spent = [], {(): (0, 0.0)}
+    found = []
 
-    def leaf(phase, place):
-        forks = [i for i, part in enumerate(place) if str(part).startswith("f")]
-        branch = place[: forks[-1] + 1] if forks else ()
-        epochs, rate = spent.get(branch, spent[()])
-        if isinstance(phase, Train):
-            spent[branch] = (epochs + phase.epochs, phase.schedule.rate(999, 1000))
-        elif isinstance(phase, Collect):
-            found.append((epochs, rate))
+    def train(phase, place, spent):
+        return spent[0] + phase.epochs, phase.schedule.rate(999, 1000)
 
-    visit(recipe.plan, leaf)
+    def collect(phase, place, spent):
+        found.append(spent)
+        return spent
+
+    walk(recipe.plan, (0, 0.0), Visitor(train=train, collect=collect))
     return found
 
 

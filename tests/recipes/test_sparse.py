@@ -9,7 +9,7 @@ from choral.base.errors import InputError
 from choral.compaction import compact
 from choral.engine.store import encode_member
 from choral.fit import fit
-from choral.plan import SGD, Adam, Prune, Regrow, State, Train
+from choral.plan import SGD, Adam, AntiRandom, Prune, Regrow, State, Train
 from choral.plan.walk import visit
 from choral.recipes import make, prune_and_tune
 from choral.recipes.training import Training
@@ -187,7 +187,7 @@ def test_a_half_masked_member_is_stored_in_at_most_0_56_of_the_dense_bytes():
 
         sibling_generator = generator
 
-    pruned = Prune(pruning="anti_random", keep_classifier=False).apply(state, Place())
+    pruned = Prune(masks=AntiRandom(), keep_classifier=False).apply(state, Place())
     assert len(encode_member(pruned)) <= 0.56 * len(encode_member(state))
 
 

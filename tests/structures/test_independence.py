@@ -5,10 +5,11 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import ConversionError
+from choral.base.values import from_dict
 from choral.layers.conversion.convert import swap
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layer import PackedLayer
-from choral.structures import BatchEnsemble, Masksembles, Packed, Patched, check_independence
+from choral.structures import BatchEnsemble, Independent, Masksembles, Packed, Patched, check_independence
 
 
 class Centred(nn.Module):
@@ -87,3 +88,13 @@ def test_a_width_stated_as_a_number_is_explained_with_the_report():
 def test_single_networks_have_nothing_to_check():
     structure = Patched()
     check_independence(structure, structure.convert(models.mlp(4, 2), generator()), torch.randn(4, 4))
+
+
+def test_facts_of_a_structure_are_not_arguments():
+    with pytest.raises(TypeError, match="members"):
+        Independent(members=3)
+    with pytest.raises(TypeError, match="undecayed"):
+        BatchEnsemble(undecayed=())
+    with pytest.raises(TypeError, match="draws"):
+        Packed(draws=3)
+    assert from_dict({"kind": "Independent", "members": 1, "draws": 1, "undecayed": []}) == Independent()

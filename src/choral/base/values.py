@@ -70,7 +70,7 @@ def from_dict(data: Mapping[str, Any]) -> Any:
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
     hints = _hints(kind)
-    for name in [n for n in given if get_origin(hints.get(n)) is ClassVar]:
+    for name in [n for n in given if get_origin(hints.get(n)) is ClassVar or _is_fact(_KINDS[kind], n)]:
         del given[name]  # a fact of the class, which older files hold as a field
     for name, value in given.items():
         if name in hints and not _fits(value, hints[name]):
@@ -80,6 +80,10 @@ def from_dict(data: Mapping[str, Any]) -> Any:
         return _KINDS[kind](**given)
     except TypeError as error:
         raise InputError(f"{kind} cannot be made from the fields {sorted(given)}: {error}.") from error
+
+
+def _is_fact(kind: type[Value], name: str) -> bool:
+    return isinstance(getattr(kind, name, None), property)
 
 
 @functools.cache

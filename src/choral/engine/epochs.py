@@ -14,12 +14,12 @@ from choral.engine.checkpoint import Branch
 from choral.engine.context import BranchContext, applied
 from choral.engine.flops import Flops
 from choral.engine.ledger import Ledger
-from choral.engine.points import order_of, picked, subset_of, target_shift
+from choral.engine.points import order_of, picked, target_shift
 from choral.engine.task import Task
 from choral.engine.trainers import PlainTrainer, StackedTrainer
 from choral.plan.cost import batches_in
 from choral.plan.phases import Every, Train
-from choral.plan.state import State
+from choral.plan.state import Role, State
 from choral.plan.walk import Place
 
 
@@ -53,7 +53,7 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
     found: dict[Any, list[Branch]] = {}
     for branch in branches:
         state = branch.reached
-        own = [tree.signature(state.slots.get(slot, {})) for slot in ("subset", "target_shift")]
+        own = [tree.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
         alone = None if phase.optimiser.elementwise else branch.place
         found.setdefault((tree.signature(state.params), repr(state.form), alone, *own), []).append(branch)
     return list(found.values())
@@ -72,7 +72,7 @@ class Epochs:
     def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place):
         self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
         self.keys = [rng.key(setting.seed, *(b.place + suffix).words, "train") for b in self.branches]
-        self.subsets = [subset_of(branch.reached) for branch in self.branches]
+        self.subsets = [branch.reached.subset for branch in self.branches]
         self.points = [setting.source.points if s is None else len(s) for s in self.subsets]
         self.per_epoch = batches_in(self.points[0], phase.batch_size)
         self.steps = phase.epochs * self.per_epoch

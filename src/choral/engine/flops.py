@@ -76,7 +76,7 @@ class Flops:
 
     @staticmethod
     def _masked(state: State | None, counts: _Counts, of: int) -> float:
-        masks = {} if state is None else state.slots.get("mask", {})
+        masks = {} if state is None else state.mask
         return sum(
             (1 - int(m.sum()) / m.numel()) * counts.weights[n][of] for n, m in masks.items() if n in counts.weights
         )

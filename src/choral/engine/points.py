@@ -8,16 +8,9 @@ from choral.base import rng
 from choral.plan.state import State
 
 
-def subset_of(state: State) -> torch.Tensor | None:
-    """Return the points a network is trained on, None for all."""
-    slot = state.slots.get("subset")
-    return None if slot is None else slot["indices"]
-
-
 def target_shift(states: Sequence[State]) -> torch.Tensor | None:
     """Return what is added to the targets, (point, ...) for one branch and (branch, point, ...) for several."""
-    shifts = [state.slots["target_shift"] for state in states if "target_shift" in state.slots]
-    values = [shift for slot in shifts for shift in slot.values()]
+    values = [state.shift for state in states if state.shift is not None]
     return None if not values else values[0] if len(states) == 1 else torch.stack(values)
 
 

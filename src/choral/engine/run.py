@@ -244,6 +244,6 @@ class Run:
 
 def _density(state: State) -> dict[str, float]:
     """Return the share of maskable weights that are at work, if the state has a mask."""
-    mask = state.slots.get("mask", {})
+    mask = state.mask
     total = sum(m.numel() for m in mask.values())
     return {"density": sum(int(m.sum()) for m in mask.values()) / total} if total else {}

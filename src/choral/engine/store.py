@@ -13,6 +13,7 @@ from choral.base.errors import RunError
 from choral.engine.events import Listener
 from choral.engine.files import is_sealed, open_kept, pack_tensors, unpack_tensors, write_bytes
 from choral.engine.schema import expect
+from choral.plan.sparse import MASK
 from choral.plan.state import State
 
 FORM = {"axes": {str: {str: [int]}}, "attributes": {str: {str: int}}}
@@ -40,7 +41,7 @@ class MemberStore:
 
     def put(self, number: int, state: State) -> None:
         """Keep what prediction needs of a state: parameters, buffers, form and mask."""
-        slots = {"mask": state.slots["mask"]} if "mask" in state.slots else {}
+        slots = {MASK: state.mask} if state.mask else {}
         kept = State(state.params, state.buffers, slots, {}, state.form)
         if self.folder is None:
             self._held[number] = kept
@@ -99,7 +100,7 @@ def member_tensors(state: State) -> dict[str, Tensor]:
     """Return the tensors that store a member; masked parameters as a bitmask and the kept values."""
     from choral.masks.storing import pack
 
-    mask = state.slots.get("mask", {})
+    mask = state.mask
     tensors = {f"buffers/{n}": b for n, b in state.buffers.items()}
     tensors |= {f"params/{n}": p for n, p in state.params.items() if n not in mask}
     tensors |= {f"packed/{n}": t for n, t in pack({n: state.params[n] for n in mask}, mask).items()}
@@ -126,7 +127,7 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
             )
         parts[part][name] = tensor
     values, mask = unpack(parts["packed"])
-    slots = {"mask": mask} if mask else {}
+    slots = {MASK: mask} if mask else {}
     return State(parts["params"] | values, parts["buffers"], slots, {}, form)
 
 

@@ -77,9 +77,7 @@ class PlainTrainer(Trainer):
         self.sharing = sharing_of(self.task.structure, self.network)
         device = self.task.device
         self.slots = {s: {n: t.to(device) for n, t in self.state.slots[s].items()} for s in self.task.objective.slots}
-        self.mask = [
-            (self.params[n], m.to(device, self.params[n].dtype)) for n, m in self.state.slots.get("mask", {}).items()
-        ]
+        self.mask = [(self.params[n], m.to(device, self.params[n].dtype)) for n, m in self.state.mask.items()]
         with torch.no_grad():
             for p, m in self.mask:
                 p.mul_(m)
@@ -144,7 +142,7 @@ class StackedTrainer(Trainer):
         self.fixed = {n: t for n, t in self.params.items() if n not in learns}
         self.buffers = stacked([s.buffers for s in states])
         self.slots = {slot: stacked([s.slots[slot] for s in states]) for slot in self.task.objective.slots}
-        masks = stacked([s.slots["mask"] for s in states]) if "mask" in states[0].slots else {}
+        masks = stacked([s.mask for s in states])
         self.mask = [(self.params[n], m.to(self.params[n].dtype)) for n, m in masks.items()]
         with torch.no_grad():
             for p, m in self.mask:

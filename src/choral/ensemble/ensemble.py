@@ -155,7 +155,7 @@ class Ensemble:
         outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision)
         names = self.table.names_of(outputs.shape[-1]) if self.table else None
         found = self.likelihood.predict(
-            outputs, About(self.recipe.combine, names, self.recipe.structure.owners(self._count))
+            outputs, About(self.recipe.combination.word, names, self.recipe.structure.owners(self._count))
         )
         if self.table and self.table.scale:
             found = found.rescaled(self.table.scale.std, self.table.scale.mean)

@@ -32,14 +32,14 @@ from choral.plan.phases import (
     seq,
 )
 from choral.plan.schedule import Constant, Cosine, CosineRestarts, Linear, OneCycle, Part, Schedule, Steps, Triangles
-from choral.plan.sparse import Compact, Prune, Regrow
-from choral.plan.state import State
+from choral.plan.sparse import AntiRandom, Compact, ErdosRenyi, Magnitude, Masks, Partition, Prune, RandomMasks, Regrow
+from choral.plan.state import Role, State, slot
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
-    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "Every", "Fork", "FreezeGates",
-    "Linear", "OneCycle", "Operator", "Optimiser", "OwnOptimiser", "OwnRate", "Part", "Perturb", "Phase", "Prune", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
-    "Reset", "ResetStds", "Schedule", "Seq", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
+    "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
+    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "ErdosRenyi", "Every", "Fork", "FreezeGates",
+    "Linear", "Magnitude", "Masks", "OneCycle", "Operator", "Optimiser", "OwnOptimiser", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
+    "Reset", "ResetStds", "Role", "Schedule", "Seq", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
     "Triangles", "UpdateMoments", "UseMean", "batches_in", "cost", "every", "fork", "problems", "repeat",
-    "seq",
+    "seq", "slot",
 ]  # fmt: skip

@@ -11,8 +11,9 @@ from choral.bayes.posteriors import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_
 from choral.bayes.walks import Walk
 from choral.compaction import Form, follow, neuron_param_mask, plan_compaction, slice_params
 from choral.plan.phases import Context, Operator
-from choral.plan.state import State
+from choral.plan.state import Role, State, slot
 
+SHIFT = slot("target_shift", Role.SHIFT)
 TARGETS = "targets"
 """Name of the only tensor in the slot 'target_shift'."""
 
@@ -85,7 +86,7 @@ class DrawTargetShift(_Walking):
     @property
     def gives(self) -> tuple[str, ...]:
         """The shift, and the directions of a walk that keeps them."""
-        return ("target_shift", "target_direction") if self.walk.directed else ("target_shift",)
+        return (SHIFT, "target_direction") if self.walk.directed else (SHIFT,)
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its own noise."""
@@ -101,12 +102,12 @@ class StepTargetShift(_Walking):
     @property
     def needs(self) -> tuple[str, ...]:
         """A shift to move."""
-        return ("target_shift", "target_direction") if self.walk.directed else ("target_shift",)
+        return (SHIFT, "target_direction") if self.walk.directed else (SHIFT,)
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with neighbouring noise."""
         scale = _noise(context) / self.prior_std
-        noise = _scaled(state.slots["target_shift"], 1 / scale)
+        noise = _scaled(state.slots[SHIFT], 1 / scale)
         memory = state.slots.get("target_direction", {})
         noise, memory = self.walk.step(noise, memory, self.prior_std, context.generator("target shift"))
         return _with(state, target_shift=_scaled(noise, scale), target_direction=memory)

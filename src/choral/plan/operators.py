@@ -9,7 +9,9 @@ from choral.base import draws
 from choral.base.errors import InputError, PlanError
 from choral.layers.bayesian.drawn_norm import DrawnStatistics
 from choral.plan.phases import Context, Operator, Starter
-from choral.plan.state import State
+from choral.plan.state import Role, State, slot
+
+SUBSET = slot("subset", Role.SUBSET)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Bag(Operator):
     @property
     def gives(self) -> tuple[str, ...]:
         """The slot 'subset' with the drawn indices."""
-        return ("subset",)
+        return (SUBSET,)
 
     @property
     def foreseen(self) -> bool:
@@ -65,7 +67,7 @@ class Bag(Operator):
             indices = torch.randint(context.points, (count,), generator=generator)
         else:
             indices = torch.randperm(context.points, generator=generator)[:count]
-        return state.with_slots(subset={"indices": indices.sort().values})
+        return state.with_slots(**{SUBSET: {"indices": indices.sort().values}})
 
 
 @dataclass(frozen=True, kw_only=True)

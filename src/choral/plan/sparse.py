@@ -1,13 +1,15 @@
 """Sparse operators: prune a state, drop and grow its weights, make pruned neurons physically disappear."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.types import Params
+from choral.base.values import Value
 from choral.compaction import compact, neuron_param_mask, tied_groups
 from choral.masks import (
     anti_random_pair,
@@ -20,9 +22,117 @@ from choral.masks import (
     regrow,
 )
 from choral.plan.phases import Context, Operator
-from choral.plan.state import State
+from choral.plan.state import Role, State, slot
 
-PRUNINGS = ("random", "anti_random", "partition", "magnitude", "erk")
+MASK = slot("mask", Role.MASK)
+Unit = Literal["connection", "neuron"]
+Scope = Literal["layer", "global"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masks(Value, ABC):
+    """How the weights that stay are chosen."""
+
+    @abstractmethod
+    def choose(
+        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
+    ) -> dict[str, Tensor]:
+        """Return where each weight stays.
+
+        Args:
+            weights: those that may go.
+            context: randomness of this place, and which branch it is.
+            unit, scope: as in `Prune`.
+            groups: names of weights whose neurons go together.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sparse(Masks, ABC):
+    """Masks that remove a share of the weights.
+
+    Args:
+        sparsity: share removed.
+    """
+
+    sparsity: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sparsity < 1:
+            raise InputError(f"sparsity is {self.sparsity}; give a share from 0 up to, but not including, 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomMasks(_Sparse):
+    """Weights go at random, drawn for this branch."""
+
+    def choose(
+        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
+    ) -> dict[str, Tensor]:
+        """Return random masks."""
+        own = context.generator("prune")
+        return random_masks(_shapes(weights), own, density=1 - self.sparsity, unit=unit, scope=scope, groups=groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErdosRenyi(_Sparse):
+    """Weights go at random, fewer in small layers: Erdos-Renyi-Kernel densities."""
+
+    def choose(
+        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
+    ) -> dict[str, Tensor]:
+        """Return random masks of these densities."""
+        shapes = _shapes(weights)
+        return random_masks(
+            shapes, context.generator("prune"), density=erk_densities(shapes, sparsity=self.sparsity), unit=unit
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Magnitude(_Sparse):
+    """The smallest weights go."""
+
+    def choose(
+        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
+    ) -> dict[str, Tensor]:
+        """Return masks of the largest."""
+        return magnitude_masks(weights, density=1 - self.sparsity, unit=unit, scope=scope, groups=groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AntiRandom(Masks):
+    """Branches 2k and 2k + 1 keep complementary halves."""
+
+    def choose(
+        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
+    ) -> dict[str, Tensor]:
+        """Return this branch's half."""
+        shared = context.sibling_generator(f"pair {context.branch // 2}")
+        pair = anti_random_pair(_shapes(weights), shared, unit=unit, scope=scope, groups=groups)
+        return pair[context.branch % 2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition(Masks):
+    """Branches keep disjoint parts that cover everything.
+
+    Args:
+        parts: how many.
+    """
+
+    parts: int = 2
+
+    def choose(
+        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
+    ) -> dict[str, Tensor]:
+        """Return this branch's part."""
+        shared = context.sibling_generator("partition")
+        parts = partition(_shapes(weights), shared, members=self.parts, unit=unit, scope=scope, groups=groups)
+        return parts[context.branch % self.parts]
+
+
+def _shapes(weights: Params) -> dict[str, torch.Size]:
+    return {n: w.shape for n, w in weights.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,37 +140,34 @@ class Prune(Operator):
     """Remove weights: they become zero and stay zero in every later training phase.
 
     Args:
-        pruning: 'random' (drawn for this branch), 'anti_random' (branches 2k and 2k + 1 keep complementary halves),
-            'partition' (branches keep disjoint parts that cover everything), 'magnitude' (the smallest go), or 'erk' (random,
-            with Erdos-Renyi-Kernel densities).
-        sparsity: share removed.
+        masks: which ones: `RandomMasks`, `AntiRandom`, `Partition`, `Magnitude`, `ErdosRenyi`, or `Masks` of your own.
         unit: 'connection', or 'neuron' (whole output rows with their bias and normalisation).
         scope: 'layer' removes the share in every layer, 'global' over all of them.
-        members: parts of a partition.
         keep_classifier, keep_first: whether the output layer and the first layer stay whole.
         include, exclude: name patterns of weights to prune or to leave, instead of and besides these.
     """
 
-    pruning: Literal["random", "anti_random", "partition", "magnitude", "erk"] = "random"
-    sparsity: float = 0.5
-    unit: Literal["connection", "neuron"] = "connection"
-    scope: Literal["layer", "global"] = "layer"
-    members: int = 2
+    masks: Masks = RandomMasks()
+    unit: Unit = "connection"
+    scope: Scope = "layer"
     keep_classifier: bool = True
     keep_first: bool = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.pruning not in PRUNINGS:
-            raise InputError(f"pruning is {self.pruning!r}; give one of {', '.join(PRUNINGS)}.")
-        if not 0 <= self.sparsity < 1:
-            raise InputError(f"sparsity is {self.sparsity}; give a share from 0 up to, but not including, 1.")
+        if not isinstance(self.masks, Masks):
+            raise InputError(
+                f"Prune: masks is {self.masks!r}; give RandomMasks(), AntiRandom(), Partition(), Magnitude() or ErdosRenyi()."
+            )
+        for name, accepted in (("unit", get_args(Unit)), ("scope", get_args(Scope))):
+            if getattr(self, name) not in accepted:
+                raise InputError(f"Prune: {name} is {getattr(self, name)!r}; give one of {', '.join(accepted)}.")
 
     @property
     def gives(self) -> tuple[str, ...]:
         """The mask."""
-        return ("mask",)
+        return (MASK,)
 
     @property
     def foreseen(self) -> bool:
@@ -80,29 +187,12 @@ class Prune(Operator):
             example_input=example,
         )
         groups = tied_groups(network, example) if self.unit == "neuron" else []
-        masks = self._masks({n: state.params[n] for n in names}, groups, context)
+        weights = {n: state.params[n] for n in names}
+        masks = self.masks.choose(weights, context, unit=self.unit, scope=self.scope, groups=groups)
         if self.unit == "neuron":
             masks = neuron_param_mask(network, keep_vectors(masks), example)
         params = {n: p * masks[n] if n in masks else p for n, p in state.params.items()}
-        return state.having(params=params, memory={}).with_slots(mask=masks)
-
-    def _masks(self, weights: Params, groups: list[list[str]], context: Context) -> dict[str, Tensor]:
-        shapes = {n: w.shape for n, w in weights.items()}
-        density = 1 - self.sparsity
-        if self.pruning == "magnitude":
-            return magnitude_masks(weights, density=density, unit=self.unit, scope=self.scope, groups=groups)
-        if self.pruning == "anti_random":
-            shared = context.sibling_generator(f"pair {context.branch // 2}")
-            pair = anti_random_pair(shapes, shared, unit=self.unit, scope=self.scope, groups=groups)
-            return pair[context.branch % 2]
-        if self.pruning == "partition":
-            shared = context.sibling_generator("partition")
-            parts = partition(shapes, shared, members=self.members, unit=self.unit, scope=self.scope, groups=groups)
-            return parts[context.branch % self.members]
-        own = context.generator("prune")
-        if self.pruning == "erk":
-            return random_masks(shapes, own, density=erk_densities(shapes, sparsity=self.sparsity), unit=self.unit)
-        return random_masks(shapes, own, density=density, unit=self.unit, scope=self.scope, groups=groups)
+        return state.having(params=params, memory={}).with_slots(**{MASK: masks})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,14 +213,18 @@ class Regrow(Operator):
     grow: Literal["gradient", "random"] = "gradient"
     batches: int = 1
 
+    def __post_init__(self) -> None:
+        if self.grow not in ("gradient", "random"):
+            raise InputError(f"Regrow: grow is {self.grow!r}; give 'gradient' or 'random'.")
+
     @property
     def needs(self) -> tuple[str, ...]:
         """A mask to change."""
-        return ("mask",)
+        return (MASK,)
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with other weights alive."""
-        old = state.slots["mask"]
+        old = state.slots[MASK]
         gradients = context.gradients(state, self.batches) if self.grow == "gradient" else None
         new = regrow(old, state.params, gradients, rate=self.rate, generator=context.generator("regrow"))
         stayed = {n: old[n] & new[n] for n in new}
@@ -139,7 +233,7 @@ class Regrow(Operator):
         for full, value in state.memory.items():
             name = full.split("/", 1)[1]
             memory[full] = value * stayed[name] if name in stayed and value.shape == params[name].shape else value
-        return state.having(params=params, memory=memory).with_slots(mask=new)
+        return state.having(params=params, memory=memory).with_slots(**{MASK: new})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +246,7 @@ class Compact(Operator):
     @property
     def needs(self) -> tuple[str, ...]:
         """A mask of whole neurons."""
-        return ("mask",)
+        return (MASK,)
 
     @property
     def foreseen(self) -> bool:
@@ -163,13 +257,13 @@ class Compact(Operator):
         """Return the state of the smaller network."""
         from choral.compaction import slice_params
 
-        mask = state.slots["mask"]
+        mask = state.slots[MASK]
         network = context.network(state)
         result = compact(network, keep_vectors(mask), context.example(), repeats=0)
         small = result.network
         params = {n: p.detach().clone(memory_format=torch.contiguous_format) for n, p in small.named_parameters()}
         buffers = {n: b.detach().clone(memory_format=torch.contiguous_format) for n, b in small.named_buffers()}
         rest = {n: m for n, m in slice_params(mask, result.form).items() if n in params and not bool(m.all())}
-        slots = {n: s for n, s in state.slots.items() if n != "mask"}
+        slots = {n: s for n, s in state.slots.items() if n != MASK}
         form = result.form if result.form["axes"] else state.form
-        return State(params, buffers, slots | ({"mask": rest} if rest else {}), {}, form)
+        return State(params, buffers, slots | ({MASK: rest} if rest else {}), {}, form)

@@ -1,11 +1,38 @@
 """State: everything the next phase needs of one network, and nothing else."""
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from torch import Tensor
 
+from choral.base.errors import InputError
 from choral.base.types import Params, Slots
+
+
+class Role(Enum):
+    """What the engine does with a slot, beside keeping it for the phases that follow."""
+
+    KEPT = "nothing"
+    MASK = "weights of the same name are held at zero where it is False"
+    SUBSET = "the network is trained on these points alone, given by their numbers"
+    SHIFT = "it is added to the targets, (point, ...)"
+
+
+_ROLES: dict[str, Role] = {}
+
+
+def slot(name: str, role: Role = Role.KEPT) -> str:
+    """Declare a slot with a role, where the value that brings it is defined; return its name.
+
+    >>> slot("mask", Role.MASK)
+    'mask'
+    """
+    if _ROLES.setdefault(name, role) is not role:
+        raise InputError(
+            f"the slot {name!r} has the role {_ROLES[name].name} already and cannot have {role.name}; give it another name."
+        )
+    return name
 
 
 @dataclass(frozen=True)
@@ -15,7 +42,7 @@ class State:
     Attributes:
         params: trainable tensors by name.
         buffers: the network's buffers by name.
-        slots: named extra tensors: 'mask' (held at zero where False), 'anchor', 'mean', ... each a dict by name.
+        slots: named extra tensors ('mask', 'anchor', 'mean', ...), each a dict by name; see `Role` for those the engine reads.
         memory: the optimiser's memory, a flat dict (`plan.optimiser.memory_of`).
         form: how this network's shapes differ from the built one (JSON types), None if they do not.
 
@@ -43,10 +70,29 @@ class State:
         """Return the state with these slots set."""
         return replace(self, slots=self.slots | slots)
 
+    def playing(self, role: Role) -> Params:
+        """Return the tensors of the slots with a role, by name."""
+        return {n: t for name, held in self.slots.items() if _ROLES.get(name) is role for n, t in held.items()}
+
+    @property
+    def mask(self) -> Params:
+        """Where weights are at work, by name; weights without a mask all are."""
+        return self.playing(Role.MASK)
+
+    @property
+    def subset(self) -> Tensor | None:
+        """Numbers of the points it is trained on, None for all."""
+        return next(iter(self.playing(Role.SUBSET).values()), None)
+
+    @property
+    def shift(self) -> Tensor | None:
+        """What is added to its training targets, (point, ...)."""
+        return next(iter(self.playing(Role.SHIFT).values()), None)
+
     @property
     def stored(self) -> int:
         """Parameters that are at work: masked ones do not count."""
-        mask = self.slots.get("mask", {})
+        mask = self.mask
         return sum(int(mask[n].sum()) if n in mask else p.numel() for n, p in self.params.items())
 
     def flat(self) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ Reference: Liu et al., "Deep Ensembling with No Overhead for either Training or 
 Sparsity", ICLR 2022, arXiv:2106.14568, section 3.1; Evci et al., 2020, arXiv:1911.11134 for the updates.
 """
 
-from choral.plan import Collect, Every, Prune, Regrow, Reset, fork
+from choral.plan import Collect, ErdosRenyi, Every, Prune, Regrow, Reset, fork
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Training, share
 
@@ -36,6 +36,6 @@ def dst(
     each = training.phase(share(epochs, members), every=(move,))
     return Recipe(
         name="dst",
-        plan=fork(members, Reset(), Prune(pruning="erk", sparsity=sparsity), each, Collect()),
+        plan=fork(members, Reset(), Prune(masks=ErdosRenyi(sparsity=sparsity)), each, Collect()),
         combine=combine,
     )

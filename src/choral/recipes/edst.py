@@ -5,7 +5,7 @@ Sparsity", ICLR 2022, arXiv:2106.14568, section 3.2.
 """
 
 from choral.base.errors import InputError
-from choral.plan import Collect, Constant, Every, Prune, Regrow, Reset, repeat, seq
+from choral.plan import Collect, Constant, ErdosRenyi, Every, Prune, Regrow, Reset, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Training
 
@@ -56,7 +56,7 @@ def edst(
     kept = (first, second, Collect())
     plan = seq(
         Reset(),
-        Prune(pruning="erk", sparsity=sparsity),
+        Prune(masks=ErdosRenyi(sparsity=sparsity)),
         explore,
         repeat(members - 1, *kept, Regrow(rate=escape)),
         *kept,

@@ -8,7 +8,25 @@ import warnings
 from typing import Literal
 
 from choral.base.errors import InputError
-from choral.plan import Bag, Collect, Compact, Constant, OneCycle, Phase, Prune, Recalibrate, Reset, Start, fork, seq
+from choral.plan import (
+    AntiRandom,
+    Bag,
+    Collect,
+    Compact,
+    Constant,
+    Masks,
+    OneCycle,
+    Partition,
+    Phase,
+    Prune,
+    RandomMasks,
+    Recalibrate,
+    Reset,
+    Schedule,
+    Start,
+    fork,
+    seq,
+)
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Training
 
@@ -50,6 +68,25 @@ def prune_and_tune(
 
     Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.
     """
+    child, parent = _epochs(epochs, members, parent_epochs)
+    cut = Prune(
+        masks=_masks(pruning, sparsity, members),
+        unit=unit,
+        scope=scope,
+        keep_classifier=keep_classifier,
+        keep_first=keep_first,
+    )
+    body: list[Phase] = [cut]
+    body += [Compact()] if unit == "neuron" else []
+    body += [Recalibrate()] if recalibrate else []
+    body += [Bag(fraction=bagging)] if bagging is not None else []
+    start = [Start()] if parent == 0 else [Reset(), training.phase(parent)]
+    plan = seq(*start, fork(members, *body, training.phase(child, _schedule(tuning, training)), Collect()))
+    return Recipe(name="prune_and_tune", plan=plan, combine=combine)
+
+
+def _epochs(epochs: int, members: int, parent_epochs: int | None) -> tuple[int, int]:
+    """Return the epochs of a child and of the parent."""
     if members < 1:
         raise InputError(f"members is {members}; give 1 or more.")
     child = max(1, round(0.3 * epochs / members) if parent_epochs is None else (epochs - parent_epochs) // members)
@@ -59,30 +96,30 @@ def prune_and_tune(
             f"epochs is {epochs}, too few for a parent and {members} children of at least 1 epoch each; "
             f"give at least {members + max(parent_epochs or 1, 1)} epochs or fewer members."
         )
+    return child, parent
+
+
+def _masks(pruning: str, sparsity: float | None, members: int) -> Masks:
+    """Return the masks a name stands for, if they have the sparsity that is asked for."""
+    if pruning not in ("anti_random", "random", "partition"):
+        raise InputError(f"pruning is {pruning!r}; give 'anti_random', 'random' or 'partition'.")
     exact = {"anti_random": 0.5, "partition": 1 - 1 / members}.get(pruning)
     if exact is not None and sparsity is not None and abs(sparsity - exact) > 1e-9:
         raise InputError(f"sparsity is {sparsity}, but {members} '{pruning}' masks need {exact:g}; leave it out.")
     if pruning == "anti_random" and members % 2:
-        warnings.warn(f"members is {members}: the last has no complementary partner; give an even one.", stacklevel=2)
-    cut = Prune(
-        pruning=pruning,
-        sparsity=exact if exact is not None else 0.5 if sparsity is None else sparsity,
-        unit=unit,
-        scope=scope,
-        members=members,
-        keep_classifier=keep_classifier,
-        keep_first=keep_first,
-    )
+        warnings.warn(f"members is {members}: the last has no complementary partner; give an even one.", stacklevel=3)
+    if pruning == "random":
+        return RandomMasks(sparsity=0.5 if sparsity is None else sparsity)
+    return AntiRandom() if pruning == "anti_random" else Partition(parts=members)
+
+
+def _schedule(tuning: str, training: Training) -> Schedule:
+    """Return the learning rate of a child."""
+    if tuning not in ("one_cycle", "constant"):
+        raise InputError(f"tuning is {tuning!r}; give 'one_cycle' or 'constant'.")
     rate, last = training.rate, training.full().at(1.0)
     if tuning == "constant" and last <= 0:
         raise InputError(
             f"tuning='constant' goes on at the parent's last rate, which is 0 with schedule='{training.schedule}'; give another."
         )
-    schedule = OneCycle(rate, start=rate / 100, end=rate * 1e-6) if tuning == "one_cycle" else Constant(last)
-    body: list[Phase] = [cut]
-    body += [Compact()] if unit == "neuron" else []
-    body += [Recalibrate()] if recalibrate else []
-    body += [Bag(fraction=bagging)] if bagging is not None else []
-    start = [Start()] if parent == 0 else [Reset(), training.phase(parent)]
-    plan = seq(*start, fork(members, *body, training.phase(child, schedule), Collect()))
-    return Recipe(name="prune_and_tune", plan=plan, combine=combine)
+    return OneCycle(rate, start=rate / 100, end=rate * 1e-6) if tuning == "one_cycle" else Constant(last)

@@ -4,17 +4,16 @@ Importing it imports every kind of structure, phase and objective, so that any r
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
-from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.objectives import Objective
 from choral.plan import Phase, cost, problems
 from choral.plan.show import lines, tree
+from choral.recipes.combining import Combination, Combine, MeanLogits, MeanProbs, combination
 from choral.structures import Independent, Structure
 
-Combine = Literal["probs", "logits"]
-COMBINATIONS: tuple[str, ...] = get_args(Combine)
+__all__ = ["Combine", "MeanLogits", "MeanProbs", "Recipe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +25,23 @@ class Recipe(Value):
         plan: what happens to the weights.
         structure: how members share weights and read a batch.
         objective: what one training step minimises.
-        combine: how members, and draws of a member, become one prediction of classes: 'probs' averages their
-            probabilities, 'logits' their logits. Regression averages means and variances either way.
+        combine: how members, and draws of a member, become one prediction of classes: `MeanProbs()` or 'probs' averages
+            their probabilities, `MeanLogits()` or 'logits' their logits. Regression averages means and variances with both.
     """
 
     name: str
     plan: Phase
     structure: Structure = field(default_factory=Independent)
     objective: Objective = field(default_factory=Objective)
-    combine: Combine = "probs"
+    combine: Combine = field(default_factory=MeanProbs)
 
     def __post_init__(self) -> None:
-        if self.combine not in COMBINATIONS:
-            near = did_you_mean(str(self.combine), COMBINATIONS)
-            raise InputError(f"{self.name}: combine is {self.combine!r}; give 'probs' or 'logits'.{near}")
+        object.__setattr__(self, "combine", combination(self.combine, self.name))
+
+    @property
+    def combination(self) -> Combination:
+        """How members become one prediction."""
+        return combination(self.combine, self.name)
 
     @property
     def epochs(self) -> int:
@@ -62,7 +64,7 @@ class Recipe(Value):
             "epochs": self.epochs,
             "members": self.members,
             "draws": self.structure.draws,
-            "combine": self.combine,
+            "combine": self.combination.word,
             "structure": self.structure.to_dict(),
             "objective": self.objective.to_dict(),
             "tree": tree(self.plan),

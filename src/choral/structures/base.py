@@ -6,6 +6,7 @@ gives member outputs back with the member axis first. The engine knows this cont
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,21 @@ from choral.base.values import Value
 class Structure(Value, ABC):
     """How members share weights and read a batch.
 
-    Three facts are declared rather than probed: `members` in one joint network, `draws` (stochastic passes for each
-    member at prediction; 1 means deterministic) and `undecayed` (name patterns of parameters that take no weight decay).
+    Facts of the class: `members` and `draws` (fields only where a user chooses them), and `undecayed`, name patterns of
+    parameters that take no weight decay.
     """
 
-    members: int = 1
-    draws: int = 1
-    undecayed: tuple[str, ...] = ()
+    undecayed: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def members(self) -> int:
+        """Members in one joint network."""
+        return 1
+
+    @property
+    def draws(self) -> int:
+        """Stochastic passes for each member at prediction; 1 means deterministic."""
+        return 1
 
     @abstractmethod
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:

@@ -5,6 +5,7 @@ arXiv:2002.06715.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -36,13 +37,12 @@ class BatchEnsemble(JointStructure):
         kernel: see `JointStructure`.
         include: patterns of the layers that get vectors; all linear maps and convolutions when empty.
         exclude: patterns of layers that stay wholly shared.
-        undecayed: r and s take no weight decay.
 
     Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other, and every
     member reads the whole batch instead of its part of it.
     """
 
-    undecayed: tuple[str, ...] = ("*.r", "*.s")
+    undecayed: ClassVar[tuple[str, ...]] = ("*.r", "*.s")
     start: str = "normal"
     spread: float = 0.5
     own_norms: bool = False

@@ -5,6 +5,7 @@ Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +36,13 @@ class Sampled(Structure, ABC):
     """
 
     draws: int = 10
-    undecayed: tuple[str, ...] = ("*_mean", "*_rho", "*gate_logit")
+    undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho", "*gate_logit")
     rho: float = RHO_START
     keep_weights: bool = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.members != 1:
-            raise InputError(
-                f"{type(self).__name__}: members={self.members}, but one Bayesian network is one member; "
-                "use draws= for more passes, or several networks in the plan."
-            )
         if self.draws < 1:
             raise InputError(f"{type(self).__name__}: draws={self.draws}; give 1 or more.")
 

@@ -45,10 +45,10 @@ class Mimo(Structure):
     last: str = ""
 
     def __post_init__(self) -> None:
-        if self.members < 1 or self.batch_repetition < 1 or not 0 <= self.repetition <= 1 or self.draws != 1:
+        if self.members < 1 or self.batch_repetition < 1 or not 0 <= self.repetition <= 1:
             raise InputError(
-                f"Mimo: members={self.members}, batch_repetition={self.batch_repetition}, repetition={self.repetition}, "
-                f"draws={self.draws}; give counts of at least 1, a probability, and 1 draw."
+                f"Mimo: members={self.members}, batch_repetition={self.batch_repetition}, repetition={self.repetition}; "
+                "give counts of at least 1, and a probability."
             )
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:

@@ -25,11 +25,8 @@ class JointStructure(Structure, ABC):
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.members < 1 or self.draws != 1:
-            raise InputError(
-                f"{type(self).__name__}: members={self.members}, draws={self.draws}; give at least 1 member, and 1 draw: "
-                "its passes do not differ."
-            )
+        if self.members < 1:
+            raise InputError(f"{type(self).__name__}: members={self.members}; give at least 1 member.")
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Give the batch to the joint network as it is; every member has the same targets."""

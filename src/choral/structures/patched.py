@@ -5,6 +5,7 @@ arXiv:1905.09453.
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,6 @@ class Patched(Structure):
             layers always keep them.
         statistics: 'draw' keeps BatchNorm statistics for each of the passes of prediction, to be estimated after training by
             `choral.plan.RecalibrateDraws`; 'shared' uses the running ones, averages over draws that fit none of them.
-        undecayed: learned mixing probabilities take no weight decay.
 
     The penalty is `choral.objectives.patching.PatchedL2`.
 
@@ -54,7 +54,7 @@ class Patched(Structure):
     """
 
     draws: int = 50
-    undecayed: tuple[str, ...] = ("*mixing",)
+    undecayed: ClassVar[tuple[str, ...]] = ("*mixing",)
     mixture: Mixture = field(default_factory=Mixture)
     norms: bool = True
     output: bool = True
@@ -67,7 +67,7 @@ class Patched(Structure):
     def __post_init__(self) -> None:
         if self.statistics not in ("draw", "shared"):
             raise InputError(f"Patched: statistics={self.statistics!r}; give 'draw' or 'shared'.")
-        if self.members != 1 or self.draws < 1:
+        if self.draws < 1:
             raise InputError(
                 f"Patched: members={self.members}, draws={self.draws}; a patched network is one member and has at least 1 draw."
             )

@@ -4,6 +4,7 @@ Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class RankOneGaussian(Structure):
 
     members: int = 4
     draws: int = 1
-    undecayed: tuple[str, ...] = ("*_mean", "*_rho")
+    undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho")
     rho: float = RHO_START
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ class Stochastic(Structure):
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.members != 1 or self.draws < 1:
+        if self.draws < 1:
             raise InputError(
                 f"Stochastic: members={self.members}, draws={self.draws}; it is one member and has at least 1 draw."
             )
