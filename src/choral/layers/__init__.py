@@ -8,6 +8,7 @@ from choral.layers.bayesian.sampling import at_means
 from choral.layers.bayesian.spike_slab import SpikeSlabLayer
 from choral.layers.conversion.attention import OpenAttention, open_attention
 from choral.layers.conversion.convert import by_kind, layers_of, swap
+from choral.layers.features import Piecewise, piecewise_embedding, quantile_edges
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.joint.masked import MaskedLayer, overlapping_masks
 from choral.layers.joint.network import Joint, tune
@@ -33,6 +34,7 @@ __all__ = [
     "PackedNetwork",
     "PatchedLayer",
     "PatchedNetwork",
+    "Piecewise",
     "RankOneGaussianLayer",
     "RankOneLayer",
     "SpikeSlabLayer",
@@ -46,6 +48,8 @@ __all__ = [
     "overlapping_masks",
     "pack",
     "packed",
+    "piecewise_embedding",
+    "quantile_edges",
     "rank_one_gaussian_twin",
     "swap",
     "tune",

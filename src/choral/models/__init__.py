@@ -19,6 +19,7 @@ from choral.models.preactivation import pyramidnet, wide_resnet
 from choral.models.recurrent import cnn_lstm
 from choral.models.resnet import resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50
 from choral.models.spec import spec_of, zoo
+from choral.models.tabular import tabular
 
 __all__ = [
     "MODELS",
@@ -35,6 +36,7 @@ __all__ = [
     "resnet_cifar",
     "resnext50",
     "spec_of",
+    "tabular",
     "transformer",
     "vit",
     "wide_resnet",
@@ -43,6 +45,7 @@ __all__ = [
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
+    "tabular": tabular,
     "lenet": lenet,
     "alexnet_cifar": alexnet_cifar,
     "resnet_cifar": resnet_cifar,

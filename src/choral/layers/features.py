@@ -1,0 +1,174 @@
+"""What a network for tables does with numbers first: piecewise-linear and periodic features.
+
+A perceptron on standardised numbers learns sharp steps slowly; given each number as its place among quantiles, or as waves, it
+learns them at once. Everything here is plain layers (a look-up without parameters, a convolution with one group for each feature), so
+that every structure converts it.
+
+References: Gorishniy et al., "On Embeddings for Numerical Features in Tabular Deep Learning", 2022, arXiv:2203.05556, Equations 1
+and 2. Waves have phases that are learned, as in Holzmüller et al., "Better by Default", 2024, arXiv:2407.04491.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from choral.base.errors import InputError
+
+Edges = Sequence[Sequence[float]]
+MOST = 256
+"""Bins of one feature, at most."""
+_LEAST = 1e-30  # width of a bin whose inverse is still a number
+_CLOSE = 1e-6  # of a feature's range: edges nearer than this are one
+
+
+def quantile_edges(x: Tensor | np.ndarray, *, bins: int = 48) -> tuple[tuple[float, ...], ...]:
+    """Return the edges of each feature's bins: quantiles of the training data, each once.
+
+    A feature of at most two values has no bins: its number says all. Edges nearer than a millionth of the range are one.
+
+    >>> quantile_edges(np.array([[0.0, 1.0], [1.0, 0.0], [2.0, 1.0], [3.0, 0.0]]), bins=3)
+    ((0.0, 1.0, 2.0, 3.0), ())
+
+    Args:
+        x: training inputs (point, feature), without NaN.
+        bins: bins of a feature, at most.
+    """
+    if not 1 <= bins <= MOST:
+        raise InputError(f"bins is {bins}; give 1 to {MOST}.")
+    values = np.asarray(x, dtype=np.float32)
+    if values.ndim != 2 or not np.isfinite(values).all():
+        raise InputError(f"x has shape {values.shape}; give finite numbers of shape (point, feature).")
+    found = []
+    for column in values.T:
+        different = np.unique(column)
+        cuts = np.unique(np.quantile(column.astype(np.float64), np.linspace(0, 1, bins + 1)).astype(np.float32))
+        far = np.diff(cuts, prepend=-np.inf) > _CLOSE * (cuts[-1] - cuts[0])
+        found.append(() if len(different) < 3 or far.sum() < 2 else tuple(map(float, cuts[far])))
+    return tuple(found)
+
+
+class Piecewise(nn.Module):
+    """Each number as its place in bins: 0 before a bin, 1 behind it, the part of it in between (Equation 1).
+
+    The first and last bins go on beyond their edges, so that nothing is lost outside the training range.
+
+    >>> Piecewise([(0.0, 1.0, 3.0), ()])(torch.tensor([[2.0, 7.0]])).tolist()
+    [[1.0, 0.5, 7.0]]
+
+    Args:
+        edges: rising edges of each feature's bins; () leaves a feature as it is.
+        raw: whether each feature also stays as it is, before its bins.
+        even: whether all features get as many columns as the one that has most, the others zeros.
+
+    Shapes: (batch, feature) -> (batch, `width`).
+    """
+
+    def __init__(self, edges: Edges, *, raw: bool = False, even: bool = False):
+        super().__init__()
+        self.edges = tuple(checked(i, e) for i, e in enumerate(edges))
+        columns = [_columns(i, e, raw) for i, e in enumerate(self.edges)]
+        self.each = max((len(c) for c in columns), default=0)
+        if even:
+            columns = [c + [(i, 0.0, 0.0, 0.0, 0.0)] * (self.each - len(c)) for i, c in enumerate(columns)]
+        rows = [column for feature in columns for column in feature]
+        self.features, self.width = len(columns), len(rows)
+        self._rows = torch.tensor(rows, dtype=torch.float64).T.contiguous()
+        self._ready: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features (batch, width)."""
+        source, begin, slope, low, high = self._constants(x)
+        part = (
+            x.index_select(-1, source) - begin
+        ) * slope  # subtracted first: large numbers with narrow bins would round
+        return torch.maximum(torch.minimum(part, high), low)
+
+    def _constants(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the columns' numbers where x is: no buffers, since members never differ in them and no file need hold them."""
+        key = (x.device, x.dtype)
+        if key not in self._ready:
+            source, *rest = self._rows
+            self._ready[key] = (source.long().to(x.device), *(r.to(x.device, x.dtype) for r in rest))
+        return self._ready[key]
+
+    def extra_repr(self) -> str:
+        """Return the numbers of features and columns."""
+        return f"features={self.features}, width={self.width}"
+
+
+def checked(feature: int, edges: Sequence[float]) -> tuple[float, ...]:
+    """Return edges that rise, or raise InputError."""
+    found = tuple(float(e) for e in edges)
+    rising = all(math.isfinite(e) for e in found) and all(b - a > _LEAST for a, b in itertools.pairwise(found))
+    if len(found) == 1 or len(found) > MOST + 1 or not rising:
+        raise InputError(f"edges[{feature}] is {found[:4]}...; give () or 2 to {MOST + 1} finite numbers that rise.")
+    return found
+
+
+def _columns(feature: int, edges: tuple[float, ...], raw: bool) -> list[tuple[int, float, float, float, float]]:
+    """Return (feature, begin, slope, lowest, highest) of each column a feature becomes."""
+    plain = [(feature, 0.0, 1.0, -math.inf, math.inf)]
+    last = len(edges) - 2
+    bins = [
+        (feature, a, 1 / (b - a), -math.inf if i == 0 else 0.0, math.inf if i == last else 1.0)
+        for i, (a, b) in enumerate(itertools.pairwise(edges))
+    ]
+    return plain + bins if raw or not bins else bins
+
+
+class Apiece(nn.Sequential):
+    """A linear map for each feature: equal stretches of the columns, each to `outputs` of its own.
+
+    A convolution of one pixel with a group for each feature, which every structure knows.
+
+    Shapes: (batch, features * inputs) -> (batch, features * outputs).
+    """
+
+    def __init__(self, features: int, inputs: int, outputs: int):
+        super().__init__(Pixel(), nn.Conv1d(features * inputs, features * outputs, 1, groups=features), nn.Flatten())
+
+    @property
+    def maps(self) -> nn.Conv1d:
+        """The linear maps: weight (features * outputs, inputs, 1)."""
+        layer = self[1]
+        assert isinstance(layer, nn.Conv1d)
+        return layer
+
+
+class Pixel(nn.Module):
+    """Add an axis of length one at the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, ..., 1)."""
+        return x.unsqueeze(-1)
+
+
+class Waves(nn.Module):
+    """The cosine of 2 pi times each number.
+
+    Shapes: the same.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the cosines."""
+        return torch.cos(2 * math.pi * x)
+
+
+def piecewise_embedding(edges: Edges, width: int) -> nn.Sequential:
+    """Return an embedding of each feature: a line plus a piecewise-linear function, which starts at zero.
+
+    Shapes: (batch, feature) -> (batch, feature * width).
+    """
+    bins = Piecewise(edges, raw=True, even=True)
+    maps = Apiece(bins.features, bins.each, width)
+    bound = width**-0.5
+    with torch.no_grad():
+        maps.maps.weight.zero_()
+        maps.maps.weight[:, 0].uniform_(-bound, bound)
+        assert maps.maps.bias is not None
+        maps.maps.bias.uniform_(-bound, bound)
+    return nn.Sequential(bins, maps)

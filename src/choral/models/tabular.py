@@ -1,0 +1,127 @@
+"""Perceptrons for tables, with features that suit numbers of any distribution."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from choral.base.errors import InputError
+from choral.layers.features import Apiece, Piecewise, Waves, piecewise_embedding
+from choral.models.arguments import choice, count, counts, rate
+from choral.models.spec import zoo
+
+_EMBEDDINGS = ("none", "piecewise", "periodic")
+
+
+@zoo
+def tabular(
+    inputs: int,
+    outputs: int,
+    *,
+    hidden: Sequence[int] = (256, 256),
+    embedding: str = "piecewise",
+    edges: Sequence[Sequence[float]] = (),
+    embedding_width: int = 0,
+    frequencies: int = 16,
+    frequency_scale: float = 0.1,
+    residual: bool = False,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Return a perceptron for rows of a table.
+
+    Args:
+        inputs: number of features.
+        outputs: number of classes or targets.
+        hidden: units of each hidden layer; with `residual` all equal, one for each block.
+        embedding: 'none' takes numbers as they are, 'piecewise' as their places in bins, 'periodic' as waves whose frequencies are learned.
+        edges: for 'piecewise': edges of each feature's bins, as `choral.layers.quantile_edges` finds them in the training inputs.
+        embedding_width: width each feature is embedded to by a map of its own; 0 gives its bins, or waves, to the first layer.
+        frequencies: for 'periodic': waves of each feature.
+        frequency_scale: for 'periodic': standard deviation of the first frequencies.
+        residual: whether hidden layers are residual blocks (LayerNorm, linear, ReLU, linear, added) behind a linear map.
+        dropout: rate after every activation.
+
+    Shapes: (batch, feature) -> (batch, outputs).
+
+    >>> import torch
+    >>> net = tabular(2, 1, hidden=(8,), edges=((0.0, 1.0, 2.0), ()))
+    >>> net[0](torch.tensor([[1.5, 9.0]])).tolist()
+    [[1.0, 0.5, 9.0]]
+    """
+    choice("embedding", embedding, _EMBEDDINGS)
+    rate("dropout", dropout)
+    units = counts("hidden", hidden)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width = count("inputs", inputs)
+    if embedding != "none":
+        wide = count("embedding_width", embedding_width, least=0)
+        if embedding == "piecewise":
+            layers["features"], width = _piecewise(inputs, edges, wide)
+        else:
+            count("frequencies", frequencies)
+            layers["features"], width = _periodic(inputs, frequencies, frequency_scale, wide)
+    body = _residual if residual else _plain
+    width = body(layers, width, units, dropout)
+    layers["output"] = nn.Linear(width, count("outputs", outputs))
+    return nn.Sequential(layers)
+
+
+def _piecewise(inputs: int, edges: Sequence[Sequence[float]], width: int) -> tuple[nn.Module, int]:
+    if len(edges) != inputs:
+        raise InputError(
+            f"edges has {len(edges)} features and inputs is {inputs}; give edges=choral.layers.quantile_edges(x_train) for the same "
+            "features."
+        )
+    if width:
+        return piecewise_embedding(edges, width), inputs * width
+    bins = Piecewise(edges)
+    return bins, bins.width
+
+
+def _periodic(inputs: int, frequencies: int, scale: float, width: int) -> tuple[nn.Module, int]:
+    """Return waves of each feature, or with a width what a map of its own makes of them."""
+    waves = Apiece(inputs, 1, frequencies)
+    nn.init.normal_(waves.maps.weight, std=scale)
+    assert waves.maps.bias is not None
+    nn.init.uniform_(waves.maps.bias, 0.0, 1.0)
+    if not width:
+        return nn.Sequential(waves, Waves()), inputs * frequencies
+    return nn.Sequential(waves, Waves(), Apiece(inputs, frequencies, width), nn.ReLU()), inputs * width
+
+
+def _plain(layers: OrderedDict[str, nn.Module], width: int, units: tuple[int, ...], dropout: float) -> int:
+    for i, wide in enumerate(units, start=1):
+        layers[f"linear{i}"] = nn.Linear(width, wide)
+        layers[f"activation{i}"] = nn.ReLU()
+        if dropout:
+            layers[f"dropout{i}"] = nn.Dropout(dropout)
+        width = wide
+    return width
+
+
+def _residual(layers: OrderedDict[str, nn.Module], width: int, units: tuple[int, ...], dropout: float) -> int:
+    if len(set(units)) > 1:
+        raise InputError(f"hidden={units} is not accepted with residual=True; blocks are added, so give equal widths.")
+    if not units:
+        return width
+    layers["linear"] = nn.Linear(width, units[0])
+    for i, wide in enumerate(units, start=1):
+        layers[f"block{i}"] = Block(wide, dropout)
+    layers["norm"] = nn.LayerNorm(units[0])
+    layers["activation"] = nn.ReLU()
+    return units[0]
+
+
+class Block(nn.Module):
+    """A residual block: x + linear(dropout(ReLU(linear(norm(x)))))."""
+
+    def __init__(self, width: int, dropout: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear1, self.activation = nn.Linear(width, width), nn.ReLU()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.linear2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum."""
+        return x + self.linear2(self.dropout(self.activation(self.linear1(self.norm(x)))))
