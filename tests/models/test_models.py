@@ -17,6 +17,18 @@ from choral.models import MODELS, rebuild, spec_of
 # a small version of each network, and the shape of its images or the length of its texts
 SMALL: dict[str, tuple[dict, tuple[int, ...]]] = {
     "mlp": ({"inputs": 64, "outputs": 3, "hidden": (8, 6), "norm": "batch", "dropout": 0.2}, (1, 8, 8)),
+    "tabular": (
+        {
+            "inputs": 3,
+            "outputs": 2,
+            "hidden": (8, 8),
+            "edges": ((-1, 0, 1), (), (-0.5, 0.5)),
+            "embedding_width": 4,
+            "residual": True,
+            "dropout": 0.1,
+        },
+        (3,),
+    ),
     "lenet": ({"size": "5", "channels": 1, "side": 28}, (1, 28, 28)),
     "alexnet_cifar": ({"channels": 1, "side": 8}, (1, 8, 8)),
     "resnet_cifar": ({"depth": 20, "width": 4}, (3, 8, 8)),
@@ -31,7 +43,8 @@ SMALL: dict[str, tuple[dict, tuple[int, ...]]] = {
     "vit": ({"side": 8, "channels": 1, "width": 16, "depth": 2, "patch": 2, "dropout": 0.1}, (1, 8, 8)),
     "transformer": ({"vocabulary": 50, "length": 30, "width": 16}, (24,)),
 }
-TRACEABLE = sorted(set(SMALL) - {"cnn_lstm", "transformer"})  # the two that look at the length of a text
+TEXTS = {"cnn_lstm", "transformer"}
+TRACEABLE = sorted(set(SMALL) - TEXTS)  # those look at the length of a text
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
@@ -42,7 +55,7 @@ def build(name: str, seed: int = 0) -> nn.Module:
 def inputs(name: str, batch: int = 4) -> torch.Tensor:
     shape = SMALL[name][1]
     generator = torch.Generator().manual_seed(1)
-    if len(shape) == 1:
+    if name in TEXTS:
         return torch.randint(0, 50, (batch, *shape), generator=generator)
     return torch.randn(batch, *shape, generator=generator, dtype=torch.double)
 

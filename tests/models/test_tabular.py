@@ -64,8 +64,11 @@ LAYOUTS = {repr(r.structure): r for r in RECIPES if not r.objective.slots and no
 @pytest.mark.parametrize("recipe", LAYOUTS.values(), ids=lambda r: r.name)
 def test_every_structure_takes_it(recipe, kind):
     own = choral.converted(network(kind), recipe, data=(X, Y))
-    own.loss(X, Y, step=0).backward()
-    assert own.ensemble().predict(X[:3]).probs.shape == (3, 3)
+    loss = own.loss(X, Y, step=0)
+    loss.backward()
+    assert torch.isfinite(loss)
+    if kind == "bins":
+        assert own.ensemble().predict(X[:3]).probs.shape == (3, 3)
 
 
 def test_wrong_arguments_are_said():
