@@ -23,6 +23,7 @@ from choral.engine.memory import keep_freed
 from choral.engine.run import Run
 from choral.engine.settling import settle
 from choral.engine.task import check_runnable, make_task
+from choral.engine.threads import checked, using
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.saving import load_file, load_folder
 from choral.listeners import watched
@@ -49,6 +50,7 @@ def fit(
     progress: bool | None = None,
     table: Table | None = None,
     process_wide: bool = True,
+    threads: int | None = None,
 ) -> Ensemble:
     """Train an ensemble.
 
@@ -80,9 +82,13 @@ def fit(
         progress: whether to draw a bar; None draws one in a terminal or notebook.
         table: how a table's columns became inputs, a `choral.data.tables.Table`; kept with the ensemble.
         process_wide: whether the two settings above are made; False leaves the process as it is, and training slower.
+        threads: how many torch's operations get in this thread; None gives small networks one, and larger ones as many as
+            `torch.get_num_threads()` says if a short trial shows that they gain. The run folder keeps the number, and a resumed
+            run goes on with it: another one changes the last bits of sums. Afterwards the user's setting is in force again.
     """
     started = time.perf_counter()
     check_runnable(recipe)
+    checked(threads)
     if process_wide:
         keep_freed()
     with flushing() if process_wide else nullcontext():
@@ -99,8 +105,11 @@ def fit(
         )
         folder = None if run_dir is None else Path(run_dir)
         with claimed(folder):
-            plan, width = settle(folder, task, source, recipe, seed=seed, executor=executor, table=table)
+            plan, width = settle(
+                folder, task, source, recipe, seed=seed, executor=executor, table=table, threads=threads
+            )
             with (
+                using(threads or plan["environment"]["threads"]),
                 watched(recipe.name, recipe.epochs, listener, progress) as hear,
                 stores(folder, plan, hear) as (store, checkpoints, log),
             ):

@@ -8,7 +8,7 @@ from tests.engine.test_tracing import Residual
 from torch import Tensor, nn
 
 from choral import models
-from choral.engine import evaluators
+from choral.engine import answering, evaluators
 from choral.engine.evaluators import PlainEvaluator, RecordedEvaluator, SizedEvaluator, StackedEvaluator
 from choral.engine.tracing import record
 from choral.ensemble.ensemble import Ensemble
@@ -136,7 +136,7 @@ def test_members_are_read_from_their_files_once(tmp_path, monkeypatch):
 def test_an_ensemble_too_large_to_keep_is_read_again_and_predicts_the_same(tmp_path, monkeypatch):
     ensemble = fit(NETWORKS["norm"], (X[:90], Y[:90]), UNTRAINED, run_dir=tmp_path)
     kept = ensemble.outputs(X)
-    monkeypatch.setattr(evaluators, "KEPT", 10)
+    monkeypatch.setattr(answering, "KEPT", 10)
     (evaluator,) = settled(ensemble)
     assert isinstance(evaluator, PlainEvaluator)
     torch.testing.assert_close(evaluator.outputs(X, 1024).flatten(0, 1), kept, atol=1e-6, rtol=1e-5)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.engine import passes
-from choral.engine.evaluators import Evaluation, Evaluator, RecordedEvaluator
+from choral.engine.answering import Evaluation
+from choral.engine.evaluators import Evaluator, RecordedEvaluator
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.recipes import make

@@ -1,9 +1,17 @@
 """Another number of threads rounds sums differently and changes nothing else; within one number nothing changes at all."""
 
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import pytest
 import torch
+from torch import nn
 
 from choral import models
+from choral.base.errors import InputError
+from choral.engine import threads
 from choral.fit import fit
 from choral.plan import Adam
 from choral.recipes import make
@@ -14,17 +22,12 @@ def build():
     return models.mlp(64, 10, hidden=(512,))
 
 
-def members(threads, executor, **options):
+def members(count, executor, **options):
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(256, 64, generator=draw), torch.randint(10, (256,), generator=draw)
     training = Training(rate=0.001, optimiser=Adam(), batch_size=128)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        recipe = make("deep_ensemble", epochs=6, members=2, training=training)
-        return list(fit(build, (x, y), recipe, executor=executor, **options).states())
-    finally:
-        torch.set_num_threads(before)
+    recipe = make("deep_ensemble", epochs=6, members=2, training=training)
+    return list(fit(build, (x, y), recipe, executor=executor, threads=count, **options).states())
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorised"])
@@ -34,3 +37,151 @@ def test_members_agree_across_numbers_of_threads_to_rounding(executor):
         for name in a.params:
             torch.testing.assert_close(a.params[name], b.params[name], atol=1e-4, rtol=1e-3)
             assert torch.equal(b.params[name], c.params[name])
+
+
+class Seen(list):
+    """What networks noted; copies of a network note it here too."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Counting(nn.Module):
+    """Notes how many threads torch has whenever it runs."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+        self.seen = seen
+
+    def forward(self, x):
+        self.seen.append(torch.get_num_threads())
+        return self.layers(x)
+
+
+@pytest.fixture
+def two():
+    """A user who allows two threads."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+SMALL = (torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
+SINGLE = make("single", epochs=2, training=Training(batch_size=16))
+
+
+def test_small_networks_are_trained_by_one_thread_and_the_setting_comes_back(two, tmp_path):
+    seen = Seen()
+    fit(lambda: Counting(seen), SMALL, SINGLE, run_dir=tmp_path)
+    assert set(seen[-8:]) == {1}
+    assert torch.get_num_threads() == 2
+    assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 1
+
+
+def test_an_exception_gives_the_setting_back_too(two):
+    def stop(event):
+        assert torch.get_num_threads() == 1
+        raise KeyError("stopped")
+
+    with pytest.raises(KeyError, match="stopped"):
+        fit(lambda: Counting(Seen()), SMALL, SINGLE, listener=stop)
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_asked_for_are_obeyed(two, tmp_path):
+    seen = Seen()
+    ensemble = fit(lambda: Counting(seen), SMALL, SINGLE, run_dir=tmp_path, threads=2)
+    assert set(seen[-8:]) == {2}
+    assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 2
+    seen.clear()
+    ensemble.predict(SMALL[0], threads=3)
+    assert seen[-1] == 3
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])
+def test_threads_that_are_no_number_are_refused(wrong):
+    with pytest.raises(InputError, match=r"threads is .*; give 1 or more, or None"):
+        fit(lambda: Counting(Seen()), SMALL, SINGLE, threads=wrong)
+
+
+def test_threads_settled_in_one_thread_are_not_seen_in_another(two):
+    """torch.set_num_threads would also settle what a thread begun meanwhile has for the rest of its life."""
+    inside, outside, seen = Event(), Event(), {}
+
+    def watch(event):
+        inside.set()
+        outside.wait(10)
+        seen["within"] = torch.get_num_threads()
+
+    def other():
+        inside.wait(10)
+        seen["beside"] = torch.get_num_threads()
+        torch.randn(8, 8) @ torch.randn(8, 8)
+        fit(
+            lambda: Counting(Seen()),
+            SMALL,
+            SINGLE,
+            threads=2,
+            listener=lambda _: seen.update(of=torch.get_num_threads()),
+        )
+        outside.set()
+        seen["after"] = torch.get_num_threads()
+
+    with ThreadPoolExecutor(2) as pool:
+        for job in (
+            pool.submit(fit, lambda: Counting(Seen()), SMALL, SINGLE, listener=watch),
+            pool.submit(other),
+        ):
+            job.result()
+    assert seen == {"within": 1, "beside": 2, "of": 2, "after": 2}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_large_networks_get_the_threads_that_gain(gains, two, monkeypatch, tmp_path):
+    monkeypatch.setattr(threads, "gain", lambda run, many: gains)
+    monkeypatch.setattr(threads, "_SHARE", 100.0)
+    monkeypatch.setattr(threads, "_SMALL", 2000)  # 16 rows of 2 * (16 + 12) operations are 896, 64 are 3584
+    seen = Seen()
+    large = make("single", epochs=2, training=Training(batch_size=64))
+    ensemble = fit(lambda: Counting(seen), SMALL, large, run_dir=tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 1 + gains
+    seen.clear()
+    ensemble.predict(SMALL[0][:16])
+    assert seen[-1] == 1
+    ensemble.predict(SMALL[0])
+    assert seen[-1] == 1 + gains
+
+
+def test_a_trial_finds_what_is_faster():
+    def by_threads(seconds):
+        return lambda: time.sleep(seconds[torch.get_num_threads()])
+
+    assert threads.gain(by_threads({1: 2e-3, 3: 1e-3}), 3)
+    assert not threads.gain(by_threads({1: 1e-3, 3: 2e-3}), 3)
+    assert not threads.gain(by_threads({1: 1e-3, 3: 1e-3}), 3)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path):
+    x, y = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)), torch.arange(256) % 10
+    recipe = make("single", epochs=4, training=Training(rate=0.001, optimiser=Adam(), batch_size=128))
+
+    def stop(event):
+        if event["kind"] == "epoch" and event["epoch"] == 3:
+            raise Stop
+
+    options = {"executor": "sequential", "checkpoint_seconds": 0.0}
+    (whole,) = fit(build, (x, y), recipe, threads=2, **options).states()
+    (one,) = fit(build, (x, y), recipe, threads=1, **options).states()
+    with pytest.raises(Stop):
+        fit(build, (x, y), recipe, run_dir=tmp_path, threads=2, listener=stop, **options)
+    assert torch.get_num_threads() == 1
+    (resumed,) = fit(build, (x, y), recipe, run_dir=tmp_path, **options).states()
+    assert all(torch.equal(resumed.params[n], whole.params[n]) for n in whole.params)
+    assert any(not torch.equal(one.params[n], whole.params[n]) for n in whole.params)  # or the test shows nothing

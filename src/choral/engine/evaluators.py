@@ -24,18 +24,12 @@ from choral.base.mapping import vmap
 from choral.engine import passes
 from choral.engine.store import MemberStore
 from choral.engine.task import Task
+from choral.engine.threads import operations
 from choral.engine.tracing import record
 from choral.layers.conversion.calling import call_with, ties_of
 
-KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most
-_LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most
-_ARITHMETIC = 3 << 19  # products of one network in a call, from which stacking no longer pays
-_RECORDED = 1 << 20  # parameters of networks whose operations are recorded, at most: each record holds a copy
 _RECORDS = 32  # shapes of inputs that are recorded, at most: those of padded sequences have no end
 _RECORDED_INPUT = 1 << 18  # numbers in a chunk that is recorded, at most: recording holds all results at once
-_PASSED_ROWS = 128  # points of passes that are mapped together, at most
-_PASSED = 1 << 22  # numbers of one layer of all passes that are mapped together, at most
-_UNMAPPABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what torch.func and make_fx raise
 
 
 class Trees:
@@ -101,6 +95,11 @@ class Evaluator(ABC):
         self.each = 1  # passes mapped together
         self.catch = True  # whether the network draws by functions of torch
         self.manners = Manners()
+        self.operations = 0.0  # of one row and pass of a network
+
+    def together(self, rows: int) -> int:
+        """Return of how many networks the products for some rows are one operation."""
+        return 1
 
     @abstractmethod
     def run(self, chunk: Batch) -> Tensor:
@@ -132,7 +131,7 @@ class PlainEvaluator(Evaluator):
 
     def __init__(self, task: Task, store: MemberStore, numbers: Sequence[int], *, keep: bool):
         super().__init__(task, store, numbers)
-        self._keep, self._loaded, self._forgetful = keep, dict[int, Trees](), False
+        self.keep, self._loaded, self._forgetful = keep, dict[int, Trees](), False
 
     def trees(self, number: int) -> Trees:
         """Return a network with its values."""
@@ -141,7 +140,7 @@ class PlainEvaluator(Evaluator):
             state = self.store.get(number)
             found = Trees(self.task.blueprint.holding(state))
             found.forgetful = self._forgetful
-            if self._keep:
+            if self.keep:
                 found = self._loaded.setdefault(number, found)
         return found
 
@@ -166,7 +165,7 @@ class PlainEvaluator(Evaluator):
         before = {n: b.clone() for n, b in trees.pristine.named_buffers()}
         given = copied(few)
         with rng.seeded(0, "look") as lent, draws.keyed(0) as stream:
-            self._once(given)
+            self.operations = operations(trees.pristine, batches.rows(few), lambda: self._once(given))
         alone = self._is_alone(batches.part(few, slice(1)))
         now = dict(trees.pristine.named_buffers())
         self.catch = stream.caught > 0
@@ -220,6 +219,10 @@ class StackedEvaluator(Evaluator):
         self._buffers = {n: t.to(task.device) for n, t in tree.stack([s.buffers for s in states]).items()}
         self._words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2).to(task.device)
 
+    def together(self, rows: int) -> int:
+        """All of them."""
+        return len(self.numbers)
+
     def run(self, chunk: Batch) -> Tensor:
         """Map all networks over the chunk."""
         with torch.no_grad(), self._trees.one() as network:
@@ -243,6 +246,10 @@ class RecordedEvaluator(Evaluator):
         self.sound = True  # whether records do what the network does
         self._records: dict[Any, Callable[..., Tensor]] = {}
         self._recording = threading.Lock()
+
+    def together(self, rows: int) -> int:
+        """As many as the other evaluator runs together."""
+        return self.inner.together(rows)
 
     def run(self, chunk: Batch) -> Tensor:
         """Run the record for as many rows as the chunk has, or the next larger one."""
@@ -291,98 +298,20 @@ class SizedEvaluator(Evaluator):
         super().__init__(few.task, few.store, few.numbers)
         self.few, self.many, self.turn = few, many, turn
 
+    def together(self, rows: int) -> int:
+        """As many as the one for as many points runs together."""
+        return self._one(rows).together(rows)
+
     def run(self, chunk: Batch) -> Tensor:
         """Run the one for as many points."""
-        return (self.few if batches.rows(chunk) <= self.turn else self.many).run(chunk)
+        return self._one(batches.rows(chunk)).run(chunk)
 
     def outputs(self, x: Batch, size: int) -> Tensor:
         """Ask the one for as many points."""
-        return (self.few if min(batches.rows(x), size) <= self.turn else self.many).outputs(x, size)
+        return self._one(min(batches.rows(x), size)).outputs(x, size)
 
-
-class Evaluation:
-    """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it."""
-
-    def __init__(self, task: Task, store: MemberStore, count: int):
-        self._task, self._store, self._count = task, store, count
-        self._settling = threading.Lock()
-        self._settled: list[Evaluator] | None = None
-
-    def outputs(self, x: Batch, *, batch_size: int) -> Tensor:
-        """Return the raw outputs of every member (member * draws, batch, ...)."""
-        evaluators = self.evaluators(x) if batches.rows(x) else self._unsettled()
-        x = batches.moved(x, self._task.device)
-        if len(evaluators) == 1:
-            return evaluators[0].outputs(x, batch_size).flatten(0, 1)
-        found: dict[int, Tensor] = {}
-        for evaluator in evaluators:
-            found |= dict(zip(evaluator.numbers, evaluator.outputs(x, batch_size)))
-        return torch.cat([found[i] for i in range(self._count)])
-
-    def evaluators(self, x: Batch) -> list[Evaluator]:
-        """Return the evaluators; the first input that the networks can read decides what they are."""
-        if self._settled is None:
-            with self._settling:
-                if self._settled is None:
-                    stacks, numbers = self._stacks()
-                    few = copied(
-                        batches.moved(batches.part(x, slice(2)), self._task.device)
-                    )  # networks may write into it
-                    self._settled = [self._choose(stack, few, keep=numbers <= KEPT) for stack in stacks]
-        return self._settled
-
-    def _unsettled(self) -> list[Evaluator]:
-        """Return evaluators for an input without rows, which tells nothing."""
-        if self._settled is not None:
-            return self._settled
-        return [PlainEvaluator(self._task, self._store, stack, keep=False) for stack in self._stacks()[0]]
-
-    def _stacks(self) -> tuple[list[list[int]], int]:
-        """Return the networks of equal shapes, and how many numbers all networks hold."""
-        stacks: dict[Any, list[int]] = {}
-        numbers = 0
-        for i in range(self._count):
-            state = self._store.get(i)
-            numbers += tree.count(state.params)
-            stacks.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
-        return list(stacks.values()), numbers
-
-    def _choose(self, numbers: list[int], few: Batch, *, keep: bool) -> Evaluator:
-        task = self._task
-        plain = PlainEvaluator(task, self._store, numbers, keep=keep)
-        plain.look(few)
-        network = plain.trees(numbers[0]).pristine
-        widest = max((p.shape[0] for p in network.parameters() if p.dim()), default=1)
-        looped = any(passes.is_looped(m) for m in network.modules())
-        found: Evaluator = plain
-        if not plain.manners.good:
-            return plain
-        if len(numbers) > 1 and keep and not looped:
-            stacked = StackedEvaluator(task, self._store, numbers)
-            stacked.catch = plain.catch
-            stacked.rows = max(128, _LAYER // (len(numbers) * widest))
-            found = stacked if _works(stacked, few) else plain
-        self._map_passes(found, plain, few, widest)
-        size = task.structure.draws * len(numbers) * sum(p.numel() for p in network.parameters())
-        whole = found.each == task.structure.draws
-        if not looped and whole and size <= _RECORDED and (len(numbers) == 1 or found is not plain) and not plain.catch:
-            recorded = RecordedEvaluator(found)
-            found = recorded if _works(recorded, few) and recorded.sound else found
-        if found is plain or task.structure.draws > 1:
-            return found
-        return SizedEvaluator(found, plain, turn=_ARITHMETIC // (size // len(numbers)))
-
-    def _map_passes(self, evaluator: Evaluator, plain: PlainEvaluator, few: Batch, widest: int) -> None:
-        """Let passes be mapped together where that is faster and possible."""
-        if self._task.structure.draws == 1:
-            return
-        each = plain.room(batches.part(few, slice(1)))
-        together = 1 if evaluator is plain else len(evaluator.numbers)
-        if each > 1:
-            evaluator.rows = min(evaluator.rows, _PASSED_ROWS)
-            evaluator.each = max(1, min(each // together, _PASSED // (together * evaluator.rows * widest)))
-            if not _works(evaluator, few):
-                evaluator.each = 1
+    def _one(self, rows: int) -> Evaluator:
+        return self.few if rows <= self.turn else self.many
 
 
 def _another(rows: Batch) -> Batch:
@@ -402,12 +331,3 @@ def copied(batch: Batch) -> Batch:
 
 def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
-
-
-def _works(evaluator: Evaluator, few: Batch) -> bool:
-    """Return whether a way to run networks can run these; the plain way has shown that they can read the input."""
-    try:
-        evaluator.run(copied(few))
-    except _UNMAPPABLE:
-        return False
-    return True

@@ -17,8 +17,9 @@ from choral.base.errors import InputError
 from choral.data.sources import Source
 from choral.engine.run import WIDEST
 from choral.engine.task import Task
+from choral.engine.threads import Threads, operations
 from choral.engine.trainers import PlainTrainer, StackedTrainer, Trainer
-from choral.plan.cost import batches_in
+from choral.plan.cost import batches_in, cost
 from choral.plan.phases import Fork, Phase, Train
 from choral.plan.state import State
 from choral.plan.walk import Place, Visitor, once, trainings, walk
@@ -111,6 +112,29 @@ def choose_kernel(
         settled = min(measured, key=measured.__getitem__)
     task.structure.run_by(network, settled)
     return settled, measured
+
+
+def choose_threads(task: Task, source: Source, plan: Phase, *, stacked: bool) -> int:
+    """Return how many threads torch's operations get in a run.
+
+    Args:
+        stacked: whether branches of a fork are trained stacked.
+    """
+    most, phases = torch.get_num_threads(), trainings(plan)
+    if most == 1 or task.device.type != "cpu" or not phases:
+        return most
+    found = _first_train(plan) if stacked else None
+    phase, branches = (phases[0], 1) if found is None else found
+    network = task.blueprint.network().eval()
+    few = max(4, 2 * task.structure.members)  # a batch that splits over members
+
+    def run(rows: int) -> None:
+        task.outputs(network, source.example(rows)[0])
+
+    each = operations(network, min(few, source.points), lambda: run(few))
+    rows = min(phase.batch_size, source.points)
+    passes = 3.0 * cost(plan).epochs * source.points / rows / branches  # a backward pass is two forward passes
+    return Threads().of(each, rows, run, together=branches, passes=passes)
 
 
 def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from choral.engine.store import MemberStore
 
 _PLAN = {
     "identity": {"recipe": dict, "likelihood": dict, "inputs": ([dict], {str: [dict]}), "seed": int},
-    "environment": dict,
+    "environment": {"threads": int},
     "executor": str,
     "kernel?": (None, str),
     "network": (None, {"name": str, "arguments": dict}),

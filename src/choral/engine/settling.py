@@ -10,11 +10,12 @@ import torch
 from choral.base.errors import RunError
 from choral.data.sources import Source
 from choral.data.tables import Table
-from choral.engine.executors import choose, choose_kernel
+from choral.engine.executors import choose, choose_kernel, choose_threads
 from choral.engine.files import digest_of, write_json
 from choral.engine.folder import keep_table, read_plan
 from choral.engine.identity import differences, identity_of
 from choral.engine.task import Task
+from choral.engine.threads import using
 from choral.plan.phases import Fork
 from choral.recipes.recipe import Recipe
 
@@ -28,6 +29,7 @@ def settle(
     seed: int,
     executor: str,
     table: Table | None,
+    threads: int | None = None,
 ) -> tuple[dict[str, Any], Callable[[Fork, int], int]]:
     """Return the plan of a run and the width rule of its executor; RunError if the folder holds another run.
 
@@ -39,17 +41,23 @@ def settle(
         seed: root of every draw.
         executor: what the user asked for.
         table: how a table's columns became inputs.
+        threads: as many as the user asked for; None keeps those the run was begun with, or settles them.
     """
     identity = identity_of(task, source, recipe, seed=seed, executor=executor)
     stored = None if folder is None else read_plan(folder)
     if stored is not None:
         _check_same(folder, stored["identity"], identity)
     held = stored or {}
-    kernel, seconds = choose_kernel(task, source, recipe.plan, settled=held.get("kernel"))
-    settled = choose(executor, task, source, recipe.plan, settled=held.get("executor"))
+    wanted = threads or held.get("environment", {}).get("threads")
+    count = wanted or choose_threads(task, source, recipe.plan, stacked=False)
+    with using(count):
+        kernel, seconds = choose_kernel(task, source, recipe.plan, settled=held.get("kernel"))
+        settled = choose(executor, task, source, recipe.plan, settled=held.get("executor"))
+    if not wanted and settled.name == "vectorised":
+        count = choose_threads(task, source, recipe.plan, stacked=True)
     plan = stored or {
         "identity": identity,
-        "environment": environment(),
+        "environment": environment(count),
         "executor": settled.name,
         "kernel": kernel,
         "measured": settled.measured | seconds,
@@ -72,16 +80,17 @@ def _check_same(folder: Path | None, old: dict[str, Any], new: dict[str, Any]) -
         )
 
 
-def environment() -> dict[str, Any]:
+def environment(threads: int) -> dict[str, Any]:
     """Return what decides the last bits of sums."""
-    return {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {"threads": threads, "torch": torch.__version__}
 
 
 def compare_environment(folder: Path, begun: dict[str, Any], *, stacklevel: int) -> None:
     """Warn if a run goes on in another environment than it was begun in."""
-    if begun != environment():
+    now = environment(torch.get_num_threads())
+    if begun != now:
         warnings.warn(
-            f"{folder} was begun with {begun} and goes on with {environment()}; members agree with an unbroken run to "
+            f"{folder} was begun with {begun} and goes on with {now}; members agree with an unbroken run to "
             "rounding, not bit for bit.",
             stacklevel=stacklevel + 1,
         )

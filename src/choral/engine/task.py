@@ -56,6 +56,12 @@ class Task:
         """Return outputs in a type that losses and probabilities can be computed in: float32 at least."""
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
+    def outputs(self, network: nn.Module, x: Batch) -> Tensor:
+        """Return what a joint network in evaluation makes of a batch (member, batch, ...), without gradients."""
+        with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), self.autocast():
+            ready, _ = self.structure.feed(self.prepared(batches.moved(x, self.device), training=False), None)
+            return self.structure.unfold(network(ready))
+
     def forward_loss(self, network: Any, x: Batch, y: Tensor) -> Tensor:
         """Return the likelihood's loss of one batch, summed over members; draws follow the running stream."""
         with self.autocast():

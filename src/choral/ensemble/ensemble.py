@@ -17,10 +17,11 @@ from choral.base.values import Value
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs
 from choral.data.tables import Table
+from choral.engine.answering import Evaluation
 from choral.engine.blueprint import Blueprint, usable
-from choral.engine.evaluators import Evaluation
 from choral.engine.store import MemberStore
 from choral.engine.task import Task
+from choral.engine.threads import checked
 from choral.ensemble import corrections
 from choral.ensemble.describing import described
 from choral.ensemble.saving import save_file
@@ -107,14 +108,22 @@ class Ensemble:
         which, inside = divmod(index, self.recipe.structure.members)
         return detach(self.recipe.structure.member(self.network(which), inside)).eval()
 
-    def outputs(self, x: Any, *, batch_size: int = 1024, device: str = "cpu", precision: str = "fp32") -> Tensor:
+    def outputs(
+        self,
+        x: Any,
+        *,
+        batch_size: int = 1024,
+        device: str = "cpu",
+        precision: str = "fp32",
+        threads: int | None = None,
+    ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
         ready = self._read(x)
         images = any(t.dim() == 4 for t in batches.leaves(ready))
         place = (device, precision, images)
         if place not in self._evaluations:
             self._evaluations.setdefault(place, self._evaluation(*place))
-        return self._evaluations[place].outputs(ready, batch_size=batch_size)
+        return self._evaluations[place].outputs(ready, batch_size=batch_size, threads=checked(threads))
 
     def _read(self, x: Any) -> Batch:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
@@ -139,7 +148,15 @@ class Ensemble:
         )
         return Evaluation(task, self._store, self._count)
 
-    def predict(self, x: Any, *, batch_size: int = 1024, device: str = "cpu", precision: str = "fp32") -> Prediction:
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int = 1024,
+        device: str = "cpu",
+        precision: str = "fp32",
+        threads: int | None = None,
+    ) -> Prediction:
         """Return the ensemble's prediction for some inputs; may be called from several threads at once.
 
         Args:
@@ -148,11 +165,12 @@ class Ensemble:
             batch_size: points evaluated at once, at most.
             device: where to evaluate.
             precision: 'fp32' or 'bf16' (autocast).
+            threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
         """
-        return corrections.correct(self._uncorrected(x, batch_size, device, precision), self.posthoc)
+        outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision, threads=threads)
+        return corrections.correct(self._uncorrected(outputs), self.posthoc)
 
-    def _uncorrected(self, x: Any, batch_size: int, device: str = "cpu", precision: str = "fp32") -> Prediction:
-        outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision)
+    def _uncorrected(self, outputs: Tensor) -> Prediction:
         names = self.table.names_of(outputs.shape[-1]) if self.table else None
         found = self.likelihood.predict(
             outputs, About(self.recipe.combination.word, names, self.recipe.structure.owners(self._count))
@@ -194,7 +212,9 @@ class Ensemble:
             options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
                 stacking=True, level=0.9.
         """
-        return self.with_posthoc(*corrections.fit_corrections(self._uncorrected(x, batch_size), y, **options))
+        return self.with_posthoc(
+            *corrections.fit_corrections(self._uncorrected(self.outputs(x, batch_size=batch_size)), y, **options)
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""

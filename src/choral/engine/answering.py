@@ -1,0 +1,151 @@
+"""Answer for the networks of an ensemble: which evaluator suits them, how many rows and passes at once, and how many threads."""
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choral.base import batches, tree
+from choral.base.batches import Batch
+from choral.engine import passes
+from choral.engine.evaluators import (
+    Evaluator,
+    PlainEvaluator,
+    RecordedEvaluator,
+    SizedEvaluator,
+    StackedEvaluator,
+    copied,
+)
+from choral.engine.store import MemberStore
+from choral.engine.task import Task
+from choral.engine.threads import Threads, using
+
+KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most
+_LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most
+_ARITHMETIC = 3 << 19  # products of one network in a call, from which stacking no longer pays
+_RECORDED = 1 << 20  # parameters of networks whose operations are recorded, at most: each record holds a copy
+_PASSED_ROWS = 128  # points of passes that are mapped together, at most
+_PASSED = 1 << 22  # numbers of one layer of all passes that are mapped together, at most
+_UNMAPPABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what torch.func and make_fx raise
+
+
+class Evaluation:
+    """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it."""
+
+    def __init__(self, task: Task, store: MemberStore, count: int):
+        self._task, self._store, self._count = task, store, count
+        self._settling = threading.Lock()
+        self._settled: list[Evaluator] | None = None
+        self._threads = Threads()
+
+    def outputs(self, x: Batch, *, batch_size: int, threads: int | None = None) -> Tensor:
+        """Return the raw outputs of every member (member * draws, batch, ...).
+
+        Args:
+            x: the points.
+            batch_size: of them at once, at most.
+            threads: of torch's operations; None settles it.
+        """
+        evaluators = self.evaluators(x) if batches.rows(x) else self._unsettled()
+        x = batches.moved(x, self._task.device)
+        found: dict[int, Tensor] = {}
+        for evaluator in evaluators:
+            with using(threads or self._settle_threads(evaluator, x, batch_size)):
+                made = evaluator.outputs(x, batch_size)
+            if len(evaluators) == 1:
+                return made.flatten(0, 1)
+            found |= dict(zip(evaluator.numbers, made))
+        return torch.cat([found[i] for i in range(self._count)])
+
+    def _settle_threads(self, evaluator: Evaluator, x: Batch, size: int) -> int:
+        most = torch.get_num_threads()
+        if most == 1 or self._task.device.type != "cpu":
+            return most
+        rows = min(batches.rows(x), size, evaluator.rows)
+
+        def run(few: int) -> None:
+            evaluator.outputs(copied(batches.part(x, slice(few))), size)
+
+        return self._threads.of(evaluator.operations, rows, run, together=evaluator.together(rows))
+
+    def evaluators(self, x: Batch) -> list[Evaluator]:
+        """Return the evaluators; the first input that the networks can read decides what they are."""
+        if self._settled is None:
+            with self._settling:
+                if self._settled is None:
+                    stacks, numbers = self._stacks()
+                    few = copied(
+                        batches.moved(batches.part(x, slice(2)), self._task.device)
+                    )  # networks may write into it
+                    self._settled = [self._choose(stack, few, keep=numbers <= KEPT) for stack in stacks]
+        return self._settled
+
+    def _unsettled(self) -> list[Evaluator]:
+        """Return evaluators for an input without rows, which tells nothing."""
+        if self._settled is not None:
+            return self._settled
+        return [PlainEvaluator(self._task, self._store, stack, keep=False) for stack in self._stacks()[0]]
+
+    def _stacks(self) -> tuple[list[list[int]], int]:
+        """Return the networks of equal shapes, and how many numbers all networks hold."""
+        stacks: dict[Any, list[int]] = {}
+        numbers = 0
+        for i in range(self._count):
+            state = self._store.get(i)
+            numbers += tree.count(state.params)
+            stacks.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
+        return list(stacks.values()), numbers
+
+    def _choose(self, numbers: list[int], few: Batch, *, keep: bool) -> Evaluator:
+        task = self._task
+        plain = PlainEvaluator(task, self._store, numbers, keep=keep)
+        plain.look(few)
+        found = self._suiting(plain, few)
+        found.operations = plain.operations
+        return found
+
+    def _suiting(self, plain: PlainEvaluator, few: Batch) -> Evaluator:
+        """Return the fastest evaluator that can run networks like these."""
+        task, numbers = self._task, plain.numbers
+        network = plain.trees(numbers[0]).pristine
+        widest = max((p.shape[0] for p in network.parameters() if p.dim()), default=1)
+        looped = any(passes.is_looped(m) for m in network.modules())
+        found: Evaluator = plain
+        if not plain.manners.good:
+            return plain
+        if len(numbers) > 1 and plain.keep and not looped:
+            stacked = StackedEvaluator(task, self._store, numbers)
+            stacked.catch = plain.catch
+            stacked.rows = max(128, _LAYER // (len(numbers) * widest))
+            found = stacked if _works(stacked, few) else plain
+        self._map_passes(found, plain, few, widest)
+        size = task.structure.draws * len(numbers) * sum(p.numel() for p in network.parameters())
+        whole = found.each == task.structure.draws
+        if not looped and whole and size <= _RECORDED and (len(numbers) == 1 or found is not plain) and not plain.catch:
+            recorded = RecordedEvaluator(found)
+            found = recorded if _works(recorded, few) and recorded.sound else found
+        if found is plain or task.structure.draws > 1:
+            return found
+        return SizedEvaluator(found, plain, turn=_ARITHMETIC // (size // len(numbers)))
+
+    def _map_passes(self, evaluator: Evaluator, plain: PlainEvaluator, few: Batch, widest: int) -> None:
+        """Let passes be mapped together where that is faster and possible."""
+        if self._task.structure.draws == 1:
+            return
+        each = plain.room(batches.part(few, slice(1)))
+        together = 1 if evaluator is plain else len(evaluator.numbers)
+        if each > 1:
+            evaluator.rows = min(evaluator.rows, _PASSED_ROWS)
+            evaluator.each = max(1, min(each // together, _PASSED // (together * evaluator.rows * widest)))
+            if not _works(evaluator, few):
+                evaluator.each = 1
+
+
+def _works(evaluator: Evaluator, few: Batch) -> bool:
+    """Return whether a way to run networks can run these; the plain way has shown that they can read the input."""
+    try:
+        evaluator.run(copied(few))
+    except _UNMAPPABLE:
+        return False
+    return True
