@@ -18,13 +18,14 @@ from choral.engine.completing import complete, stores
 from choral.engine.denormals import flushing
 from choral.engine.events import Listener
 from choral.engine.executors import Executor
-from choral.engine.folder import claimed
+from choral.engine.folder import claimed, run_of
 from choral.engine.memory import keep_freed
 from choral.engine.run import Run
 from choral.engine.settling import settle
 from choral.engine.task import check_runnable, make_task
 from choral.engine.threads import checked, using
 from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.noise import settle_noise
 from choral.ensemble.saving import load_file, load_folder
 from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
@@ -41,7 +42,8 @@ def fit(
     inputs: Transforms = (),
     target: str | int | None = None,
     output: str | int | Callable[[Any], Tensor] | None = None,
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood | str | None = None,
+    standardise: bool | None = None,
     executor: Executor = "auto",
     device: str | torch.device = "cpu",
     precision: str = "fp32",
@@ -72,7 +74,10 @@ def fit(
         target: the key of the targets where data, or the items of a Dataset, are dicts.
         output: the name, position or function that picks the output of a network that returns a dict, dataclass or tuple.
             Outputs (batch,) are read as (batch, 1).
-        likelihood: what the outputs mean; decided from y and the network's outputs if None.
+        likelihood: what the outputs mean, a value or a name (`choral.objectives.likelihoods.NAMES`); decided from y and the
+            network's outputs if None, refused where they leave a doubt.
+        standardise: whether real targets are brought to mean 0 and deviation 1 for training, which predictions undo. None does so
+            unless the likelihood says how large their noise is.
         executor: 'sequential', 'vectorised' (equal-shaped branches trained together), or 'auto', which measures both.
         device: where to train.
         precision: 'fp32' or 'bf16' (autocast).
@@ -100,9 +105,11 @@ def fit(
             inputs=inputs,
             output=output,
             likelihood=likelihood,
+            standardise=standardise,
             device=device,
             precision=precision,
         )
+        source = source.reading(task.likelihood.read)
         folder = None if run_dir is None else Path(run_dir)
         with claimed(folder):
             plan, width = settle(
@@ -125,17 +132,19 @@ def fit(
                     seconds=checkpoint_seconds,
                 )
                 costs = complete(run, folder, plan, started=started)
-    return Ensemble(
-        build,
-        recipe,
-        task.likelihood,
-        store,
-        len(run.member_of),
-        inputs=task.transforms,
-        interface=task.blueprint.interface,
-        table=table,
-        info=costs,
-    )
+            ensemble = Ensemble(
+                build,
+                recipe,
+                task.likelihood,
+                store,
+                len(run.member_of),
+                inputs=task.transforms,
+                interface=task.blueprint.interface,
+                table=table,
+                info=costs,
+            )
+            settle_noise(ensemble, source, folder, run=run_of(plan))
+    return ensemble
 
 
 def load(
@@ -144,6 +153,7 @@ def load(
     *,
     partial: bool = False,
     output: Callable[[Any], Tensor] | None = None,
+    likelihood: Likelihood | None = None,
 ) -> Ensemble:
     """Return a saved ensemble, from a file made by `Ensemble.save` or from a run folder.
 
@@ -153,14 +163,15 @@ def load(
         partial: from a run folder where some members are missing or damaged (a branch diverged, a run was interrupted),
             load the others with a warning instead of refusing.
         output: the function that picks the networks' output, if `fit` was given one.
+        likelihood: for an ensemble fitted with a `Loss` or likelihood of your own, that one: a file never brings code.
     """
     path = Path(path)
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
     if path.is_file():
-        saved = load_file(path, build, output=output)
+        saved = load_file(path, build, output=output, likelihood=likelihood)
     else:
-        saved = load_folder(path, build, partial=partial, output=output)
+        saved = load_folder(path, build, partial=partial, output=output, likelihood=likelihood)
     try:
         return Ensemble(
             saved.build,

@@ -61,6 +61,11 @@ def _decode(item: Any) -> Any:
     return item
 
 
+def known_kinds() -> frozenset[str]:
+    """Return the kinds that can be read back."""
+    return frozenset(_KINDS)
+
+
 def from_dict(data: Mapping[str, Any]) -> Any:
     """Return the value a dict describes; raises InputError for a kind or field that does not exist or is of another type."""
     kind = data.get("kind") if isinstance(data, Mapping) else None

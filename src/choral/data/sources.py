@@ -5,12 +5,13 @@ loader workers, in the engine's order, so that runs stay exact. Images of bytes 
 batches as `choral.base.batches` has them: a tensor, or dicts, tuples and lists of tensors.
 """
 
+import copy
 import hashlib
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ def _first(rows: Tensor) -> list[int]:
 
 
 def as_targets(y: Any) -> Tensor:
-    """Return targets as a tensor: integers are class labels (int64), reals are regression targets (float32 or float64)."""
+    """Return targets as a tensor: whole numbers as int64, reals as float32 or float64; what they mean the likelihood says."""
     y = _tensor(y, "y")
     if y.dtype.is_floating_point:
         if not torch.isfinite(y).all():
@@ -85,8 +86,6 @@ def as_targets(y: Any) -> Tensor:
     y = y.long()
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.numel() and int(y.min()) < 0:
-        raise InputError(f"y holds the negative label {int(y.min())}; class labels must be 0, 1, 2, ...")
     return y
 
 
@@ -140,6 +139,10 @@ class Source(ABC):
     def targets(self) -> Tensor | None:
         """Return all targets when they are in memory."""
 
+    @abstractmethod
+    def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
+        """Return the same points with targets as a likelihood reads them; the digest stays that of the data."""
+
 
 def _bounds(points: int, batch_size: int) -> list[tuple[int, int]]:
     return [(i * batch_size, min((i + 1) * batch_size, points)) for i in range(batches_in(points, batch_size))]
@@ -165,6 +168,7 @@ class TensorSource(Source):
             raise InputError(f"x has {self.points} rows and y has {len(self.y)}; they must be equally long{hint}.")
         if not self.points:
             raise InputError("the training data is empty; give at least one row.")
+        self._given: Tensor | None = None  # targets before a likelihood read them
         self.x = batches.mapped(lambda t: t.permute(0, 2, 3, 1).contiguous() if t.dim() == 4 else t, self.x)
 
     @property
@@ -194,9 +198,15 @@ class TensorSource(Source):
         """Return y."""
         return self.y
 
+    def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
+        """Return the same inputs with targets that were read once."""
+        twin = copy.copy(self)
+        twin._given, twin.y = self.y, read(self.y)
+        return twin
+
     def digest(self) -> str:
         """Return a hash over shapes, types and values."""
-        return _hash(_arrays(self.x, self.y))
+        return _hash(_arrays(self.x, self.y if self._given is None else self._given))
 
 
 def _cast_targets(y: Tensor, floats: torch.dtype) -> Tensor:
@@ -246,6 +256,7 @@ class DatasetSource(Source):
         self._floats = torch.float32
         self._next = _Batches([])
         self._lasting: DataLoader[Any] | None = None
+        self._read: Callable[[Tensor], Tensor] = lambda y: y
         self._reading = threading.Lock()  # only one epoch at a time can be read by the lasting workers
         self.points = len(dataset)  # type: ignore[arg-type]  # checked to be map-style by source_of
         if not self.points:
@@ -265,7 +276,7 @@ class DatasetSource(Source):
         try:
             for batch in self._lasting_loader(numbers) if lasting else self._loader(_Batches(numbers)):
                 x, y = parted(batch, self.target)
-                yield as_inputs(x, self._floats), _cast_targets(as_targets(y), self._floats)
+                yield as_inputs(x, self._floats), self._read(_cast_targets(as_targets(y), self._floats))
         finally:
             if lasting:
                 self._reading.release()
@@ -305,6 +316,12 @@ class DatasetSource(Source):
     def targets(self) -> Tensor | None:
         """Return None: they are not in memory."""
         return None
+
+    def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
+        """Return the same items, their targets read as they come."""
+        twin = copy.copy(self)
+        twin._read = read
+        return twin
 
     def digest(self) -> str:
         """Return a hash over the length and a few items."""

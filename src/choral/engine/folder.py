@@ -5,6 +5,7 @@ table.json     how a table's columns became inputs; the plan keeps its digest
 log.jsonl      one event on each line
 checkpoints/   where the run stands; empty once it is complete
 members/       one file for each collected network
+likelihood.json  what was estimated on the members' residuals (a noise); made again if it is lost
 results.json   what it cost; made again if it is lost
 Others write beside it: evaluation.json (judging), report.json, report.html and figures/ (the report), and into the folder of a
 comparison comparison.json. Each file has one writer.
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from choral.base.errors import InputError, RunError
+from choral.base.values import from_dict
 from choral.data.tables import Table, table_from
 from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore
+from choral.objectives.likelihoods import Likelihood
 
 _PLAN = {
     "identity": {"recipe": dict, "likelihood": dict, "inputs": ([dict], {str: [dict]}), "seed": int},
@@ -123,3 +126,18 @@ def read_table(folder: Path, plan: dict[str, Any]) -> Table | None:
         what = "is missing" if table is None else "is not the one this run was begun with"
         raise RunError(f"{path} {what}, and without it predictions would be in other units; {advice}.")
     return table_from(table, str(path))
+
+
+def keep_likelihood(folder: Path, run: str, likelihood: Likelihood) -> None:
+    """Write likelihood.json: a likelihood completed by what was estimated after training."""
+    write_json(folder / "likelihood.json", {"run": run, "likelihood": likelihood.to_dict()}, within=folder)
+
+
+def read_likelihood(folder: Path, run: str) -> Likelihood | None:
+    """Return the completed likelihood of a run, None if it is missing, damaged or another run's."""
+    try:
+        held = read_json(folder / "likelihood.json") or {}
+        found = from_dict(held["likelihood"]) if held.get("run") == run else None
+    except (RunError, InputError, KeyError):  # fit makes it again
+        return None
+    return found if isinstance(found, Likelihood) else None

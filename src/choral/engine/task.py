@@ -18,10 +18,12 @@ from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, usable
 from choral.engine.looking import look
 from choral.objectives.combine import Objective
-from choral.objectives.likelihoods import Categorical, Likelihood, infer
+from choral.objectives.likelihoods import Likelihood, resolve
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
 from choral.structures.independence import check_independence
+
+_LOOKED_AT = 256  # items of a dataset whose targets decide what the task is
 
 
 @dataclass(frozen=True)
@@ -85,26 +87,30 @@ def make_task(
     *,
     inputs: Transforms = (),
     output: Any = None,
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood | str | None = None,
+    standardise: bool | None = None,
     device: str | torch.device = "cpu",
     precision: str = "fp32",
 ) -> Task:
-    """Return the checked task of a run: the network is built once and tried on the first points."""
+    """Return the checked task of a run: the network is built once and tried on the first points.
+
+    Args:
+        build, recipe, inputs, output, likelihood, standardise, device, precision: as in `choral.fit`.
+        source: training data; its targets decide what is left open of the likelihood.
+    """
     if precision not in ("fp32", "bf16"):
         raise InputError(f"precision is {precision!r}; give 'fp32' or 'bf16'.")
     place = usable(device)
     seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place)
-    x, y = source.example()
+    x, _ = source.example()
     images = any(t.dim() == 4 for t in batches.leaves(x))
     blueprint = Blueprint(build, recipe.structure, device=place, images=images, interface=seen.interface)
     network = blueprint.network().eval()
     _check_trainable(network)
     outputs = _outputs(network, recipe.structure, seen.ready(x))
     check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
-    known = source.targets()
-    targets, width = y if known is None else known, outputs.shape[2] if outputs.dim() > 2 else 1
-    decided = likelihood or recipe.objective.likelihood or infer(targets, width)
-    _check_targets(decided, targets, width)
+    shape = tuple(outputs.shape[2:])
+    decided = resolve(likelihood or recipe.objective.likelihood, _targets(source), shape, standardise=standardise)
     return Task(
         blueprint,
         recipe.structure,
@@ -113,10 +119,21 @@ def make_task(
         seen.transforms,
         place,
         precision,
-        tuple(outputs.shape[2:]),
+        shape,
         seen.floats,
         source.is_ragged,
     )
+
+
+def some_points(source: Source, most: int = _LOOKED_AT) -> tuple[Batch, Tensor]:
+    """Return the inputs and targets of points at even distances, as one batch."""
+    rows = torch.linspace(0, source.points - 1, min(source.points, most)).round().long()
+    return next(iter(source.epoch(rows, len(rows))))
+
+
+def _targets(source: Source) -> Tensor:
+    known = source.targets()
+    return some_points(source)[1] if known is None else known
 
 
 def _check_trainable(network: nn.Module) -> None:
@@ -144,26 +161,3 @@ def _outputs(network: nn.Module, structure: Structure, x: Batch) -> Tensor:
             f"(member, batch) = ({structure.members}, {rows}); make the network return (batch, outputs)."
         )
     return outputs
-
-
-def _check_targets(likelihood: Likelihood, targets: torch.Tensor, outputs: int) -> None:
-    if isinstance(likelihood, Categorical):
-        if targets.dtype.is_floating_point:
-            raise InputError(
-                "y holds real numbers but the likelihood is categorical; give integer class labels 0, 1, 2, ..., or a "
-                "Gaussian likelihood for regression."
-            )
-        if outputs < 2:
-            raise InputError(
-                f"y holds integer class labels but the network gives {outputs} output; give it one output for each class, "
-                "or make y real numbers for regression."
-            )
-        if targets.numel() and int(targets.max()) >= outputs:
-            raise InputError(
-                f"y holds the class label {int(targets.max())} but the network gives {outputs} outputs (classes 0 to "
-                f"{outputs - 1}); widen its last layer or renumber the labels."
-            )
-    elif not targets.dtype.is_floating_point:
-        raise InputError(
-            "y holds integers, which are read as class labels, but the likelihood is Gaussian; convert y to float."
-        )

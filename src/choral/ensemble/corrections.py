@@ -11,6 +11,7 @@ from typing import Any, Literal
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.posthoc import (
+    ConformalLabels,
     ConformalQuantile,
     ConformalResidual,
     ConformalSets,
@@ -26,7 +27,7 @@ _ORDER: tuple[tuple[type[Value], ...], ...] = (
     (MemberSelection,),
     (Temperature,),
     (StackingWeights,),
-    (ConformalSets, ConformalResidual, ConformalQuantile),
+    (ConformalSets, ConformalLabels, ConformalResidual, ConformalQuantile),
 )
 
 

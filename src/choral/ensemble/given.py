@@ -15,6 +15,7 @@ from choral.engine.blueprint import described, state_of
 from choral.engine.store import MemberStore
 from choral.engine.task import make_task
 from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.noise import settle_noise
 from choral.objectives.likelihoods import Likelihood
 from choral.plan import Collect, Start, fork, seq
 from choral.recipes.recipe import Combine, Recipe
@@ -27,7 +28,7 @@ def ensemble_of(
     *,
     data: Any,
     build: Build | None = None,
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood | str | None = None,
     inputs: Transforms = (),
     target: str | int | None = None,
     output: str | int | Callable[[Any], Tensor] | None = None,
@@ -45,7 +46,8 @@ def ensemble_of(
 
     Args:
         networks: networks; or, with `build`, their weights as state dicts or paths of .safetensors files.
-        data: a few points (x, y), or what they were trained on: says what the outputs mean, and every network is tried on it.
+        data: a few points (x, y), or what they were trained on: says what the outputs mean, every network is
+            tried on it, and a Gaussian noise that is not given is estimated on it.
         build: makes the network that state dicts and files belong to.
         likelihood: what the outputs mean, as in `choral.fit`.
         inputs: transforms of inputs that the networks expect, as in `choral.fit`.
@@ -61,10 +63,8 @@ def ensemble_of(
     plan = member if len(given) == 1 else fork(len(given), member)
     recipe = Recipe(name="given", plan=plan, combine=combine)
     store, source = MemberStore(), source_of(data, target)
-    tasks = {
-        kind: make_task(first[kind], source, recipe, inputs=inputs, output=output, likelihood=likelihood)
-        for kind in kinds
-    }
+    options: dict[str, Any] = {"inputs": inputs, "output": output, "likelihood": likelihood, "standardise": False}
+    tasks = {kind: make_task(first[kind], source, recipe, **options) for kind in kinds}
     settled = next(iter(tasks.values()))
     likelihoods = {task.likelihood for task in tasks.values()}
     if len(likelihoods) > 1:
@@ -78,7 +78,7 @@ def ensemble_of(
         number = kinds[described(network)]
         store.put(i, state_of(network).having(form={"network": number} if number else None))
     builds = tuple(first.values())
-    return Ensemble(
+    ensemble = Ensemble(
         builds if len(builds) > 1 else builds[0],
         recipe,
         likelihoods.pop(),
@@ -87,6 +87,8 @@ def ensemble_of(
         inputs=settled.transforms,
         interface=settled.blueprint.interface,
     )
+    settle_noise(ensemble, source.reading(ensemble.likelihood.read))
+    return ensemble
 
 
 def _several(networks: Any) -> Sequence[Any]:

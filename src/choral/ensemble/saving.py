@@ -19,13 +19,13 @@ from choral.base.errors import ConversionError, InputError, PlanError, RunError
 from choral.base.functions import Function
 from choral.base.interface import Interface
 from choral.base.types import Builds
-from choral.base.values import Value, from_dict
+from choral.base.values import Value, from_dict, known_kinds
 from choral.data.inputs import Transform, Transforms
 from choral.data.tables import Table, table_from
 from choral.engine import bounds
 from choral.engine.blueprint import Blueprint
 from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
-from choral.engine.folder import read_costs, read_plan, read_table, run_of
+from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore, member_tensors, state_from
 from choral.objectives.likelihoods import Likelihood
@@ -75,8 +75,8 @@ def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> Non
     write_bytes(path, pack_tensors(tensors, {"forms": forms} | about))
 
 
-def load_file(path: Path, build: Builds | None, *, output: Any = None) -> Saved:
-    """Return what a file written by `save_file` holds."""
+def load_file(path: Path, build: Builds | None, *, output: Any = None, likelihood: Likelihood | None = None) -> Saved:
+    """Return what a file written by `save_file` holds; arguments as in `choral.load`."""
     where = str(path)
     with _said_of(where):
         tensors, header = unpack_tensors(_bytes(path), where)
@@ -85,6 +85,7 @@ def load_file(path: Path, build: Builds | None, *, output: Any = None) -> Saved:
         expect(header, _HEADER, where)
         store = _members(tensors, header["forms"], where)
         count = len(header["forms"])
+        header["given"] = likelihood
         return _checked(
             header,
             store,
@@ -119,7 +120,9 @@ def _members(tensors: dict[str, Tensor], forms: list[Any], where: str) -> Member
     return store
 
 
-def load_folder(path: Path, build: Builds | None, *, partial: bool, output: Any = None) -> Saved:
+def load_folder(
+    path: Path, build: Builds | None, *, partial: bool, output: Any = None, likelihood: Likelihood | None = None
+) -> Saved:
     """Return what a run folder holds.
 
     Args:
@@ -127,6 +130,7 @@ def load_folder(path: Path, build: Builds | None, *, partial: bool, output: Any 
         build: the network factory, None for networks of the zoo.
         partial: whether missing or damaged members are left out, with a warning, instead of refused.
         output: the function that picks the networks' output, if one does.
+        likelihood: one of the user's own, in place of what a file cannot hold of it.
     """
     where = str(path)
     with _said_of(where):
@@ -138,7 +142,10 @@ def load_folder(path: Path, build: Builds | None, *, partial: bool, output: Any 
         count = cost(_of(Recipe, identity["recipe"], where).plan).networks
         bounds.check("networks", count, 1, bounds.NETWORKS, where)
         store, count = _present(path, run_of(plan), count, partial)
-        about = {**identity, "network": plan["network"]}
+        about = {**identity, "network": plan["network"], "given": likelihood}
+        completed = read_likelihood(path, run_of(plan))
+        if completed is not None:
+            about["likelihood"] = completed.to_dict()
         return _checked(
             about, store, count, build, where, output=output, table=read_table(path, plan), info=_costs(path)
         )
@@ -192,7 +199,7 @@ def _checked(
     saved = Saved(
         _build_for(about["network"], build, where),
         recipe,
-        _of(Likelihood, about["likelihood"], where),
+        _likelihood(about["likelihood"], about.get("given"), where),
         store,
         count,
         inputs=_transforms(about["inputs"], where),
@@ -225,6 +232,22 @@ def _interface(content: dict[str, Any] | None, output: Any, where: str) -> Inter
             f"it again{given}: choral.load(path, build, output=...)."
         )
     return replace(found, output=Function.of(output))
+
+
+def _likelihood(content: dict[str, Any], given: Likelihood | None, where: str) -> Likelihood:
+    """Return the likelihood a file names: a kind of the user's own must be defined, and functions must be given anew."""
+    kind = str(content.get("kind"))
+    if given is not None and type(given).__name__ != kind:
+        raise RunError(
+            f"{where} was fitted with the likelihood {kind}, but likelihood is {type(given).__name__}; give its own."
+        )
+    if kind not in known_kinds():
+        raise RunError(
+            f"{where} was fitted with the likelihood {kind}, which is not defined here, and a file never brings code: import the "
+            "module that defines it first, or give it, choral.load(path, likelihood=...)."
+        )
+    found: Likelihood = _of(Likelihood, content, where)
+    return found if given is None else found.with_functions_of(given)
 
 
 def _of(kind: type[Any], content: dict[str, Any], where: str) -> Any:

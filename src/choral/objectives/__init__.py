@@ -3,21 +3,45 @@
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL, SpikeSlabKL
-from choral.objectives.likelihoods import Categorical, FixedGaussian, LearnedGaussian, Likelihood, infer
+from choral.objectives.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Family,
+    FixedGaussian,
+    Laplace,
+    LearnedGaussian,
+    Likelihood,
+    Loss,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    Quantiles,
+    StudentT,
+    infer,
+)
 from choral.objectives.patching import PatchedL2
 from choral.objectives.penalties import L2, Penalty
 
 __all__ = [
     "L2",
     "Anchored",
+    "Bernoulli",
     "Categorical",
+    "Family",
     "FixedGaussian",
     "GaussianKL",
+    "Laplace",
     "LearnedGaussian",
     "Likelihood",
+    "Loss",
+    "NegativeBinomial",
     "Objective",
+    "Ordinal",
     "PatchedL2",
     "Penalty",
+    "Poisson",
+    "Quantiles",
     "SpikeSlabKL",
+    "StudentT",
     "infer",
 ]

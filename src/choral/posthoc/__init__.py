@@ -10,12 +10,14 @@ from choral.posthoc.intervals import (
     fit_quantile_intervals,
     fit_residual_intervals,
 )
+from choral.posthoc.labels import ConformalLabels, fit_label_sets
 from choral.posthoc.selection import MemberSelection, select_members
 from choral.posthoc.sets import ConformalSets, fit_conformal_sets
 from choral.posthoc.stacking import StackingWeights, fit_stacking, label_log_scores
 from choral.posthoc.temperature import Temperature, fit_temperature
 
 __all__ = [
+    "ConformalLabels",
     "ConformalQuantile",
     "ConformalResidual",
     "ConformalSets",
@@ -26,6 +28,7 @@ __all__ = [
     "evaluate_intervals",
     "evaluate_sets",
     "fit_conformal_sets",
+    "fit_label_sets",
     "fit_quantile_intervals",
     "fit_residual_intervals",
     "fit_stacking",

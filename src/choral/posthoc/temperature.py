@@ -45,7 +45,7 @@ class Temperature(Value):
                 "there must be one for all or one for each."
             )
         divisors = torch.tensor(self.temperatures, dtype=torch.float64).to(member_logits)
-        return member_logits / divisors.reshape(-1, 1, 1)
+        return member_logits / divisors.reshape(-1, *[1] * (member_logits.ndim - 1))
 
 
 def fit_temperature(

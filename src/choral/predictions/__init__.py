@@ -1,7 +1,23 @@
 """Predictions: what an ensemble says about some points, how sure it is, and how well it did."""
 
-from choral.predictions.base import Prediction
+from choral.predictions.base import Prediction, means_of
 from choral.predictions.classification import Classification
+from choral.predictions.labels import MultiLabel
+from choral.predictions.mixture import Counts, Mixture
+from choral.predictions.numbers import Numbers
+from choral.predictions.outputs import Outputs
+from choral.predictions.quantiles import QuantileRegression
 from choral.predictions.regression import Regression
 
-__all__ = ["Classification", "Prediction", "Regression"]
+__all__ = [
+    "Classification",
+    "Counts",
+    "Mixture",
+    "MultiLabel",
+    "Numbers",
+    "Outputs",
+    "Prediction",
+    "QuantileRegression",
+    "Regression",
+    "means_of",
+]

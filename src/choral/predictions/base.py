@@ -170,6 +170,10 @@ class Prediction(ABC):
         """Return every scalar measure, as the ensemble combines its members (see `choral.metrics`)."""
 
     @abstractmethod
+    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
+        """Return those measures that are means over points, for each point (batch,); 'mse' stands for rmse."""
+
+    @abstractmethod
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return the few measures that are followed while members are added or inputs corrupted; `score` is among them."""
 
@@ -196,3 +200,16 @@ class Prediction(ABC):
     def __post_init__(self) -> None:
         if self.weights is not None and len(self.weights) != len(self):
             raise InputError(f"there are {len(self.weights)} weights for {len(self)} members; give one for each.")
+
+
+def means_of(rows: dict[str, Tensor], weights: Tensor | None = None) -> dict[str, float]:
+    """Return measures from those of points: their means, by weight; the root of 'mse' as 'rmse'.
+
+    >>> means_of({"mse": torch.tensor([1.0, 7.0])}, torch.tensor([1.0, 1.0]))
+    {'rmse': 2.0}
+    """
+    found = {}
+    for name, values in rows.items():
+        mean = float(values.mean() if weights is None else (values * weights).sum() / weights.sum())
+        found["rmse" if name == "mse" else name] = mean**0.5 if name == "mse" else mean
+    return found

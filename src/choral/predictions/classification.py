@@ -20,7 +20,7 @@ from choral.posthoc import (
     fit_temperature,
     label_log_scores,
 )
-from choral.predictions.base import UNFITTED, Prediction
+from choral.predictions.base import UNFITTED, Prediction, means_of
 
 _OF_MEMBERS = ("member_accuracy", "member_nll", "disagreement", "pairwise_kl", "member_correlation")
 _OF_AVERAGE = ("accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "entropy")
@@ -31,9 +31,12 @@ class Classification(Prediction):
     """Class probabilities of an ensemble.
 
     Args:
-        logits: (member, batch, class).
+        logits: (member, batch, class); dense ones keep the network's axes: (member, batch, class, height, width), say.
         combine: 'probs' averages member probabilities (a mixture), 'logits' averages logits first.
         names: the class labels as they were in the data, if they were not 0, 1, 2, ...
+        axis: axis of the classes, counted from the end.
+        ignore: a label whose positions are left out of scores.
+        ordered: whether the classes are ordered, so that scores also tell how far off a prediction is.
     """
 
     task: ClassVar[str] = "classification"
@@ -46,17 +49,20 @@ class Classification(Prediction):
     logits: Tensor
     combine: str = "probs"
     names: tuple[str, ...] | None = None
+    axis: int = -1
+    ignore: int | None = None
+    ordered: bool = False
 
     @cached_property
     def member_probs(self) -> Tensor:
         """Probabilities of each member (member, batch, class)."""
-        return self.logits.softmax(-1)
+        return self.logits.softmax(self.axis)
 
     @cached_property
     def probs(self) -> Tensor:
         """Probabilities of the ensemble (batch, class)."""
         if self.combine == "logits":
-            return self.average(self.logits).softmax(-1)
+            return self.average(self.logits).softmax(self.axis)
         return self.average(self.member_probs)
 
     @property
@@ -72,27 +78,27 @@ class Classification(Prediction):
     @cached_property
     def labels(self) -> Tensor:
         """The likeliest class (batch,)."""
-        return self.probs.argmax(-1)
+        return self.probs.argmax(self.axis)
 
     @cached_property
     def confidence(self) -> Tensor:
         """Largest probability (batch,)."""
-        return self.probs.max(-1).values
+        return self.probs.max(self.axis).values
 
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy of the mean prediction in nats (batch,): total uncertainty."""
-        return torch.special.entr(self.probs).sum(-1)
+        return torch.special.entr(self.probs).sum(self.axis)
 
     @cached_property
     def aleatoric(self) -> Tensor:
         """Mean entropy of the members (batch,): noise in the data."""
-        return self.average(torch.special.entr(self.member_probs).sum(-1))
+        return self.average(torch.special.entr(self.member_probs).sum(self.axis))
 
     @cached_property
     def mutual_information(self) -> Tensor:
         """Entropy minus mean member entropy (batch,): what the members disagree about, never negative."""
-        total = torch.special.entr(self.average(self.member_probs)).sum(-1)
+        total = torch.special.entr(self.average(self.member_probs)).sum(self.axis)
         return (total - self.aleatoric).clamp(min=0)
 
     @property
@@ -108,13 +114,13 @@ class Classification(Prediction):
     @cached_property
     def variation_ratio(self) -> Tensor:
         """Share of members that do not vote for the commonest class (batch,)."""
-        votes = torch.nn.functional.one_hot(self.logits.argmax(-1), self.logits.shape[-1]).float()
+        votes = torch.nn.functional.one_hot(self.logits.argmax(self.axis), self.logits.shape[self.axis]).float()
         return 1 - self.average(votes).max(-1).values
 
     @cached_property
     def max_logit(self) -> Tensor:
         """Largest mean logit (batch,)."""
-        return self.average(self.logits).max(-1).values
+        return self.average(self.logits).max(self.axis).values
 
     def sets(self, *, seed: int = 0) -> Tensor:
         """Return the conformal set of each point as booleans (batch, class)."""
@@ -140,60 +146,115 @@ class Classification(Prediction):
         return self.combine != "logits"
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+        if self.logits.dim() > 3:
+            raise InputError(
+                "conformal sets promise coverage of exchangeable rows, which the positions of one row (pixels, tokens) are not; "
+                "leave level out."
+            )
         penalty, free = (0.01, 2) if rule == "raps" else (0.0, 0)
         return fit_conformal_sets(self.probs, targets, level=level, seed=seed, penalty=penalty, free_classes=free)
 
     def targets(self, y: Any) -> Tensor:
-        """Return labels as whole numbers (batch,)."""
-        return torch.as_tensor(np.asarray(y)).long()
+        """Return labels as whole numbers (batch,), or (batch, ...) of dense outputs."""
+        labels = torch.as_tensor(np.asarray(y))
+        shape = tuple(self.probs.movedim(self.axis, -1).shape[:-1])
+        if labels.dim() == 2 and len(shape) == 1:  # one-hot, or a column
+            labels = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
+        if tuple(labels.shape) != shape:
+            raise InputError(
+                f"y has shape {tuple(labels.shape)} and the ensemble predicts labels of shape {shape}; give as many."
+            )
+        return labels.long()
+
+    def _flat(self, probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities (..., row, class) and labels (row,): positions are rows, and ignored ones are left out."""
+        if self.logits.dim() == 3 and self.ignore is None:
+            return probs, targets
+        rows, labels = probs.movedim(self.axis, -1).flatten(probs.dim() - self.probs.dim(), -2), targets.flatten()
+        if self.ignore is None:
+            return rows, labels
+        kept = labels != self.ignore
+        return rows[..., kept, :], labels[kept]
 
     def log_scores(self, targets: Tensor) -> Tensor:
-        """Return the log probability each member gives to each label (member, batch)."""
-        return label_log_scores(self.member_probs, targets)
+        """Return the log probability each member gives to each label, those of one point summed (member, batch)."""
+        if self.logits.dim() == 3 and self.ignore is None:
+            return label_log_scores(self.member_probs, targets)
+        counted = torch.ones_like(targets, dtype=torch.bool) if self.ignore is None else targets != self.ignore
+        known = torch.where(counted, targets, 0).expand(len(self), *targets.shape)
+        probs = self.member_probs.movedim(self.axis, -1).gather(-1, known.unsqueeze(-1)).squeeze(-1).double()
+        logs = probs.clamp_min(metrics.PROB_FLOOR).log() * counted
+        return logs.reshape(*logs.shape[:2], -1).sum(-1)
+
+    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
+        """Return accuracy, nll, Brier and uncertainties of each label that counts."""
+        probs, labels = self._flat(self.probs.double(), targets)
+        own = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        found = {
+            "accuracy": (probs.argmax(-1) == labels).double(),
+            "nll": -own.clamp_min(metrics.PROB_FLOOR).log(),
+            "brier": probs.square().sum(-1) - 2 * own + 1,
+            "entropy": torch.special.entr(probs).sum(-1),
+        }
+        if self.ordered:
+            reached = torch.arange(probs.shape[-1]) >= labels.unsqueeze(-1)
+            found["ranked_probability"] = (probs.cumsum(-1) - reached.double()).square().sum(-1)
+            found["mae"] = (probs.argmax(-1) - labels).abs().double()
+        return found
 
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return every measure of `choral.metrics.evaluate_classification`; those of members have their draws averaged."""
         alone = self.by_member(self.member_probs)
         pairs, drawn = len(alone) > 1, self.learners is not None
-        found = metrics.evaluate_classification(
-            self.member_probs, targets, weights=self.shares, pairs=pairs and not drawn
-        )
+        probs, labels = self._flat(self.member_probs, targets)
+        found = metrics.evaluate_classification(probs, labels, weights=self.shares, pairs=pairs and not drawn)
         if drawn:
-            own = metrics.evaluate_classification(alone, targets, pairs=pairs)
+            own = metrics.evaluate_classification(self._flat(alone, targets)[0], labels, pairs=pairs)
             found |= {n: own[n] for n in _OF_MEMBERS if n in own}
         if self.combine == "logits":
-            joint = metrics.evaluate_classification(self.probs.unsqueeze(0), targets, pairs=False)
+            joint = metrics.evaluate_classification(
+                self._flat(self.probs.unsqueeze(0), targets)[0], labels, pairs=False
+            )
             found |= {n: joint[n] for n in _OF_AVERAGE}
+        if self.ordered:
+            found |= {n: v for n, v in means_of(self.row_scores(targets)).items() if n not in found}
         return found
 
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return accuracy, nll and ece."""
-        probs = self.probs
+        probs, labels = self._flat(self.probs, targets)
         return {
-            "accuracy": metrics.accuracy(probs, targets),
-            "nll": metrics.nll(probs, targets),
-            "ece": metrics.ece(probs, targets),
+            "accuracy": metrics.accuracy(probs, labels),
+            "nll": metrics.nll(probs, labels),
+            "ece": metrics.ece(probs, labels),
         }
 
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the reliability table."""
-        table = metrics.reliability_table(self.probs, targets)
+        table = metrics.reliability_table(*self._flat(self.probs, targets))
         return {"reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")}}
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how often two members name different classes."""
-        return "disagreement", metrics.disagreement_matrix(self.by_member(self.member_probs))
+        probs, _ = self._flat(self.by_member(self.member_probs), targets)
+        return "disagreement", metrics.disagreement_matrix(probs)
 
     def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the confidence."""
-        return "confidence", self.confidence, 1.0
+        """Return the confidence, of dense outputs the mean over a point's positions."""
+        return "confidence", self.confidence.flatten(1).mean(1) if self.confidence.dim() > 1 else self.confidence, 1.0
 
     def alarms(self) -> dict[str, Tensor]:
-        """Return the scores of `choral.metrics.ood_scores`."""
-        return metrics.ood_scores(self.member_probs, member_logits=self.logits, weights=self.shares)
+        """Return the scores of `choral.metrics.ood_scores`, of dense outputs the mean over a point's positions."""
+        probs, logits = (v.movedim(self.axis, -1) for v in (self.member_probs, self.logits))
+        found = metrics.ood_scores(probs.flatten(1, -2), member_logits=logits.flatten(1, -2), weights=self.shares)
+        return {n: v.reshape(probs.shape[1], -1).mean(1) for n, v in found.items()}
 
     def columns(self) -> dict[str, list[Any]]:
         """Return prediction, confidence, entropy, mutual_information and the probability of each class."""
+        if self.logits.dim() > 3:
+            raise InputError(
+                f"a prediction of {tuple(self.labels.shape[1:])} labels a point is no table; use predict in Python."
+            )
         names = self.names or tuple(str(i) for i in range(self.probs.shape[-1]))
         found: dict[str, list[Any]] = {"prediction": [names[i] for i in self.labels.tolist()]}
         for name in ("confidence", "entropy", "mutual_information"):

@@ -1,0 +1,136 @@
+"""The contract of a likelihood: four methods say everything that the engine, the ensemble and the judge need of a task.
+
+Outputs and targets come with the member axis first, (member, batch, ...). See `objectives.penalties` for what is summed and
+what is averaged. A likelihood of one's own is a frozen dataclass with `nll`, `check` and `predict`; where torch has the
+distribution, a subclass of `Family` needs `distribution` alone:
+
+    @dataclass(frozen=True, kw_only=True)
+    class Gamma(Family):
+        def distribution(self, outputs):
+            return torch.distributions.Gamma(*F.softplus(outputs).chunk(2, -1), validate_args=False)
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from choral.base.values import Value
+from choral.predictions import Prediction
+
+
+@dataclass(frozen=True)
+class About:
+    """What an ensemble knows about its outputs when it predicts.
+
+    Args:
+        combine: how members are averaged, 'probs' or 'logits'; of interest to classes alone.
+        names: the class labels as they were in the data, if they were not 0, 1, 2, ...
+        learners: the member each row of the outputs is a draw of; None if rows are members.
+    """
+
+    combine: str = "probs"
+    names: tuple[str, ...] | None = None
+    learners: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihood(Value, ABC):
+    """What the outputs of a network mean.
+
+    `prediction`, a fact of the class, is the kind of prediction that `predict` returns.
+    """
+
+    prediction: ClassVar[type[Prediction]]
+
+    @property
+    def noise_std(self) -> float | None:
+        """Standard deviation of the noise on every target, in training units; None if it is not one known number."""
+        return None
+
+    @abstractmethod
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return how wrong the outputs are about each point: minus the log probability of its targets.
+
+        Shapes: outputs (member, batch, ...), targets (member, batch, ...), as `read` gives them -> (member, batch), or
+        (member, batch, position, ...) for dense outputs, whose positions are averaged.
+        """
+
+    @abstractmethod
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Raise InputError, in words, for targets that cannot be these outputs'.
+
+        Args:
+            targets: training targets (point, ...), all of them or a few.
+            outputs: shape of the network's outputs for one point.
+        """
+
+    @abstractmethod
+    def predict(self, outputs: Tensor, about: About) -> Prediction:
+        """Return what raw outputs (member, batch, ...) say about their points, in the units of the data."""
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Return targets as `nll` reads them: in the type and the units of training. Shapes: (..., point, ...)."""
+        return targets
+
+    def settled(self, targets: Tensor, outputs: tuple[int, ...], *, standardise: bool | None = None) -> Self:
+        """Return the likelihood with what it takes from the training data: a scale, an axis. Arguments as in `check`.
+
+        Args:
+            targets: training targets, checked.
+            outputs: shape of the network's outputs for one point.
+            standardise: whether real targets are brought to mean 0 and deviation 1; None leaves it to the likelihood.
+        """
+        return self
+
+    def with_functions_of(self, given: Self) -> Self:
+        """Return it with functions that no file brings taken from another of its kind; most have none."""
+        return self
+
+    @property
+    def estimates(self) -> bool:
+        """Whether something of it is estimated after training, by `estimated`."""
+        return False
+
+    def estimated(self, outputs: Tensor, targets: Tensor) -> Self:
+        """Return it with what is estimated on the outputs of a trained ensemble (member, batch, ...).
+
+        Args:
+            outputs: of all members for some rows, of training or, better, of validation.
+            targets: of these rows (batch, ...), as `read` gives them.
+        """
+        return self
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        """Return which positions of dense targets count, as booleans in the shape of `nll`; None if all do."""
+        return None
+
+    def understood(self) -> dict[str, str]:
+        """Return what was understood, in words by subject, for `repr` and the log."""
+        return {}
+
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the sum over members of the batch mean of `nll`, each point times its weight.
+
+        Weights average 1 over the training data, so that batches add up to the weighted loss of all points, and a weight
+        of 2 counts as the point twice. Positions that do not count are left out of the mean.
+
+        Shapes: outputs and targets (member, batch, ...), weights (member, batch) -> ().
+        """
+        each, counted = self.nll(outputs, targets), self.counted(targets)
+        if counted is not None:
+            return _mean_of_counted(each, counted, weights)
+        if weights is not None:
+            each = each * weights.reshape(*weights.shape, *[1] * (each.dim() - 2))
+        mean = each.mean()
+        return mean if each.shape[0] == 1 else mean * each.shape[0]
+
+
+def _mean_of_counted(each: Tensor, counted: Tensor, weights: Tensor | None) -> Tensor:
+    shares = counted.to(each.dtype)
+    if weights is not None:
+        shares = shares * weights.reshape(*weights.shape, *[1] * (each.dim() - 2))
+    total = (each * shares).flatten(1).sum(1) / shares.flatten(1).sum(1).clamp_min(torch.finfo(each.dtype).tiny)
+    return total.sum() if weights is None else (total * weights.mean(1)).sum()

@@ -1,0 +1,202 @@
+"""Gaussian noise on real targets: of a known or estimated size, or predicted by the network."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from choral.base.errors import InputError
+from choral.objectives.likelihoods.base import About, Likelihood
+from choral.objectives.likelihoods.scaling import TargetScale
+from choral.objectives.likelihoods.shapes import aligned, check_real, check_varied, columns
+from choral.predictions import Prediction, Regression
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_TINY = 1e-12  # smallest noise variance that is estimated
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealLikelihood(Likelihood, ABC):
+    """Real targets, trained in units of their own scale.
+
+    Args:
+        scale: of the targets, learned from the training data; None trains in the units of the data.
+    """
+
+    outputs_each: ClassVar[int] = 1
+    described: ClassVar[str]
+
+    scale: TargetScale | None = None
+
+    @property
+    def standardises(self) -> bool:
+        """Whether targets are brought to mean 0 and deviation 1 unless `fit` is told otherwise."""
+        return True
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Return targets as real numbers in units of training."""
+        real = targets if targets.is_floating_point() else targets.float()
+        return real if self.scale is None else self.scale.apply(real)
+
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit, and targets that are all the same."""
+        check_real(targets, outputs, each=self.outputs_each, what=self.described)
+        check_varied(targets)
+
+    def settled(self, targets: Tensor, outputs: tuple[int, ...], *, standardise: bool | None = None) -> Self:
+        """Return it with the scale of the training targets."""
+        wanted = self.standardises if standardise is None else standardise
+        if not wanted or self.scale is not None:
+            return self
+        dense = targets.dim() > 2
+        return replace(self, scale=TargetScale.of(targets.reshape(-1, 1) if dense else _two(targets)))
+
+    def understood(self) -> dict[str, str]:
+        """Say how targets are scaled."""
+        if self.scale is None:
+            return {"targets": "in their own units"}
+        mean, std = (", ".join(f"{v:.4g}" for v in vs[:4]) for vs in (self.scale.mean, self.scale.std))
+        return {"targets": f"standardised (mean {mean}, deviation {std})"}
+
+
+def _two(targets: Tensor) -> Tensor:
+    return targets.unsqueeze(-1) if targets.dim() == 1 else targets
+
+
+def summed(each: Tensor) -> Tensor:
+    """Return what all targets of a point cost together: (member, batch, target, ...) -> (member, batch, ...)."""
+    return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianLikelihood(RealLikelihood, ABC):
+    """Real targets with Gaussian noise."""
+
+    prediction: ClassVar[type[Prediction]] = Regression
+
+    @abstractmethod
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, each (member, batch, target), in units of training."""
+
+    def predict(self, outputs: Tensor, about: About) -> Prediction:
+        """Return the mixture of the members' Gaussians."""
+        means, variances = self.moments(outputs)
+        if self.scale is not None:
+            means, variances = self.scale.undo(means), self.scale.widen(variances.sqrt()).square()
+        return Regression(means, variances, learners=about.learners)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedGaussian(GaussianLikelihood):
+    """Gaussian noise of one size; outputs are means (member, batch, target).
+
+    Args:
+        precision: inverse variance of the noise in the units the network is trained in, one for all targets or one for each.
+            A number that is given is kept, and targets stay in their own units. None is trained as least squares in
+            standardised units; the noise is then estimated after training (`estimated`).
+    """
+
+    described: ClassVar[str] = "a Gaussian of fixed variance"
+
+    precision: float | tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = self.precision if isinstance(self.precision, tuple) else (self.precision,)
+        if not all(p is None or 0 < p < math.inf for p in given) or not given:
+            raise InputError(f"precision is {self.precision}; give a finite number above 0.")
+
+    @property
+    def standardises(self) -> bool:
+        """Only where no precision is given: one that is belongs to the units of the data."""
+        return self.precision is None
+
+    @property
+    def noise_std(self) -> float | None:
+        """The inverse square root of the precision, if it is one number."""
+        return float(self.precision**-0.5) if isinstance(self.precision, float | int) else None
+
+    def _precision(self, means: Tensor) -> float | Tensor:
+        if isinstance(self.precision, tuple):
+            wide = torch.tensor(self.precision, dtype=means.dtype, device=means.device)
+            return wide.reshape(-1, *[1] * (means.dim() - 3))
+        return 1.0 if self.precision is None else self.precision
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Gaussian negative log likelihood, constants included."""
+        means = columns(outputs)
+        squares = (means - aligned(targets, means)).square()
+        precision = self._precision(means)
+        if isinstance(precision, Tensor):
+            return summed(0.5 * (precision * squares - precision.log()) + _HALF_LOG_TWO_PI)
+        constant = means.shape[2] * (_HALF_LOG_TWO_PI - 0.5 * math.log(precision))
+        return summed(squares) * (0.5 * precision) + constant
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs as means, and the fixed variance."""
+        means = columns(outputs)
+        return means, torch.ones_like(means) / self._precision(means)
+
+    @property
+    def estimates(self) -> bool:
+        """The noise, where no precision is given."""
+        return self.precision is None
+
+    def estimated(self, outputs: Tensor, targets: Tensor) -> Self:
+        """Return it with the precision under which the members' mixture gives some targets the best log score.
+
+        Expectation maximisation of one noise for each target, from the mean squared error of the members.
+        """
+        means = columns(outputs).double()
+        squares = (means - aligned(targets.double().expand(len(means), *targets.shape), means)).square()
+        squares = squares.movedim(2, 0).flatten(2)  # (target, member, row)
+        variance = squares.mean((1, 2), keepdim=True).clamp_min(_TINY)
+        for _ in range(100):
+            shares = (-0.5 * squares / variance).softmax(1)  # of each member in a target
+            previous, variance = (
+                variance,
+                (shares * squares).sum(1, keepdim=True).mean(2, keepdim=True).clamp_min(_TINY),
+            )
+            if torch.allclose(previous, variance, rtol=1e-6):
+                break
+        found = tuple((1 / variance).flatten().tolist())
+        return replace(self, precision=found[0] if len(found) == 1 else found)
+
+    def understood(self) -> dict[str, str]:
+        """Say how targets are scaled and where the noise comes from."""
+        said = "estimated on residuals" if self.precision is None else f"precision {self.precision}"
+        return super().understood() | {"noise": said}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedGaussian(GaussianLikelihood):
+    """Gaussian noise whose variance the network predicts; outputs are (member, batch, 2 * target).
+
+    The first half of the outputs is the mean, softplus of the second half plus `floor` the variance.
+
+    Reference: Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
+    2017, arXiv:1612.01474, Equation 1.
+    """
+
+    outputs_each: ClassVar[int] = 2
+    described: ClassVar[str] = "a Gaussian of learned variance"
+
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < math.inf:
+            raise InputError(f"floor is {self.floor}; give a finite number of 0 or more.")
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Gaussian negative log likelihood, constants included."""
+        mean, variance = self.moments(outputs)
+        squares = (mean - aligned(targets, mean)).square()
+        return summed(0.5 * (squares / variance + variance.log()) + _HALF_LOG_TWO_PI)
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances."""
+        mean, raw = outputs.chunk(2, dim=2)
+        return mean, F.softplus(raw) + self.floor

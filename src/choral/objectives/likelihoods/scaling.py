@@ -1,0 +1,61 @@
+"""Real targets in the units of training: columns of mean 0 and deviation 1, and the way back."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from choral.base.errors import InputError
+from choral.base.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetScale(Value):
+    """What each target loses and is divided by before training.
+
+    Args:
+        mean: one for each target (the last axis).
+        std: one for each target, above 0.
+
+    >>> scale = TargetScale.of(torch.tensor([[1.0], [3.0]]))
+    >>> scale.std, scale.apply(torch.tensor([[5.0]])), scale.undo(torch.tensor([[3.0]]))
+    ((1.0,), tensor([[3.]]), tensor([[5.]]))
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.mean)) or not all(0 < s < math.inf for s in self.std) or not self.std:
+            raise InputError(
+                f"targets have mean {self.mean} and deviation {self.std}; give finite numbers, std above 0."
+            )
+
+    @classmethod
+    def of(cls, targets: Tensor) -> Self:
+        """Return the scale of some targets (point, target); columns of equal values keep their deviation."""
+        columns = targets.double().reshape(-1, targets.shape[-1])
+        std = columns.std(0, correction=0)
+        flat = std <= 1e-12 * columns.abs().max(0).values
+        return cls(mean=tuple(columns.mean(0).tolist()), std=tuple(torch.where(flat, 1.0, std).tolist()))
+
+    def apply(self, targets: Tensor) -> Tensor:
+        """Return targets (..., target) in units of training."""
+        mean, std = self._as(targets)
+        return ((targets.double() - mean.double()) / std.double()).to(targets.dtype)
+
+    def undo(self, values: Tensor) -> Tensor:
+        """Return values (..., target) in units of the data."""
+        mean, std = self._as(values)
+        return values * std + mean
+
+    def widen(self, spreads: Tensor) -> Tensor:
+        """Return deviations (..., target) in units of the data."""
+        return spreads * self._as(spreads)[1]
+
+    def _as(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        mean, std = (torch.tensor(v, dtype=dtype, device=values.device) for v in (self.mean, self.std))
+        return mean, std

@@ -1,0 +1,174 @@
+"""Quantiles of real targets: each member's, averaged level by level."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from choral import metrics
+from choral.base.errors import InputError
+from choral.base.values import Value
+from choral.posthoc import ConformalQuantile, MemberSelection, fit_quantile_intervals
+from choral.predictions.base import UNFITTED, Prediction, means_of
+
+
+@dataclass(frozen=True)
+class QuantileRegression(Prediction):
+    """Predicted quantiles; the ensemble's are the members' average (Vincent's).
+
+    Args:
+        member_quantiles: (member, batch, target, level), rising along the levels.
+        levels: their shares.
+    """
+
+    task: ClassVar[str] = "quantiles"
+    held: ClassVar[tuple[str, ...]] = ("member_quantiles",)
+    score: ClassVar[str] = "pinball"
+    shown: ClassVar[tuple[str, ...]] = ("pinball", "mae", "coverage", "width")
+    alarm: ClassVar[str] = "width"
+    rules: ClassVar[tuple[str, ...]] = ("quantile",)
+    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, ConformalQuantile)
+
+    member_quantiles: Tensor
+    levels: tuple[float, ...]
+
+    @cached_property
+    def quantiles(self) -> Tensor:
+        """Quantiles of the ensemble (batch, target, level)."""
+        return self.average(self.member_quantiles)
+
+    @property
+    def _middle(self) -> int:
+        return min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - 0.5))
+
+    @property
+    def mean(self) -> Tensor:
+        """The quantile nearest to the median (batch, target)."""
+        return self.quantiles[..., self._middle]
+
+    @property
+    def member_values(self) -> Tensor:
+        """The members' quantiles nearest to the median."""
+        return self.member_quantiles[..., self._middle]
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance of the members' medians (batch, target)."""
+        return self.average((self.member_values - self.mean).square())
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Squared half width between the outermost levels, in deviations of a Gaussian (batch, target)."""
+        ends = torch.special.ndtri(torch.tensor([self.levels[0], self.levels[-1]], dtype=torch.float64))
+        width = self.quantiles[..., -1] - self.quantiles[..., 0]
+        return (width / float(ends[1] - ends[0])).square() if len(self.levels) > 1 else torch.zeros_like(width)
+
+    @property
+    def variance(self) -> Tensor:
+        """Both parts of the uncertainty (batch, target)."""
+        return self.aleatoric + self.epistemic
+
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """Return the outermost quantiles (batch, target)."""
+        return self.quantiles[..., 0], self.quantiles[..., -1]
+
+    def conformal_interval(self) -> tuple[Tensor, Tensor]:
+        """Return the outermost quantiles, corrected to hold the target with the promised probability."""
+        if self.conformal is None:
+            raise InputError(UNFITTED)
+        low, high = self.conformal.apply(*self.interval())
+        return low, high
+
+    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+        return fit_quantile_intervals(*self.interval(), targets, level=level)
+
+    @property
+    def mixes(self) -> bool:
+        """Averaged quantiles are no mixture."""
+        return False
+
+    def check_mixture(self) -> None:
+        """Refuse: quantiles have no density, so no log score."""
+        raise InputError(
+            "quantiles have no log score by which members could be weighed or selected; leave select and stacking out."
+        )
+
+    def targets(self, y: Any) -> Tensor:
+        """Return targets in the shape of the median."""
+        found = torch.as_tensor(np.asarray(y)).double()
+        if found.numel() != self.mean.numel():
+            raise InputError(f"y has shape {tuple(found.shape)} and the ensemble predicts {tuple(self.mean.shape)}.")
+        return found.reshape(self.mean.shape)
+
+    def log_scores(self, targets: Tensor) -> Tensor:
+        """Refuse: there is no density."""
+        self.check_mixture()
+        raise AssertionError
+
+    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
+        """Return pinball loss, absolute error of the median and coverage of the outermost levels."""
+        errors = targets.unsqueeze(-1) - self.quantiles.double()
+        shares = torch.tensor(self.levels, dtype=torch.float64)
+        low, high = self.interval()
+        return {
+            "pinball": torch.maximum(shares * errors, (shares - 1) * errors).flatten(1).mean(1),
+            "mse": (targets - self.mean.double()).square().flatten(1).mean(1),
+            "mae": (targets - self.mean.double()).abs().flatten(1).mean(1),
+            "coverage": ((low <= targets) & (targets <= high)).double().flatten(1).mean(1),
+            "width": (high - low).double().flatten(1).mean(1),
+        }
+
+    def scores(self, targets: Tensor) -> dict[str, float]:
+        """Return the means of `row_scores`, the promised coverage, and the pinball loss of members alone."""
+        parts = [self.of_rows(rows).row_scores(targets)["pinball"] for rows in self.rows_by_member()]
+        promised = self.levels[-1] - self.levels[0]
+        found = means_of(self.row_scores(targets)) | {"promised": promised}
+        return found | {"member_pinball": sum(float(p.mean()) for p in parts) / len(parts)}
+
+    def brief(self, targets: Tensor) -> dict[str, float]:
+        """Return pinball and rmse."""
+        found = means_of(self.row_scores(targets))
+        return {"pinball": found["pinball"], "rmse": found["rmse"]}
+
+    def details(self, targets: Tensor) -> dict[str, Any]:
+        """Return the share of targets below each level, and the outermost quantiles of some rows."""
+        below = [float((targets <= self.quantiles[..., i]).double().mean()) for i in range(len(self.levels))]
+        low, high = self.interval()
+        columns = {
+            n: v.flatten(1)[:, 0] for n, v in {"target": targets, "mean": self.mean, "low": low, "high": high}.items()
+        }
+        order = columns["mean"].argsort()
+        shown = order[torch.linspace(0, len(order) - 1, min(len(order), 60)).round().long()]
+        return {
+            "coverage": [{"level": n, "coverage": b} for n, b in zip(self.levels, below)],
+            "intervals": {
+                "level": self.levels[-1] - self.levels[0],
+                "rows": [{n: v[i] for n, v in columns.items()} for i in shown],
+            },
+        }
+
+    def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
+        """Return how alike the errors of the members' medians are."""
+        return "correlation of errors", metrics.correlation_matrix(self.by_member(self.member_values) - targets)
+
+    def sureness(self) -> tuple[str, Tensor, float | None]:
+        """Return the width of the first target's outermost quantiles."""
+        low, high = self.interval()
+        return "width", (high - low).flatten(1)[:, 0], None
+
+    def alarms(self) -> dict[str, Tensor]:
+        """Return width and disagreement of the first target."""
+        return {"width": self.sureness()[1].double(), "epistemic": self.epistemic.flatten(1)[:, 0].double()}
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return each quantile of each target, and the deviation of the members' medians."""
+        several = self.mean.shape[1]
+        found = {
+            f"q_{level:g}" + (f"_{t}" if several > 1 else ""): self.quantiles[:, t, i].tolist()
+            for t in range(several)
+            for i, level in enumerate(self.levels)
+        }
+        return found | {"epistemic_std": self.epistemic.sqrt()[:, 0].tolist()}
