@@ -3,6 +3,7 @@ import torch
 from tests.structures.networks import Text, generator, make
 from torch import nn
 
+from choral.base.draws import keyed
 from choral.base.errors import ConversionError, InputError
 from choral.structures import TreeNet
 
@@ -59,3 +60,19 @@ def test_recurrent_trunks_work():
     joint = TreeNet(members=2).convert(Text(), generator())
     tokens = torch.randint(0, 11, (3, 5))
     torch.testing.assert_close(joint(tokens)[1], joint.member(1)(tokens))
+
+
+def test_dropout_in_the_trunk_draws_once_for_all_members():
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8))
+    network = TreeNet(members=3).convert(nn.Sequential(trunk, nn.Linear(8, 2)), torch.Generator().manual_seed(0))
+    network.network[1].weight.data.copy_(network.network[1].weight.data[:1].expand(3, -1, -1).clone())
+    network.network[1].bias.data.zero_()
+    x = torch.randn(6, 4)
+    with keyed(1, 2):
+        outputs = network.train()(x)
+    assert torch.equal(outputs[0], outputs[1])  # equal branches behind one trunk
+    assert network.network[0][2].num_batches_tracked == 1
+    with keyed(1, 3):
+        assert not torch.equal(network(x), outputs)
+    assert isinstance(TreeNet(members=3).member(network, 0)[0][1], nn.Dropout)

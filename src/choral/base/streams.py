@@ -79,6 +79,7 @@ class Circumstances:
     stream: Stream | None = None
     means: bool = False  # whether sampled layers use the centre of their posteriors
     component: int | Tensor | None = None  # what patched layers take if they all take the same
+    outer: Stream | None = None  # what members of a joint network were given streams from
 
 
 _NONE = Circumstances()
@@ -229,10 +230,21 @@ class Branch:
             key = torch.stack((mix(low + index * signed(0x9E3779B1)), mix(high ^ (index * signed(0x85EBCA77)))))
         stream = Stream(key, self._outer.step)
         try:
-            with under(stream=stream):
+            with under(stream=stream, outer=self._outer):
                 yield
         finally:
             self._outer.caught += stream.caught
+
+
+@contextmanager
+def common() -> Iterator[None]:
+    """Give the block, within a member's, the draws of the joint network: the same for all members that run together."""
+    outer = _now.get().outer
+    if outer is None:
+        yield
+        return
+    with under(stream=outer, outer=None):
+        yield
 
 
 def branch() -> Branch:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
+from torch.nn.parameter import is_lazy as is_unsettled
 
 from choral import models
 from choral.base import batches, rng
@@ -25,7 +27,9 @@ _PLAIN = Interface()
 def bare(build: Build | nn.Module) -> nn.Module:
     """Return a new network as the user's code makes it, drawn from the current global generator; a given one is copied."""
     if isinstance(build, nn.Module):
-        return copy.deepcopy(build)
+        lazy = [b for b in build.buffers() if is_unsettled(b)]  # which torch cannot copy
+        memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
+        return copy.deepcopy(build, memo)
     if not callable(build):
         raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
     network = build()

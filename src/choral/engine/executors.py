@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from choral.base.errors import InputError
+from choral.base.errors import ChoralError, InputError
 from choral.data.sources import Source
+from choral.engine.looking import running_in
 from choral.engine.run import WIDEST
 from choral.engine.task import Task
 from choral.engine.threads import Threads, operations
@@ -79,14 +80,36 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
     if wanted == "sequential":
         return Settled("sequential", _sequential)
     if wanted == "vectorised":
+        if settled is None:
+            _check_stackable(task, source, plan)
         return Settled("vectorised", together)
     found = _first_train(plan)
-    if found is None or widest == 1 or not found[0].optimiser.elementwise:
+    if found is None or widest == 1 or not found[0].optimiser.elementwise or task.ragged:
         return Settled("sequential", _sequential)
     measured = _measure(task, source, found[0], min(found[1], widest))
     if measured.get("vectorised", float("inf")) < measured["sequential"]:
         return Settled("vectorised", together, measured)
     return Settled("sequential", _sequential, measured)
+
+
+def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
+    """Raise InputError, before anything is trained, for a network that two branches cannot train stacked."""
+    found = _first_train(plan)
+    if found is None:
+        return
+    state = task.blueprint.fresh(0, "measure")
+    order = torch.arange(min(source.points, found[0].batch_size)).expand(2, -1)
+    with running_in(task.blueprint.network()) as modules:
+        try:
+            _time(StackedTrainer, task, source, found[0], [state] * 2, order, steps=1)
+        except ChoralError:
+            raise
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            said = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"executor='vectorised' cannot train this network: in {modules[-1] if modules else 'its loss'}, torch.func.vmap stops "
+                f"with '{said}'; use executor='sequential'."
+            ) from error
 
 
 def choose_kernel(
@@ -173,7 +196,14 @@ def _convolves(task: Task) -> bool:
 
 
 def _time(
-    kind: type[Trainer], task: Task, source: Source, phase: Train, states: list[State], order: torch.Tensor
+    kind: type[Trainer],
+    task: Task,
+    source: Source,
+    phase: Train,
+    states: list[State],
+    order: torch.Tensor,
+    *,
+    steps: int = 4,
 ) -> float:
     trainer = kind(task, phase, [source.points] * len(states))
     trainer.steps = phase.epochs * batches_in(source.points, phase.batch_size)  # long phases are recorded: measured so
@@ -181,7 +211,7 @@ def _time(
     trainer.mount([s.having(slots=slots) for s in states], list(range(len(states))))
     x, y = next(iter(source.epoch(order, phase.batch_size)))
     best = float("inf")
-    for step in range(4):
+    for step in range(steps):
         started = time.perf_counter()
         trainer.step(x, y, step, 0.0, 0.0)
         if step:

@@ -1,5 +1,7 @@
 """Look at the plain network once, before anything is converted or trained: what it reads, in which type, and what it returns."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +107,26 @@ def _refuse_extra_state(network: nn.Module) -> None:
                 f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which members are not saved "
                 "with; register it as a buffer instead."
             )
+
+
+@contextmanager
+def running_in(network: nn.Module) -> Iterator[list[str]]:
+    """Give a list that holds, at any time, the modules being run, innermost last; after an error, those it came from."""
+    running: list[str] = []
+    named = {module: f"{name!r} ({type(module).__name__})" for name, module in network.named_modules()}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        running.append(named[module])
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    hooks = [m.register_forward_pre_hook(enter) for m in named] + [m.register_forward_hook(leave) for m in named]
+    try:
+        yield running
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _refuse_writing(structure: Structure, given: Batch, after: Batch) -> None:

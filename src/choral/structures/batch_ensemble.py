@@ -12,7 +12,7 @@ from torch import nn
 
 from choral.base.errors import ConversionError
 from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.convert import swap, unless_frozen
+from choral.layers.conversion.convert import swap, unless_held
 from choral.layers.conversion.operations import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint
 from choral.layers.joint.own_statistics import member_norm
@@ -27,7 +27,7 @@ class BatchEnsemble(JointStructure):
 
     The shared weights start at those of the given network, so a trained one can be turned into an ensemble. Linear maps and
     (transposed) convolutions get vectors, those inside attention included; embeddings and bare parameters are shared;
-    normalisation statistics are kept by member. Layers with frozen parameters are shared as they are.
+    normalisation statistics are kept by member. Layers with frozen or tied parameters are shared as they are.
 
     Args:
         members: how many members.
@@ -65,7 +65,7 @@ class BatchEnsemble(JointStructure):
             return None
 
         tree = open_attention(network, include=self.include, exclude=self.exclude)
-        tree = swap(tree, unless_frozen(vectors), include=self.include, exclude=self.exclude)
+        tree = swap(tree, unless_held(tree, vectors), include=self.include, exclude=self.exclude)
         if not any(isinstance(module, RankOneLayer) for module in tree.modules()):
             raise ConversionError(f"BatchEnsemble found no linear map or convolution in {type(network).__name__}.")
         tree = swap(tree, lambda _, m: member_norm(m, members=self.members, own_affine=self.own_norms))

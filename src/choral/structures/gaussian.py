@@ -14,7 +14,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.gaussian import RHO_START, GaussianLayer, GaussianNorm, gaussian_twin
 from choral.layers.bayesian.spike_slab import SpikeSlabLayer
-from choral.layers.conversion.convert import Replace, swap, unless_frozen
+from choral.layers.conversion.convert import Replace, swap, unless_held
 from choral.structures.base import Structure
 
 _BAYESIAN = (GaussianLayer, GaussianNorm, SpikeSlabLayer)
@@ -47,8 +47,8 @@ class Sampled(Structure, ABC):
             raise InputError(f"{type(self).__name__}: draws={self.draws}; give 1 or more.")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with Bayesian layers in place of plain ones; other kinds and frozen layers stay as they are."""
-        twins = unless_frozen(self._twins(network, generator))
+        """Return the network with Bayesian layers in place of plain ones; other kinds, and frozen or tied layers, stay."""
+        twins = unless_held(network, self._twins(network, generator))
         joint = swap(network, twins, include=self.include, exclude=self.exclude)
         if not any(isinstance(module, _BAYESIAN) for module in joint.modules()):
             raise ConversionError(

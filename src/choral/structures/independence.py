@@ -85,6 +85,11 @@ def _run(structure: Structure, network: Joint, tensors: dict[str, Tensor], input
         with rng.seeded(0, "look"), draws.keyed(0), torch.enable_grad():
             return order, structure.unfold(functional_call(network, tensors, (inputs,)))
     except RuntimeError as error:
+        if "running_mean" in str(error):
+            raise ConversionError(
+                "the joint network cannot run: forward code draws by member (F.dropout, for example) before a normalisation that all "
+                "members share; make the dropout a layer of its own (nn.Dropout), or let the branches begin before it."
+            ) from error
         report = f"\n{network.report()}" if isinstance(network, PackedNetwork) else ""
         raise ConversionError(
             f"the joint network cannot run on this data: {error}. If its forward code states a width as a number, or widths were "

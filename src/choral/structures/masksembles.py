@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.layers.conversion.convert import swap, unless_frozen
+from choral.layers.conversion.convert import swap, unless_held
 from choral.layers.conversion.operations import WEIGHTED, own_kind
 from choral.layers.joint.masked import MaskedLayer
 from choral.layers.joint.network import Joint
@@ -62,7 +62,7 @@ class Masksembles(JointStructure):
                 return None
             return MaskedLayer(layer, members=self.members, scale=self.scale, generator=generator)
 
-        tree = swap(network, unless_frozen(masks), include=self.include, exclude=self.exclude)
+        tree = swap(network, unless_held(network, masks), include=self.include, exclude=self.exclude)
         if not any(isinstance(module, MaskedLayer) for module in tree.modules()):
             raise ConversionError(
                 f"Masksembles found no linear map or convolution to mask in {type(network).__name__}; the output layer "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.layers.conversion.convert import holds_frozen
+from choral.layers.conversion.convert import holds_frozen, tied_layers
 from choral.layers.conversion.operations import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
 from choral.layers.packed.pack import ends_of, named
@@ -63,7 +63,7 @@ class Mimo(Structure):
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with a wider first and last layer; the others keep their weights."""
         joint = copy.deepcopy(network)
-        first, last = self._ends(network)
+        (first, last), tied = self._ends(network), tied_layers(network)
         order = [name for name, _ in network.named_modules()]
         for name in order[: order.index(first)]:
             if isinstance(network.get_submodule(name), NORMS):
@@ -77,6 +77,11 @@ class Mimo(Structure):
                     raise ConversionError(
                         f"layer {name!r} is frozen (requires_grad=False), but MIMO draws the first and the last layer anew, "
                         f"{self.members} times as wide; freeze layers between them only."
+                    )
+                if name in tied:
+                    raise ConversionError(
+                        f"layer {name!r} holds a weight together with {tied[name]!r} (they are tied), but MIMO draws the first and the "
+                        f"last layer anew, {self.members} times as wide; untie them."
                     )
             _widen_inputs(first, joint.get_submodule(first), self.members, generator)
             _widen_outputs(last, joint.get_submodule(last), self.members, generator)

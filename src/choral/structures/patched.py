@@ -16,7 +16,7 @@ from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.drawn_norm import DrawnNorm, keeps_statistics
 from choral.layers.bayesian.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
 from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.convert import fits, holds_frozen, swap, within
+from choral.layers.conversion.convert import fits, holds_frozen, swap, tied_layers, within
 from choral.layers.conversion.operations import NORMS, own_kind
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.packed.pack import ends_of
@@ -101,14 +101,15 @@ class Patched(Structure):
 
     def _wanted(self, network: nn.Module) -> set[str]:
         """Return the names of the layers to patch; raises if there are none or one of them cannot be."""
-        ends = ends_of(network)
+        ends, tied = ends_of(network), tied_layers(network)
         wanted = set()
         for name, layer in network.named_modules():
             own = list(layer.named_parameters(recurse=False))
             norm = self.norms and isinstance(layer, (*NORMS, FilterResponseNorm)) and bool(own)
             last = self.output and bool(ends) and name == ends[-1][0]
             named = fits(name, self.include) and bool(own)
-            if within(name, self.exclude) or holds_frozen(layer) or not (norm or last or named):
+            kept = holds_frozen(layer) or name in tied
+            if within(name, self.exclude) or kept or not (norm or last or named):
                 continue
             if own_kind(layer, PATCHABLE) is None:
                 raise ConversionError(
@@ -119,7 +120,7 @@ class Patched(Structure):
         if not wanted:
             raise ConversionError(
                 f"Patched found nothing to patch in {type(network).__name__}: norms={self.norms}, output={self.output}, "
-                f"include={self.include}; name layers with include."
+                f"include={self.include}; name layers with include (layers whose weights are frozen or tied stay shared)."
             )
         return wanted
 

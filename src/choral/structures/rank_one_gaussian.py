@@ -14,7 +14,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.gaussian import RHO_START
 from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
-from choral.layers.conversion.convert import swap, unless_frozen
+from choral.layers.conversion.convert import swap, unless_held
 from choral.layers.joint.member_norm import BATCH_NORMS, MemberBatchNorm
 from choral.structures.base import Structure
 
@@ -52,7 +52,7 @@ class RankOneGaussian(Structure):
                 raise InputError(f"RankOneGaussian: {name}={getattr(self, name)}; give 1 or more.")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with factors in all linear maps and convolutions but frozen ones, and BatchNorm by member."""
+        """Return the network with factors in all linear maps and convolutions but frozen and tied ones, and BatchNorm by member."""
 
         def factors(_: str, layer: nn.Module) -> nn.Module | None:
             return rank_one_gaussian_twin(layer, members=self.members, rho=self.rho, generator=generator)
@@ -60,7 +60,7 @@ class RankOneGaussian(Structure):
         def by_member(_: str, layer: nn.Module) -> nn.Module | None:
             return MemberBatchNorm(layer, members=self.members) if type(layer) in BATCH_NORMS else None
 
-        joint = swap(network, unless_frozen(factors), include=self.include, exclude=self.exclude)
+        joint = swap(network, unless_held(network, factors), include=self.include, exclude=self.exclude)
         if not any(isinstance(module, RankOneGaussianLayer) for module in joint.modules()):
             raise ConversionError(
                 f"RankOneGaussian found no layer for factors in {type(network).__name__}; it takes torch's own linear "

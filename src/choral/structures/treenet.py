@@ -4,15 +4,16 @@ Reference: Lee et al., "Why M Heads are Better than One: Training a Diverse Ense
 arXiv:1511.06314, section 4.
 """
 
-import copy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from choral.base.errors import ConversionError, InputError
-from choral.layers.conversion.convert import fits
+from choral.layers.bayesian.dropped import DROPOUTS
+from choral.layers.conversion.convert import fits, swap, tied_layers
 from choral.layers.joint.network import Joint
+from choral.layers.joint.trunk import CommonDraws
 from choral.layers.packed.narrow import redrawn
 from choral.layers.packed.pack import ends_of, named
 from choral.structures.one_tree import JointStructure
@@ -23,7 +24,7 @@ class TreeNet(JointStructure):
     """The layers up to some depth are shared, the others exist once for each member.
 
     The trunk keeps the weights of the given network, and so does the branch of the first member; the other branches are
-    drawn from the values of its weights. The trunk is computed once for all members.
+    drawn from the values of its weights. The trunk is computed once for all members, its dropout layers included.
 
     Args:
         members: how many branches.
@@ -47,7 +48,8 @@ class TreeNet(JointStructure):
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with the tensors of its branch layers stacked."""
         chosen = self._branch_layers(network)
-        tree = copy.deepcopy(network)
+        self._refuse_tied(network, chosen)
+        tree = swap(network, lambda n, m: CommonDraws(m) if n not in chosen and isinstance(m, DROPOUTS) else None)
         stacked: list[str] = []
         for name, module in list(tree.named_modules()):
             if name not in chosen:
@@ -67,6 +69,14 @@ class TreeNet(JointStructure):
                 else:
                     module._buffers[key] = tensor.expand(self.members, *tensor.shape).clone()
         return Joint(tree, members=self.members, stacked=stacked, kernel="grouped").train(network.training)
+
+    def _refuse_tied(self, network: nn.Module, chosen: set[str]) -> None:
+        for name, other in tied_layers(network).items():
+            if name in chosen:
+                raise ConversionError(
+                    f"branch layer {name!r} holds a weight together with {other!r} (they are tied), so it cannot have one for each "
+                    "member; untie them, or let the branches be other layers (branches=...)."
+                )
 
     def _branch_layers(self, network: nn.Module) -> set[str]:
         names = [name for name, _ in network.named_modules()]

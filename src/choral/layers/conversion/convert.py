@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from choral.base.errors import ConversionError, did_you_mean
+from choral.layers.conversion.calling import ties_of
 
 Replace = Callable[[str, nn.Module], nn.Module | None]
 
@@ -24,9 +25,27 @@ def holds_frozen(layer: nn.Module) -> bool:
     return any(not p.requires_grad for p in layer.parameters(recurse=False))
 
 
-def unless_frozen(replace: Replace) -> Replace:
-    """Return what `swap` asks, which answers as the given one does but leaves layers with frozen parameters alone."""
-    return lambda name, module: None if holds_frozen(module) else replace(name, module)
+def tied_layers(network: nn.Module) -> dict[str, str]:
+    """Return the layers that hold a tensor together with another layer, and that other layer, by name.
+
+    Conversions leave such layers as they are: with weights of its own in each place a member would be another kind of network.
+
+    >>> network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> network[1].weight = network[0].weight
+    >>> tied_layers(network)
+    {'1': '0', '0': '1'}
+    """
+    found: dict[str, str] = {}
+    for places in ties_of(network).items():
+        one, other = (place.rpartition(".")[0] for place in places)
+        found |= {one: other, other: one}
+    return found
+
+
+def unless_held(network: nn.Module, replace: Replace) -> Replace:
+    """Return what `swap` asks, which answers as the given one does but leaves layers with frozen or tied parameters alone."""
+    tied = tied_layers(network)
+    return lambda name, module: None if name in tied or holds_frozen(module) else replace(name, module)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
