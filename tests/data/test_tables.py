@@ -5,22 +5,36 @@ import pandas as pd
 import pytest
 
 from choral.base.errors import InputError, RunError
-from choral.data.columns import CategoryColumn, NumberColumn, Scale
-from choral.data.problems import load_problem, split
-from choral.data.tables import Table, guess_task, learn_table, table_from
+from choral.data.columns import DateColumn, LeftOutColumn, NumberColumn, Scale
+from choral.data.problems import load_problem
+from choral.data.splitting import split
+from choral.data.tables import Table, guess_task, labels, learn_table, table_from, with_target
+from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
 FRAME = pd.DataFrame(
     {"a": [1.0, 2.0, 3.0, 4.0], "c": ["x", "y", "x", "z"], "flat": [5, 5, 5, 5], "t": [10.0, 20.0, 30.0, 40.5]}
 )
 
 
-def test_numbers_are_standardised_categories_one_hot_and_constants_harmless():
+def learned(values, **options):
+    """The column that some cells are read as."""
+    frame = pd.DataFrame({"c": values, "t": np.arange(len(values)) + 0.5, "more": np.arange(len(values)) % 3})
+    return learn_table(frame, "t", **options).columns[0]
+
+
+def test_numbers_are_standardised_categories_one_hot_and_constants_left_out():
     table = learn_table(FRAME, "t")
     x = table.inputs(FRAME)
     assert x[:, 0].mean() == pytest.approx(0, abs=1e-6)
     assert x[:, 0].std() == pytest.approx(1, abs=1e-6)
     assert x[:, 1:4].tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]]
-    assert (x[:, 4] == 0).all()
+    assert x.shape == (4, 4)
+    assert table.describe()[2] == {
+        "column": "flat",
+        "read_as": "left out",
+        "inputs": 0,
+        "detail": "every cell is '5'",
+    }
     scaled = table.targets(FRAME, scaled=True)
     assert table.scale.undo(scaled) == pytest.approx(FRAME["t"].to_numpy(), rel=1e-5)
 
@@ -28,25 +42,33 @@ def test_numbers_are_standardised_categories_one_hot_and_constants_harmless():
 def test_the_task_is_guessed_from_the_target():
     assert guess_task(pd.Series(["a", "b"]))[0] == "classification"
     assert guess_task(pd.Series([0, 1, 1]))[0] == "classification"
+    assert guess_task(pd.Series(["0", "1", "1"]))[0] == "classification"
     assert guess_task(pd.Series([True, False]))[0] == "classification"
     assert guess_task(pd.Series(np.arange(100)))[0] == "regression"
     assert guess_task(pd.Series([0.5, 1.0]))[0] == "regression"
+    assert guess_task(pd.Series(["0.5", "1.0"]))[0] == "regression"
+    assert guess_task(pd.Series(["$1,200", "$3,400"]))[0] == "regression"
 
 
-def test_integer_classes_keep_their_order():
+def test_integer_classes_keep_their_order_whatever_type_they_have():
     frame = pd.DataFrame({"a": np.arange(12.0), "t": [10, 9, 2] * 4})
     table = learn_table(frame, "t")
     assert table.classes == ("2", "9", "10")
-    assert table.targets(frame, scaled=True)[:3].tolist() == [2, 1, 0]
+    for cells in (frame["t"], frame["t"].astype(float), frame["t"].astype(str)):
+        assert table.targets(frame.assign(t=cells), scaled=True)[:3].tolist() == [2, 1, 0]
+    assert labels(pd.Series(["1.5", "2"])) == ["1.5", "2"]
 
 
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (FRAME.drop(columns=["a", "c", "flat"]), "no column besides the target"),
-        (FRAME.assign(a=[1, np.nan, 2, 3]), r"missing values in 'a' \(rows 3\)"),
-        (FRAME.assign(a=[1, np.inf, 2, 3]), "infinite values"),
+        (FRAME.drop(columns=["a", "c", "flat"]), "no column to learn from besides the target"),
+        (FRAME[["flat", "t"]], "'flat' is left out"),
+        (FRAME.assign(a=[1, np.inf, 2, 3]), "'a' holds inf in line 3"),
+        (FRAME.assign(a=[1, 1e300, 2, 3]), "holds 1e.300 in line 3; numbers must be finite and at most 1e.30"),
         (FRAME.assign(t="same"), "a single value"),
+        (FRAME.assign(t=3.5), "the same value, 3.5, in every training row"),
+        (FRAME.assign(t=[1.5, 2.5, 3.5, 1e300]), r"holds '1e\+300' \(line 5\)"),
     ],
 )
 def test_tables_that_cannot_be_learned_from(frame, message):
@@ -54,14 +76,130 @@ def test_tables_that_cannot_be_learned_from(frame, message):
         learn_table(frame, "t")
 
 
-def test_prediction_rows_must_fit_the_encoding():
+def test_numbers_are_read_as_people_write_them():
+    cells = ["$54,321", "1,234", "?", "12.5%", "(7)", "", "n/a", " 8 ", "€ 9.50", "1 000"] * 3
+    column = learned(cells)
+    assert isinstance(column, NumberColumn)
+    assert (column.missing, column.unread) == (True, 0)
+    values = column.scale.undo(column.encode(pd.Series(cells[:10], name="c"), path="t")[:, 0])
+    held = [54321, 1234, column.fill, 0.125, -7, column.fill, column.fill, 8, 9.5, 1000]
+    assert values == pytest.approx(held)
+    assert column.fill == 9.5
+    marks = column.encode(pd.Series(cells[:10], name="c"), path="t")[:, 1]
+    assert marks.tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0]
+
+
+def test_a_decimal_comma_is_seen_and_kept():
+    column = learned(["1,5", "2,25", "1.234,5"])
+    assert column.comma
+    one = column.encode(pd.Series(["1.234,5"]), path="t")
+    assert column.scale.undo(one)[0, 0] == pytest.approx(1234.5)
+    assert not learned(["1,500", "2,250", "3"]).comma
+
+
+def test_a_stray_word_among_numbers_does_not_make_categories():
+    cells = [str(i) for i in range(99)] + ["n/a?"]
+    column = learned(cells)
+    assert isinstance(column, NumberColumn)
+    assert column.unread == 1
+    assert "1 cell(s) are not numbers" in column.detail
+    fine = learned([str(i) for i in range(99)])
+    with pytest.warns(UserWarning, match="c") as said:
+        x = fine.encode(pd.Series(["3", "oops"]), path="t")
+    assert "'oops' in line 3, which is not a number" in str(said[0].message)
+    assert fine.scale.undo(x)[:, 0].tolist() == pytest.approx([3, fine.fill])
+
+
+def test_flags_dates_and_ordered_words():
+    flag = learned(["Yes", "no", "yes", ""])
+    assert isinstance(flag, FlagColumn)
+    assert flag.encode(pd.Series(["no", "YES", "?"]), path="t").tolist() == [[-1, 0], [1, 0], [0, 1]]
+    assert isinstance(learned([True, False, True]), FlagColumn)
+    date = learned(["2026-01-05", "2026-01-12", "2026-07-06", None])
+    assert isinstance(date, DateColumn)
+    assert date.width == 6
+    x = date.encode(pd.Series(["2026-01-05", "2026-01-12", ""]), path="t")
+    assert x[0, 3:5] == pytest.approx(x[1, 3:5])  # both are Mondays
+    assert x[1, 0] - x[0, 0] == pytest.approx(7 / date.scale.std)
+    assert x[2, 1:].tolist() == [0, 0, 0, 0, 1]
+    assert learned(["13/02/2026", "01/03/2026", "02/03/2026"]).detail.startswith("day first")
+    assert learned(["02/13/2026", "01/03/2026", "02/03/2026"]).detail.startswith("month first")
+    size = learned(["small", "large", "medium", "small"])
+    assert isinstance(size, OrderedColumn)
+    assert size.encode(pd.Series(["small", "medium", "large"]), path="t").tolist() == [[0, 0], [1, 0], [1, 1]]
+    own = learned(["b", "c", "a"], orders={"c": ("c", "b", "a")})
+    assert own.encode(pd.Series(["c", "b", "a"]), path="t").tolist() == [[0, 0], [1, 0], [1, 1]]
+    with pytest.raises(InputError, match="holds 'a', which the given order"):
+        learned(["b", "c", "a"], orders={"c": ("c", "b")})
+    typed = pd.Categorical(["lo", "hi", "mid"], categories=["lo", "mid", "hi"], ordered=True)
+    assert learned(typed).values == ("lo", "mid", "hi")
+
+
+def test_ids_and_free_text_are_left_out_and_named():
+    codes = [f"{i:04d}-XY" for i in range(40)]
+    column = learned(codes)
+    assert isinstance(column, LeftOutColumn)
+    assert column.beside
+    assert "id" in column.reason
+    text = [f"the lodger of number {i} came late again" for i in range(40)]
+    assert "free text" in learned(text).reason
+    frame = pd.DataFrame({"customerID": np.arange(40) * 7, "n": np.arange(40) * 7, "t": np.arange(40) + 0.5})
+    table = learn_table(frame, "t")
+    assert [c.read_as for c in table.columns] == ["left out", "number"]  # a number is an id by its name only
+    assert table.beside == ("customerID",)
+    assert table.inputs(frame.drop(columns="customerID")).shape == (40, 1)
+    assert isinstance(learned([f"{i % 12:05d}" for i in range(40)]), CategoryColumn)  # 00012 is a code
+
+
+def test_rare_and_unseen_categories_have_a_code_of_their_own():
+    many = [f"v{i % 70}" for i in range(280)] + [f"once{i}" for i in range(20)]
+    column = learned(many)
+    assert (len(column.values), column.other) == (64, True)
+    x = column.encode(pd.Series(["v0", "never", "once3"]), path="t")
+    assert x[1:, -1].tolist() == [1, 1]
+    assert x.sum(1).tolist() == [1, 1, 1]
+    few = learned(["a", "b", "a", None])
+    with pytest.warns(UserWarning, match=r"holds 'q' in line 2, which was not in the training data \(known: a, b\)"):
+        assert few.encode(pd.Series(["q", None]), path="t").tolist() == [[0, 0, 0], [0, 0, 1]]
+
+
+def test_a_blank_cell_refuses_no_file():
     table = learn_table(FRAME, "t")
-    with pytest.raises(InputError, match="'q', which was not in the training data; known values: x, y, z"):
-        table.inputs(FRAME.assign(c="q"))
-    with pytest.raises(InputError, match="holds text where training had numbers"):
-        table.inputs(FRAME.assign(a="q"))
+    with pytest.warns(UserWarning, match="without a value"):
+        x = table.inputs(FRAME.assign(a=[None, 2.0, 3.0, 4.0], c=["x", None, "x", "z"]))
+    assert x[0, 0] == 0  # the median is the mean
+    assert x[1, 1:].tolist() == [0, 0, 0]
     with pytest.raises(InputError, match="no column 'c'"):
         table.inputs(FRAME.drop(columns="c"))
+
+
+def test_what_is_asked_of_columns_is_done_or_refused():
+    table = learn_table(FRAME.assign(b=[1, 2, 3, 5]), "t", drop=["a"], ids=["c"])
+    assert [c.detail for c in table.columns[:2]] == ["dropped, as asked", "an id, as asked; kept beside predictions"]
+    assert (table.beside, table.width) == (("c",), 1)
+    with pytest.raises(InputError, match="no column 'z'"):
+        learn_table(FRAME, "t", drop=["z"])
+    with pytest.raises(InputError, match="'t' is the target"):
+        learn_table(FRAME, "t", drop=["t"])
+
+
+def test_too_many_classes_are_refused():
+    frame = pd.DataFrame({"a": np.arange(400.0), "price": np.arange(400) * 3, "name": [f"n{i}" for i in range(400)]})
+    with pytest.raises(
+        InputError, match="400 different values in 400 rows, too many to be classes; use --task regression"
+    ):
+        learn_table(frame, "price", task="classification")
+    with pytest.raises(InputError, match="name a target whose values repeat"):
+        learn_table(frame, "name")
+
+
+def test_rows_without_a_target_are_left_out_and_said():
+    with pytest.warns(UserWarning, match=r"2 of 4 row\(s\) have no value of the target 't'"):
+        kept = with_target(FRAME.assign(t=["1", "?", "", "2"]), "t", "f.csv")
+    assert kept.index.tolist() == [0, 3]
+    assert len(with_target(FRAME.assign(t=["none", "mild", "none", "mild"]), "t", "f.csv")) == 4  # a class
+    with pytest.raises(InputError, match="no row has a value"):
+        with_target(FRAME.assign(t=""), "t", "f.csv")
 
 
 def test_statistics_come_from_the_training_rows_only(tmp_path):
@@ -80,13 +218,33 @@ def test_built_in_problems_load(name):
     assert len(problem.x_train) == len(problem.y_train) > len(problem.x_test) == len(problem.y_test)
 
 
+def mixed():
+    """A frame with every kind of column."""
+    rows = 60
+    return pd.DataFrame(
+        {
+            "n": [None if i % 9 == 0 else f"${i},000" for i in range(rows)],
+            "flag": ["yes", "no"] * 30,
+            "word": ["a", "b", "c"] * 20,
+            "size": ["low", "medium", "high"] * 20,
+            "day": [f"2026-01-{1 + i % 28:02d} 10:{i:02d}" for i in range(rows)],
+            "customerID": [f"K{i:03d}" for i in range(rows)],
+            "t": np.arange(rows) + 0.5,
+        }
+    )
+
+
 def test_a_table_comes_back_from_plain_content_and_encodes_the_same():
-    table = learn_table(FRAME, "t")
+    frame = mixed()
+    table = learn_table(frame, "t")
+    assert [c.read_as for c in table.columns] == ["number", "flag", "category", "ordered", "date", "left out"]
+    table = table.with_seen(table.inputs(frame), table.targets(frame, scaled=False))
     again = table_from(json.loads(json.dumps(table.to_dict())), "table.json")
     assert again == table
-    assert again.width == 5
-    shuffled = FRAME[["t", "flat", "c", "a"]].assign(other="x")
-    assert np.array_equal(again.inputs(shuffled), table.inputs(FRAME))
+    assert again.width == 2 + 1 + 3 + 2 + 7
+    shuffled = frame[list(frame.columns)[::-1]].assign(other="x")
+    assert np.array_equal(again.inputs(shuffled), table.inputs(frame))
+    assert again.seen.find(table.inputs(frame), table.targets(frame, scaled=False)).all()
     assert table_from(None, "table.json") is None
 
 
@@ -98,12 +256,24 @@ HOSTILE = {
     "equal classes": ({"task": "classification", "classes": ["a", "a"]}, "2 values, 1 of them different"),
     "a column twice": ({"columns": [NumberColumn(name="a", scale=Scale()).to_dict()] * 2}, "2 columns, 1 of them"),
     "no categories": ({"columns": [{"kind": "CategoryColumn", "name": "a", "values": []}]}, "has 0 values"),
+    "no order": ({"columns": [{"kind": "OrderedColumn", "name": "a", "values": []}]}, "has 0 values"),
+    "another form": (
+        {"columns": [{"kind": "DateColumn", "name": "a", "scale": {"kind": "Scale"}, "form": "%Q"}]},
+        "written as '%Q'",
+    ),
+    "a fill of nan": (
+        {"columns": [{"kind": "NumberColumn", "name": "a", "scale": {"kind": "Scale"}, "fill": float("inf")}]},
+        "filled with inf",
+    ),
     "a long name": (
         {"columns": [{"kind": "NumberColumn", "name": "a" * 20_000, "scale": {"kind": "Scale"}}]},
         "20,000 characters",
     ),
     "a number as text": ({"scale": {"kind": "Scale", "mean": "0", "std": 1.0}}, "mean is '0'"),
     "an unknown field": ({"colour": "red"}, "cannot be made from the fields"),
+    "no rows": ({"seen": {"kind": "Seen", "rows": 0, "bits": "00"}}, "out of bounds"),
+    "no letters": ({"seen": {"kind": "Seen", "rows": 3, "bits": "\u00e9\u00e9\u00e9"}}, "not written as they should"),
+    "odd bits": ({"seen": {"kind": "Seen", "rows": 3, "bits": "0000"}}, "power of two"),
 }
 
 

@@ -19,8 +19,9 @@ from choral import models
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.data import arrays
 from choral.data.arrays import read_arrays
-from choral.data.columns import CategoryColumn, NumberColumn, Scale
+from choral.data.columns import NumberColumn, Scale
 from choral.data.tables import Table
+from choral.data.words import CategoryColumn
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
 from choral.fit import fit
 from choral.judging.compare import compare

@@ -2,9 +2,13 @@
 
 A column is learned from training rows, kept with the ensemble, and encodes any later rows the same way. What it knows
 beyond the numbers (the values of a category, say) stays in the value, for networks that read more than one tensor.
+
+A cell without a value, or with one that training did not have, never refuses a row: it has a code of its own, and where
+training had no such cell, a warning says so.
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,6 +18,7 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.base.values import Value
+from choral.data import cells as reading
 
 LONGEST = 10_000  # characters of a name or of one category
 MOST = 100_000  # categories of a column, classes of a target
@@ -40,7 +45,7 @@ class Scale(Value):
     def of(cls, values: np.ndarray) -> Self:
         """Return the mean and standard deviation of some numbers; equal ones are not scaled."""
         std = float(values.std())
-        return cls(mean=float(values.mean()), std=std if std > 0 else 1.0)
+        return cls(mean=float(values.mean()), std=std if std > 1e-12 * abs(float(values.mean())) else 1.0)
 
     def apply(self, values: Any) -> Any:
         """Return values in units of the scale."""
@@ -53,89 +58,244 @@ class Scale(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Value, ABC):
-    """One input column of a table.
+    """One column of a table.
 
     Attributes:
         name: its name in the header.
+        missing: whether training had cells without a value, which then have a number of their own.
     """
 
     name: str
+    missing: bool = False
 
     def __post_init__(self) -> None:
         if len(self.name) > LONGEST:
             raise InputError(f"a column's name has {len(self.name):,} characters; at most {LONGEST:,} are read.")
 
     @property
-    @abstractmethod
     def width(self) -> int:
         """Numbers it becomes."""
+        return self.codes + self.missing
+
+    @property
+    @abstractmethod
+    def codes(self) -> int:
+        """Numbers it becomes, besides the one that says a cell has no value."""
+
+    @property
+    @abstractmethod
+    def read_as(self) -> str:
+        """What it is, in a word or two."""
+
+    @property
+    @abstractmethod
+    def detail(self) -> str:
+        """What else is known about it, in words."""
 
     @abstractmethod
+    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
+        """Return numbers (row, codes); any for absent cells, which are marked besides."""
+
     def encode(self, cells: Any, *, path: str) -> np.ndarray:
-        """Return its cells, a pandas series, as numbers (row, width); InputError for cells it cannot read."""
+        """Return the cells of a pandas series as numbers (row, width); InputError for cells it cannot take."""
+        absent = self._absent(cells, path)
+        if absent.any() and not self.missing and self.codes:
+            say(
+                f"{path}: column '{short(self.name)}' has {absent.sum():,} cell(s) without a value ({reading.lines(cells, absent)}), which "
+                f"training did not have; {self._filled}."
+            )
+        coded = self._coded(cells, absent, path=path)
+        return np.column_stack([coded, absent.astype(np.float64)]) if self.missing else coded
+
+    def _absent(self, cells: Any, path: str) -> np.ndarray:
+        return reading.blank(cells)
+
+    _filled = "they are coded as none of its values"
 
 
-def is_number(cells: Any) -> bool:
-    """Return whether a pandas series holds numbers."""
-    return cells.dtype.kind in "fiu"
+def say(text: str) -> None:
+    """Warn whoever asked for inputs of a table."""
+    warnings.warn(text, stacklevel=5)
+
+
+def _numbers(cells: Any, name: str, comma: bool, path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers, and which cells hold something that is not one; numbers beyond bounds are refused."""
+    values = reading.numbers(cells, comma=comma)
+    wild = np.isinf(values) | (np.abs(values) > reading.LARGEST)
+    if wild.any():
+        raise InputError(
+            f"{path}: column '{short(name)}' holds {values[wild][0]:g} in {reading.lines(cells, wild)}; numbers must be finite and at most "
+            f"{reading.LARGEST:g} in size: correct or drop them."
+        )
+    return values, np.isnan(values) & ~reading.blank(cells)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(Column):
-    """A column of numbers, standardised."""
+    """A column of numbers, standardised; cells without one count as the median of training.
+
+    Attributes:
+        scale: mean and deviation of the training cells.
+        fill: their median.
+        comma: whether decimals follow a comma.
+        unread: training cells that hold something else.
+    """
 
     scale: Scale
-
-    @property
-    def width(self) -> int:
-        """One."""
-        return 1
-
-    @classmethod
-    def learn(cls, cells: Any, *, path: str) -> Self:
-        """Return the column of some training cells."""
-        values = cells.to_numpy(np.float64)
-        if not np.isfinite(values).all():
-            raise InputError(f"{path}: column '{cells.name}' holds infinite values; replace them first.")
-        return cls(name=str(cells.name), scale=Scale.of(values))
-
-    def encode(self, cells: Any, *, path: str) -> np.ndarray:
-        """Return standardised numbers."""
-        if not is_number(cells):
-            raise InputError(f"{path}: column '{self.name}' holds text where training had numbers.")
-        return np.asarray(self.scale.apply(cells.to_numpy(np.float64)))[:, None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CategoryColumn(Column):
-    """A column of words, one-hot in the order of `values`."""
-
-    values: tuple[str, ...]
+    fill: float = 0.0
+    comma: bool = False
+    unread: int = 0
+    _filled = "they are read as the median"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_names(self.values, f"column '{short(self.name)}'")
-
-    @property
-    def width(self) -> int:
-        """One for each value."""
-        return len(self.values)
+        if not math.isfinite(self.fill):
+            raise InputError(f"column '{short(self.name)}' is filled with {self.fill}; it must be a finite number.")
 
     @classmethod
-    def learn(cls, cells: Any) -> Self:
-        """Return the column of some cells."""
-        return cls(name=str(cells.name), values=tuple(sorted({str(v) for v in cells})))
+    def learn(cls, cells: Any, *, comma: bool = False, path: str) -> Self:
+        """Return the column of some training cells."""
+        values, unread = _numbers(cells, str(cells.name), comma, path)
+        held = values[~np.isnan(values)]
+        return cls(
+            name=str(cells.name),
+            missing=len(held) < len(values),
+            scale=Scale.of(held),
+            fill=float(np.median(held)),
+            comma=comma,
+            unread=int(unread.sum()),
+        )
 
-    def encode(self, cells: Any, *, path: str) -> np.ndarray:
-        """Return ones and zeros."""
-        text = cells.astype(str).to_numpy()
-        odd = sorted(set(text) - set(self.values))
-        if odd:
-            raise InputError(
-                f"{path}: column '{self.name}' holds {odd[0]!r}, which was not in the training data; "
-                f"known values: {', '.join(self.values[:10])}."
+    @property
+    def codes(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def read_as(self) -> str:
+        """A number."""
+        return "number"
+
+    @property
+    def detail(self) -> str:
+        """Its mean, and what became of other cells."""
+        gaps = f"; cells without a number count as the median, {self.fill:.4g}, and are marked" * self.missing
+        odd = f"; {self.unread:,} cell(s) are not numbers" * bool(self.unread)
+        return f"mean {self.scale.mean:.4g}, deviation {self.scale.std:.4g}{odd}{gaps}"
+
+    def _absent(self, cells: Any, path: str) -> np.ndarray:
+        values, unread = _numbers(cells, self.name, self.comma, path)
+        if unread.any() and not self.unread:
+            word = reading.texts(cells)[unread][0]
+            say(
+                f"{path}: column '{short(self.name)}' holds {short(word)!r} in {reading.lines(cells, unread)}, which is not a number; "
+                f"{unread.sum():,} such cell(s) count as cells without a value."
             )
-        return (text[:, None] == np.array(self.values)[None, :]).astype(np.float64)
+        return np.isnan(values)
+
+    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
+        values = np.where(absent, self.fill, reading.numbers(cells, comma=self.comma))
+        return np.asarray(self.scale.apply(values))[:, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DateColumn(Column):
+    """A column of dates: how late, which part of the year and of the week, and of the day where training had times.
+
+    Attributes:
+        scale: mean and deviation of the training dates, in days since 1970.
+        form: how dates are written; empty for a column of that type.
+        times: whether training had times of the day.
+    """
+
+    scale: Scale
+    form: str = ""
+    times: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form not in ("", *reading.FORMATS):
+            raise InputError(f"dates are written as {self.form!r}, which is not one of {', '.join(reading.FORMATS)}.")
+
+    @classmethod
+    def learn(cls, cells: Any, form: str) -> Self:
+        """Return the column of some training cells."""
+        found = reading.days(cells, form)
+        held = found[~np.isnan(found)]
+        return cls(
+            name=str(cells.name),
+            missing=len(held) < len(found),
+            scale=Scale.of(held),
+            form=form,
+            times=bool((held % 1 > 0).any()),
+        )
+
+    @property
+    def codes(self) -> int:
+        """Its lateness, and two for each cycle."""
+        return 7 if self.times else 5
+
+    @property
+    def read_as(self) -> str:
+        """A date."""
+        return "date"
+
+    @property
+    def detail(self) -> str:
+        """How it is written, and its parts."""
+        how = f"{reading.FORMATS[self.form]}; " if self.form else ""
+        gaps = "; cells without a date are marked" if self.missing else ""
+        return f"{how}its days, place in the year and the week{', and the day' if self.times else ''}{gaps}"
+
+    def _absent(self, cells: Any, path: str) -> np.ndarray:
+        found = np.isnan(reading.days(cells, self.form))
+        odd = found & ~reading.blank(cells)
+        if odd.any():
+            word = reading.texts(cells)[odd][0]
+            say(
+                f"{path}: column '{short(self.name)}' holds {short(word)!r} in {reading.lines(cells, odd)}, which is not a date as training "
+                f"wrote them; {odd.sum():,} such cell(s) count as cells without a value."
+            )
+        return found
+
+    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
+        found = np.where(absent, self.scale.mean, reading.days(cells, self.form))
+        parts = [np.asarray(self.scale.apply(found))]
+        for length in (365.2425, 7.0, *((1.0,) if self.times else ())):
+            turn = 2 * np.pi * (found / length % 1)
+            parts += [np.where(absent, 0.0, np.sin(turn)), np.where(absent, 0.0, np.cos(turn))]
+        return np.column_stack(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutColumn(Column):
+    """A column that is not an input; later tables need not have it.
+
+    Attributes:
+        reason: why.
+        beside: whether it is shown beside predictions.
+    """
+
+    reason: str
+    beside: bool = False
+
+    @property
+    def codes(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def read_as(self) -> str:
+        """Left out."""
+        return "left out"
+
+    @property
+    def detail(self) -> str:
+        """Why."""
+        return self.reason + ("; kept beside predictions" if self.beside else "")
+
+    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
+        return np.zeros((len(cells), 0))
 
 
 def check_names(names: tuple[str, ...], what: str) -> None:

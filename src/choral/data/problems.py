@@ -1,14 +1,18 @@
 """Problems: training and test data with what is known about them, by name or from a file."""
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from choral.base.errors import InputError, did_you_mean
-from choral.data.arrays import read_arrays
+from choral.data.arrays import read_problem
 from choral.data.columns import Scale
-from choral.data.tables import Kind, Table, learn_table, read_table
+from choral.data.sheets import ENDINGS, ending, read_table
+from choral.data.splitting import split, split_by_group, split_by_time
+from choral.data.tables import Kind, Table, check_column, learn_table, with_target
 
 BUILT_IN = ("digits", "diabetes", "wine", "breast_cancer")
 
@@ -41,16 +45,11 @@ class Problem:
     @property
     def outputs(self) -> int:
         """Outputs a network needs: one for each class, or mean and variance of each target."""
+        if self.table is not None and self.table.classes:
+            return len(self.table.classes)
         if self.task == "classification":
             return int(max(self.y_train.max(), self.y_test.max() if len(self.y_test) else 0)) + 1
         return 2 * (1 if self.y_train.ndim == 1 else self.y_train.shape[1])
-
-
-def split(rows: int, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return shuffled row numbers for training and test."""
-    order = np.random.default_rng(seed).permutation(rows)
-    count = round(rows * holdout)
-    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def _built_in(name: str, holdout: float, seed: int) -> Problem:
@@ -73,52 +72,103 @@ def _built_in(name: str, holdout: float, seed: int) -> Problem:
 
 
 def _from_npz(path: Path) -> Problem:
-    arrays = read_arrays(path)
-    wanted = ("x_train", "y_train", "x_test", "y_test")
-    absent = [n for n in wanted if n not in arrays]
-    if absent:
-        raise InputError(f"{path} lacks {', '.join(absent)}; it holds {', '.join(arrays)}; give {', '.join(wanted)}.")
-    for name in ("y_train", "y_test"):
-        if arrays[name].dtype.kind not in "iufb":
-            raise InputError(f"{path}: {name} holds {arrays[name].dtype}, not numbers; encode labels as 0, 1, 2, ...")
-    x_train, y_train, x_test, y_test = (arrays[n] for n in wanted)
+    x_train, y_train, x_test, y_test = read_problem(path)
     return Problem(path.name, x_train, y_train, x_test, y_test)
 
 
-def _from_table(path: Path, target: str | None, task: Kind | None, holdout: float, seed: int) -> Problem:
-    if target is None:
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What a user says about the columns of a table.
+
+    Attributes:
+        target: the one to predict.
+        drop: those that are no inputs.
+        ids: those that are no inputs but shown beside predictions.
+        orders: values from first to last, by column.
+        group: rows with the same value stay together when rows are held out; no input.
+        time: the last rows by this column are held out.
+    """
+
+    target: str | None = None
+    drop: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    group: str | None = None
+    time: str | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given, as the shell writes them."""
+        held = {"--target": self.target, "--drop": self.drop, "--id": self.ids, "--order": self.orders}
+        return [n for n, v in (held | {"--group": self.group, "--time": self.time}).items() if v]
+
+
+def _from_table(path: Path, said: Columns, task: Kind | None, holdout: float, seed: int) -> Problem:
+    if said.target is None:
         raise InputError(f"{path} is a table, so the column to predict must be named; add --target COLUMN.")
-    frame = read_table(path)
-    train, test = split(len(frame), holdout, seed)
-    table = learn_table(frame, target, task=task, rows=train, path=str(path))
-    x = table.inputs(frame, path=str(path))
-    y_train, y_test = (table.targets(frame.iloc[rows], scaled=s) for rows, s in ((train, True), (test, False)))
-    return Problem(path.name, x[train], y_train, x[test], y_test, table)
+    if said.group is not None and said.time is not None:
+        raise InputError("--group and --time both decide which rows are held out; give one of them.")
+    where = str(path)
+    frame = with_target(read_table(path), said.target, where)
+    for name in (said.group, said.time):
+        if name is not None:
+            check_column(frame, name, where)
+    if said.group is not None:
+        train, test = split_by_group(frame[said.group], holdout, seed)
+    elif said.time is not None:
+        train, test = split_by_time(frame[said.time], holdout)
+    else:
+        train, test = split(len(frame), holdout, seed)
+    ids = (*said.ids, *((said.group,) if said.group and said.group not in (*said.ids, *said.drop) else ()))
+    table = learn_table(
+        frame, said.target, task=task, rows=train, drop=said.drop, ids=ids, orders=said.orders, path=where
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that held-out rows hold what training rows do not is no surprise
+        x = table.inputs(frame, path=where)
+    y_train, y_test = (
+        table.targets(frame.iloc[rows], scaled=s, path=where) for rows, s in ((train, True), (test, False))
+    )
+    own_units = table.targets(frame.iloc[train], scaled=False, path=where)
+    return Problem(path.name, x[train], y_train, x[test], y_test, table.with_seen(x[train], own_units))
 
 
 def load_problem(
-    data: str, *, target: str | None = None, task: Kind | None = None, holdout: float = 0.25, seed: int = 0
+    data: str,
+    *,
+    target: str | None = None,
+    task: Kind | None = None,
+    holdout: float = 0.25,
+    seed: int = 0,
+    columns: Columns | None = None,
 ) -> Problem:
     """Return a problem by name or from a file.
 
     Args:
         data: a built-in name (digits, diabetes, wine, breast_cancer: they ship inside scikit-learn), an .npz file with x_train,
-            y_train, x_test, y_test, or a .csv or .parquet table.
+            y_train, x_test, y_test, or a table (.csv, .tsv, either with .gz, .parquet, .xlsx).
         target: the column to predict, for a table.
         task: 'classification' or 'regression'; guessed from the target if None.
         holdout: part of the rows kept for testing (not for .npz, which says itself).
         seed: decides the split; not the seed of training.
+        columns: more about a table's columns; its target counts where none is given here.
     """
     if task not in (None, "classification", "regression"):
         raise InputError(f"task is {task!r}; give 'classification' or 'regression'.")
-    if data in BUILT_IN:
-        return _built_in(data, holdout, seed)
+    said = columns or Columns()
+    said = replace(said, target=target or said.target)
     path = Path(data)
-    if path.suffix not in (".npz", ".csv", ".parquet"):
+    table = bool(ending(path)) and data not in BUILT_IN
+    if not table and data not in BUILT_IN and path.suffix.lower() != ".npz":
         raise InputError(
-            f"data is '{data}'; give one of {', '.join(BUILT_IN)}, or a file ending in .npz, .csv or .parquet."
+            f"data is '{data}'; give one of {', '.join(BUILT_IN)}, or a file ending in .npz, {', '.join(ENDINGS)}."
             + did_you_mean(data, BUILT_IN)
         )
-    if not path.exists():
+    if data not in BUILT_IN and not path.exists():
         raise InputError(f"{path} does not exist; check the path of the data.")
-    return _from_npz(path) if path.suffix == ".npz" else _from_table(path, target, task, holdout, seed)
+    if not table and (said.given or task):
+        word = (said.given or ["--task"])[0]
+        raise InputError(f"{word} is about a table, and {data} is none; leave it out.")
+    if data in BUILT_IN:
+        return _built_in(data, holdout, seed)
+    return _from_table(path, said, task, holdout, seed) if table else _from_npz(path)

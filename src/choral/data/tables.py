@@ -1,16 +1,22 @@
-"""Tables (CSV, Parquet) as training data: the columns' rules are learned once and kept for prediction."""
+"""Tables as training data: the rules of their columns are learned once and kept for prediction."""
 
-from dataclasses import dataclass
-from pathlib import Path
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from choral.base.errors import InputError, RunError, did_you_mean
+from choral.base.lettering import short
 from choral.base.values import Value, from_dict
-from choral.data.columns import CategoryColumn, Column, NumberColumn, Scale, check_names, is_number
+from choral.data import cells as reading
+from choral.data.columns import Column, LeftOutColumn, Scale, check_names
+from choral.data.recognition import learn_column
+from choral.data.splitting import Seen
 
 _FEW = 20  # integer targets with at most this many different values are read as classes
+_CLASSES = 100  # different numbers that may be asked to be classes
 _MOST = 100_000  # columns
 _WIDEST = 10_000_000  # numbers one row becomes
 
@@ -22,12 +28,15 @@ class Table(Value):
     """How rows of a table become inputs and targets, and predictions become words and units again.
 
     Attributes:
-        columns: the input columns, in the order of the inputs; none for arrays of which only the target is scaled.
+        columns: the columns besides the target, in the order of the inputs; none for arrays of which only the target
+            is scaled.
         target: name of the column to predict.
         task: what is predicted.
         reason: why it is read as that task, in words.
         classes: names of the classes, in the order of their numbers; empty for regression.
         scale: of the targets; None for classes and for targets in their own units.
+        comma: whether targets are written with a decimal comma.
+        seen: the rows it was trained on.
     """
 
     columns: tuple[Column, ...] = ()
@@ -36,6 +45,8 @@ class Table(Value):
     reason: str = ""
     classes: tuple[str, ...] = ()
     scale: Scale | None = None
+    comma: bool = False
+    seen: Seen | None = None
 
     def __post_init__(self) -> None:
         if self.classes:
@@ -54,6 +65,15 @@ class Table(Value):
         """Numbers one row becomes."""
         return sum(c.width for c in self.columns)
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Columns that are shown beside predictions, if a table has them."""
+        return tuple(c.name for c in self.columns if isinstance(c, LeftOutColumn) and c.beside)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return how each column is read, as rows of plain types."""
+        return [{"column": c.name, "read_as": c.read_as, "inputs": c.width, "detail": c.detail} for c in self.columns]
+
     def names_of(self, outputs: int) -> tuple[str, ...] | None:
         """Return the names of so many classes, None if the table names none; RunError if it names others."""
         if self.classes and len(self.classes) != outputs:
@@ -65,39 +85,49 @@ class Table(Value):
     def inputs(self, frame: Any, *, path: str = "the table") -> np.ndarray:
         """Return the inputs of a table's rows, float32 (row, width).
 
+        Cells without a value, and values that training did not have, get codes of their own, with a warning where
+        training had no such cell.
+
         Args:
             frame: a pandas data frame with the columns of training, in any order, and any others.
             path: what to call it in an error.
         """
         if not self.columns:
             raise InputError(f"{path} is a table, but this ensemble was fitted on arrays; give an .npz file with x.")
-        for column in self.columns:
+        used = [c for c in self.columns if c.width]
+        for column in used:
             check_column(frame, column.name, path)
-        check_missing(frame[[c.name for c in self.columns]], path)
-        parts = [column.encode(frame[column.name], path=path) for column in self.columns]
+        if not len(frame):
+            raise InputError(f"{path} has no rows; give at least one row below the header.")
+        parts = [column.encode(frame[column.name], path=path) for column in used]
         return np.concatenate(parts, 1).astype(np.float32)
 
     def targets(self, frame: Any, *, scaled: bool, path: str = "the table") -> np.ndarray:
         """Return targets: class numbers (int64), or real numbers (float32).
 
         Args:
-            frame: a pandas data frame with the target column.
+            frame: a pandas data frame with the target column, every cell of which has a value (`with_target`).
             scaled: whether real numbers are wanted as training sees them, instead of in their own units.
             path: what to call it in an error.
         """
         check_column(frame, self.target, path)
         cells = frame[self.target]
         if self.task == "regression":
-            values = cells.to_numpy(np.float64)
+            values = target_numbers(cells, self.comma, path)
             return np.asarray(self.scale.apply(values) if scaled and self.scale else values).astype(np.float32)
         number = {name: i for i, name in enumerate(self.classes)}
-        text = [str(v) for v in cells]
-        odd = sorted(set(text) - set(number))
+        words = labels(cells)
+        odd = sorted(set(words) - set(number))
         if odd:
             raise InputError(
-                f"{path}: the target '{self.target}' holds {odd[0]!r}, a class the training data did not have."
+                f"{path}: the target '{self.target}' holds {short(odd[0])!r}, a class the training data did not have; it "
+                f"had {', '.join(short(c, 20) for c in self.classes[:10])}."
             )
-        return np.array([number[v] for v in text], dtype=np.int64)
+        return np.array([number[w] for w in words], dtype=np.int64)
+
+    def with_seen(self, x: np.ndarray, y: np.ndarray) -> "Table":
+        """Return the table with its training rows remembered."""
+        return replace(self, seen=Seen.of(x, y))
 
 
 def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
@@ -117,103 +147,145 @@ def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
     return table
 
 
-def read_table(path: Path) -> Any:
-    """Return a CSV or Parquet file as a pandas data frame."""
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise InputError(f"reading {path} needs pandas; install it with: pip install 'choral[tables]'.") from error
-    if not path.exists():
-        raise InputError(f"{path} does not exist; give the path of a .csv or .parquet file.")
-    try:
-        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (ValueError, OSError, UnicodeDecodeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} cannot be read as a table: {reason}.") from error
-    if not len(frame):
-        raise InputError(f"{path} has no rows; give at least one row below the header.")
-    return frame
-
-
 def check_column(frame: Any, name: str, path: str) -> None:
     """Raise InputError if a data frame lacks a column."""
     if name not in frame.columns:
         known = [str(c) for c in frame.columns]
-        raise InputError(f"{path} has no column '{name}'; it has {', '.join(known)}.{did_you_mean(name, known)}")
+        shown = ", ".join(short(c) for c in known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+        raise InputError(f"{path} has no column '{name}'; it has {shown}.{did_you_mean(name, known)}")
 
 
-def check_missing(frame: Any, path: str) -> None:
-    """Raise InputError if a data frame has empty cells."""
-    missing = {c: np.flatnonzero(frame[c].isna().to_numpy()) for c in frame.columns}
-    found = [
-        f"'{c}' (rows {', '.join(str(r + 2) for r in rows[:5])}{', ...' if len(rows) > 5 else ''})"
-        for c, rows in missing.items()
-        if len(rows)
-    ]
-    if found:
-        raise InputError(
-            f"{path} has missing values in {'; '.join(found)}, lines counted as in the file with its header; "
-            "fill or drop them first."
+def with_target(frame: Any, target: str, path: str) -> Any:
+    """Return the rows that have a target; a warning says how many have none."""
+    check_column(frame, target, path)
+    absent = reading.blank(frame[target], target=True)
+    if absent.all():
+        raise InputError(f"{path}: no row has a value of the target '{target}'; give rows that do.")
+    if absent.any():
+        warnings.warn(
+            f"{path}: {absent.sum():,} of {len(frame):,} row(s) have no value of the target '{target}' and are left out.",
+            stacklevel=2,
         )
+    return frame[~absent]
 
 
-def guess_task(column: Any) -> tuple[Kind, str]:
+def labels(cells: Any) -> list[str]:
+    """Return the class of every cell as text; whole numbers are written as such, whatever type they have."""
+    words = reading.texts(cells)
+    known = {w: reading.number(w) for w in set(words)}
+    whole = all(np.isfinite(v) and v == round(v) for v in known.values())
+    return [str(int(known[w])) if whole else str(w) for w in words]
+
+
+def target_numbers(cells: Any, comma: bool, path: str) -> np.ndarray:
+    """Return the targets of a regression; InputError for cells that are no numbers, or too large."""
+    values = reading.numbers(cells, comma=comma)
+    bad = ~(np.abs(values) <= reading.LARGEST)
+    if bad.any():
+        raise InputError(
+            f"{path}: the target '{cells.name}' holds {short(reading.texts(cells)[bad][0])!r} ({reading.lines(cells, bad)}), which "
+            f"is not a number of at most {reading.LARGEST:g} in size; correct or drop it, or use --task classification."
+        )
+    return values
+
+
+def guess_task(cells: Any) -> tuple[Kind, str]:
     """Return 'classification' or 'regression' for a target column, and the reason in words."""
-    values = column.nunique()
-    if not is_number(column):
-        return "classification", f"its {values} values are not numbers"
-    if column.dtype.kind in "iu" and values <= _FEW:
-        return "classification", f"it holds only {values} different whole numbers"
-    return "regression", f"it holds {values} different numbers"
+    words = reading.texts(cells)
+    different = len(set(words))
+    values = reading.numbers(cells, comma=reading.writes_comma(words))
+    if reading.is_flag(cells) or np.isnan(values).mean() > 0.1:
+        return "classification", f"its {different} values are not numbers"
+    whole = cells.dtype.kind in "iu" or (
+        not reading.is_number(cells) and not any("." in w or "," in w for w in set(words))
+    )
+    if whole and different <= _FEW and (values[~np.isnan(values)] % 1 == 0).all():
+        return "classification", f"it holds only {different} different whole numbers"
+    return "regression", f"it holds {different} different numbers"
 
 
 def learn_table(
-    frame: Any, target: str, *, task: Kind | None = None, rows: np.ndarray | None = None, path: str = "the table"
+    frame: Any,
+    target: str,
+    *,
+    task: Kind | None = None,
+    rows: np.ndarray | None = None,
+    drop: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    orders: Mapping[str, tuple[str, ...]] | None = None,
+    path: str = "the table",
 ) -> Table:
     """Return how a table's columns become inputs and targets.
 
     Args:
-        frame: a pandas data frame. All its rows say which categories and classes there are.
+        frame: a pandas data frame. All its rows say which classes there are; every row has a target.
         target: the column to predict.
         task: what to predict; guessed from the target if None.
-        rows: the training rows, from which scales are learned; all if None.
+        rows: the training rows, from which everything else is learned; all if None.
+        drop: columns that are no inputs.
+        ids: columns that are no inputs but shown beside predictions.
+        orders: values from first to last, by column.
         path: what to call the table in an error.
     """
-    check_column(frame, target, path)
-    check_missing(frame, path)
+    for name in (target, *drop, *ids, *(orders or ())):
+        check_column(frame, name, path)
+    if target in (*drop, *ids):
+        raise InputError(f"'{target}' is the target, so it cannot be dropped or an id; name another column.")
     trained = frame if rows is None else frame.iloc[rows]
     guessed, reason = guess_task(frame[target])
     decided: Kind = task or guessed
+    told = {n: LeftOutColumn(name=n, reason="dropped, as asked") for n in drop}
+    told |= {n: LeftOutColumn(name=n, reason="an id, as asked", beside=True) for n in ids}
     columns = tuple(
-        NumberColumn.learn(trained[n], path=path) if is_number(frame[n]) else CategoryColumn.learn(frame[n])
-        for n in frame.columns
+        told.get(n) or learn_column(trained[n], order=(orders or {}).get(n, ()), path=path)
+        for n in map(str, frame.columns)
         if n != target
     )
-    if not columns:
-        raise InputError(f"{path} has no column besides the target '{target}'; add at least one input column.")
-    classes = _classes(frame[target], path) if decided == "classification" else ()
+    if not any(c.width for c in columns):
+        why = "; ".join(f"'{short(c.name)}' is left out ({c.detail})" for c in columns[:4])
+        raise InputError(
+            f"{path} has no column to learn from besides the target '{target}'{': ' + why if why else ''}; add at least one."
+        )
+    classes = _classes(frame[target], path, asked=task is not None) if decided == "classification" else ()
+    comma = reading.writes_comma(reading.texts(frame[target]))
     return Table(
         columns=columns,
         target=target,
         task=decided,
         reason=reason if task is None else "as asked",
         classes=classes,
-        scale=None if classes else _target_scale(trained[target], path),
+        scale=None if classes else _target_scale(frame[target], rows, comma, path),
+        comma=comma,
     )
 
 
-def _classes(cells: Any, path: str) -> tuple[str, ...]:
-    ordered = sorted(cells.unique()) if is_number(cells) else sorted({str(v) for v in cells})
-    if len(ordered) < 2:
+def _classes(cells: Any, path: str, *, asked: bool) -> tuple[str, ...]:
+    words = labels(cells)
+    found = set(words)
+    if len(found) < 2:
         raise InputError(
-            f"{path}: the target '{cells.name}' has a single value, {ordered[0]}; there is nothing to learn."
+            f"{path}: the target '{cells.name}' has a single value, {short(words[0])}; there is nothing to learn."
         )
-    return tuple(str(v) for v in ordered)
+    values = [reading.number(w) for w in found]
+    numeric = not any(map(np.isnan, values))
+    if (numeric and len(found) > _CLASSES) or (len(found) > 10 and len(found) > len(words) / 2):
+        advice = "use --task regression" if numeric else "name a target whose values repeat"
+        raise InputError(
+            f"{path}: the target '{cells.name}' has {len(found):,} different values in {len(words):,} rows, too many to be "
+            f"classes; {advice}."
+        )
+    return tuple(sorted(found, key=reading.number) if numeric else sorted(found))
 
 
-def _target_scale(cells: Any, path: str) -> Scale:
-    if not is_number(cells):
+def _target_scale(cells: Any, rows: np.ndarray | None, comma: bool, path: str) -> Scale:
+    if np.isnan(reading.numbers(cells, comma=comma)).mean() > 0.5:
         raise InputError(
             f"{path}: the target '{cells.name}' holds text, so it cannot be a regression; use classification."
         )
-    return Scale.of(cells.to_numpy(np.float64))
+    values = target_numbers(cells, comma, path)
+    held = values if rows is None else values[rows]
+    if len(held) > 1 and (held == held[0]).all():
+        raise InputError(
+            f"{path}: the target '{cells.name}' has the same value, {held[0]:g}, in every training row; there is nothing to learn."
+        )
+    return Scale.of(held)

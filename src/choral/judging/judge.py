@@ -93,6 +93,7 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Return the flat row `measure` gives, from an evaluation, with the means over corruptions and the AUROC."""
     row = _row(ensemble, evaluation["scores"], evaluation["cost"])
     row |= evaluation.get("corruptions", {}).get("means", {})
+    row |= {n: evaluation["classes"][n] for n in ("balanced_accuracy", "majority_accuracy") if "classes" in evaluation}
     if "ood" in evaluation:
         row["ood_auroc"] = evaluation["ood"]["scores"][evaluation["ood"]["best"]]["auroc"]
     return row

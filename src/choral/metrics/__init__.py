@@ -5,6 +5,7 @@
 """
 
 from choral.metrics.calibration import ReliabilityTable, adaptive_ece, ece, mce, reliability_table
+from choral.metrics.classes import class_report
 from choral.metrics.corruption import (
     corrupted_means,
     corruption_errors,
@@ -72,6 +73,7 @@ __all__ = [
     "auroc",
     "average_draws",
     "brier",
+    "class_report",
     "correlation_matrix",
     "corrupted_means",
     "corruption_errors",

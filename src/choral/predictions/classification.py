@@ -230,9 +230,14 @@ class Classification(Prediction):
         }
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the reliability table."""
-        table = metrics.reliability_table(*self._flat(self.probs, targets))
-        return {"reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")}}
+        """Return the reliability table, and how well each class is told."""
+        probs, labels = self._flat(self.probs, targets)
+        table, count = metrics.reliability_table(probs, labels), probs.shape[-1]
+        classes = {"names": list(self.names or map(str, range(count)))}
+        return {
+            "reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")},
+            "classes": classes | metrics.class_report(probs.argmax(-1), labels, count),
+        }
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how often two members name different classes."""

@@ -1,0 +1,163 @@
+"""Files of tables - CSV and its kin, Parquet, Excel - read into data frames, with what was noticed on the way.
+
+Text files keep their cells as text: what a cell means is decided column by column (`choral.data.recognition`), with all
+cells in view, and not by the reader of the file.
+"""
+
+import csv
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+from choral.base.errors import InputError
+from choral.base.lettering import short
+
+ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
+_SEPARATORS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
+_UNPACKED = 1 << 30  # bytes that a packed file may hold in any case,
+_RATIO = 100  # and how many times its size beyond that
+
+
+def ending(path: Path) -> str:
+    """Return how a table's file ends, in small letters; empty if it is not a table.
+
+    >>> ending(Path("a.CSV")), ending(Path("b.tsv.gz")), ending(Path("c.npz"))
+    ('.csv', '.tsv.gz', '')
+    """
+    name = path.name.lower()
+    found = [e for e in ENDINGS if name.endswith(e)]
+    return max(found, key=len, default="")
+
+
+def read_table(path: Path) -> Any:
+    """Return a table's file as a pandas data frame; InputError says what is wrong with it."""
+    kind = ending(path)
+    if not kind:
+        raise InputError(f"{path} is not a table choral reads; give a file ending in {', '.join(ENDINGS)}.")
+    try:
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"reading {path} needs pandas; install it with: pip install 'choral[tables]'.") from error
+    if not path.exists():
+        raise InputError(f"{path} does not exist; check the path of the table.")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the file of a table.")
+    frame = _typed(path, kind) if kind in (".parquet", ".xlsx") else _text(path, kind)
+    if not len(frame):
+        raise InputError(f"{path} has no rows; give at least one row below the header.")
+    frame.columns = [str(c) for c in frame.columns]
+    twice = sorted({c for c in frame.columns if list(frame.columns).count(c) > 1})
+    if twice:
+        raise InputError(f"{path} has more than one column named '{short(twice[0])}'; give each its own name.")
+    return frame.reset_index(drop=True)
+
+
+def _typed(path: Path, kind: str) -> Any:
+    import pandas as pd
+
+    try:
+        if kind == ".parquet":
+            return pd.read_parquet(path)
+        return pd.read_excel(path)
+    except ImportError as error:
+        package = "pyarrow" if kind == ".parquet" else "openpyxl"
+        raise InputError(f"reading {path} needs {package}; install it, or save the table as .csv.") from error
+    except Exception as error:  # the readers of these formats fail in ways of their own
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{path} cannot be read as a {kind} table: {reason}.") from error
+
+
+def _text(path: Path, kind: str) -> Any:
+    import pandas as pd
+
+    text = _decoded(path, _bytes(path, kind))
+    lines = [line for line in text[:100_000].splitlines() if line.strip()][:50]
+    if not lines:
+        raise InputError(f"{path} is empty; give a header and at least one row below it.")
+    mark = _separator(lines, "\t" if kind.startswith(".tsv") else ",")
+    if mark != ("\t" if kind.startswith(".tsv") else ","):
+        warnings.warn(f"{path} is read with {_SEPARATORS[mark]} between its cells.", stacklevel=3)
+    header, rows = _cells(path, text, mark)
+    return pd.DataFrame(rows, columns=header, dtype=object)
+
+
+def _bytes(path: Path, kind: str) -> bytes:
+    try:
+        if not kind.endswith(".gz"):
+            return path.read_bytes()
+        import gzip
+
+        most = max(_UNPACKED, _RATIO * path.stat().st_size)
+        with gzip.open(path) as held:
+            data = held.read(most + 1)
+    except (OSError, EOFError) as error:
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    if len(data) > most:
+        raise InputError(f"{path} unpacks to more than {most:,} bytes; unpack it yourself and give the file.")
+    return data
+
+
+def _decoded(path: Path, data: bytes) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        try:
+            return data.decode("utf-16")
+        except UnicodeDecodeError:
+            pass
+    if b"\x00" in data[:100_000]:
+        raise InputError(f"{path} is not a file of text; give a table as text, or with the ending of what it is.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        try:
+            text, name = data.decode("cp1252"), "cp1252"
+        except UnicodeDecodeError:
+            text, name = data.decode("latin-1"), "latin-1"
+    warnings.warn(f"{path} is not written in UTF-8; it is read as {name} (Western European).", stacklevel=4)
+    return text
+
+
+def _separator(lines: list[str], usual: str) -> str:
+    """Return the mark between cells: the one that gives most lines as many cells as the header, more than one."""
+    best, score = usual, 0.0
+    for mark in (usual, *(m for m in _SEPARATORS if m != usual)):
+        try:
+            rows = list(csv.reader(lines, delimiter=mark))
+        except csv.Error:
+            continue
+        width = len(rows[0])
+        same = sum(len(r) == width for r in rows) / len(rows)
+        if width > 1 and same > score + 1e-9:
+            best, score = mark, same
+    return best
+
+
+def _cells(path: Path, text: str, mark: str) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows, all as long as the header."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    rows: list[list[str]] = []
+    header: list[str] = []
+    fewer = 0
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            if not header:
+                header = [c.strip() for c in row]
+                while len(header) > 1 and not header[-1]:
+                    header.pop()
+                continue
+            if len(row) > len(header) and any(c.strip() for c in row[len(header) :]):
+                raise InputError(
+                    f"{path}: line {reader.line_num} has {len(row)} cells, but the header names {len(header)} columns; "
+                    "quote cells that hold the separator, or correct the line."
+                )
+            fewer += len(row) < len(header)
+            rows.append((row + [""] * len(header))[: len(header)])
+    except csv.Error as error:
+        raise InputError(f"{path}: line {reader.line_num} cannot be read ({error}); correct it.") from error
+    if fewer:
+        warnings.warn(
+            f"{path}: {fewer:,} row(s) end before the last column; what they lack is left empty.", stacklevel=4
+        )
+    return [name or f"Unnamed: {i}" for i, name in enumerate(header)], rows

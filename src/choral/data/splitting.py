@@ -1,0 +1,128 @@
+"""Which rows are held out, and remembering which were not."""
+
+import base64
+import binascii
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from choral.base.errors import InputError
+from choral.base.values import Value
+from choral.data import cells as reading
+
+_BITS = 10  # for each row: one in a hundred strange rows is taken for a known one
+_PLACES = 7
+_MOST = 1 << 28  # bits
+
+
+def split(rows: int, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return shuffled row numbers for training and test."""
+    order = np.random.default_rng(seed).permutation(rows)
+    return _parts(order, _count(rows, holdout))
+
+
+def _count(rows: int, holdout: float) -> int:
+    if rows < 3:
+        raise InputError(f"the data has {rows} row(s), too few to train on some and hold out others; give at least 3.")
+    return min(max(round(rows * holdout), 1), rows - 2)
+
+
+def _parts(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def split_by_group(cells: Any, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return row numbers for training and test such that rows of one group stay together.
+
+    Args:
+        cells: a pandas series that names the group of each row.
+        holdout: part of the rows to hold out, about.
+        seed: decides which groups.
+    """
+    names, group = np.unique(reading.texts(cells).astype(str), return_inverse=True)
+    if len(names) < 2:
+        raise InputError(f"column '{cells.name}' names a single group; splitting by group needs at least two.")
+    wanted = _count(len(cells), holdout)
+    order = np.random.default_rng(seed).permutation(len(names))
+    sizes = np.cumsum(np.bincount(group)[order])
+    held = order[: min(max(int(np.searchsorted(sizes, wanted)) + 1, 1), len(names) - 1)]
+    test = np.isin(group, held)
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def split_by_time(cells: Any, holdout: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return row numbers for training and test such that the last rows in time are held out.
+
+    Args:
+        cells: a pandas series of dates or numbers.
+        holdout: part of the rows to hold out.
+    """
+    form = reading.date_format(cells)
+    when = reading.numbers(cells) if form is None else reading.days(cells, form)
+    if np.isnan(when).any():
+        bad = np.isnan(when)
+        raise InputError(
+            f"column '{cells.name}' holds {reading.texts(cells)[bad][0]!r} ({reading.lines(cells, bad)}), neither a date nor "
+            "a number, so rows cannot be put in time; fill it or name another column."
+        )
+    order = np.argsort(when, kind="stable")
+    count = _count(len(when), holdout)
+    edge = when[order[-count]]
+    test = when >= edge if (when < edge).sum() >= 2 else np.isin(np.arange(len(when)), order[-count:])
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen(Value):
+    """Which rows a table was trained on: a Bloom filter over the bytes of inputs and targets.
+
+    A row that was there is always found; one in a hundred others is found as well.
+
+    >>> x, y = np.eye(3, dtype=np.float32), np.arange(3)
+    >>> Seen.of(x[:2], y[:2]).find(x, y).tolist()
+    [True, True, False]
+    """
+
+    rows: int
+    bits: str
+
+    def __post_init__(self) -> None:
+        if not 0 < 6 * len(self.bits) <= _MOST + 64 or not 0 < self.rows <= _MOST:
+            raise InputError(
+                f"{self.rows:,} rows are remembered in {len(self.bits):,} letters, which is out of bounds."
+            )
+        if len(self._filter) & (len(self._filter) - 1):
+            raise InputError(f"rows are remembered in {len(self._filter):,} bits; it must be a power of two.")
+
+    @classmethod
+    def of(cls, x: np.ndarray, y: np.ndarray) -> Self:
+        """Return the memory of some rows."""
+        size = 1 << min(int(np.ceil(np.log2(max(_BITS * len(x), 64)))), 27)
+        held = np.zeros(size, bool)
+        held[_places(x, y) % size] = True
+        return cls(rows=len(x), bits=base64.b85encode(np.packbits(held).tobytes()).decode())
+
+    @cached_property
+    def _filter(self) -> np.ndarray:
+        try:
+            data = base64.b85decode(self.bits)
+        except (ValueError, binascii.Error) as error:
+            raise InputError("remembered rows are not written as they should be.") from error
+        return np.unpackbits(np.frombuffer(data, np.uint8))
+
+    def find(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return which rows are among those remembered."""
+        return np.asarray(self._filter[_places(x, y) % len(self._filter)].all(1)).astype(bool)
+
+
+def _places(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return some numbers for each row that depend on all its bytes (row, place)."""
+    import hashlib
+
+    rows = [np.ascontiguousarray(part).reshape(len(part), -1) for part in (x.astype(np.float32), y.astype(np.float32))]
+    digests = (
+        hashlib.blake2b(a.tobytes() + b.tobytes(), digest_size=8 * _PLACES).digest() for a, b in zip(rows[0], rows[1])
+    )
+    return np.frombuffer(b"".join(digests), "<u8").reshape(len(x), _PLACES)
