@@ -1,7 +1,5 @@
 """The shell: contracts for machines, sentences for people, exit codes."""
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -13,37 +11,9 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
+from tests.cli.shell import choral, sentence
 
-from choral.cli import main
 from choral.recipes import METHODS
-
-
-class Done:
-    def __init__(self, stdout, stderr):
-        self.stdout, self.stderr = stdout, stderr
-
-
-def choral(*arguments, expect=0):
-    """Run the command in this process, as its entry point would."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    old, sys.argv = sys.argv, ["choral", *map(str, arguments)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-    except SystemExit as stop:
-        code = stop.code or 0
-    finally:
-        sys.argv = old
-    assert code == expect, err.getvalue() + out.getvalue()
-    return Done(out.getvalue(), err.getvalue())
-
-
-def sentence(done):
-    """The one line a mistake is answered with."""
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("choral: ")
-    return lines[0]
 
 
 def test_methods_and_plan_for_machines():
@@ -162,7 +132,7 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
         (["fit", "digit", *out], "Did you mean 'digits'?"),
         (["fit", tables / "houses.csv", *out], "add --target COLUMN"),
         (["fit", tables / "houses.csv", "--target", "prize", *out], "Did you mean 'price'?"),
-        (["fit", tables / "holes.csv", "--target", "price", *out], "missing values in 'size' (rows 5, 9)"),
+        (["fit", tables / "houses.csv", "--target", "price", "--drop", "sizes", *out], "Did you mean 'size'?"),
         (["fit", tables / "none.csv", "--target", "price", *out], "does not exist"),
         (["fit", tmp_path / "nan.npz", *out], "NaN or infinite values in 9 row(s)"),
         (["fit", tmp_path / "words.npz", *out], "encode labels"),

@@ -5,18 +5,16 @@ import sys
 
 def main() -> None:
     """Run the command line: exit 2 with one sentence for a user's mistake, 130 when interrupted."""
-    from choral.base.errors import ChoralError
-    from choral.cli.app import app
-    from choral.cli.output import note
-
     try:
-        app(standalone_mode=True)
-    except ChoralError as error:
-        note(f"choral: {error}")
-        sys.exit(2)
-    except SystemExit as stop:
-        if stop.code == 130:
-            note("choral: interrupted; run the same command again to go on from the last checkpoint.")
-        raise
-    except BrokenPipeError:
-        sys.exit(0)
+        from choral.cli.guard import guarded
+
+        code = guarded(_run)
+    except KeyboardInterrupt:  # before the guard was there
+        code = 130
+    sys.exit(code)
+
+
+def _run() -> int:
+    from choral.cli.app import app
+
+    return app(standalone_mode=False) or 0

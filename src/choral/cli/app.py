@@ -6,36 +6,61 @@ from typing import Annotated, Any
 
 import typer
 
-from choral.base.errors import InputError
-from choral.cli import reporting
-from choral.cli.output import note, progress, say, table, write_csv, write_json
+from choral import __version__
+from choral.cli import predicting, reporting
+from choral.cli.options import (
+    Batch,
+    Data,
+    Drop,
+    Epochs,
+    Exec,
+    Given,
+    Group,
+    Holdout,
+    Id,
+    Json,
+    Members,
+    Model,
+    Optimiser,
+    Order,
+    Progress,
+    Quiet,
+    Rate,
+    Schedule,
+    Seed,
+    Target,
+    Task,
+    Time,
+)
+from choral.cli.output import note, progress, say, table, write_json
+from choral.cli.preparing import baseline_note, check_executor, check_members, columns_of, prepare
 
 app = typer.Typer(
     name="choral",
     help="Turn one network into a calibrated ensemble for about the price of training it once.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
-Data = Annotated[
-    str, typer.Option("--data", help="digits, diabetes, wine, breast_cancer, or a .npz, .csv or .parquet file.")
-]
-Target = Annotated[str | None, typer.Option("--target", help="Column to predict, for a table.")]
-Task = Annotated[str | None, typer.Option("--task", help="classification or regression; guessed if left out.")]
-Model = Annotated[str | None, typer.Option("--model", help="mlp, mlp_wide, lenet_s, lenet_m, lenet_l or resnet20.")]
-Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Total budget in epochs of one network.")]
-Members = Annotated[int | None, typer.Option("--members", min=1, help="Members, where the method has a choice.")]
-Rate = Annotated[float | None, typer.Option("--rate", help="Peak learning rate.")]
-Optimiser = Annotated[str | None, typer.Option("--optimiser", help="sgd, adam or adamw.")]
-Batch = Annotated[int | None, typer.Option("--batch-size", min=1, help="Points in a batch.")]
-Schedule = Annotated[str | None, typer.Option("--schedule", help="cosine, constant, steps or linear_drop.")]
-Seed = Annotated[int, typer.Option("--seed", help="Root of every random draw.")]
-Holdout = Annotated[float, typer.Option("--holdout", min=0.01, max=0.9, help="Part of the rows kept for testing.")]
-Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorised.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        say(f"choral {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Turn one network into a calibrated ensemble for about the price of training it once."""
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -54,26 +79,88 @@ def methods(json: Json = False) -> None:
 @app.command()
 def plan(
     name: Annotated[str, typer.Argument(help="The method.")],
-    epochs: Epochs = 200,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", min=1, help="Total budget; 200, or as in fit if data is given.")
+    ] = None,
     members: Members = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Show what fit would do with this data, and what it costs.")
+    ] = None,
+    target: Target = None,
+    task: Task = None,
+    drop: Drop = None,
+    id: Id = None,
+    order: Order = None,
+    group: Group = None,
+    time: Time = None,
+    model: Model = None,
+    rate: Rate = None,
+    optimiser: Optimiser = None,
+    batch_size: Batch = None,
+    schedule: Schedule = None,
+    holdout: Holdout = 0.25,
     json: Json = False,
 ) -> None:
-    """Show what a method would do with a budget, before any training."""
+    """Show what a method would do with a budget, before any training; with --data, exactly what fit would do."""
     from choral.recipes import make
 
-    recipe = make(name, epochs=epochs, members=members)
-    write_json(recipe.describe()) if json else say(str(recipe))
+    known = make(name)
+    check_members(name, members)
+    if data is None:
+        about: dict[str, Any] = {
+            "--target": target,
+            "--task": task,
+            "--drop": drop,
+            "--id": id,
+            "--order": order,
+            "--group": group,
+        }
+        about |= {"--time": time, "--model": model, "--rate": rate, "--optimiser": optimiser}
+        _need_data(about | {"--batch-size": batch_size, "--schedule": schedule})
+        recipe = make(known.name, epochs=epochs or 200, members=None if members == 1 else members)
+        write_json(recipe.describe()) if json else say(str(recipe))
+        return
+    from choral.judging.compare import recipes_for
+    from choral.preview import show
+
+    problem, build, training = prepare(
+        data,
+        columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
+        task=task,
+        holdout=holdout,
+        model=model,
+        quiet=json,
+        rate=rate,
+        optimiser=optimiser,
+        batch_size=batch_size,
+        schedule=schedule,
+    )
+    (recipe,) = recipes_for([name], epochs=epochs or 60, members=members, training=training)
+    text = show(recipe, build, (problem.x_train, problem.y_train))
+    if json:
+        read = problem.table.describe() if problem.table else []
+        write_json(recipe.describe() | {"training": training.to_dict(), "columns": read, "text": text})
+        return
+    say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
+    say(f"network: {_network(build())}")
+    say(text)
 
 
-def _prepare(data, target, task, holdout, model, rate, optimiser, batch_size, schedule):  # type: ignore[no-untyped-def]  # glue of two commands
-    from choral.data.problems import load_problem
-    from choral.judging.defaults import factory, training_for
+def _need_data(options: dict[str, Any]) -> None:
+    from choral.base.errors import InputError
 
-    problem = load_problem(data, target=target, task=task, holdout=holdout)
-    if problem.table and problem.table.reason:
-        note(f"choral: '{target}' is read as a {problem.task} target ({problem.table.reason}).")
-    settings = training_for(problem, rate=rate, optimiser=optimiser, batch_size=batch_size, schedule=schedule)
-    return problem, factory(problem, model), settings
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise InputError(f"{given[0]} changes what fit does with data; add --data FILE, or leave it out.")
+
+
+def _network(network: Any) -> str:
+    from choral import models
+
+    spec = models.spec_of(network)
+    if spec is None:
+        return type(network).__name__
+    return f"{spec['name']}({', '.join(f'{k}={v}' for k, v in spec['arguments'].items())})"
 
 
 def _columns(scores: Sequence[str]) -> list[str]:
@@ -82,15 +169,18 @@ def _columns(scores: Sequence[str]) -> list[str]:
 
 @app.command()
 def fit(
-    data: Annotated[
-        str, typer.Argument(help="digits, diabetes, wine, breast_cancer, or a .npz, .csv or .parquet file.")
-    ],
+    data: Given,
     target: Target = None,
     method: Annotated[str, typer.Option("--method", help="The method; see choral methods.")] = "deep_ensemble",
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; the same command resumes.")] = None,
     epochs: Epochs = 60,
     members: Members = None,
     task: Task = None,
+    drop: Drop = None,
+    id: Id = None,
+    order: Order = None,
+    group: Group = None,
+    time: Time = None,
     model: Model = None,
     rate: Rate = None,
     optimiser: Optimiser = None,
@@ -101,6 +191,7 @@ def fit(
     executor: Exec = "auto",
     json: Json = False,
     quiet: Quiet = False,
+    shown: Progress = None,
 ) -> None:
     """Train one ensemble and save it."""
     from choral.fit import fit as run
@@ -109,10 +200,23 @@ def fit(
 
     if method not in METHODS:
         make(method)
-    problem, build, training = _prepare(data, target, task, holdout, model, rate, optimiser, batch_size, schedule)
+    check_members(method, members)
+    check_executor(executor)
+    problem, build, training = prepare(
+        data,
+        columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
+        task=task,
+        holdout=holdout,
+        model=model,
+        quiet=json or quiet,
+        rate=rate,
+        optimiser=optimiser,
+        batch_size=batch_size,
+        schedule=schedule,
+    )
     (recipe,) = recipes_for([method], epochs=epochs, members=members, training=training)
-    folder = out or Path("runs") / f"{Path(data).stem}-{method}"
-    with progress(json or quiet) as bar:
+    folder = out or Path("runs") / f"{_stem(data)}-{method}"
+    with progress(json or quiet, shown) as bar:
         ensemble = run(
             build,
             (problem.x_train, problem.y_train),
@@ -126,16 +230,28 @@ def fit(
         )
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
-    row = reporting.measured(ensemble, problem, folder)
+    row, found = reporting.measured(ensemble, problem, folder)
+    worse = baseline_note(found)
+    if worse:
+        note(worse)
     if json:
-        write_json(row | {"run_dir": str(folder), "saved": str(saved), "task": problem.task})
-    else:
-        table(
-            f"{problem.name}: {len(problem.x_test)} rows held out",
-            _columns(ensemble.likelihood.prediction.shown),
-            [row],
-        )
-        say(f"saved {saved}; predict with: choral predict {saved} NEW.csv; look at it with: choral report {folder}")
+        read = {"columns": problem.table.describe()} if problem.table and problem.table.columns else {}
+        classes = {"classes": found["classes"]} if "classes" in found else {}
+        write_json(row | {"run_dir": str(folder), "saved": str(saved), "task": problem.task} | read | classes)
+        return
+    title = f"{problem.name}: {len(problem.x_test)} rows held out"
+    table(title, _columns(ensemble.likelihood.prediction.shown), [row])
+    say(f"saved {saved}; predict with: choral predict {saved} NEW.csv; look at it with: choral report {folder}")
+
+
+def _stem(data: str) -> str:
+    """Return a data file's name without its ending.
+
+    >>> _stem("a/houses.csv.gz"), _stem("digits")
+    ('houses', 'digits')
+    """
+    name = Path(data).name
+    return name.split(".")[0] or name
 
 
 @app.command()
@@ -149,6 +265,11 @@ def compare(
     ] = None,
     target: Target = None,
     task: Task = None,
+    drop: Drop = None,
+    id: Id = None,
+    order: Order = None,
+    group: Group = None,
+    time: Time = None,
     model: Model = None,
     rate: Rate = None,
     optimiser: Optimiser = None,
@@ -159,20 +280,29 @@ def compare(
     executor: Exec = "auto",
     json: Json = False,
     quiet: Quiet = False,
+    shown: Progress = None,
 ) -> None:
     """Train several methods with the same budget and print one table."""
     from choral.judging.compare import compare as run
     from choral.judging.compare import recipes_for
-    from choral.recipes import METHODS, make
 
-    names = list(METHODS) if methods == "all" else [m.strip() for m in methods.split(",") if m.strip()]
-    for name in names:
-        if name not in METHODS:
-            make(name)
-    problem, build, training = _prepare(data, target, task, holdout, model, rate, optimiser, batch_size, schedule)
+    names = _named(methods)
+    check_executor(executor)
+    problem, build, training = prepare(
+        data,
+        columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
+        task=task,
+        holdout=holdout,
+        model=model,
+        quiet=json or quiet,
+        rate=rate,
+        optimiser=optimiser,
+        batch_size=batch_size,
+        schedule=schedule,
+    )
     recipes = recipes_for(names, epochs=epochs, members=members, training=training)
     length = {r.name: r.epochs for r in recipes}
-    with progress(json or quiet) as bar:
+    with progress(json or quiet, shown) as bar:
         comparison = run(
             build,
             problem,
@@ -188,7 +318,8 @@ def compare(
     if json:
         write_json(comparison.to_dict())
     else:
-        title = f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} test rows, {epochs} epochs each"
+        rows = f"{len(problem.x_train)} training rows, {len(problem.x_test)} test rows"
+        title = f"{problem.name}: {rows}, a budget of {epochs} epochs each"
         table(title, _columns(comparison.shown), comparison.rows)
     if out is not None:
         page = reporting.report_of_comparison(out)
@@ -196,53 +327,23 @@ def compare(
             say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
 
 
-Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]
+def _named(methods: str) -> list[str]:
+    """Return the methods that a text names with commas."""
+    from choral.base.errors import InputError
+    from choral.recipes import METHODS, make
+
+    if methods.strip() == "all":
+        return list(METHODS)
+    names = [m.strip() for m in methods.split(",") if m.strip()]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if not names or twice:
+        what = f"{twice[0]} twice" if twice else "no method"
+        raise InputError(f"--methods names {what}; give each once, such as single,deep_ensemble, or all.")
+    for name in names:
+        if name not in METHODS:
+            make(name)
+    return names
 
 
-@app.command()
-def predict(
-    ensemble: Saved,
-    data: Annotated[Path, typer.Argument(help="A .csv or .parquet table, or an .npz with x.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="A .csv file for the predictions; printed if left out.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Predict with a saved ensemble: one line for each row, with how sure it is."""
-    import contextlib
-    import sys
-
-    from choral.fit import load
-
-    loaded = load(ensemble)
-    rows = _predictions(loaded, _unlabelled(loaded, data))
-    if json:
-        write_json(rows)
-        return
-    with contextlib.nullcontext(sys.stdout) if out is None else out.open("w", newline="") as handle:
-        write_csv(handle, rows)
-    if out is not None:
-        note(f"choral: {len(rows)} predictions written to {out}")
-
-
-def _unlabelled(loaded: Any, data: Path) -> Any:
-    from choral.data.arrays import read_arrays
-    from choral.data.tables import read_table
-
-    if data.suffix == ".npz":
-        held = read_arrays(data)
-        for name in ("x", "x_test"):
-            if name in held:
-                return held[name]
-        raise InputError(f"{data} holds {', '.join(held)}; give the inputs as x.")
-    if loaded.table is None:
-        raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file with x.")
-    return loaded.table.inputs(read_table(data), path=str(data))
-
-
-def _predictions(loaded: Any, x: Any) -> list[dict[str, Any]]:
-    columns = loaded.predict(x).columns()
-    return [{"row": i} | {name: values[i] for name, values in columns.items()} for i in range(len(x))]
-
-
+app.command()(predicting.predict)
 reporting.register(app)

@@ -5,6 +5,7 @@ is taken out here, in `say`, `note` and `table`, through which everything goes.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +17,18 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 HIGHER = {"accuracy", "coverage_95"}
+SPARE = ("train_flops", "parameters", "predict_seconds", "brier", "crps", "train_seconds", "ece")
+"""Columns that a narrow terminal goes without, in this order."""
 
 
 def write_json(content: Any) -> None:
     """Print JSON on standard output (numbers that JSON lacks become null)."""
-    sys.stdout.write(json.dumps(_finite(content), indent=1) + "\n")
+    sys.stdout.write(json_text(content))
+
+
+def json_text(content: Any) -> str:
+    """Return content as JSON, a line of its own at the end."""
+    return json.dumps(_finite(content), indent=1) + "\n"
 
 
 def _finite(item: Any) -> Any:
@@ -33,23 +41,25 @@ def _finite(item: Any) -> Any:
     return item
 
 
-def write_csv(handle: Any, rows: Sequence[dict[str, Any]]) -> None:
+def write_csv(handle: Any, rows: Sequence[dict[str, Any]], *, separator: str = ",") -> None:
     """Write rows under a header; text that a spreadsheet would take for a formula is quoted."""
     import csv
 
-    writer = csv.writer(handle)
-    writer.writerow([_cell(name) for name in rows[0]])
-    writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    writer = csv.writer(handle, delimiter=separator)
+    writer.writerow([plain_cell(name) for name in rows[0]])
+    writer.writerows([_rounded(plain_cell(value)) for value in row.values()] for row in rows)
 
 
-def _cell(value: Any) -> Any:
-    """Return a value as a cell of a CSV file.
+def _rounded(value: Any) -> Any:
+    return f"{value:.8g}" if isinstance(value, float) else value
 
-    >>> [_cell(v) for v in ("=1+1", "@a", "-1", "- a", -0.5, "b")]
-    ["'=1+1", "'@a", '-1', "'- a", '-0.5', 'b']
+
+def plain_cell(value: Any) -> Any:
+    """Return a value as a cell that no spreadsheet takes for a formula.
+
+    >>> [plain_cell(v) for v in ("=1+1", "@a", "-1", "- a", -0.5, "b")]
+    ["'=1+1", "'@a", '-1', "'- a", -0.5, 'b']
     """
-    if isinstance(value, float):
-        return f"{value:.6g}"
     if isinstance(value, str) and value.lstrip(" ")[:1] in ("=", "+", "-", "@", "\t", "\r", "\n") and value.strip(" "):
         try:
             float(value)
@@ -95,11 +105,17 @@ def number(value: Any) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows as a table; the best of accuracy, rmse, nll and ece is bold."""
+    """Print rows as a table; the best of accuracy, rmse, nll and ece is bold.
+
+    Where the terminal is too narrow, columns that say least (`SPARE`) are left out, and a line says which.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(title=plain(title), title_justify="left")
+    console = Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=160)
+    columns, spared = _fitting(columns, rows, console.width)
+    console.print(plain(title), soft_wrap=True)
+    shown = Table()
     for i, column in enumerate(columns):
         words = all(isinstance(r.get(column), str) for r in rows)
         shown.add_column(plain(column), justify="left" if words else "right", overflow="fold", no_wrap=i == 0)
@@ -112,17 +128,55 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
         cells = [number(row.get(c)) for c in columns]
         marked = [c in best and row.get(c) == best[c] for c in columns]
         shown.add_row(*(plain(cell, "bold" if m else "") for cell, m in zip(cells, marked)))
-    console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(shown)
+    if spared:
+        say(f"left out for want of room: {', '.join(spared)}; --json has them.")
+
+
+def _fitting(columns: Sequence[str], rows: Sequence[dict[str, Any]], width: int) -> tuple[list[str], list[str]]:
+    """Return the columns that fit, and those left out."""
+    kept = list(columns)
+    widths = {c: 3 + max(len(c), *(len(number(r.get(c))) for r in rows)) for c in kept}
+    for spare in SPARE:
+        if spare in kept and 1 + sum(widths[c] for c in kept) > width:
+            kept.remove(spare)
+    return kept, [c for c in columns if c not in kept]
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str, int], Callable[[dict[str, Any]], None]]]:
-    """Yield a function (name, epochs) -> event listener that draws a bar with the time left.
+def progress(
+    quiet: bool, wanted: bool | None = None
+) -> Iterator[Callable[[str, int], Callable[[dict[str, Any]], None]]]:
+    """Yield a function (name, epochs) -> event listener that shows how far training is; warnings are always said.
 
-    Nothing is drawn when `quiet` or when standard error is not a terminal; warnings are always said.
+    Args:
+        quiet: show nothing, unless it is wanted.
+        wanted: True shows a bar in a terminal and a line now and then elsewhere, False nothing, None a bar in a terminal.
     """
     from choral.listeners import bars
 
-    with bars(drawn=sys.stderr.isatty() and not quiet, say=note) as bar:
-        yield bar
+    terminal = sys.stderr.isatty()
+    drawn = terminal and (wanted or (wanted is None and not quiet))
+    with bars(drawn=drawn, say=note) as bar:
+        yield _with_lines(bar) if wanted and not terminal else bar
+
+
+def _with_lines(bar: Callable[[str, int], Any]) -> Callable[[str, int], Callable[[dict[str, Any]], None]]:
+    """Return the same, with a line on standard error for every tenth of the epochs."""
+
+    def listener(name: str, epochs: int) -> Callable[[dict[str, Any]], None]:
+        inner, told = bar(name, epochs), [0]
+
+        def hear(event: dict[str, Any]) -> None:
+            inner(event)
+            if event["kind"] == "epoch":
+                done = event["counted"]["epochs"]
+                part = int(10 * done / max(epochs, 1))
+                if part > told[0]:
+                    told[0] = part
+                    loss = sum(event["losses"]) / len(event["losses"])
+                    note(f"choral: {name}: {done:.0f} of {epochs} epochs, loss {loss:.4g}")
+
+        return hear
+
+    return listener

@@ -6,14 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError
+from choral.cli.options import Json, Saved
 from choral.cli.output import note, say, table, write_json
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
+from choral.cli.predicting import predicted
+from choral.cli.preparing import baseline_note
 
 
 def evaluate(
-    ensemble: Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")],
-    data: Annotated[str, typer.Argument(help="Labelled data: a built-in name, .npz, .csv or .parquet.")],
+    ensemble: Saved,
+    data: Annotated[str, typer.Argument(help="Labelled data: a built-in name, an .npz file or a table.")],
     ood: Annotated[str | None, typer.Option("--ood", help="Other data, to see whether it is told apart.")] = None,
     corruptions: Annotated[
         str | None, typer.Option("--corruptions", help="all, or names with commas; images only.")
@@ -22,6 +23,9 @@ def evaluate(
         float,
         typer.Option("--holdout", min=0.01, max=0.9, help="As given to fit, for the same test rows of built-in data."),
     ] = 0.25,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Of a table, measure only rows that were not trained on.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the result in the run folder, for choral report.")] = False,
     json: Json = False,
 ) -> None:
@@ -35,26 +39,44 @@ def evaluate(
         raise InputError(f"--keep writes into a run folder, but {ensemble} is not one; leave it out.")
     loaded = load(ensemble)
     x, y, shape = _rows_of(loaded, data, holdout, targets=True)
+    x, y = _not_trained_on(loaded, data, x, y, alone=held_out)
     other = None if ood is None else _rows_of(loaded, ood, holdout, targets=False)[0]
+    for name, rows in ((data, x), (ood, other)):
+        if rows is not None:
+            predicted(loaded, rows[:1], str(name))
     trial = make_trial(
         x, y, ood=other, ood_name=f"the inputs of {ood}", corruptions=corruptions or (), image_shape=shape
     )
-    try:
-        found = judge(loaded, trial)
-    except RuntimeError as error:
-        shapes = f"{data} {x.shape[1:]}" + ("" if other is None else f", {ood} {other.shape[1:]}")
-        raise InputError(f"the ensemble cannot read rows of these shapes: {shapes}; give data like its own.") from error
+    _check_labels(loaded, x, y, data)
+    found = judge(loaded, trial)
     if keep:
         write(ensemble, loaded, found, trial)
+    worse = baseline_note(found)
+    if worse:
+        note(worse)
     if json:
         write_json(row_of(loaded, found) | {"evaluation": found})
         return
-    row = row_of(loaded, found)
-    table(
-        f"{ensemble} on {data}: {len(x)} rows",
-        ["measure", "value"],
-        [{"measure": k, "value": v} for k, v in row.items()],
-    )
+    _show(f"{ensemble} on {data}: {len(x)} rows", row_of(loaded, found), found, data, ood)
+    if keep:
+        say(f"kept in {ensemble / 'evaluation.json'}; show it with: choral report {ensemble}")
+
+
+def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood: str | None) -> None:
+    """Print an evaluation as tables."""
+    table(title, ["measure", "value"], [{"measure": k, "value": v} for k, v in row.items()])
+    if "classes" in found:
+        held = found["classes"]
+        rows = [
+            {"class": name, "rows": held["counts"][i], "recall": held["recall"][i], "precision": held["precision"][i]}
+            | {
+                f"said {other}": held["confusion"][i][j]
+                for j, other in enumerate(held["names"])
+                if len(held["names"]) <= 6
+            }
+            for i, name in enumerate(held["names"][:50])
+        ]
+        table("by class", list(rows[0]), rows)
     if "ood" in found:
         rows = [{"score": name} | values for name, values in found["ood"]["scores"].items()]
         table(f"{data} against {ood}", list(rows[0]), rows)
@@ -65,23 +87,70 @@ def evaluate(
             for s, cell in zip(found["corruptions"]["severities"], cells)
         ]
         table(f"corruptions of {found['corruptions']['rows']} rows", list(rows[0]), rows)
-    if keep:
-        say(f"kept in {ensemble / 'evaluation.json'}; show it with: choral report {ensemble}")
 
 
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
     """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
+    from choral.data.arrays import read_inputs, read_labelled
     from choral.data.problems import load_problem
-    from choral.data.tables import read_table
+    from choral.data.sheets import ending, read_table
+    from choral.data.tables import with_target
 
-    if Path(data).suffix in (".csv", ".parquet"):
-        if loaded.table is None:
+    fitted_on_table = loaded.table is not None and bool(loaded.table.columns)
+    if ending(Path(data)):
+        if not fitted_on_table:
             raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file.")
         frame = read_table(Path(data))
+        if targets:
+            frame = with_target(frame, loaded.table.target, data)
         x = loaded.table.inputs(frame, path=data)
         return x, loaded.table.targets(frame, scaled=False, path=data) if targets else None, None
-    problem = load_problem(data, holdout=holdout)
-    return problem.x_test, problem.y_test, problem.image_shape
+    if Path(data).suffix.lower() == ".npz" and Path(data).exists():
+        found: tuple[Any, Any] = read_labelled(Path(data)) if targets else (read_inputs(Path(data)), None)
+        shape = None
+    else:
+        problem = load_problem(data, holdout=holdout)
+        found, shape = (problem.x_test, problem.y_test), problem.image_shape
+    if fitted_on_table:
+        raise InputError(
+            f"{data} holds arrays, but this ensemble was fitted on a table; give a table with its columns."
+        )
+    return *found, shape
+
+
+def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, *, alone: bool) -> tuple[Any, Any]:
+    """Return the rows to measure, and say how many of them were trained on."""
+    seen = loaded.table.seen if loaded.table is not None else None
+    if seen is None:
+        if alone:
+            raise InputError(
+                f"--held-out: {data} or the ensemble is not of a table whose training rows are known; leave it out."
+            )
+        return x, y
+    known = seen.find(x, y)
+    if alone:
+        if known.all():
+            raise InputError(f"--held-out: every row of {data} was trained on, so none is left to measure.")
+        return x[~known], y[~known]
+    if known.mean() > 0.05:
+        rest = "" if known.all() else "; --held-out measures the others alone"
+        note(f"choral: {known.sum():,} of {len(known):,} rows of {data} were trained on, so the scores flatter{rest}.")
+    return x, y
+
+
+def _check_labels(loaded: Any, x: Any, y: Any, data: str) -> None:
+    """Raise InputError if targets are not of the kind that the ensemble predicts, or name classes it has not."""
+    prediction = predicted(loaded, x[:1], data)
+    real = getattr(y, "dtype", None) is not None and y.dtype.kind == "f"
+    if loaded.task == "classification":
+        classes = prediction.probs.shape[-1]
+        if real or int(y.max()) >= classes:
+            what = "real numbers" if real else f"the class {int(y.max())}"
+            raise InputError(f"{data} holds {what} as targets, but the ensemble knows the classes 0 to {classes - 1}.")
+    elif loaded.task == "regression" and not real:
+        raise InputError(
+            f"{data} holds classes as targets, but the ensemble predicts real numbers; give data like its own."
+        )
 
 
 def report(
@@ -106,12 +175,13 @@ def report(
         webbrowser.open(page.resolve().as_uri())
 
 
-def measured(ensemble: Any, problem: Any, folder: Path) -> dict[str, Any]:
-    """Return the row of a fitted ensemble, and keep the whole evaluation in its run folder."""
+def measured(ensemble: Any, problem: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the row of a fitted ensemble and the whole evaluation, which its run folder keeps."""
     from choral.judging.compare import trial_of
     from choral.judging.judge import judged, row_of
 
-    return row_of(ensemble, judged(folder, ensemble, trial_of(problem)))
+    found = judged(folder, ensemble, trial_of(problem))
+    return row_of(ensemble, found), found
 
 
 def report_of_comparison(folder: Path) -> str | None:

@@ -85,7 +85,10 @@ def recipes_for(
         default = METHODS[method].options.get("members") if method in METHODS else None
         if members is not None and default is not None and default.default != 1:
             options["members"] = members
-        found.append(make(method, **options))
+        try:
+            found.append(make(method, **options))
+        except InputError as error:
+            raise InputError(f"{method}: {error}") from error
     if not found:
         raise InputError("methods is empty; name at least one method.")
     return found

@@ -1,5 +1,6 @@
 """Training: how plain training phases are run, said once and shared by the phases of a recipe."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -60,7 +61,7 @@ class Training(Value):
                 f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}."
                 + did_you_mean(str(self.schedule), SCHEDULES)
             )
-        if self.rate <= 0:
+        if not 0 < self.rate < math.inf:
             raise InputError(f"rate is {self.rate}; give a learning rate above 0.")
         if not 0 <= self.end <= self.rate or (self.end and self.schedule != "cosine"):
             raise InputError(

@@ -1,0 +1,224 @@
+"""The words of a command: what is asked is done or refused, and nothing is ignored."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.cli.shell import choral, refused, run
+
+import choral as library
+from choral.cli import guard
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "t.csv"
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=60)
+    pd.DataFrame({"a": x, "b": rng.choice(["u", "v"], 60), "y": 3 * x + rng.normal(size=60)}).to_csv(path, index=False)
+    return path
+
+
+def test_version_and_help():
+    assert choral("--version").stdout == f"choral {library.__version__}\n"
+    assert "compare" in choral(expect=2).stdout
+    assert "--target" in choral("fit", "--help").stdout
+
+
+MISUSED = {
+    "unknown command": (["fitt"], "--help"),
+    "unknown option": (["fit", "wine", "--epoch", "3"], "choral fit --help"),
+    "no data": (["fit"], "--help"),
+    "too many words": (["plan", "single", "more"], "--help"),
+    "a word for a number": (["plan", "single", "--epochs", "many"], "--epochs"),
+    "no epochs": (["plan", "single", "--epochs", "0"], "--epochs"),
+    "a whole holdout": (["fit", "wine", "--holdout", "1"], "--holdout"),
+    "a missing value": (["fit", "wine", "--epochs"], "--epochs"),
+    "both progress": (["fit", "wine", "--progress=3"], "--progress"),
+    "a flag with a value": (["fit", "wine", "--json=1"], "--json"),
+    "no methods": (["compare", "--methods", ","], "--methods names no method"),
+    "a method twice": (["compare", "--methods", "single,single"], "single twice"),
+    "members of one": (["fit", "wine", "--method", "single", "--members", "3"], "--members is 3, but single"),
+    "members of dropout": (
+        ["fit", "wine", "--method", "mc_dropout", "--members", "3"],
+        "--members is 3, but mc_dropout",
+    ),
+    "members in a plan": (["plan", "single", "--members", "3"], "--members is 3"),
+    "a target without a table": (["fit", "wine", "--target", "y"], "--target is about a table"),
+    "a task without a table": (["fit", "wine", "--task", "regression"], "--task is about a table"),
+    "a drop without a table": (["compare", "--data", "wine", "--drop", "y"], "--drop is about a table"),
+    "a plan's target": (["plan", "single", "--target", "y"], "add --data FILE"),
+    "a plan's rate": (["plan", "single", "--rate", "0.1"], "add --data FILE"),
+    "a rate that is none": (["fit", "wine", "--rate", "nan"], "rate"),
+    "an endless rate": (["fit", "wine", "--rate", "inf"], "rate"),
+    "an executor": (["fit", "wine", "--executor", "gpu"], "executor"),
+    "a schedule": (["fit", "wine", "--schedule", "cosin"], "schedule"),
+    "few epochs": (
+        ["compare", "--data", "wine", "--methods", "single,deep_ensemble", "--epochs", "1"],
+        "deep_ensemble",
+    ),
+    "held out of arrays": (["evaluate", "nowhere", "wine", "--held-out"], "does not exist"),
+    "an ensemble that is none": (["predict", "/dev/null", "x.csv"], "/dev/null"),
+    "a folder that is none": (["report", "nowhere"], "nowhere"),
+    "a corruption": (["evaluate", "nowhere", "wine", "--corruptions", "fogg"], "nowhere"),
+    "nul in a path": (["fit", "a\0b.csv", "--target", "y"], "choral: "),
+    "a very long path": (["fit", "a" * 5000 + ".csv", "--target", "y"], "choral: "),
+    "an empty path": (["fit", ""], "choral: "),
+    "a dot": (["fit", "."], "choral: "),
+    "an ending alone": (["fit", ".csv", "--target", "y"], "does not exist"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSED)
+def test_misused_words_are_one_sentence(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words, expected = MISUSED[case]
+    assert expected in refused(*words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_is_what_fit_does(table, tmp_path):
+    words = ["--target", "y", "--epochs", 8, "--rate", 0.02, "--batch-size", 16]
+    text = choral("plan", "deep_ensemble", "--data", table, *words).stdout
+    assert "Adam" in text
+    assert "start=0.02" in text
+    assert "batch 16" in text
+    assert "45 training rows, 15 held out, regression" in text
+    planned = json.loads(choral("plan", "deep_ensemble", "--data", table, *words, "--json").stdout)
+    choral("fit", table, "--method", "deep_ensemble", *words, "--out", tmp_path / "run", "--json")
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert planned["tree"] == plan["describe"]["tree"]
+    assert [c["column"] for c in planned["columns"]] == ["a", "b"]
+    assert "60 epochs" in choral("plan", "single", "--data", table, "--target", "y").stdout
+    assert "200 epochs" in choral("plan", "single").stdout
+
+
+def test_progress_where_there_is_no_terminal(table, tmp_path):
+    words = ["fit", table, "--target", "y", "--method", "single", "--epochs", 20, "--json"]
+    assert "epochs" not in choral(*words, "--out", tmp_path / "a").stderr
+    told = [
+        line for line in choral(*words, "--out", tmp_path / "b", "--progress").stderr.splitlines() if "epochs" in line
+    ]
+    assert len(told) == 10
+    assert told[-1].startswith("choral: single: 20 of 20 epochs, loss ")
+
+
+def test_tables_are_readable_at_eighty_columns(table, tmp_path, monkeypatch):
+    words = ["--target", "y", "--epochs", 4, "--out", tmp_path / "c", "--methods", "single,deep_ensemble"]
+    wide = choral("compare", "--data", table, *words).stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    text = choral("compare", "--data", table, *words).stdout
+    lines = [line for line in text.splitlines() if line[:1] in "┏┃┡│└"]
+    assert max(map(len, lines)) <= 80
+    assert "left out for want of room: " in text
+    assert "train_flops" in text.split("left out for want of room: ")[1]
+    assert all(name in text for name in ("deep_ensemble", "rmse", "nll", "coverage_95"))
+    assert "left out for want" not in wide
+    assert "a budget of 4 epochs each" in wide
+
+
+def test_errors_of_every_kind_have_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kinds = {
+        OSError(28, "No space left on device", "p.csv"): (2, "p.csv cannot be used (No space left on device)"),
+        PermissionError(13, "Permission denied"): (2, "Permission denied"),
+        MemoryError(): (2, "not enough memory"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"): (2, "fewer rows"),
+        ValueError("a\nb"): (2, "a b"),
+        RuntimeError(""): (2, "RuntimeError"),
+        RecursionError("deep"): (2, "deep"),
+        KeyboardInterrupt(): (130, "interrupted"),
+        ModuleNotFoundError("No module named 'x'"): (2, "No module named 'x'"),
+        KeyError("k"): (1, "unexpected KeyError: 'k'"),
+        AssertionError(): (1, "unexpected AssertionError"),
+    }
+    for error, (code, words) in kinds.items():
+
+        def fail(error=error):
+            raise error
+
+        import contextlib
+        import io
+
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            assert guard.guarded(fail) == code, error
+        lines = said.getvalue().strip().splitlines()
+        assert len(lines) == 1
+        assert words in lines[0]
+        assert (code == 1) == ("traceback is in" in lines[0])
+    written = list(tmp_path.glob("choral-*.txt"))
+    assert len(written) == 2
+    assert any("KeyError" in p.read_text() for p in written)
+
+
+def test_an_interrupt_hidden_by_an_import_is_an_interrupt():
+    def importing():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError("numpy is half there") from error
+
+    import contextlib
+    import io
+
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        assert guard.guarded(importing) == 130
+    assert "interrupted" in said.getvalue()
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("CHORAL_DEBUG", "1")
+    done = run("fit", "nowhere.csv", "--target", "y")
+    assert done.code == 2
+    assert "Traceback" in done.stderr
+    assert "nowhere.csv" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 0.7])
+def test_an_interrupt_at_any_moment_is_no_traceback(seconds, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "choral", "fit", "digits", "--epochs", "4000", "--out", str(tmp_path / "r")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
+    )
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit and not _begun(process.pid):
+        time.sleep(0.01)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    assert "Traceback" not in text
+
+
+def _begun(number):
+    """Whether a process has begun to load what a command needs (typer is among the first)."""
+    try:
+        with open(f"/proc/{number}/maps") as held:
+            return "_multiarray" in held.read() or "libtorch" in held.read()
+    except OSError:
+        return True
+
+
+def test_a_pipe_that_closes_and_a_full_one(table, tmp_path):
+    choral("fit", table, "--target", "y", "--method", "single", "--epochs", 1, "--out", tmp_path / "r", "--json")
+    call = f"{sys.executable} -m choral predict {tmp_path / 'r'} {table}"
+    done = subprocess.run(f"{call} | head -1", shell=True, capture_output=True, text=True)
+    assert done.stdout.startswith("row,")
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+    if os.path.exists("/dev/full"):
+        done = subprocess.run(f"{call} > /dev/full", shell=True, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.splitlines() == [
+            "choral: a file cannot be used (No space left on device); check the path, its permissions and the space left."
+        ]

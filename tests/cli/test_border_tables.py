@@ -1,0 +1,266 @@
+"""Tables as people have them: each does what a person expects, and says what it did."""
+
+import gzip
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.cli.shell import choral, refused
+
+ROWS = 120
+
+
+def houses():
+    """A table of every kind of column, with blanks, an id, a date and free text; the price depends on size and town."""
+    rng = np.random.default_rng(0)
+    size, town = rng.normal(100, 20, ROWS).round(1), rng.choice(["north", "south", "west"], ROWS)
+    price = 1000 * size + 20000 * (town == "north") + rng.normal(0, 2000, ROWS)
+    return pd.DataFrame(
+        {
+            "houseID": [f"H-{i:04d}" for i in range(ROWS)],
+            "size": size,
+            "town": town,
+            "built": [f"19{50 + i % 50}-0{1 + i % 9}-1{i % 10}" for i in range(ROWS)],
+            "garden": rng.choice(["yes", "no"], ROWS),
+            "state": rng.choice(["low", "medium", "high"], ROWS),
+            "notes": [f"house {i} has a nice view of hill {i}" for i in range(ROWS)],
+            "price": price.round(0),
+        }
+    )
+
+
+def fit(path, out, *more, target="price", epochs=20):
+    """The row of a quick fit, and what was said."""
+    done = choral(
+        "fit", path, "--target", target, "--method", "single", "--epochs", epochs, "--out", out, "--json", *more
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The clean table, the run fitted on it and its row."""
+    folder = tmp_path_factory.mktemp("plain")
+    houses().to_csv(folder / "houses.csv", index=False)
+    row, _ = fit(folder / "houses.csv", folder / "run")
+    return folder, row
+
+
+def test_how_each_column_was_read_is_said(plain):
+    folder, row = plain
+    kinds = {c["column"]: c["read_as"] for c in row["columns"]}
+    assert kinds == {
+        "houseID": "left out",
+        "size": "number",
+        "town": "category",
+        "built": "date",
+        "garden": "flag",
+        "state": "ordered",
+        "notes": "left out",
+    }
+    text = choral(
+        "fit", folder / "houses.csv", "--target", "price", "--method", "single", "--epochs", 20, "--out", folder / "run"
+    )
+    assert "free text" in text.stdout
+    assert "kept beside predictions" in text.stdout
+    assert "read as a regression target" in text.stderr
+
+
+def semicolons(frame, path):
+    frame.assign(size=[f"{v:.1f}".replace(".", ",") for v in frame["size"]]).to_csv(path, sep=";", index=False)
+
+
+def latin(frame, path):
+    named = frame.rename(columns={"garden": "jardín"})
+    named.to_csv(path, index=False, encoding="latin-1")
+
+
+def currency(frame, path):
+    frame.assign(size=[f"${v:,.1f}" for v in frame["size"]], price=[f"{p:,.0f} EUR" for p in frame["price"]]).to_csv(
+        path, index=False
+    )
+
+
+def zipped(frame, path):
+    path.write_bytes(gzip.compress(frame.to_csv(index=False).encode()))
+
+
+MESSY = {
+    "semicolon.csv": (semicolons, "';'"),
+    "tabs.csv": (lambda f, p: f.to_csv(p, sep="\t", index=False), "a tab"),
+    "bars.csv": (lambda f, p: f.to_csv(p, sep="|", index=False), "'|'"),
+    "tabs.tsv": (lambda f, p: f.to_csv(p, sep="\t", index=False), ""),
+    "LOUD.CSV": (lambda f, p: f.to_csv(p, index=False), ""),
+    "packed.csv.gz": (zipped, ""),
+    "marked.csv": (lambda f, p: f.to_csv(p, index=False, encoding="utf-8-sig"), ""),
+    "wide.csv": (lambda f, p: f.to_csv(p, index=False, encoding="utf-16"), ""),
+    "latin.csv": (latin, "cp1252"),
+    "currency.csv": (currency, ""),
+    "typed.parquet": (lambda f, p: f.assign(built=pd.to_datetime(f["built"])).to_parquet(p), ""),
+    "indexed.csv": (lambda f, p: f.to_csv(p), ""),
+    "windows.csv": (lambda f, p: f.to_csv(p, index=False, lineterminator="\r\n"), ""),
+    "quoted.csv": (lambda f, p: f.to_csv(p, index=False, quoting=1), ""),
+    "spaced.csv": (lambda f, p: p.write_text(f.to_csv(index=False).replace(",", " , ")), ""),
+    "trailing.csv": (lambda f, p: p.write_text(f.to_csv(index=False).replace("\n", ",\n") + "\n\n"), ""),
+}
+
+
+@pytest.mark.parametrize("name", MESSY)
+def test_messy_copies_of_a_table_give_the_same_model(name, plain, tmp_path):
+    write, expected = MESSY[name]
+    frame = houses()
+    write(frame, tmp_path / name)
+    row, said = fit(tmp_path / name, tmp_path / "run")
+    assert expected in said
+    assert "Traceback" not in said
+    assert row["rmse"] == pytest.approx(plain[1]["rmse"], rel=0.02)
+    kinds = [c["read_as"] for c in row["columns"] if not c["column"].startswith("Unnamed")]
+    assert kinds == [c["read_as"] for c in plain[1]["columns"]]
+
+
+def test_blanks_words_for_them_and_stray_words_are_read_as_missing(plain, tmp_path):
+    frame = houses().astype({"size": object})
+    for row, word in ((3, ""), (5, "?"), (9, "NA"), (11, "n/a"), (17, "n/a?")):
+        frame.loc[row, "size"] = word
+    frame.loc[[4, 6], "town"] = ""
+    frame.loc[[8], "built"] = ""
+    frame.loc[[2, 7], "price"] = np.nan
+    frame.to_csv(tmp_path / "holes.csv", index=False)
+    row, said = fit(tmp_path / "holes.csv", tmp_path / "run")
+    assert "2 of 120 row(s) have no value of the target" in said
+    kinds = {c["column"]: c for c in row["columns"]}
+    assert (kinds["size"]["read_as"], kinds["size"]["inputs"]) == ("number", 2)
+    assert "are not numbers" in kinds["size"]["detail"]
+    assert row["rmse"] < 2 * plain[1]["rmse"]
+
+
+def test_predictions_of_rows_with_blanks_strange_words_and_other_columns(plain, tmp_path):
+    folder, _ = plain
+    frame = houses().drop(columns=["price", "notes"]).head(12).astype({"size": object})
+    frame = frame[[*frame.columns[::-1]]].assign(more=range(12))
+    frame.loc[1, "size"] = ""
+    frame.loc[2, "town"] = "atlantis"
+    frame.loc[3, "garden"] = ""
+    frame.loc[4, "built"] = "long ago"
+    frame.loc[5, "size"] = "large"
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    done = choral("predict", folder / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    for words in ("'size' has 1 cell", "'atlantis'", "'garden'", "'long ago'", "'large'"):
+        assert words in done.stderr or words == "'size' has 1 cell", words
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert list(found.columns[:4]) == ["row", "houseID", "mean", "std"]
+    assert list(found["houseID"]) == list(frame["houseID"])
+    assert np.isfinite(found["mean"]).all()
+    whole = houses().head(12)
+    whole.to_csv(tmp_path / "whole.csv", index=False)
+    choral("predict", folder / "run", tmp_path / "whole.csv", "--out", tmp_path / "w.csv")
+    other = pd.read_csv(tmp_path / "w.csv")
+    assert other["mean"][6:].tolist() == pytest.approx(found["mean"][6:].tolist(), rel=1e-5)
+
+
+def test_columns_beside_predictions(plain, tmp_path):
+    folder, _ = plain
+    frame = houses().head(5).assign(mean=7)
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    predict = ["predict", folder / "run", tmp_path / "new.csv", "--json"]
+    rows = json.loads(choral(*predict, "--id", "town").stdout)
+    assert list(rows[0])[:3] == ["row", "houseID", "town"]
+    done = choral(*predict, "--keep-columns")
+    rows = json.loads(done.stdout)
+    assert "'input_mean'" in done.stderr
+    assert rows[0]["input_mean"] == "7"
+    assert rows[0]["mean"] > 1000
+    assert {"size", "notes", "price", "std", "low_95", "high_95"} <= rows[0].keys()
+    assert "Did you mean 'town'?" in refused(*predict, "--id", "towns")
+
+
+def test_drop_id_and_order(tmp_path):
+    houses().to_csv(tmp_path / "h.csv", index=False)
+    more = ["--drop", "built", "--drop", "garden", "--id", "state", "--order", "town=south<west<north"]
+    row, _ = fit(tmp_path / "h.csv", tmp_path / "run", *more)
+    kinds = {c["column"]: c["read_as"] for c in row["columns"]}
+    assert (kinds["built"], kinds["garden"], kinds["state"], kinds["town"]) == ("left out",) * 3 + ("ordered",)
+    never = ["fit", tmp_path / "h.csv", "--target", "price", "--out", tmp_path / "never"]
+    assert "COLUMN=first<second" in refused(*never, "--order", "town")
+    assert "no column 'tow'" in refused(*never, "--order", "tow=a<b")
+    assert "does not name" in refused(*never, "--order", "town=a<b")
+    assert "is the target" in refused(*never, "--drop", "price")
+    assert "Did you mean 'town'?" in refused(*never, "--group", "towns")
+    assert "give one of them" in refused(*never, "--group", "town", "--time", "built")
+    assert "neither a date nor a number" in refused(*never, "--time", "town")
+    assert not (tmp_path / "never").exists()
+
+
+def test_groups_and_times_are_held_out_honestly(tmp_path):
+    frame = houses().assign(street=[f"s{i // 10}" for i in range(ROWS)])
+    frame.to_csv(tmp_path / "h.csv", index=False)
+    from choral.data.problems import Columns, load_problem
+
+    def problem(**how):
+        return load_problem(str(tmp_path / "h.csv"), columns=Columns(target="price", **how))
+
+    grouped, timed = problem(group="street"), problem(time="built")
+    assert len(grouped.x_test) % 10 == 0
+    assert {c.name for c in grouped.table.columns if not c.width} >= {"street"}
+    assert 20 <= len(timed.x_test) <= 40
+    when = next(i for i, n in enumerate(_features(timed.table)) if n == "built")
+    assert timed.x_train[:, when].max() < timed.x_test[:, when].min()
+    fit(tmp_path / "h.csv", tmp_path / "run", "--group", "street")
+
+
+def _features(table):
+    return [c.name for c in table.columns for _ in range(c.width)]
+
+
+def test_evaluating_on_rows_that_were_trained_on_is_said(plain, tmp_path):
+    folder, row = plain
+    done = choral("evaluate", folder / "run", folder / "houses.csv", "--json")
+    assert "90 of 120 rows" in done.stderr
+    assert "--held-out" in done.stderr
+    alone = json.loads(choral("evaluate", folder / "run", folder / "houses.csv", "--held-out", "--json").stdout)
+    assert alone["rmse"] == pytest.approx(row["rmse"], rel=1e-5)
+    fresh = houses().assign(size=lambda f: f["size"] + 0.01)
+    fresh.to_csv(tmp_path / "fresh.csv", index=False)
+    assert "trained on" not in choral("evaluate", folder / "run", tmp_path / "fresh.csv", "--json").stderr
+    houses().head(30).iloc[:1].to_csv(tmp_path / "one.csv", index=False)
+    choral("evaluate", folder / "run", tmp_path / "one.csv", "--json")
+
+
+def test_unbalanced_classes_are_not_praised(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=300), "t": np.where(np.arange(300) % 30 == 0, "rare", "usual")})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    row, said = fit(tmp_path / "t.csv", tmp_path / "run", target="t", epochs=2)
+    assert row["accuracy"] == row["majority_accuracy"]
+    assert "no better than always saying 'usual'" in said
+    assert row["balanced_accuracy"] == 0.5
+    assert row["classes"]["recall"] == [0.0, 1.0]
+    done = choral("evaluate", tmp_path / "run", tmp_path / "t.csv")
+    assert "balanced_accuracy" in done.stdout
+    assert "said rare" in done.stdout
+
+
+def test_labels_that_cannot_be_are_refused(plain, tmp_path):
+    folder, _ = plain
+    never = ["fit", folder / "houses.csv", "--out", tmp_path / "never", "--target"]
+    assert "too many to be classes" in refused(*never, "price", "--task", "classification")
+    assert "too many to be classes" in refused(*never, "houseID")
+    assert "holds text" in refused(*never, "town", "--task", "regression")
+    assert "task is 'guess'" in refused(*never, "price", "--task", "guess")
+    frame = houses()
+    frame.loc[3, "price"] = 1e300
+    frame.to_csv(tmp_path / "wild.csv", index=False)
+    assert "line 5" in refused("fit", tmp_path / "wild.csv", "--target", "price", "--out", tmp_path / "never")
+    frame = houses()
+    frame.loc[3, "size"] = 1e300
+    frame.to_csv(tmp_path / "wild.csv", index=False)
+    assert "'size' holds 1e+300 in line 5" in refused(
+        "fit", tmp_path / "wild.csv", "--target", "price", "--out", tmp_path / "never"
+    )
+    assert "'size' holds 1e+300 in line 5" in refused("predict", folder / "run", tmp_path / "wild.csv")
+    row, _ = fit(folder / "houses.csv", tmp_path / "t", "--drop", "price", target="town", epochs=1)
+    houses().assign(town="atlantis").to_csv(tmp_path / "other.csv", index=False)
+    assert "a class the training data did not have" in refused("evaluate", tmp_path / "t", tmp_path / "other.csv")
+    assert row["task"] == "classification"
+    assert not (tmp_path / "never").exists()
