@@ -24,9 +24,10 @@ from choral.engine.run import Run
 from choral.engine.settling import settle
 from choral.engine.task import check_runnable, make_task
 from choral.engine.threads import checked, using
+from choral.engine.trying import try_training
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
-from choral.ensemble.saving import load_file, load_folder
+from choral.ensemble.saving import check_same, load_file, load_folder
 from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
 from choral.recipes.recipe import Recipe
@@ -51,6 +52,7 @@ def fit(
     listener: Listener | Sequence[Listener] | None = None,
     progress: bool | None = None,
     table: Table | None = None,
+    overwrite: bool = False,
     process_wide: bool = True,
     threads: int | None = None,
 ) -> Ensemble:
@@ -86,6 +88,8 @@ def fit(
         listener: called with every event, a dict as `choral.engine.events` says; one function or several (`choral.listeners`).
         progress: whether to draw a bar; None draws one in a terminal or notebook.
         table: how a table's columns became inputs, a `choral.data.tables.Table`; kept with the ensemble.
+        overwrite: start again in a folder that holds another run: what choral wrote there is removed once everything has been
+            checked, other files stay.
         process_wide: whether the two settings above are made; False leaves the process as it is, and training slower.
         threads: how many torch's operations get in this thread; None gives small networks one, and larger ones as many as
             `torch.get_num_threads()` says if a short trial shows that they gain. The run folder keeps the number, and a resumed
@@ -110,10 +114,19 @@ def fit(
             precision=precision,
         )
         source = source.reading(task.likelihood.read)
+        try_training(task, source, recipe.plan)
         folder = None if run_dir is None else Path(run_dir)
         with claimed(folder):
             plan, width = settle(
-                folder, task, source, recipe, seed=seed, executor=executor, table=table, threads=threads
+                folder,
+                task,
+                source,
+                recipe,
+                seed=seed,
+                executor=executor,
+                table=table,
+                overwrite=overwrite,
+                threads=threads,
             )
             with (
                 using(threads or plan["environment"]["threads"]),
@@ -154,6 +167,7 @@ def load(
     partial: bool = False,
     output: Callable[[Any], Tensor] | None = None,
     likelihood: Likelihood | None = None,
+    check_build: bool = True,
 ) -> Ensemble:
     """Return a saved ensemble, from a file made by `Ensemble.save` or from a run folder.
 
@@ -164,6 +178,8 @@ def load(
             load the others with a warning instead of refusing.
         output: the function that picks the networks' output, if `fit` was given one.
         likelihood: for an ensemble fitted with a `Loss` or likelihood of your own, that one: a file never brings code.
+        check_build: whether a network with other layers, settings or forward code than the one it was fitted with is refused;
+            False trusts `build` as long as the weights fit.
     """
     path = Path(path)
     if not path.exists():
@@ -172,6 +188,8 @@ def load(
         saved = load_file(path, build, output=output, likelihood=likelihood)
     else:
         saved = load_folder(path, build, partial=partial, output=output, likelihood=likelihood)
+    if build is not None and check_build:
+        check_same(saved, path)
     try:
         return Ensemble(
             saved.build,

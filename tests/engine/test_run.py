@@ -188,9 +188,9 @@ def test_a_changed_plan_seed_or_data_is_refused_with_both_values(tmp_path):
         fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path, seed=1)
     with pytest.raises(RunError, match=r"epochs was 2, now 3"):
         fit(build, (X, Y), make("single", epochs=3, training=QUICK), run_dir=tmp_path)
-    with pytest.raises(RunError, match=r"data was .*, now "):
+    with pytest.raises(RunError, match=r"the training data was changed"):
         fit(build, (X + 1, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
-    with pytest.raises(RunError, match=r"network was"):
+    with pytest.raises(RunError, match=r"the network.s layer .* was .*, now "):
         fit(lambda: models.mlp(4, 2, hidden=(9,)), (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
 
 

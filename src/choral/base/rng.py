@@ -6,11 +6,13 @@ run equals an unbroken one. Draws made *inside* a forward pass are in `choral.ba
 """
 
 import hashlib
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -103,6 +105,26 @@ def seeded(seed: int, *place: int | str) -> Iterator[_Lent]:
     """
     with _Lent(generator(seed, *place)) as lent:
         yield lent
+
+
+_other_generators = threading.RLock()
+
+
+@contextmanager
+def elsewhere(key: int) -> Iterator[None]:
+    """Seed the global generators of numpy and Python by a key, for code that is not ours, and give them back as they were.
+
+    One thread at a time; a draw that another thread makes meanwhile outside of choral is disturbed.
+    """
+    with _other_generators:
+        before = np.random.get_state(), random.getstate()
+        np.random.seed(key % (1 << 32))
+        random.seed(key)
+        try:
+            yield
+        finally:
+            np.random.set_state(before[0])
+            random.setstate(before[1])
 
 
 class _Watch(TorchDispatchMode):

@@ -16,6 +16,7 @@ from choral.base.errors import InputError
 from choral.base.functions import Function
 from choral.base.interface import Interface, is_lazy
 from choral.base.types import Build, Builds, Params
+from choral.engine.fingerprint import fingerprint
 from choral.layers.joint.network import channels_last
 from choral.layers.kernels import pointwise
 from choral.plan.state import State
@@ -115,9 +116,14 @@ class Blueprint:
         with rng.seeded(0, "spec"):
             return models.spec_of(self.plain())
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the plain networks compute from their weights, as far as Python shows it."""
+        with rng.seeded(0, "fingerprint"), rng.elsewhere(0):
+            return fingerprint(self.plain(), *(b if isinstance(b, nn.Module) else b() for b in self._builds[1:]))
+
     def joint(self, seed: int, *place: int | str) -> nn.Module:
         """Return a new joint network drawn with the seed of a place."""
-        with rng.seeded(seed, *place, "build"):
+        with rng.seeded(seed, *place, "build"), rng.elsewhere(rng.key(seed, *place, "build")):
             network = self.plain()
         return self._converted(network, seed, *place)
 

@@ -23,7 +23,7 @@ def stores(
 ) -> Iterator[tuple[MemberStore, Checkpoints | None, Log]]:
     """Open where members, checkpoints and events of a run go; None keeps members in memory and takes no checkpoints."""
     if folder is None:
-        yield MemberStore(run=run_of(plan)), None, Log(None, listener)
+        yield MemberStore(), None, Log(None, listener)
         return
     log = Log(folder / "log.jsonl", listener)
     try:

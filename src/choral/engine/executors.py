@@ -61,6 +61,12 @@ def _first_train(plan: Phase) -> tuple[Train, int] | None:
     return found[0] if found else None
 
 
+def check_executor(executor: str) -> None:
+    """Raise InputError if there is no executor of this name."""
+    if executor not in ("auto", "sequential", "vectorised"):
+        raise InputError(f"executor is {executor!r}; give 'auto', 'sequential' or 'vectorised'.")
+
+
 def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: str | None = None) -> Settled:
     """Return the executor to use.
 
@@ -68,8 +74,6 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
         executor: what the user asked for.
         settled: what an earlier part of the same run settled on; it is kept, so that a resumed run is the same.
     """
-    if executor not in ("auto", "sequential", "vectorised"):
-        raise InputError(f"executor is {executor!r}; give 'auto', 'sequential' or 'vectorised'.")
     numbers = sum(p.numel() for p in task.blueprint.network().parameters())
     widest = max(1, min(WIDEST, _BYTES // (16 * max(numbers, 1))))
 

@@ -20,6 +20,7 @@ from typing import Any
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
 from choral.data.tables import Table, table_from
+from choral.engine.checkpoint import Checkpoints
 from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore
@@ -35,6 +36,17 @@ _PLAN = {
 }
 
 
+_FILES = (
+    "plan.json",
+    "table.json",
+    "likelihood.json",
+    "log.jsonl",
+    "results.json",
+    "evaluation.json",
+    "report.json",
+    "report.html",
+    "ensemble.choral",
+)
 _COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds")
 
 
@@ -82,17 +94,28 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
 
     A folder with members but without a plan is refused: nothing says what they are members of.
     """
-    advice = "put back a copy of it, or use another run_dir"
+    advice = "put back a copy of it, or use another run_dir (--out), or overwrite=True (--overwrite) to start again"
     plan = read_json(folder / "plan.json", advice=advice)
     if plan is not None:
         if "way" in plan:  # its name before
             plan["kernel"] = plan.pop("way")
         return dict(expect(plan, _PLAN, str(folder / "plan.json")))
-    if MemberStore(folder / "members").any_files():
+    held = ["members"] if MemberStore(folder / "members").any_files() else []
+    held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
+    if held:
         raise RunError(
-            f"{folder} holds members but no plan.json, so nothing says which network, data and seed they come from; {advice}."
+            f"{folder} holds {' and '.join(held)} but no plan.json, so nothing says which network, data and seed they come from; "
+            f"{advice}."
         )
     return None
+
+
+def clear(folder: Path) -> None:
+    """Remove what choral wrote into a run folder, and nothing else."""
+    MemberStore(folder / "members").clear()
+    Checkpoints(folder / "checkpoints").clear()
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def run_of(plan: dict[str, Any]) -> str:

@@ -10,14 +10,16 @@ import torch
 from choral.base.errors import RunError
 from choral.data.sources import Source
 from choral.data.tables import Table
-from choral.engine.executors import choose, choose_kernel, choose_threads
+from choral.engine.executors import check_executor, choose, choose_kernel, choose_threads
 from choral.engine.files import digest_of, write_json
-from choral.engine.folder import keep_table, read_plan
+from choral.engine.folder import clear, keep_table, read_plan
 from choral.engine.identity import differences, identity_of
 from choral.engine.task import Task
 from choral.engine.threads import using
 from choral.plan.phases import Fork
 from choral.recipes.recipe import Recipe
+
+ANEW = "use another run_dir (--out), or overwrite=True (--overwrite) to start again in this one"
 
 
 def settle(
@@ -30,6 +32,7 @@ def settle(
     executor: str,
     table: Table | None,
     threads: int | None = None,
+    overwrite: bool = False,
 ) -> tuple[dict[str, Any], Callable[[Fork, int], int]]:
     """Return the plan of a run and the width rule of its executor; RunError if the folder holds another run.
 
@@ -42,10 +45,14 @@ def settle(
         executor: what the user asked for.
         table: how a table's columns became inputs.
         threads: as many as the user asked for; None keeps those the run was begun with, or settles them.
+        overwrite: whether what the folder holds of another run is removed first.
     """
-    identity = identity_of(task, source, recipe, seed=seed, executor=executor)
+    check_executor(executor)
+    if folder is not None and overwrite:
+        clear(folder)
+    identity = None if folder is None else identity_of(task, source, recipe, seed=seed, executor=executor)
     stored = None if folder is None else read_plan(folder)
-    if stored is not None:
+    if stored is not None and identity is not None:
         _check_same(folder, stored["identity"], identity)
     held = stored or {}
     wanted = threads or held.get("environment", {}).get("threads")
@@ -73,11 +80,14 @@ def settle(
 
 
 def _check_same(folder: Path | None, old: dict[str, Any], new: dict[str, Any]) -> None:
-    lines = list(differences(old, new))
-    if lines:
+    if not isinstance(old.get("network"), dict):
         raise RunError(
-            f"{folder} holds another run: " + "; ".join(lines[:4]) + ". Use another run_dir, or repeat the old call."
+            f"{folder} was begun by an older version of choral, whose note of the network cannot be compared; finish it with that "
+            f"version, read it with choral.load, or start again: {ANEW}."
         )
+    lines = differences(old, new)
+    if lines:
+        raise RunError(f"{folder} holds another run: {'; '.join(lines[:4])}. Repeat the old call, or {ANEW}.")
 
 
 def environment(threads: int) -> dict[str, Any]:

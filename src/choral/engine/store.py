@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,15 @@ class MemberStore:
 
     def any_files(self) -> bool:
         """Return whether the folder holds member files of any number."""
-        return self.folder is not None and any(self.folder.glob("[0-9][0-9][0-9][0-9][0-9]*.safetensors"))
+        return any(self._files())
+
+    def clear(self) -> None:
+        """Remove all member files."""
+        for path in list(self._files()):
+            path.unlink(missing_ok=True)
+
+    def _files(self) -> Iterator[Path]:
+        return iter(()) if self.folder is None else self.folder.glob("[0-9][0-9][0-9][0-9][0-9]*.safetensors")
 
 
 def encode_member(state: State, *, number: int = 0, run: str | None = None) -> bytes:

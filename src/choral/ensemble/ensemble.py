@@ -224,6 +224,7 @@ class Ensemble:
             "inputs": written(self.inputs),
             "interface": self._interface.to_dict(),
             "network": self._blueprint.spec(),
+            "fingerprint": self._blueprint.fingerprint(),
             "table": None if self.table is None else self.table.to_dict(),
             "info": self.info,
             "posthoc": [v.to_dict() for v in self.posthoc],

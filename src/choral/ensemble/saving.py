@@ -25,6 +25,7 @@ from choral.data.tables import Table, table_from
 from choral.engine import bounds
 from choral.engine.blueprint import Blueprint
 from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
+from choral.engine.fingerprint import FINGERPRINT, changes
 from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore, member_tensors, state_from
@@ -44,6 +45,7 @@ _HEADER = {
     "table": (None, dict),
     "info": dict,
     "posthoc?": [dict],
+    "fingerprint?": FINGERPRINT,
 }
 
 
@@ -61,6 +63,7 @@ class Saved:
     table: Table | None
     info: dict[str, Any]
     posthoc: tuple[Value, ...] = ()
+    fingerprint: dict[str, Any] | None = None
 
 
 def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> None:
@@ -142,7 +145,9 @@ def load_folder(
         count = cost(_of(Recipe, identity["recipe"], where).plan).networks
         bounds.check("networks", count, 1, bounds.NETWORKS, where)
         store, count = _present(path, run_of(plan), count, partial)
-        about = {**identity, "network": plan["network"], "given": likelihood}
+        noted = {"fingerprint": identity["network"]} if isinstance(identity["network"], dict) else {}  # older: none
+        expect(noted, {"fingerprint?": FINGERPRINT}, where)
+        about = {**identity, "network": plan["network"], "given": likelihood, **noted}
         completed = read_likelihood(path, run_of(plan))
         if completed is not None:
             about["likelihood"] = completed.to_dict()
@@ -207,6 +212,7 @@ def _checked(
         table=table,
         info=info,
         posthoc=tuple(_of(Value, v, where) for v in about.get("posthoc", ())),
+        fingerprint=about.get("fingerprint"),
     )
     check_fits(saved, where, given=build is not None)
     return saved
@@ -278,6 +284,21 @@ def _build_for(spec: dict[str, Any] | None, build: Builds | None, where: str) ->
             "run: give the factory yourself, choral.load(path, build=...)."
         )
     return lambda: models.rebuild(spec)
+
+
+def check_same(saved: Saved, where: Path) -> None:
+    """Raise RunError if the network that is built is not the one the members were trained in."""
+    if saved.fingerprint is None:
+        return
+    blueprint = Blueprint(
+        saved.build, saved.recipe.structure, device=torch.device("cpu"), images=False, interface=saved.interface
+    )
+    lines = list(changes(saved.fingerprint, blueprint.fingerprint()))
+    if lines:
+        raise RunError(
+            f"the network that build makes is not the one of {where}: {'; '.join(lines[:3])}. Give the build the ensemble was fitted "
+            "with; if the change makes no difference, load it with check_build=False."
+        )
 
 
 def check_fits(saved: Saved, where: str, *, given: bool) -> None:

@@ -1,0 +1,303 @@
+"""A run folder and a saved file know the network, the data and the settings they were made with."""
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import choral
+from choral.base.errors import RunError
+from choral.engine.fingerprint import changes, fingerprint, initial
+from choral.plan import Adam
+from choral.recipes import make
+from choral.recipes.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(24, 3, generator=G)
+Y = (X[:, 0] > 0).long()
+QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=8)
+ONE = make("single", epochs=1, training=QUICK)
+
+
+class Own(nn.Module):
+    """A network of the user's own: what it does stands in its forward method."""
+
+    def __init__(self, act=torch.relu, power=1.0, zeros=False):
+        super().__init__()
+        self.first, self.last, self.act, self.power = nn.Linear(3, 4), nn.Linear(4, 2), act, power
+        if zeros:
+            nn.init.zeros_(self.first.weight)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)) ** self.power)
+
+
+class Same(Own):
+    def forward(self, x):
+        return self.last(F.relu(self.first(x)))
+
+
+Same.__qualname__ = "Edited"
+
+
+class Edited(Own):
+    def forward(self, x):
+        return self.last(F.gelu(self.first(x)))
+
+
+def sequential(act, rate=0.0):
+    return lambda: nn.Sequential(nn.Linear(3, 4), act, nn.Dropout(rate), nn.Linear(4, 2))
+
+
+def numpy_drawn(scale):
+    def build():
+        net = nn.Linear(3, 2)
+        with torch.no_grad():
+            net.weight.copy_(torch.as_tensor(np.random.normal(0, scale, (2, 3))))
+        return net
+
+    return build
+
+
+PAIRS = {
+    "activation": (sequential(nn.ReLU()), sequential(nn.Sigmoid()), "layer '1' was ReLU, inplace=False, now Sigmoid"),
+    "dropout": (sequential(nn.ReLU()), sequential(nn.ReLU(), 0.9), "layer '2' was p=0.0, now p=0.9"),
+    "function": (Own, lambda: Own(act=torch.sigmoid), "outermost module was .*relu.*now.*sigmoid"),
+    "lambda": (
+        lambda: Own(act=lambda x: x.relu()),
+        lambda: Own(act=lambda x: x.sigmoid()),
+        "outermost module was .*lambda",
+    ),
+    "number": (Own, lambda: Own(power=2.0), "power=1.0.*power=2.0"),
+    "forward": (Same, Edited, "the code of the network's forward methods was changed"),
+    "initialisation": (Own, lambda: Own(zeros=True), "initialisation was changed"),
+    "numpy": (numpy_drawn(0.1), numpy_drawn(0.2), "initialisation was changed"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_edited_network_is_refused_in_an_old_folder(name, tmp_path):
+    before, after, message = PAIRS[name]
+    choral.fit(before, (X, Y), ONE, run_dir=tmp_path)
+    choral.fit(before, (X, Y), ONE, run_dir=tmp_path)
+    with pytest.raises(RunError, match=message):
+        choral.fit(after, (X, Y), ONE, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", [n for n in PAIRS if n not in ("initialisation", "numpy")])
+def test_a_file_is_not_loaded_into_another_network(name, tmp_path):
+    before, after, message = PAIRS[name]
+    ensemble = choral.fit(before, (X, Y), ONE, run_dir=tmp_path / "run")
+    ensemble.save(tmp_path / "e.choral")
+    for path in (tmp_path / "run", tmp_path / "e.choral"):
+        loaded = choral.load(path, build=before)
+        assert torch.equal(loaded.predict(X).probs, ensemble.predict(X).probs)
+        with pytest.raises(RunError, match=message):
+            choral.load(path, build=after)
+        assert len(choral.load(path, build=after, check_build=False)) == 1
+
+
+def test_another_way_to_draw_weights_is_no_reason_to_refuse_a_file(tmp_path):
+    choral.fit(Own, (X, Y), ONE).save(tmp_path / "e.choral")
+    assert len(choral.load(tmp_path / "e.choral", build=lambda: Own(zeros=True))) == 1
+
+
+def test_what_makes_no_difference_is_not_noticed():
+    def documented(self, x):
+        """A docstring, and another layout."""
+        hidden = self.first(x)  # a comment
+        return self.last(self.act(hidden) ** self.power)
+
+    def plain(self, x):
+        hidden = self.first(x)
+
+        return self.last(self.act(hidden) ** self.power)
+
+    kinds = []
+    for forward in (documented, plain):
+        forward.__qualname__ = "Net.forward"
+        kinds.append(type("Net", (Own,), {"forward": forward}))
+    assert not list(changes(fingerprint(kinds[0]()), fingerprint(kinds[1]())))
+
+
+def test_constants_and_functions_that_forward_names_count(monkeypatch):
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "FACTOR", 1.0, raising=False)
+    monkeypatch.setattr(module, "helper", lambda x: x * FACTOR, raising=False)  # noqa: F821  # set above
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            return helper(super().forward(x))  # noqa: F821  # set above
+
+    before = fingerprint(Net(3, 2))
+    assert not list(changes(before, fingerprint(Net(3, 2))))
+    monkeypatch.setattr(module, "FACTOR", 2.0)
+    assert list(changes(before, fingerprint(Net(3, 2))))
+
+
+def test_a_network_without_source_has_a_fingerprint():
+    code = "class Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) {}\n"
+    made = []
+    for ending in ("* 2", "* 2", "* 3"):
+        space = {"nn": nn, "__name__": "__main__"}
+        exec(code.format(ending), space)
+        made.append(fingerprint(space["Net"](3, 2)))
+    assert not list(changes(made[0], made[1]))
+    assert list(changes(made[0], made[2]))
+
+
+def test_another_python_compiles_to_other_code_and_is_not_held_against_the_network():
+    old = fingerprint(Own())
+    assert not list(changes(old | {"python": "3.0", "code": "other"}, old))
+
+
+def test_fingerprints_are_those_of_the_next_process():
+    code = (
+        "import json, sys, torch; sys.path.insert(0, '.');"
+        "from tests.engine.test_identity import Own; from choral.engine.fingerprint import fingerprint, initial;"
+        "torch.manual_seed(0); net = Own(); print(json.dumps([fingerprint(net), initial(net)]))"
+    )
+    root = Path(__file__).parents[2]
+    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root) for _ in range(2)]
+    assert done[0].stdout
+    assert done[0].stdout == done[1].stdout
+    torch.manual_seed(0)
+    net = Own()
+    assert json.loads(done[0].stdout) == [fingerprint(net), initial(net)]
+
+
+def test_rounding_of_another_processor_is_no_other_initialisation():
+    net = Own()
+    print_ = fingerprint(net) | {"initial": initial(net)}
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(1 + 1e-6)
+    assert not list(changes(print_, fingerprint(net) | {"initial": initial(net)}))
+
+
+class Counting(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+        self.calls = 0
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x)
+
+
+def test_state_in_attributes_is_said():
+    with pytest.warns(UserWarning, match="'calls' of the network changes when it is called"):
+        choral.fit(Counting, (X, Y), ONE)
+
+
+def test_attributes_that_hold_activations_are_no_state():
+    class Saving(nn.Linear):
+        def forward(self, x):
+            self.seen = super().forward(x)
+            return self.seen
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choral.fit(lambda: Saving(3, 2), (X, Y), ONE)
+
+
+def test_a_folder_of_an_older_version_is_refused_with_what_to_do(tmp_path):
+    from choral.engine.files import read_json, write_json
+
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
+    plan = read_json(tmp_path / "plan.json")
+    plan["identity"]["network"] = "0123"
+    write_json(tmp_path / "plan.json", plan)
+    with pytest.raises(RunError, match=r"older version of choral.*overwrite=True"):
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("what", ["members", "checkpoints"])
+def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
+    def stop(event):
+        if event["kind"] == "epoch" and event["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    recipe = make("single", epochs=3, training=QUICK)
+    whole = choral.fit(Own, (X, Y), recipe, seed=1)
+    if what == "members":
+        choral.fit(Own, (X, Y), recipe, run_dir=tmp_path)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, checkpoint_seconds=0, listener=stop)
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(RunError, match=r"holds .* but no plan\.json"):
+        choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, seed=1)
+    found = choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, seed=1, overwrite=True)
+    assert torch.equal(found.predict(X).probs, whole.predict(X).probs)
+    shutil.rmtree(tmp_path / "members")
+
+
+CHANGED = {
+    "epochs": ({"epochs": 2}, "epochs was 1, now 2"),
+    "method": (make("deep_ensemble", epochs=2, members=2, training=QUICK), "method was single, now deep_ensemble"),
+    "rate": ({"training": Training(rate=0.02, optimiser=Adam(), batch_size=8)}, "rate was 0.01, now 0.02"),
+    "batch size": ({"training": Training(rate=0.01, optimiser=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
+    "optimiser": ({"training": Training(rate=0.01, batch_size=8)}, "optimiser was Adam.*, now SGD"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_changed_settings_are_named_in_the_user_s_words(name, tmp_path):
+    other, message = CHANGED[name]
+    recipe = other if not isinstance(other, dict) else make("single", **({"epochs": 1, "training": QUICK} | other))
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
+    with pytest.raises(RunError, match=message) as caught:
+        choral.fit(Own, (X, Y), recipe, run_dir=tmp_path)
+    said = str(caught.value)
+    assert "phases[" not in said
+    for way in ("run_dir", "overwrite=True", "--out", "--overwrite"):
+        assert way in said
+
+
+def test_other_settings_and_data_are_named(tmp_path):
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
+    for options, message in [
+        ({"seed": 3}, "seed was 0, now 3"),
+        ({"executor": "sequential"}, "executor was auto, now sequential"),
+        ({"precision": "bf16"}, "precision was fp32, now bf16"),
+        ({"inputs": (choral.data.Normalise(mean=(0.0,) * 3, std=(1.0,) * 3),)}, "inputs was"),
+    ]:
+        with pytest.raises(RunError, match=message):
+            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, **options)
+    with pytest.raises(RunError, match="the training data was changed"):
+        choral.fit(Own, (X + 1, Y), ONE, run_dir=tmp_path)
+    net, folder = nn.Linear(3, 2), tmp_path / "given"
+    recipe = make("prune_and_tune", epochs=2, members=2, parent_epochs=0, training=QUICK)
+    choral.fit(net, (X, Y), recipe, run_dir=folder)
+    nn.init.zeros_(net.weight)
+    with pytest.raises(RunError, match="the weights of the network handed over were changed"):
+        choral.fit(net, (X, Y), recipe, run_dir=folder)
+
+
+def test_overwrite_starts_again_and_takes_only_what_choral_wrote(tmp_path):
+    choral.fit(Own, (X, Y), make("deep_ensemble", epochs=3, members=3, training=QUICK), run_dir=tmp_path)
+    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / "members" / "notes.txt").write_text("kept")
+    with pytest.raises(choral.ChoralError):  # found before anything is removed
+        choral.fit(Own, (X[:, :2], Y), ONE, run_dir=tmp_path, overwrite=True)
+    with pytest.raises(choral.ChoralError):
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True, executor="magic")
+    assert len(list((tmp_path / "members").glob("*.safetensors"))) == 3
+    found = choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+    assert len(list((tmp_path / "members").glob("*.safetensors"))) == 1
+    assert (tmp_path / "mine.txt").read_text() == (tmp_path / "members" / "notes.txt").read_text() == "kept"
+    alone = choral.fit(Own, (X, Y), ONE)
+    assert torch.equal(found.predict(X).probs, alone.predict(X).probs)
+    assert torch.equal(choral.fit(Own, (X, Y), ONE, run_dir=tmp_path).predict(X).probs, alone.predict(X).probs)
+    first = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert sum(e["kind"] == "epoch" for e in first) == 1
