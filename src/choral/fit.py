@@ -43,6 +43,7 @@ def fit(
     inputs: Transforms = (),
     target: str | int | None = None,
     output: str | int | Callable[[Any], Tensor] | None = None,
+    weights: Any = None,
     likelihood: Likelihood | str | None = None,
     standardise: bool | None = None,
     executor: Executor = "auto",
@@ -64,7 +65,7 @@ def fit(
     Args:
         build: a function that returns a new plain network; or a network, which is copied and, for recipes that start from
             trained weights, is the given parent.
-        data: a pair (x, y) of arrays or tensors, a map-style Dataset, or a DataLoader over one. Several inputs are a dict in the
+        data: a pair (x, y) of arrays or tensors, or (x, y, weights); a map-style Dataset, or a DataLoader over one. Several inputs are a dict in the
             place of x, passed to the network as keywords, or a tuple or list, passed as positions. Real numbers take the type of the
             network's parameters.
         recipe: the method, for example `choral.recipes.snapshot(epochs=60)`.
@@ -76,6 +77,8 @@ def fit(
         target: the key of the targets where data, or the items of a Dataset, are dicts.
         output: the name, position or function that picks the output of a network that returns a dict, dataclass or tuple.
             Outputs (batch,) are read as (batch, 1).
+        weights: what each point counts, one number of 0 or more for each: 2 is the point twice, 0 as if it were not there. Losses of
+            batches are divided by the mean weight of all points, penalties by the sum of weights.
         likelihood: what the outputs mean, a value or a name (`choral.objectives.likelihoods.NAMES`); decided from y and the
             network's outputs if None, refused where they leave a doubt.
         standardise: whether real targets are brought to mean 0 and deviation 1 for training, which predictions undo. None does so
@@ -102,6 +105,8 @@ def fit(
         keep_freed()
     with flushing() if process_wide else nullcontext():
         source = source_of(data, target)
+        if weights is not None:
+            source = source.weighing(weights)
         task = make_task(
             build,
             source,

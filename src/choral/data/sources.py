@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from choral.base import batches
 from choral.base.batches import Batch
@@ -89,6 +89,17 @@ def as_targets(y: Any) -> Tensor:
     return y
 
 
+def as_weights(weights: Any, points: int) -> Tensor:
+    """Return weights of so many points (point,) as float64; InputError for others than finite numbers of 0 or more."""
+    found = _tensor(weights, "weights").double()
+    found = found[:, 0] if found.dim() == 2 and found.shape[1] == 1 else found
+    if tuple(found.shape) != (points,):
+        raise InputError(f"weights has shape {tuple(found.shape)} for {points} points; give one number for each point.")
+    if not bool((torch.isfinite(found) & (found >= 0)).all()) or not bool((found > 0).any()):
+        raise InputError("weights must be finite numbers of 0 or more, at least one of them above 0.")
+    return found
+
+
 def _tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.is_complex():
@@ -107,6 +118,27 @@ class Source(ABC):
     """Training points by index."""
 
     points: int
+    weights: Tensor | None = None  # of the points (point,), float64; None counts all alike
+
+    def mass(self, subset: Tensor | None = None) -> float:
+        """Return how many points all of them, or some, count as: the sum of their weights."""
+        if self.weights is None:
+            return self.points if subset is None else len(subset)
+        return float((self.weights if subset is None else self.weights[subset]).sum())
+
+    def weighing(self, weights: Any) -> "Source":
+        """Return the same points with weights: 2 counts as the point twice, 0 as if it were not there."""
+        checked = as_weights(weights, self.points)
+        if bool((checked == 0).any()):
+            kept = checked.nonzero().flatten()
+            return self.part(kept).weighing(checked[kept])
+        twin = copy.copy(self)
+        twin.weights = checked
+        return twin
+
+    @abstractmethod
+    def part(self, rows: Tensor) -> "Source":
+        """Return a source of some of the points."""
 
     @property
     @abstractmethod
@@ -198,6 +230,12 @@ class TensorSource(Source):
         """Return y."""
         return self.y
 
+    def part(self, rows: Tensor) -> "Source":
+        """Return some of the rows."""
+        twin = copy.copy(self)
+        twin.x, twin.y, twin.points = batches.mapped(lambda t: t[rows], self.x), self.y[rows], len(rows)
+        return twin
+
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         """Return the same inputs with targets that were read once."""
         twin = copy.copy(self)
@@ -206,7 +244,8 @@ class TensorSource(Source):
 
     def digest(self) -> str:
         """Return a hash over shapes, types and values."""
-        return _hash(_arrays(self.x, self.y if self._given is None else self._given))
+        arrays = _arrays(self.x, self.y if self._given is None else self._given)
+        return _hash(arrays if self.weights is None else [*arrays, self.weights.numpy()])
 
 
 def _cast_targets(y: Tensor, floats: torch.dtype) -> Tensor:
@@ -317,6 +356,14 @@ class DatasetSource(Source):
         """Return None: they are not in memory."""
         return None
 
+    def part(self, rows: Tensor) -> "Source":
+        """Return some of the items, read by workers of their own."""
+        twin = DatasetSource(
+            Subset(self.dataset, rows.tolist()), workers=self.workers, collate=self.collate, target=self.target
+        )
+        twin._floats, twin._read = self._floats, self._read
+        return twin
+
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         """Return the same items, their targets read as they come."""
         twin = copy.copy(self)
@@ -326,7 +373,8 @@ class DatasetSource(Source):
     def digest(self) -> str:
         """Return a hash over the length and a few items."""
         rows = sorted({round(i * (self.points - 1) / 15) for i in range(16)})
-        return f"{self.points}-{_hash(_arrays(*next(self._load([rows]))))}"
+        arrays = _arrays(*next(self._load([rows])))
+        return f"{self.points}-{_hash(arrays if self.weights is None else [*arrays, self.weights.numpy()])}"
 
 
 def _stacked(each: Sequence[tuple[Batch, Tensor]]) -> tuple[Batch, Tensor]:
@@ -375,7 +423,7 @@ def source_of(data: Any, target: str | int | None = None) -> Source:
         data: see below.
         target: the key of the target where items are dicts.
 
-    Accepts a pair (x, y) of arrays or tensors, a map-style Dataset of (x, y) items, or a DataLoader over one (its batch
+    Accepts a pair (x, y) of arrays or tensors, or (x, y, weights), a map-style Dataset of (x, y) items, or a DataLoader over one (its batch
     order is replaced by the engine's; its workers and collate function are used). Several inputs are a dict, tuple or list in the
     place of x; with `target`, data or items are dicts that hold the target too.
     """
@@ -394,6 +442,8 @@ def source_of(data: Any, target: str | int | None = None) -> Source:
         return TensorSource(*parted(data, target))
     if isinstance(data, tuple | list) and len(data) == 2:
         return TensorSource(*data)
+    if isinstance(data, tuple) and len(data) == 3:
+        return TensorSource(*data[:2]).weighing(data[2])
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return DatasetSource(data, target=target)
     raise InputError(

@@ -10,6 +10,7 @@ from choral.base.batches import Batch, moved
 from choral.base.errors import PlanError
 from choral.base.types import Params
 from choral.data.sources import Source
+from choral.engine.points import picked, weights_of
 from choral.engine.sharing import sharing_of
 from choral.engine.task import Task
 from choral.plan.phases import Operator, Starter
@@ -107,10 +108,11 @@ class BranchContext:
         network.zero_grad(set_to_none=True)
         order = torch.randperm(self.points, generator=self.generator("gradients"))[: batches * _BATCH]
         key = rng.key(self._seed, *self._place, "gradients")
+        weights, device = weights_of(self._source, [None]), self._task.device
         for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
+            own = None if weights is None else picked(weights, order, i * _BATCH, y).to(device)
             with rng.seeded(key, "unkeyed", i), draws.keyed(key, i):
-                there = moved(x, self._task.device)
-                loss = self._task.forward_loss(network, there, y.to(self._task.device))
+                loss = self._task.forward_loss(network, moved(x, device), y.to(device), own)
             sharing.likelihood(loss).backward()
         sharing.weigh(dict(network.named_parameters()))
         grads = {

@@ -14,7 +14,7 @@ from choral.engine.checkpoint import Branch
 from choral.engine.context import BranchContext, applied
 from choral.engine.flops import Flops
 from choral.engine.ledger import Ledger
-from choral.engine.points import order_of, picked, target_shift
+from choral.engine.points import order_of, picked, target_shift, weights_of
 from choral.engine.task import Task
 from choral.engine.trainers import PlainTrainer, StackedTrainer
 from choral.plan.cost import batches_in
@@ -78,7 +78,8 @@ class Epochs:
         self.steps = phase.epochs * self.per_epoch
         self.shift = target_shift([branch.reached for branch in self.branches])
         kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
-        self.trainer = kind(setting.task, phase, self.points)
+        self.weights = weights_of(setting.source, self.subsets)
+        self.trainer = kind(setting.task, phase, [setting.source.mass(s) for s in self.subsets])
         self.trainer.steps = self.steps
 
     def run(self, begin: int, due: Callable[[], bool], finished: Callable[[int], None]) -> None:
@@ -123,7 +124,8 @@ class Epochs:
             if self.shift is not None:
                 y = y + picked(self.shift, order, i * phase.batch_size, y)
             progress = step / self.steps if phase.annealing else 1.0
-            trainer.step(x, y, step, progress, phase.schedule.rate(step, self.steps))
+            own = None if self.weights is None else picked(self.weights, order, i * phase.batch_size, y)
+            trainer.step(x, y, step, progress, phase.schedule.rate(step, self.steps), own)
             self._apply("steps", step + 1, self.steps)
         self._apply("epochs", epoch + 1, phase.epochs)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from choral.base import rng
+from choral.data.sources import Source
 from choral.plan.state import State
 
 
@@ -14,8 +15,20 @@ def target_shift(states: Sequence[State]) -> torch.Tensor | None:
     return None if not values else values[0] if len(states) == 1 else torch.stack(values)
 
 
+def weights_of(source: Source, subsets: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the weights of all points, (point,) for one branch and (branch, point) for several; None if all count alike.
+
+    They average 1 over the points that a branch is trained on.
+    """
+    held = source.weights
+    if held is None:
+        return None
+    each = [held / (held if s is None else held[s]).mean() for s in subsets]
+    return each[0] if len(each) == 1 else torch.stack(each)
+
+
 def picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:
-    """Return the shift of the points of one batch, which begins at `start` of the order."""
+    """Return the shift, or weights, of the points of one batch, which begins at `start` of the order."""
     if order.dim() == 1:
         return shift[order[start : start + len(y)]]
     index = order[:, start : start + y.shape[1]]

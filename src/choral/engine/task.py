@@ -64,13 +64,20 @@ class Task:
             ready, _ = self.structure.feed(self.prepared(batches.moved(x, self.device), training=False), None)
             return self.structure.unfold(network(ready))
 
-    def forward_loss(self, network: Any, x: Batch, y: Tensor) -> Tensor:
-        """Return the likelihood's loss of one batch, summed over members; draws follow the running stream."""
+    def forward_loss(self, network: Any, x: Batch, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the likelihood's loss of one batch, summed over members; draws follow the running stream.
+
+        Shapes: y (batch, ...), weights (batch,), 1 on average over the points a network is trained on.
+        """
+        given = y if weights is None else torch.arange(len(y), device=y.device)
         with self.autocast():
-            inputs, targets = self.structure.feed(self.prepared(x, training=True), y)
+            inputs, targets = self.structure.feed(self.prepared(x, training=True), given)
             outputs = self.structure.unfold(network(inputs))
         assert targets is not None
-        return self.likelihood.loss(self.widened(outputs), targets)
+        if weights is None:
+            return self.likelihood.loss(self.widened(outputs), targets)
+        wide = self.widened(outputs)
+        return self.likelihood.loss(wide, y[targets], weights[targets].to(wide.dtype))  # rows as members read them
 
 
 def check_runnable(recipe: Recipe) -> None:
@@ -110,7 +117,9 @@ def make_task(
     outputs = _outputs(network, recipe.structure, seen.ready(x))
     check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
     shape = tuple(outputs.shape[2:])
-    decided = resolve(likelihood or recipe.objective.likelihood, _targets(source), shape, standardise=standardise)
+    targets, weights = _targets(source)
+    given = likelihood or recipe.objective.likelihood
+    decided = resolve(given, targets, shape, standardise=standardise, weights=weights)
     return Task(
         blueprint,
         recipe.structure,
@@ -125,15 +134,17 @@ def make_task(
     )
 
 
-def some_points(source: Source, most: int = _LOOKED_AT) -> tuple[Batch, Tensor]:
-    """Return the inputs and targets of points at even distances, as one batch."""
+def some_points(source: Source, most: int = _LOOKED_AT) -> tuple[Batch, Tensor, Tensor | None]:
+    """Return the inputs, targets and weights of points at even distances, as one batch."""
     rows = torch.linspace(0, source.points - 1, min(source.points, most)).round().long()
-    return next(iter(source.epoch(rows, len(rows))))
+    x, y = next(iter(source.epoch(rows, len(rows))))
+    return x, y, None if source.weights is None else source.weights[rows]
 
 
-def _targets(source: Source) -> Tensor:
+def _targets(source: Source) -> tuple[Tensor, Tensor | None]:
+    """Return all targets and their weights, or those of some points where targets are not in memory."""
     known = source.targets()
-    return some_points(source)[1] if known is None else known
+    return some_points(source)[1:] if known is None else (known, source.weights)
 
 
 def _check_trainable(network: nn.Module) -> None:

@@ -32,7 +32,7 @@ _RECORDED_FROM = 100  # steps of a phase that repay recording them
 class Trainer(ABC):
     """Takes training steps for one or more networks."""
 
-    def __init__(self, task: Task, phase: Train, points: Sequence[int]):
+    def __init__(self, task: Task, phase: Train, points: Sequence[float]):
         self.task, self.phase, self.points = task, phase, list(points)
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
         self.steps = 0  # of the whole phase; set before mounting
@@ -53,7 +53,7 @@ class Trainer(ABC):
         """Take the states in, with the key of each network's draws."""
 
     @abstractmethod
-    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float) -> None:
+    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float, weights: Tensor | None = None) -> None:
         """Take one step."""
 
     @abstractmethod
@@ -86,13 +86,14 @@ class PlainTrainer(Trainer):
         self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros((), device=device), 0
 
-    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float) -> None:
+    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float, weights: Tensor | None = None) -> None:
         """Take one step, as a hand-written loop would."""
         task, optimiser = self.task, self.optimiser
         x, y = batches.moved(x, task.device), y.to(task.device)
+        weights = None if weights is None else weights.to(task.device)
         lending = rng.seeded(self.key, "unkeyed", step) if self.lend else nullcontext()
         with lending as lent, draws.keyed(self.key, step, catch=self.catch) as stream:
-            loss = self.sharing.likelihood(task.forward_loss(self.network, x, y))
+            loss = self.sharing.likelihood(task.forward_loss(self.network, x, y, weights))
         self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
         if task.objective.penalties:
             params = self.sharing.for_penalty(self.params)
@@ -173,12 +174,14 @@ class StackedTrainer(Trainer):
         points: Tensor,
         x: Batch,
         y: Tensor,
+        weights: Tensor | None = None,
     ):
         step, progress = self._settings
         params = trained | fixed
         buffers = {n: b.clone() for n, b in buffers.items()}
         with draws.keyed(words, step, catch=self.catch) as stream:
-            total = self.task.forward_loss(lambda i: call_with(self.network, params | buffers, i, self._ties), x, y)
+            call = lambda i: call_with(self.network, params | buffers, i, self._ties)  # noqa: E731  # closes over this call's parameters
+            total = self.task.forward_loss(call, x, y, weights)
             loss = self.sharing.likelihood(total)
         self._caught = stream.caught > 0
         self._drew = stream.site > 0
@@ -187,21 +190,23 @@ class StackedTrainer(Trainer):
             loss = loss + penalty / points
         return loss, buffers
 
-    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float) -> None:
+    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float, weights: Tensor | None = None) -> None:
         """Take one step for all networks."""
         device = self.task.device
         self._settings = (step, progress)
         points = self._points
         x, y = batches.moved(x, device), y.to(device)
-        traced = self._recorded(x, y, points)
+        own = () if weights is None else (weights.to(device),)
+        traced = self._recorded(x, y, points, *own)
         if traced is not None:
             with torch.no_grad():
-                inputs = [*self._constant_inputs(points), y, *batches.leaves(x)]
+                inputs = [*self._constant_inputs(points), *own, y, *batches.leaves(x)]
                 *grads, losses = traced(*self.trained.values(), *inputs)
             for p, g in zip(self.trained.values(), grads):
                 p.grad = g
         else:
-            losses, buffers = self._mapped(self.trained, self.fixed, self.buffers, self.slots, self.words, points, x, y)
+            held = (self.trained, self.fixed, self.buffers, self.slots, self.words, points)
+            losses, buffers = self._mapped(*held, x, y, *own)
             self.catch = self._caught
             self.optimiser.zero_grad(set_to_none=True)
             losses.sum().backward()
@@ -220,14 +225,14 @@ class StackedTrainer(Trainer):
         held = [t for slot in self.slots.values() for t in slot.values()]
         return [*self.fixed.values(), *held, self.words, points]
 
-    def _recorded(self, x: Batch, y: Tensor, points: Tensor) -> Callable[..., list[Tensor]] | None:
+    def _recorded(self, x: Batch, y: Tensor, points: Tensor, *own: Tensor) -> Callable[..., list[Tensor]] | None:
         """Return the recorded step for these shapes, or None where steps must be mapped afresh.
 
         The rule depends on the network and the phase alone, so a resumed run takes the same way as an unbroken one.
         """
         if not self._recordable:
             return None
-        graphs, shapes = self.task.graphs, (self._signature, batches.signature(x), tuple(y.shape))
+        graphs, shapes = self.task.graphs, (self._signature, batches.signature(x), tuple(y.shape), len(own))
         if shapes not in graphs:
             names, slots = list(self.trained), {s: list(v) for s, v in self.slots.items()}
             fixed_names = list(self.fixed)
@@ -239,13 +244,15 @@ class StackedTrainer(Trainer):
                 fixed = {n: next(given) for n in fixed_names}
                 held = {s: {n: next(given) for n in v} for s, v in slots.items()}
                 step = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
-                words, counts, targets, *parts = given
-                grads, (losses, _) = step(params, fixed, {}, held, words, counts, batches.filled(x, parts), targets)
+                words, counts, *rest = given
+                weights, (targets, *parts) = rest[: len(own)], rest[len(own) :]
+                inputs = batches.filled(x, parts)
+                grads, (losses, _) = step(params, fixed, {}, held, words, counts, inputs, targets, *weights)
                 return [*(grads[n].contiguous() for n in names), losses]
 
             example = [p.detach() for p in self.trained.values()]
             try:
-                graph = record(flat, [*example, *self._constant_inputs(points), y, *batches.leaves(x)])
+                graph = record(flat, [*example, *self._constant_inputs(points), *own, y, *batches.leaves(x)])
             except (RuntimeError, NotImplementedError, ValueError, TypeError):
                 self._recordable = False
                 return None

@@ -15,7 +15,7 @@ from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.inputs import Transforms, written
-from choral.data.sources import as_inputs
+from choral.data.sources import as_inputs, as_weights
 from choral.data.tables import Table
 from choral.engine.answering import Evaluation
 from choral.engine.blueprint import Blueprint, usable
@@ -28,7 +28,7 @@ from choral.ensemble.saving import save_file
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
-from choral.predictions import Prediction
+from choral.predictions import Prediction, means_of
 from choral.recipes.recipe import Recipe
 
 _PLAIN = Interface()
@@ -179,7 +179,7 @@ class Ensemble:
             found = found.rescaled(self.table.scale.std, self.table.scale.mean)
         return found
 
-    def evaluate(self, x: Any, y: Any, **options: Any) -> dict[str, float]:
+    def evaluate(self, x: Any, y: Any, *, weights: Any = None, **options: Any) -> dict[str, float]:
         """Return every score of the predictions of some inputs against their labels or targets.
 
         `choral.judging.judge.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
@@ -187,10 +187,15 @@ class Ensemble:
         Args:
             x: inputs, as given to predict.
             y: their labels or targets, in their own units.
+            weights: what each row counts, as in `fit`; scores that are no means over rows are then left out.
             options: further arguments of predict.
         """
         prediction = self.predict(x, **options)
-        return prediction.scores(prediction.targets(y))
+        targets = prediction.targets(y)
+        if weights is None:
+            return prediction.scores(targets)
+        rows = prediction.row_weights(targets, as_weights(weights, len(targets)))
+        return means_of(prediction.row_scores(targets), rows)
 
     def with_posthoc(self, *values: Value) -> "Ensemble":
         """Return the same members with these corrections of `choral.posthoc` instead of any there were.

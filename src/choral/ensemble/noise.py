@@ -23,8 +23,8 @@ def settle_noise(ensemble: Ensemble, source: Source, folder: Path | None = None,
         return
     kept = None if folder is None else read_likelihood(folder, run)
     if kept is None:
-        x, y = some_points(source, _ROWS)
-        kept = ensemble.likelihood.estimated(ensemble.outputs(x), y)
+        x, y, weights = some_points(source, _ROWS)
+        kept = ensemble.likelihood.estimated(ensemble.outputs(x), y, weights)
         if folder is not None:
             keep_likelihood(folder, run, kept)
     ensemble.likelihood = kept

@@ -27,7 +27,7 @@ class Objective(Value):
         """All state slots the penalties read."""
         return tuple(dict.fromkeys(s for p in self.penalties for s in p.slots))
 
-    def penalty(self, params: Params, slots: Slots, progress: float, points: int) -> Tensor:
+    def penalty(self, params: Params, slots: Slots, progress: float, points: float) -> Tensor:
         """Return the summed penalties divided by N; there must be one."""
         total = self.penalties[0](params, slots, progress)
         for p in self.penalties[1:]:

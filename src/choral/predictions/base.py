@@ -173,6 +173,10 @@ class Prediction(ABC):
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
         """Return those measures that are means over points, for each point (batch,); 'mse' stands for rmse."""
 
+    def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the weights of points (batch,) for the entries of `row_scores`."""
+        return weights
+
     @abstractmethod
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return the few measures that are followed while members are added or inputs corrupted; `score` is among them."""

@@ -202,6 +202,11 @@ class Classification(Prediction):
             found["mae"] = (probs.argmax(-1) - labels).abs().double()
         return found
 
+    def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return weights for each label that counts."""
+        wide = weights.reshape(-1, *[1] * (targets.dim() - 1)).expand(targets.shape).flatten()
+        return wide if self.ignore is None else wide[targets.flatten() != self.ignore]
+
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return every measure of `choral.metrics.evaluate_classification`; those of members have their draws averaged."""
         alone = self.by_member(self.member_probs)

@@ -75,13 +75,21 @@ class Likelihood(Value, ABC):
         """Return targets as `nll` reads them: in the type and the units of training. Shapes: (..., point, ...)."""
         return targets
 
-    def settled(self, targets: Tensor, outputs: tuple[int, ...], *, standardise: bool | None = None) -> Self:
-        """Return the likelihood with what it takes from the training data: a scale, an axis. Arguments as in `check`.
+    def settled(
+        self,
+        targets: Tensor,
+        outputs: tuple[int, ...],
+        *,
+        standardise: bool | None = None,
+        weights: Tensor | None = None,
+    ) -> Self:
+        """Return the likelihood with what it takes from the training data: a scale, an axis.
 
         Args:
-            targets: training targets, checked.
+            targets: training targets (point, ...), checked.
             outputs: shape of the network's outputs for one point.
             standardise: whether real targets are brought to mean 0 and deviation 1; None leaves it to the likelihood.
+            weights: of the points (point,), equal if None.
         """
         return self
 
@@ -94,12 +102,13 @@ class Likelihood(Value, ABC):
         """Whether something of it is estimated after training, by `estimated`."""
         return False
 
-    def estimated(self, outputs: Tensor, targets: Tensor) -> Self:
+    def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
         """Return it with what is estimated on the outputs of a trained ensemble (member, batch, ...).
 
         Args:
             outputs: of all members for some rows, of training or, better, of validation.
             targets: of these rows (batch, ...), as `read` gives them.
+            weights: of these rows (batch,), equal if None.
         """
         return self
 

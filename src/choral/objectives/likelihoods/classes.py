@@ -103,7 +103,14 @@ class Categorical(Likelihood):
                 f"{classes - 1}); widen its last layer or renumber the labels."
             )
 
-    def settled(self, targets: Tensor, outputs: tuple[int, ...], *, standardise: bool | None = None) -> Self:
+    def settled(
+        self,
+        targets: Tensor,
+        outputs: tuple[int, ...],
+        *,
+        standardise: bool | None = None,
+        weights: Tensor | None = None,
+    ) -> Self:
         """Return it with the axis of dense classes, counted from the end."""
         return self if len(outputs) < 2 else replace(self, axis=self._place(targets, outputs) - len(outputs))
 

@@ -136,9 +136,20 @@ class CountLikelihood(Likelihood, ABC):
             )
         check_real(targets, outputs, each=self.outputs_each, what=self.described)
 
-    def settled(self, targets: Tensor, outputs: tuple[int, ...], *, standardise: bool | None = None) -> Self:
+    def settled(
+        self,
+        targets: Tensor,
+        outputs: tuple[int, ...],
+        *,
+        standardise: bool | None = None,
+        weights: Tensor | None = None,
+    ) -> Self:
         """Return it with the mean of the training counts as its base."""
-        return self if self.base is not None else replace(self, base=float(targets.double().mean()) or 1.0)
+        if self.base is not None:
+            return self
+        rows = targets.double().reshape(len(targets), -1).mean(1)
+        mean = rows.mean() if weights is None else (rows * weights).sum() / weights.sum()
+        return replace(self, base=float(mean) or 1.0)
 
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return the mixture of the members' distributions."""

@@ -47,13 +47,22 @@ class RealLikelihood(Likelihood, ABC):
         check_real(targets, outputs, each=self.outputs_each, what=self.described)
         check_varied(targets)
 
-    def settled(self, targets: Tensor, outputs: tuple[int, ...], *, standardise: bool | None = None) -> Self:
+    def settled(
+        self,
+        targets: Tensor,
+        outputs: tuple[int, ...],
+        *,
+        standardise: bool | None = None,
+        weights: Tensor | None = None,
+    ) -> Self:
         """Return it with the scale of the training targets."""
         wanted = self.standardises if standardise is None else standardise
         if not wanted or self.scale is not None:
             return self
         dense = targets.dim() > 2
-        return replace(self, scale=TargetScale.of(targets.reshape(-1, 1) if dense else _two(targets)))
+        each = targets[0].numel() if dense and weights is not None else 1
+        shares = weights if weights is None or not dense else weights.repeat_interleave(each)
+        return replace(self, scale=TargetScale.of(targets.reshape(-1, 1) if dense else _two(targets), shares))
 
     def understood(self) -> dict[str, str]:
         """Say how targets are scaled."""
@@ -145,21 +154,26 @@ class FixedGaussian(GaussianLikelihood):
         """The noise, where no precision is given."""
         return self.precision is None
 
-    def estimated(self, outputs: Tensor, targets: Tensor) -> Self:
+    def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
         """Return it with the precision under which the members' mixture gives some targets the best log score.
 
         Expectation maximisation of one noise for each target, from the mean squared error of the members.
         """
         means = columns(outputs).double()
         squares = (means - aligned(targets.double().expand(len(means), *targets.shape), means)).square()
-        squares = squares.movedim(2, 0).flatten(2)  # (target, member, row)
-        variance = squares.mean((1, 2), keepdim=True).clamp_min(_TINY)
+        counts = torch.ones(squares.shape[1], dtype=torch.float64) if weights is None else weights.double()
+        squares = squares.movedim(2, 0).flatten(3) if squares.dim() > 3 else squares.movedim(2, 0).unsqueeze(-1)
+        counts = (counts / counts.sum()).unsqueeze(-1) / squares.shape[
+            -1
+        ]  # (row, position) of (target, member, row, position)
+
+        def over_rows(values: Tensor) -> Tensor:
+            return (values * counts).sum((-2, -1)).clamp_min(_TINY).reshape(-1, 1, 1, 1)
+
+        variance = over_rows(squares.mean(1))
         for _ in range(100):
             shares = (-0.5 * squares / variance).softmax(1)  # of each member in a target
-            previous, variance = (
-                variance,
-                (shares * squares).sum(1, keepdim=True).mean(2, keepdim=True).clamp_min(_TINY),
-            )
+            previous, variance = variance, over_rows((shares * squares).sum(1))
             if torch.allclose(previous, variance, rtol=1e-6):
                 break
         found = tuple((1 / variance).flatten().tolist())

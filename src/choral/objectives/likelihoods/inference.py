@@ -42,14 +42,21 @@ def named(name: str, targets: Tensor, outputs: tuple[int, ...]) -> Likelihood:
     return NAMES[name]()
 
 
-def resolve(given: Any, targets: Tensor, outputs: tuple[int, ...], *, standardise: bool | None = None) -> Likelihood:
+def resolve(
+    given: Any,
+    targets: Tensor,
+    outputs: tuple[int, ...],
+    *,
+    standardise: bool | None = None,
+    weights: Tensor | None = None,
+) -> Likelihood:
     """Return the likelihood of a run, checked and settled: the one that was given, by value or by name, or the inferred one.
 
     Args:
         given: a likelihood, its name, or None.
         targets: training targets (point, ...), all of them or a few.
         outputs: shape of the network's outputs for one point.
-        standardise: as in `Likelihood.settled`.
+        standardise, weights: as in `Likelihood.settled`.
     """
     if isinstance(given, str):
         given = named(given, targets, outputs)
@@ -60,7 +67,7 @@ def resolve(given: Any, targets: Tensor, outputs: tuple[int, ...], *, standardis
             "choral.objectives.Loss(function) for a loss of your own."
         )
     found.check(targets, outputs)
-    return found.settled(targets, outputs, standardise=standardise)
+    return found.settled(targets, outputs, standardise=standardise, weights=weights)
 
 
 def infer(targets: Tensor, outputs: tuple[int, ...] | int | None = None) -> Likelihood:

@@ -34,12 +34,15 @@ class TargetScale(Value):
             )
 
     @classmethod
-    def of(cls, targets: Tensor) -> Self:
-        """Return the scale of some targets (point, target); columns of equal values keep their deviation."""
+    def of(cls, targets: Tensor, weights: Tensor | None = None) -> Self:
+        """Return the scale of some targets (point, target), by the weights of points; columns of equal values keep theirs."""
         columns = targets.double().reshape(-1, targets.shape[-1])
-        std = columns.std(0, correction=0)
+        shares = torch.ones(len(columns)) if weights is None else weights
+        shares = (shares.double() / shares.double().sum()).unsqueeze(1)
+        mean = (shares * columns).sum(0)
+        std = (shares * (columns - mean).square()).sum(0).sqrt()
         flat = std <= 1e-12 * columns.abs().max(0).values
-        return cls(mean=tuple(columns.mean(0).tolist()), std=tuple(torch.where(flat, 1.0, std).tolist()))
+        return cls(mean=tuple(mean.tolist()), std=tuple(torch.where(flat, 1.0, std).tolist()))
 
     def apply(self, targets: Tensor) -> Tensor:
         """Return targets (..., target) in units of training."""
