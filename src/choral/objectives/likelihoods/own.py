@@ -1,5 +1,6 @@
 """A loss of the user's own: it trains anything, and predicts raw outputs with their mean and spread."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -54,13 +55,17 @@ class Loss(Likelihood):
         """Call the function once; what it raises, or returns, is said before training."""
         few = targets[:2]
         try:
-            found = self.function(torch.zeros(len(few), *outputs), few)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="Using a target size")  # torch's word for a broadcast
+                found = self.function(torch.zeros(len(few), *outputs), few)
+        except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
             raise InputError(
                 f"the loss {self.function.name} cannot take outputs of shape {(len(few), *outputs)} and targets of shape "
                 f"{tuple(few.shape)} ({few.dtype}): {str(error).splitlines()[0]}"
             ) from error
-        if not isinstance(found, Tensor) or (found.dim() and len(found) != len(few)):
+        if not isinstance(found, Tensor) or (
+            found.dim() and tuple(found.shape) not in ((len(few),), (len(few), *outputs))
+        ):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise InputError(
                 f"the loss {self.function.name} returned {shape} for a batch of {len(few)}; return one number, or one for each "
