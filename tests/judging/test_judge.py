@@ -254,3 +254,16 @@ def test_errors_of_regression_members_are_those_of_the_mixture_of_their_draws():
     assert [s["nll"] for s in found["sizes"]] == pytest.approx(
         [metrics.mixture_nll(*parts[0], y), found["scores"]["nll"]], rel=1e-6
     )
+
+
+def test_the_time_of_a_prediction_is_not_that_of_its_first_call(monkeypatch):
+    clock, taken = [0.0], iter([3.0, 0.25, 20.0, 0.5])
+
+    class Slow:
+        def predict(self, x, *, batch_size):
+            clock[0] += next(taken)
+            return "prediction"
+
+    monkeypatch.setattr(evaluation.time, "perf_counter", lambda: clock[0])
+    assert evaluation._timed(Slow(), X, 8) == ("prediction", 0.25)
+    assert evaluation._timed(Slow(), X, 8) == ("prediction", 20.0)  # too long to be taken twice

@@ -23,6 +23,7 @@ from choral.cli.options import (
     Model,
     Optimiser,
     Order,
+    Overwrite,
     Progress,
     Quiet,
     Rate,
@@ -189,6 +190,7 @@ def fit(
     holdout: Holdout = 0.25,
     seed: Seed = 0,
     executor: Exec = "auto",
+    overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
     shown: Progress = None,
@@ -227,6 +229,7 @@ def fit(
             table=problem.table,
             listener=bar(method, recipe.epochs),
             progress=False,
+            overwrite=overwrite,
         )
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
@@ -278,6 +281,7 @@ def compare(
     holdout: Holdout = 0.25,
     seed: Seed = 0,
     executor: Exec = "auto",
+    overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
     shown: Progress = None,
@@ -313,6 +317,7 @@ def compare(
             run_dir=out,
             seed=seed,
             executor=executor,
+            overwrite=overwrite,
             listener=lambda name: bar(name, length.get(name, epochs)),
         )
     if json:

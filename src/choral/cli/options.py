@@ -41,4 +41,5 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, an
 Progress = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="Show progress; only in a terminal if left out.")
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where the folder holds another run.")]
 Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]

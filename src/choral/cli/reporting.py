@@ -92,7 +92,7 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
     """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
     from choral.data.arrays import read_inputs, read_labelled
-    from choral.data.problems import load_problem
+    from choral.data.problems import load_problem, origin_of
     from choral.data.sheets import ending, read_table
     from choral.data.tables import with_target
 
@@ -110,6 +110,12 @@ def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[
         shape = None
     else:
         problem = load_problem(data, holdout=holdout)
+        origin = loaded.table.origin if loaded.table is not None else ""
+        if origin.startswith(f"{data} ") and origin != origin_of(data, holdout):
+            raise InputError(
+                f"this ensemble was fitted on {origin}, and --holdout {holdout:g} would scale the rows in another way and take "
+                "rows it was trained on; give the same."
+            )
         found, shape = (problem.x_test, problem.y_test), problem.image_shape
     if fitted_on_table:
         raise InputError(
@@ -123,9 +129,7 @@ def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, *, alone: bool) -> t
     seen = loaded.table.seen if loaded.table is not None else None
     if seen is None:
         if alone:
-            raise InputError(
-                f"--held-out: {data} or the ensemble is not of a table whose training rows are known; leave it out."
-            )
+            raise InputError("--held-out: the training rows of this ensemble are not known; leave it out.")
         return x, y
     known = seen.find(x, y)
     if alone:

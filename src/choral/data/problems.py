@@ -11,7 +11,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.data.arrays import read_problem
 from choral.data.columns import Scale
 from choral.data.sheets import ENDINGS, ending, read_table
-from choral.data.splitting import split, split_by_group, split_by_time
+from choral.data.splitting import Seen, split, split_by_group, split_by_time
 from choral.data.tables import Kind, Table, check_column, learn_table, with_target
 
 BUILT_IN = ("digits", "diabetes", "wine", "breast_cancer")
@@ -25,7 +25,7 @@ class Problem:
         name: where it came from.
         x_train, y_train: training data; real targets are in training units.
         x_test, y_test: test data; real targets are in their own units.
-        table: how a table's columns became inputs, or the scale of the target; None for plain arrays.
+        table: how a table's columns became inputs, the scale of the target, and which rows are trained on.
         image_shape: height and width, where inputs are images stored flat.
     """
 
@@ -65,15 +65,26 @@ def _built_in(name: str, holdout: float, seed: int) -> Problem:
     if name != "diabetes":
         shape = (8, 8) if name == "digits" else None
         y = y.astype(np.int64)
-        return Problem(name, x[train], y[train], x[test], y[test], image_shape=shape)
+        table = Table(seen=Seen.of(x[train], y[train]), origin=origin_of(name, holdout))
+        return Problem(name, x[train], y[train], x[test], y[test], table, image_shape=shape)
     scale = Scale.of(y[train])
     scaled = scale.apply(y[train]).astype(np.float32)
-    return Problem(name, x[train], scaled, x[test], y[test].astype(np.float32), Table(scale=scale))
+    table = Table(scale=scale, seen=Seen.of(x[train], y[train]), origin=origin_of(name, holdout))
+    return Problem(name, x[train], scaled, x[test], y[test].astype(np.float32), table)
+
+
+def origin_of(name: str, holdout: float) -> str:
+    """Return how a built-in problem is asked for.
+
+    >>> origin_of("wine", 0.25)
+    'wine --holdout 0.25'
+    """
+    return f"{name} --holdout {holdout:g}"
 
 
 def _from_npz(path: Path) -> Problem:
     x_train, y_train, x_test, y_test = read_problem(path)
-    return Problem(path.name, x_train, y_train, x_test, y_test)
+    return Problem(path.name, x_train, y_train, x_test, y_test, Table(seen=Seen.of(x_train, y_train)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ def split_by_time(cells: Any, holdout: float) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Value):
-    """Which rows a table was trained on: a Bloom filter over the bytes of inputs and targets.
+    """Which rows were trained on: a Bloom filter over the bytes of inputs and targets.
 
     A row that was there is always found; one in a hundred others is found as well.
 
@@ -121,8 +121,8 @@ def _places(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return some numbers for each row that depend on all its bytes (row, place)."""
     import hashlib
 
-    rows = [np.ascontiguousarray(part).reshape(len(part), -1) for part in (x.astype(np.float32), y.astype(np.float32))]
     digests = (
-        hashlib.blake2b(a.tobytes() + b.tobytes(), digest_size=8 * _PLACES).digest() for a, b in zip(rows[0], rows[1])
+        hashlib.blake2b(np.float32(a).tobytes() + np.float32(b).tobytes(), digest_size=8 * _PLACES).digest()
+        for a, b in zip(x, y)
     )
     return np.frombuffer(b"".join(digests), "<u8").reshape(len(x), _PLACES)

@@ -28,8 +28,8 @@ class Table(Value):
     """How rows of a table become inputs and targets, and predictions become words and units again.
 
     Attributes:
-        columns: the columns besides the target, in the order of the inputs; none for arrays of which only the target
-            is scaled.
+        columns: the columns besides the target, in the order of the inputs; none for arrays, of which only the scale of
+            the target and the rows trained on are known.
         target: name of the column to predict.
         task: what is predicted.
         reason: why it is read as that task, in words.
@@ -37,6 +37,8 @@ class Table(Value):
         scale: of the targets; None for classes and for targets in their own units.
         comma: whether targets are written with a decimal comma.
         seen: the rows it was trained on.
+        origin: how the data was asked for, where that decides more than which rows are seen: built-in problems are
+            scaled by the rows that are not held out.
     """
 
     columns: tuple[Column, ...] = ()
@@ -47,6 +49,7 @@ class Table(Value):
     scale: Scale | None = None
     comma: bool = False
     seen: Seen | None = None
+    origin: str = ""
 
     def __post_init__(self) -> None:
         if self.classes:
