@@ -16,7 +16,9 @@ _WHERE = {
     "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
     "Comparison": "choral.judging.compare",
+    "EarlyStop": "choral.plan",
     "Ensemble": "choral.ensemble.ensemble",
+    "Measure": "choral.plan",
     "Objective": "choral.objectives.combine",
     "Prediction": "choral.predictions",
     "Recipe": "choral.recipes.recipe",
@@ -58,7 +60,9 @@ __all__ = [  # defined by __getattr__
     "ChoralError",
     "Collect",
     "Comparison",
+    "EarlyStop",
     "Ensemble",
+    "Measure",
     "Objective",
     "Prediction",
     "Recipe",
@@ -86,7 +90,7 @@ if TYPE_CHECKING:
     from choral.fit import fit, load
     from choral.judging.compare import Comparison, compare
     from choral.objectives.combine import Objective
-    from choral.plan import SGD, Adam, AdamW, Collect, Reset, Start, Train, every, fork, repeat, seq
+    from choral.plan import SGD, Adam, AdamW, Collect, EarlyStop, Measure, Reset, Start, Train, every, fork, repeat, seq
     from choral.predictions import Prediction
     from choral.preview import show
     from choral.recipes.recipe import Recipe

@@ -25,11 +25,13 @@ from choral.engine.settling import settle
 from choral.engine.task import check_runnable, make_task
 from choral.engine.threads import checked, using
 from choral.engine.trying import try_training
+from choral.engine.validation import Validation, rules_of, set_apart
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
 from choral.ensemble.saving import check_same, load_file, load_folder
 from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
+from choral.plan.stopping import EarlyStop, Keep
 from choral.recipes.recipe import Recipe
 
 
@@ -46,6 +48,10 @@ def fit(
     weights: Any = None,
     likelihood: Likelihood | str | None = None,
     standardise: bool | None = None,
+    validation: Any = None,
+    stop: EarlyStop | None = None,
+    keep: Keep | None = None,
+    time_limit: float | None = None,
     executor: Executor = "auto",
     device: str | torch.device = "cpu",
     precision: str = "fp32",
@@ -83,6 +89,14 @@ def fit(
             network's outputs if None, refused where they leave a doubt.
         standardise: whether real targets are brought to mean 0 and deviation 1 for training, which predictions undo. None does so
             unless the likelihood says how large their noise is.
+        validation: points no member is trained on: a share of the data, drawn by the seed (of each class, for labels in memory), or
+            data of its own, as `data`. Every epoch ends with a look at them, which training does not notice.
+        stop: when a training phase ends before its epochs, by what the held-out points say: `choral.EarlyStop(patience=16)`.
+            Epochs are then an upper bound.
+        keep: what a training phase leaves: 'best', the state that predicted the held-out points best, or 'last'; 'best' with
+            validation, if None.
+        time_limit: seconds after which training ends with what is there, at the end of an epoch; members that were not begun are
+            left out, and `ensemble.info` says so. The time of all parts of a resumed run counts.
         executor: 'sequential', 'vectorised' (equal-shaped branches trained together), or 'auto', which measures both.
         device: where to train.
         precision: 'fp32' or 'bf16' (autocast).
@@ -101,12 +115,12 @@ def fit(
     started = time.perf_counter()
     check_runnable(recipe)
     checked(threads)
+    rules = rules_of(validation, stop, keep, time_limit)
     if process_wide:
         keep_freed()
     with flushing() if process_wide else nullcontext():
-        source = source_of(data, target)
-        if weights is not None:
-            source = source.weighing(weights)
+        whole = source_of(data, target)
+        source, held = set_apart(whole if weights is None else whole.weighing(weights), validation, seed)
         task = make_task(
             build,
             source,
@@ -120,6 +134,7 @@ def fit(
         )
         source = source.reading(task.likelihood.read)
         try_training(task, source, recipe.plan)
+        watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)
         folder = None if run_dir is None else Path(run_dir)
         with claimed(folder):
             plan, width = settle(
@@ -131,6 +146,7 @@ def fit(
                 executor=executor,
                 table=table,
                 overwrite=overwrite,
+                watched=rules.identity(validation, held),
                 threads=threads,
             )
             with (
@@ -148,6 +164,9 @@ def fit(
                     checkpoints=checkpoints,
                     log=log,
                     seconds=checkpoint_seconds,
+                    validation=watch,
+                    rules=rules,
+                    apart=plan["executor"] == "sequential",
                 )
                 costs = complete(run, folder, plan, started=started)
             ensemble = Ensemble(
@@ -155,13 +174,13 @@ def fit(
                 recipe,
                 task.likelihood,
                 store,
-                len(run.member_of),
+                costs["networks"],
                 inputs=task.transforms,
                 interface=task.blueprint.interface,
                 table=table,
                 info=costs,
             )
-            settle_noise(ensemble, source, folder, run=run_of(plan))
+            settle_noise(ensemble, source if watch is None else watch.source, folder, run=run_of(plan))
     return ensemble
 
 

@@ -15,9 +15,9 @@ from choral.engine.evaluators import (
     RecordedEvaluator,
     SizedEvaluator,
     StackedEvaluator,
+    States,
     copied,
 )
-from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.engine.threads import Threads, using
 
@@ -33,7 +33,7 @@ _UNMAPPABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what
 class Evaluation:
     """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it."""
 
-    def __init__(self, task: Task, store: MemberStore, count: int):
+    def __init__(self, task: Task, store: States, count: int):
         self._task, self._store, self._count = task, store, count
         self._settling = threading.Lock()
         self._settled: list[Evaluator] | None = None
@@ -118,13 +118,13 @@ class Evaluation:
             stacked = StackedEvaluator(task, self._store, numbers)
             stacked.catch = plain.catch
             stacked.rows = max(128, _LAYER // (len(numbers) * widest))
-            found = stacked if _works(stacked, few) else plain
+            found = stacked if works(stacked, few) else plain
         self._map_passes(found, plain, few, widest)
         size = task.structure.draws * len(numbers) * sum(p.numel() for p in network.parameters())
         whole = found.each == task.structure.draws
         if not looped and whole and size <= _RECORDED and (len(numbers) == 1 or found is not plain) and not plain.catch:
             recorded = RecordedEvaluator(found)
-            found = recorded if _works(recorded, few) and recorded.sound else found
+            found = recorded if works(recorded, few) and recorded.sound else found
         if found is plain or task.structure.draws > 1:
             return found
         return SizedEvaluator(found, plain, turn=_ARITHMETIC // (size // len(numbers)))
@@ -138,11 +138,11 @@ class Evaluation:
         if each > 1:
             evaluator.rows = min(evaluator.rows, _PASSED_ROWS)
             evaluator.each = max(1, min(each // together, _PASSED // (together * evaluator.rows * widest)))
-            if not _works(evaluator, few):
+            if not works(evaluator, few):
                 evaluator.each = 1
 
 
-def _works(evaluator: Evaluator, few: Batch) -> bool:
+def works(evaluator: Evaluator, few: Batch) -> bool:
     """Return whether a way to run networks can run these; the plain way has shown that they can read the input."""
     try:
         evaluator.run(copied(few))

@@ -21,17 +21,50 @@ from choral.plan.walk import Place
 
 
 @dataclass
+class Watch:
+    """What validation has seen of a branch in its training phase.
+
+    Attributes:
+        best: the best measure so far, None before the first.
+        best_epoch: epochs after which it was measured.
+        state: the state of then, if it is to be kept.
+        stopped: epochs after which the branch stopped; None while it goes on.
+        mounted: whether it still has its place in the stack; a stopped one may, until several can leave together.
+    """
+
+    best: float | None = None
+    best_epoch: int = 0
+    state: State | None = None
+    stopped: int | None = None
+    mounted: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the state."""
+        return {n: getattr(self, n) for n in ("best", "best_epoch", "stopped", "mounted")}
+
+
+@dataclass
 class Branch:
-    """One network on its way: its place in the plan (up to its last fork) and its state."""
+    """One network on its way: its place in the plan (up to its last fork) and its state.
+
+    `is_new` says whether it was trained since it began or was last collected; `watch` is there while a phase is validated.
+    """
 
     place: Place
     state: State | None = None
+    is_new: bool = False
+    watch: Watch | None = None
 
     @property
     def reached(self) -> State:
         """Its state, where a start came before."""
         assert self.state is not None
         return self.state
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has not stopped in its training phase."""
+        return self.watch is None or self.watch.stopped is None
 
 
 @dataclass
@@ -55,28 +88,39 @@ class Snapshot:
 
     position: int
     epoch: int
-    open: dict[Place, State | None]
+    open: dict[Place, Branch]
     failed: dict[Place, str]
     counted: dict[str, float]
+    stopped: list[dict[str, Any]]
     log_bytes: int = 0
 
 
-def _pack(states: Sequence[State | None]) -> list[Part]:
+def _pack(branches: Sequence[Branch]) -> list[Part]:
+    """Return the file of a stack: the states of its branches, then the best ones of those that are validated."""
+    states = [branch.state for branch in branches] + [b.watch.state if b.watch else None for b in branches]
     tensors = {f"{i}/{n}": t for i, s in enumerate(states) if s is not None for n, t in s.flat().items()}
-    forms = [None if s is None else s.form for s in states]
-    return pack_parts(tensors, {"forms": forms, "empty": [s is None for s in states]})
+    header = {
+        "forms": [None if s is None else s.form for s in states],
+        "empty": [s is None for s in states],
+        "new": [branch.is_new for branch in branches],
+        "watches": [branch.watch and branch.watch.to_dict() for branch in branches],
+    }
+    return pack_parts(tensors, header)
 
 
-def _unpack(data: bytes, name: str) -> list[State | None]:
+def _unpack(data: bytes, name: str, places: Sequence[Place]) -> list[Branch]:
     tensors, header = unpack_tensors(data, name, quiet=True)
     parts: list[dict[str, Any]] = [{} for _ in header["empty"]]
     for full, tensor in tensors.items():
         branch, rest = full.split("/", 1)
         parts[int(branch)][rest] = tensor
-    return [
+    states = [
         None if empty else State.from_flat(part, form)
         for part, form, empty in zip(parts, header["forms"], header["empty"])
     ]
+    kept = states[len(places) :]
+    watches = [None if about is None else Watch(**about, state=best) for about, best in zip(header["watches"], kept)]
+    return [Branch(*parts) for parts in zip(places, states, header["new"], watches)]
 
 
 @dataclass
@@ -108,6 +152,7 @@ class Checkpoints:
         epoch: int,
         failed: dict[Place, str],
         counted: dict[str, float],
+        stopped: list[dict[str, Any]],
         log_bytes: int,
     ) -> None:
         """Write the stacks that changed and a new manifest; forget all but the two newest."""
@@ -115,7 +160,7 @@ class Checkpoints:
         for stack in open_stacks:
             file = f"{stack.name}.safetensors"
             if file not in self._whole:
-                data = _pack([branch.state for branch in stack.branches])
+                data = _pack(stack.branches)
                 self._whole[file] = write_bytes(self.folder / file, data, within=self.folder.parent)
             places = [branch.place.to_list() for branch in stack.branches]
             entries.append({"file": file, "checksum": self._whole[file], "places": places})
@@ -127,6 +172,7 @@ class Checkpoints:
             "open": entries,
             "failed": [{"place": place.to_list(), "message": message} for place, message in failed.items()],
             "counted": counted,
+            "stopped": stopped,
             "log_bytes": log_bytes,
         }
         body = json.dumps(content, sort_keys=True)
@@ -158,7 +204,7 @@ class Checkpoints:
             if not content:
                 self.messages.append(f"checkpoint {path.name} is damaged; going back to the one before")
                 continue
-            states: dict[Place, State | None] = {}
+            branches: dict[Place, Branch] = {}
             for entry in content["open"]:
                 data = read_checked(self.folder / entry["file"], entry["checksum"])
                 if data is None:
@@ -167,13 +213,14 @@ class Checkpoints:
                     )
                     break
                 self._whole[entry["file"]] = entry["checksum"]
-                for place, state in zip(entry["places"], _unpack(data, entry["file"])):
-                    states[Place.from_list(place)] = state
+                places = [Place.from_list(place) for place in entry["places"]]
+                branches |= {branch.place: branch for branch in _unpack(data, entry["file"], places)}
             else:
                 self._trusted = [path]
                 numbers = (content["position"], content["epoch"])
                 failed = {Place.from_list(one["place"]): one["message"] for one in content["failed"]}
-                return Snapshot(*numbers, states, failed, content["counted"], content["log_bytes"])
+                about = content["counted"], content["stopped"], content["log_bytes"]
+                return Snapshot(*numbers, branches, failed, *about)
         if self._manifests():
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
@@ -188,6 +235,7 @@ _CONTENT = {
     "open": [{"file": str, "checksum": str, "places": [_PLACE]}],
     "failed": [{"place": _PLACE, "message": str}],
     "counted": {str: float},
+    "stopped": [dict],
     "log_bytes": int,
 }
 

@@ -44,10 +44,11 @@ def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: fl
     count = len(run.member_of)
     if folder is None:
         run.execute()
-        return _costs(run, count, time.perf_counter() - started)
+        return _shown(run, _costs(run, count, time.perf_counter() - started))
     assert run.checkpoints is not None
     finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
-    lost = run.store.lost(count)
+    costs = _kept_costs(folder, run.log)
+    lost = _lost(run, folder, count, costs)
     if lost:
         compare_environment(folder, plan["environment"], stacklevel=4)
     if finished or not (lost or run.checkpoints):
@@ -57,13 +58,33 @@ def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: fl
         if run.snapshot is not None:
             mend(run, lost, until=run.snapshot.position, failed=run.snapshot.failed)
         run.execute()
-    costs = _kept_costs(folder, run.log)
     if not costs:
         if not run.counted["epochs"]:
             run.counted = last_counted(folder / "log.jsonl")
         costs = _costs(run, count, time.perf_counter() - started)
         write_json(folder / "results.json", costs, within=folder)
     run.checkpoints.clear()
+    return _shown(run, costs)
+
+
+def _lost(run: Run, folder: Path, count: int, costs: dict[str, Any]) -> dict[int, str]:
+    """Return the members that are missing or damaged; those that a time limit left out are not."""
+    lost = run.store.lost(count)
+    if "kept" not in costs:
+        return lost
+    gone = [number for number in costs["kept"] if number in lost]
+    if gone:
+        raise RunError(
+            f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); it cannot be trained again to "
+            "where the clock had left it. Use another run_dir."
+        )
+    return {}
+
+
+def _shown(run: Run, costs: dict[str, Any]) -> dict[str, Any]:
+    """Let the store show the members that were kept."""
+    if "kept" in costs:
+        run.store.numbers = costs["kept"]
     return costs
 
 
@@ -76,12 +97,18 @@ def _kept_costs(folder: Path, log: Log) -> dict[str, Any]:
 
 
 def _costs(run: Run, count: int, seconds: float) -> dict[str, Any]:
-    sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, range(count))]
-    return {
+    missing = run.store.missing(count)
+    kept = [number for number in range(count) if number not in missing]
+    if not kept:
+        raise RunError("the time was up before any member had been trained; give a larger time_limit.")
+    sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
+    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept} if run.setting.is_late else {}
+    ended |= {"stopped": run.ledger.stopped} if run.ledger.stopped else {}
+    return ended | {
         "counted": run.counted,
         "parameters": sum(stored for stored, _ in sizes),
         "predict_flops": sum(flops for _, flops in sizes) * run.task.structure.draws,
-        "networks": count,
+        "networks": len(kept),
         "outputs": list(run.task.output_shape),
         "seconds": seconds,
     }

@@ -1,62 +1,18 @@
-"""One training phase of a stack: branches of equal shapes, epoch after epoch."""
+"""One training phase of a stack, epoch after epoch: train, validate, account, and let branches go that are done."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from choral.base import rng, tree
-from choral.data.sources import Source
-from choral.engine.checkpoint import Branch
-from choral.engine.context import BranchContext, applied
-from choral.engine.flops import Flops
-from choral.engine.ledger import Ledger
-from choral.engine.points import order_of, picked, target_shift, weights_of
-from choral.engine.task import Task
-from choral.engine.trainers import PlainTrainer, StackedTrainer
-from choral.plan.cost import batches_in
-from choral.plan.phases import Every, Train
-from choral.plan.state import Role, State
+from choral.engine.checkpoint import Branch, Watch
+from choral.engine.crew import Crew, Setting
+from choral.plan.phases import Train
 from choral.plan.walk import Place
 
-
-@dataclass(frozen=True)
-class Setting:
-    """What all training phases of a run have in common."""
-
-    task: Task
-    source: Source
-    seed: int
-    flops: Flops
-    ledger: Ledger
-
-    def context(self, place: Place) -> BranchContext:
-        """Return what an operator at this place is lent."""
-        return BranchContext(self.task, self.source, self.seed, place)
-
-    def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
-        """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
-        shares = []
-        for state in states:
-            left = self.task.structure.remaining(state.params, state.buffers)
-            if left is None:
-                return None
-            shares.append(self.flops.remaining(state, left))
-        return shares
-
-
-def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
-    """Return the branches in stacks of equal shapes, which a phase can train together."""
-    found: dict[Any, list[Branch]] = {}
-    for branch in branches:
-        state = branch.reached
-        own = [tree.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
-        alone = None if phase.optimiser.elementwise else branch.place
-        found.setdefault((tree.signature(state.params), repr(state.form), alone, *own), []).append(branch)
-    return list(found.values())
+_ROOM = (
+    0.75  # of a stack that may be left before it is made smaller: each size of stack costs a new recording of its steps
+)
 
 
 class Epochs:
@@ -65,112 +21,178 @@ class Epochs:
     Args:
         setting: what all phases have in common.
         phase: the phase.
-        branches: the stack; their states are set when `take_out` is called, and at the end.
+        branches: the stack; their states are set when `finished` is called, and at the end.
         suffix: place of the phase, from where the branches begin.
+        apart: whether the branches take turns, epoch by epoch, instead of being stacked.
     """
 
-    def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place):
+    def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
         self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
-        self.keys = [rng.key(setting.seed, *(b.place + suffix).words, "train") for b in self.branches]
-        self.subsets = [branch.reached.subset for branch in self.branches]
-        self.points = [setting.source.points if s is None else len(s) for s in self.subsets]
-        self.per_epoch = batches_in(self.points[0], phase.batch_size)
-        self.steps = phase.epochs * self.per_epoch
-        self.shift = target_shift([branch.reached for branch in self.branches])
-        kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
-        self.weights = weights_of(setting.source, self.subsets)
-        self.trainer = kind(setting.task, phase, [setting.source.mass(s) for s in self.subsets])
-        self.trainer.steps = self.steps
+        self.apart, self.crews = apart, list[Crew]()
 
     def run(self, begin: int, due: Callable[[], bool], finished: Callable[[int], None]) -> None:
-        """Train from an epoch on to the end.
+        """Train from an epoch on to the end, or until all have stopped.
 
         Args:
             begin: epochs that are done.
             due: whether the states are wanted after this epoch.
             finished: called with the number of epochs done when they are there.
         """
-        states = [branch.reached for branch in self.branches]
-        if begin == 0 and self.phase.memory == "fresh":
-            states = [state.having(memory={}) for state in states]
-        self._set(states)
-        if not self.phase.epochs:
-            return
-        self.trainer.mount(states, self.keys)
-        gated = self.setting.remaining(states) is not None
+        if begin == 0:
+            self._begin()
+        if not self.phase.epochs or (begin == 0 and self.setting.is_late):
+            return self._end()
+        self._mount([branch for branch in self.branches if branch.watch is None or branch.watch.mounted])
+        self.gated = self.setting.remaining([branch.reached for branch in self.branches]) is not None
         for epoch in range(begin, self.phase.epochs):
-            started = time.perf_counter()
-            self._train(epoch)
-            losses = self._account(epoch, time.perf_counter() - started, gated)
-            self.setting.ledger.note_losses(self.branches, losses, self.suffix, epoch)
-            if all(self.setting.ledger.is_lost(branch) for branch in self.branches):
-                return
+            self._epoch(epoch)
+            if not self._going():
+                break
+            self._leave()
             if epoch + 1 < self.phase.epochs and due():
-                self._set(self.trainer.states())
+                self._take_out()
                 finished(epoch + 1)
-        self._set(self.trainer.states())
+        self._take_out()
+        self._end()
 
-    def _set(self, states: Sequence[State]) -> None:
-        for branch, state in zip(self.branches, states):
-            branch.state = state
+    def _begin(self) -> None:
+        for branch in self.branches:
+            if self.phase.memory == "fresh":
+                branch.state = branch.reached.having(memory={})
+            branch.watch = Watch()
 
-    def _train(self, epoch: int) -> None:
-        """Take the steps of one epoch, and apply the rules that are due in it."""
-        phase, trainer = self.phase, self.trainer
-        trainer.catch = True
-        order = self._order(epoch)
-        for i, (x, y) in enumerate(self.setting.source.epoch(order, phase.batch_size)):
-            step = epoch * self.per_epoch + i
-            if self.shift is not None:
-                y = y + picked(self.shift, order, i * phase.batch_size, y)
-            progress = step / self.steps if phase.annealing else 1.0
-            own = None if self.weights is None else picked(self.weights, order, i * phase.batch_size, y)
-            trainer.step(x, y, step, progress, phase.schedule.rate(step, self.steps), own)
-            self._apply("steps", step + 1, self.steps)
-        self._apply("epochs", epoch + 1, phase.epochs)
+    def _end(self) -> None:
+        """Leave the phase: with the best state where that is kept."""
+        for branch in self.branches:
+            if branch.watch is not None and branch.watch.state is not None and not self.setting.ledger.is_lost(branch):
+                branch.state = branch.watch.state
+            branch.watch = None
 
-    def _order(self, epoch: int) -> Tensor:
-        orders = [order_of(k, epoch, n, s) for k, n, s in zip(self.keys, self.points, self.subsets)]
-        return orders[0] if len(orders) == 1 else torch.stack(orders)
+    def _mount(self, branches: Sequence[Branch]) -> None:
+        parts = [[branch] for branch in branches] if self.apart else [list(branches)]
+        self.crews = [Crew(self.setting, self.phase, part, self.suffix) for part in parts]
+        if len(self.crews) == 1:
+            self.crews[0].mount()
 
-    def _account(self, epoch: int, seconds: float, gated: bool) -> list[float]:
-        """Count an epoch and tell the log; return the losses."""
-        setting, ledger, count = self.setting, self.setting.ledger, len(self.branches)
-        losses = self.trainer.losses()
-        seen = min(self.per_epoch * self.phase.batch_size, self.points[0])
-        ledger.count(
+    def _take_out(self) -> None:
+        if len(self.crews) == 1:
+            self.crews[0].take_out()
+
+    def _going(self) -> list[Branch]:
+        """Return the branches that go on."""
+        return [b for b in self.branches if b.goes_on and not self.setting.ledger.is_lost(b)]
+
+    def _epoch(self, epoch: int) -> None:
+        """Train one epoch, and tell everybody who wants to know."""
+        started, trained = time.perf_counter(), [b for b in self.branches if b.goes_on]
+        losses: dict[Place, float] = {}
+        for crew in self.crews:
+            if len(self.crews) > 1:
+                crew.mount()
+            crew.train(epoch)
+            losses |= {b.place: loss for b, loss in zip(crew.branches, crew.trainer.losses()) if b.goes_on}
+            if len(self.crews) > 1:
+                crew.take_out()
+        self._count(trained, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
+        self._tell(epoch, trained, losses, values, seconds)
+        self.setting.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
+        for branch in trained:
+            branch.is_new = True
+        self._stop(epoch)
+
+    def _count(self, trained: Sequence[Branch], seconds: float) -> None:
+        crew, count = self.crews[0], len(trained)
+        self.setting.ledger.count(
             epochs=count,
-            steps=self.per_epoch * count,
-            points=seen * count,
-            train_flops=sum(setting.flops.train(branch.state) for branch in self.branches) * seen,
+            steps=crew.per_epoch * count,
+            points=crew.seen * count,
+            train_flops=sum(self.setting.flops.train(branch.state) for branch in trained) * crew.seen,
             train_seconds=seconds,
         )
+
+    def _tell(
+        self,
+        epoch: int,
+        trained: Sequence[Branch],
+        losses: dict[Place, float],
+        values: dict[Place, float],
+        seconds: float,
+    ) -> None:
+        crew, ledger = self.crews[0], self.setting.ledger
+        about: dict[str, Any] = {}
+        if self.gated:
+            self._take_out()
+            about["remaining"] = self.setting.remaining([branch.reached for branch in trained])
+        if self.setting.validation is not None:
+            about["validation"] = [values.get(branch.place) for branch in trained]
+            about["measure"] = self.setting.rules.measure.name
         ledger.log.event(
             kind="epoch",
-            places=[str(branch.place + self.suffix) for branch in self.branches],
+            places=[str(branch.place + self.suffix) for branch in trained],
             epoch=epoch + 1,
             epochs=self.phase.epochs,
-            losses=losses,
-            rate=self.phase.schedule.rate(epoch * self.per_epoch, self.steps),
+            losses=[losses[branch.place] for branch in trained],
+            rate=self.phase.schedule.rate(epoch * crew.per_epoch, crew.steps),
             seconds=seconds,
             counted=ledger.counted,
-            **({"remaining": setting.remaining(self.trainer.states())} if gated else {}),
+            **about,
         )
-        return losses
 
-    def _apply(self, unit: str, finished: int, total: int) -> None:
-        """Apply the rules that are due after so many steps or epochs."""
-        for number, rule in enumerate(self.phase.every):
-            if rule.unit == unit and rule.due(finished, total):
-                self._apply_rule(rule, self.suffix.then("every", number).then("after", finished))
+    def _validate(self, epoch: int, trained: Sequence[Branch]) -> dict[Place, float]:
+        """Measure the networks on held-out points and note which are better than before."""
+        validation, rules = self.setting.validation, self.setting.rules
+        branches = [b for b in trained if not self.setting.ledger.is_lost(b)]
+        given = {slot for rule in self.phase.every for slot in rule.phase.gives}  # later phases may need them
+        if validation is None or not branches:
+            return {}
+        started = time.perf_counter()
+        self._take_out()
+        key_of = {branch.place: key for crew in self.crews for branch, key in zip(crew.branches, crew.keys)}
+        outputs = validation.outputs([b.reached for b in branches], [key_of[b.place] for b in branches])
+        together = rules.stop is not None and rules.stop.by == "ensemble"
+        values = validation.measured(outputs, together=together)
+        for branch, value in zip(branches, values):
+            watch = branch.watch = branch.watch or Watch()
+            better = rules.measure.improves(value, watch.best, rules.stop.least if rules.stop else 0.0)
+            if not given <= branch.reached.slots.keys():
+                watch.best_epoch = epoch + 1
+            elif better:
+                watch.best, watch.best_epoch = value, epoch + 1
+                watch.state = branch.state if rules.keep == "best" else None
+        self.setting.ledger.count(validation_seconds=time.perf_counter() - started)
+        return {branch.place: value for branch, value in zip(branches, values)}
 
-    def _apply_rule(self, rule: Every, suffix: Place) -> None:
-        ledger, changed = self.setting.ledger, list[State]()
-        for branch, state in zip(self.branches, self.trainer.states()):
-            if not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
-                state = applied(rule.phase, state, self.setting.context(branch.place + suffix))
-            changed.append(state)
-        self._set(changed)  # operations are counted by their masks
-        total, count = self.trainer.total, self.trainer.count
-        self.trainer.mount(changed, self.keys)
-        self.trainer.total, self.trainer.count = total, count
+    def _stop(self, epoch: int) -> None:
+        """Stop the branches whose patience, or all whose time, is up."""
+        rules, ledger = self.setting.rules, self.setting.ledger
+        last = epoch + 1 == self.phase.epochs
+        for branch in self._going():
+            watch = branch.watch = branch.watch or Watch()
+            waited = epoch + 1 - watch.best_epoch
+            tired = rules.stop is not None and waited >= rules.stop.patience
+            if (tired or self.setting.is_late) and not last:
+                self._take_out()
+                watch.stopped = epoch + 1
+                branch.state = watch.state or branch.state
+                ledger.stop(
+                    branch.place + self.suffix,
+                    epoch=epoch + 1,
+                    epochs=self.phase.epochs,
+                    best_epoch=watch.best_epoch,
+                    best=watch.best,
+                    reason="patience" if tired else "time_limit",
+                )
+
+    def _leave(self) -> None:
+        """Make the stack smaller when enough have stopped, with what the optimiser remembers of the others."""
+        mounted = [branch for crew in self.crews for branch in crew.branches]
+        going = [branch for branch in mounted if branch.goes_on]
+        if len(going) == len(mounted) or not (self.apart or len(going) <= _ROOM * len(mounted)):
+            return
+        self._take_out()
+        for branch in mounted:
+            assert branch.watch is not None
+            branch.watch.mounted = branch.goes_on
+        self._mount(going)

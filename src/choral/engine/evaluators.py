@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,22 @@ from choral.base import batches, draws, rng, tree
 from choral.base.batches import Batch
 from choral.base.mapping import vmap
 from choral.engine import passes
-from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.engine.threads import operations
 from choral.engine.tracing import record
 from choral.layers.conversion.calling import call_with, ties_of
+from choral.plan.state import State
 
 _RECORDS = 32  # shapes of inputs that are recorded, at most: those of padded sequences have no end
 _RECORDED_INPUT = 1 << 18  # numbers in a chunk that is recorded, at most: recording holds all results at once
+
+
+class States(Protocol):
+    """Where states are, each under its number."""
+
+    def get(self, number: int) -> State:
+        """Return a state."""
+        ...
 
 
 class Trees:
@@ -89,7 +97,7 @@ class Evaluator(ABC):
         numbers: which of them.
     """
 
-    def __init__(self, task: Task, store: MemberStore, numbers: Sequence[int]):
+    def __init__(self, task: Task, store: States, numbers: Sequence[int]):
         self.task, self.store, self.numbers = task, store, list(numbers)
         self.rows = 1024  # evaluated at once, at most
         self.each = 1  # passes mapped together
@@ -129,7 +137,7 @@ class Evaluator(ABC):
 class PlainEvaluator(Evaluator):
     """One network after the other; small ones stay loaded."""
 
-    def __init__(self, task: Task, store: MemberStore, numbers: Sequence[int], *, keep: bool):
+    def __init__(self, task: Task, store: States, numbers: Sequence[int], *, keep: bool):
         super().__init__(task, store, numbers)
         self.keep, self._loaded, self._forgetful = keep, dict[int, Trees](), False
 
@@ -143,6 +151,14 @@ class PlainEvaluator(Evaluator):
             if self.keep:
                 found = self._loaded.setdefault(number, found)
         return found
+
+    def renew(self) -> None:
+        """Take the values the store has now; shapes are those of before."""
+        for number, trees in self._loaded.items():
+            state = self.store.get(number)
+            with torch.no_grad():
+                for name, t in (*trees.pristine.named_parameters(), *trees.pristine.named_buffers()):
+                    t.copy_(state.params[name] if name in state.params else state.buffers[name])
 
     def _of(self, number: int, chunk: Batch) -> Tensor:
         with self.trees(number).one() as network:
@@ -210,18 +226,22 @@ class PlainEvaluator(Evaluator):
 class StackedEvaluator(Evaluator):
     """Several small networks in one mapped call: 20 perceptrons answer one row 7 times faster than one after the other."""
 
-    def __init__(self, task: Task, store: MemberStore, numbers: Sequence[int]):
+    def __init__(self, task: Task, store: States, numbers: Sequence[int]):
         super().__init__(task, store, numbers)
-        states = [store.get(i) for i in numbers]
-        self._trees = Trees(task.blueprint.holding(states[0]))
+        self._trees = Trees(task.blueprint.holding(store.get(self.numbers[0])))
         self._ties = ties_of(self._trees.pristine)
-        self.params = {n: t.to(task.device) for n, t in tree.stack([s.params for s in states]).items()}
-        self._buffers = {n: t.to(task.device) for n, t in tree.stack([s.buffers for s in states]).items()}
+        self.renew()
         self._words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2).to(task.device)
 
     def together(self, rows: int) -> int:
         """All of them."""
         return len(self.numbers)
+
+    def renew(self) -> None:
+        """Take the values the store has now; shapes are those of before."""
+        states = [self.store.get(i) for i in self.numbers]
+        self.params = {n: t.to(self.task.device) for n, t in tree.stack([s.params for s in states]).items()}
+        self._buffers = {n: t.to(self.task.device) for n, t in tree.stack([s.buffers for s in states]).items()}
 
     def run(self, chunk: Batch) -> Tensor:
         """Map all networks over the chunk."""

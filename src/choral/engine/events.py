@@ -15,6 +15,7 @@ class Counted(TypedDict):
     points: float
     train_flops: float
     train_seconds: float
+    validation_seconds: NotRequired[float]
 
 
 class Epoch(TypedDict):
@@ -29,6 +30,8 @@ class Epoch(TypedDict):
     seconds: float
     counted: Counted
     remaining: NotRequired[list[dict[str, float]]]
+    validation: NotRequired[list[float | None]]
+    measure: NotRequired[str]
 
 
 class Operated(TypedDict):
@@ -64,6 +67,18 @@ class Diverged(TypedDict):
     message: str
 
 
+class Stopped(TypedDict):
+    """A branch stopped training before its budget: its patience or the time was up."""
+
+    kind: Literal["stopped"]
+    place: str
+    epoch: int
+    epochs: int
+    best_epoch: int
+    best: float | None
+    reason: Literal["patience", "time_limit"]
+
+
 class Warned(TypedDict):
     """Something was repaired or passed over."""
 
@@ -71,6 +86,6 @@ class Warned(TypedDict):
     message: str
 
 
-Event = Epoch | Operated | Collected | Resumed | Diverged | Warned
-EVENTS: tuple[type, ...] = (Epoch, Operated, Collected, Resumed, Diverged, Warned)
+Event = Epoch | Operated | Collected | Resumed | Diverged | Stopped | Warned
+EVENTS: tuple[type, ...] = (Epoch, Operated, Collected, Resumed, Diverged, Stopped, Warned)
 Listener = Callable[[dict[str, Any]], None]

@@ -47,7 +47,7 @@ _FILES = (
     "report.html",
     "ensemble.choral",
 )
-_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds")
+_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept")
 
 
 @contextlib.contextmanager

@@ -17,8 +17,13 @@ _PARTS = ("epochs", "times", "branches", "members", "draws")
 _PLAIN = ("Recipe", "Train")  # kinds whose fields are what users call them
 
 
-def identity_of(task: Task, source: Source, recipe: Recipe, *, seed: int, executor: str) -> dict[str, Any]:
-    """Return what every later call into the same folder must repeat."""
+def identity_of(
+    task: Task, source: Source, recipe: Recipe, *, seed: int, executor: str, watched: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what every later call into the same folder must repeat.
+
+    `watched` is what validation and time limits were asked for, None for neither.
+    """
     network = task.blueprint.fingerprint()
     identity = {
         "recipe": recipe.to_dict(),
@@ -36,6 +41,7 @@ def identity_of(task: Task, source: Source, recipe: Recipe, *, seed: int, execut
     if task.blueprint.parent is not None:
         with rng.seeded(0, "state"):
             identity["given weights"] = checksum(pack_tensors(dict(task.blueprint.parent.state_dict())))
+    identity |= watched or {}
     plain: dict[str, Any] = json.loads(json.dumps(identity))  # as a file gives it back
     return plain
 

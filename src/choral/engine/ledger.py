@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from choral.engine.blueprint import Blueprint
 from choral.engine.checkpoint import Branch
@@ -18,22 +19,28 @@ def _nothing() -> dict[str, float]:
 
 @dataclass
 class Ledger:
-    """Counts of a run, and its branches that diverged, each with a message."""
+    """Counts of a run, its branches that diverged, each with a message, and those that stopped."""
 
     log: Log
     blueprint: Blueprint
     counted: dict[str, float] = field(default_factory=_nothing)
     failed: dict[Place, str] = field(default_factory=dict)
+    stopped: list[dict[str, Any]] = field(default_factory=list)  # training that ended before its budget
 
     def count(self, **amounts: float) -> None:
         """Add to the counts."""
         for name, amount in amounts.items():
-            self.counted[name] += amount
+            self.counted[name] = self.counted.get(name, 0) + amount
 
     def lose(self, branch: Branch, suffix: Place, message: str) -> None:
         """Note that a branch diverged."""
         self.failed[branch.place] = message
         self.log.event(kind="diverged", place=str(branch.place + suffix), message=message)
+
+    def stop(self, place: Place, **about: Any) -> None:
+        """Note that a branch stopped in its training phase."""
+        self.stopped.append({"place": str(place), **about})
+        self.log.event(kind="stopped", **self.stopped[-1])
 
     def is_lost(self, branch: Branch) -> bool:
         """Return whether a branch diverged, or the parent it comes from."""

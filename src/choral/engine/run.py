@@ -12,16 +12,19 @@ from choral.base.errors import DivergedError
 from choral.data.sources import Source
 from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
 from choral.engine.context import applied, begun
-from choral.engine.epochs import Epochs, Setting, alike
+from choral.engine.crew import Setting, alike
+from choral.engine.epochs import Epochs
 from choral.engine.flops import Flops
 from choral.engine.ledger import Ledger
 from choral.engine.store import Log, MemberStore
 from choral.engine.task import Task
+from choral.engine.validation import Rules, Validation
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
 from choral.plan.walk import Place, Visitor, walk
 
 WIDEST = 512  # branches stacked at once, at most
+_NO_RULES = Rules()
 _SHARE = 0.02  # of the time that checkpoints take, at most
 
 
@@ -38,6 +41,9 @@ class Run:
         checkpoints: where to resume from, or None.
         log: where events go.
         seconds: least time between two checkpoints, longer where one takes more than 2 % of it; 0 takes all there could be.
+        validation: measures networks on held-out points after every epoch; None does not.
+        rules: when training ends before its budget, and what is kept of it.
+        apart: whether branches that stop together take turns instead of being stacked.
     """
 
     def __init__(
@@ -52,11 +58,15 @@ class Run:
         checkpoints: Checkpoints | None,
         log: Log,
         seconds: float,
+        validation: Validation | None = None,
+        rules: Rules = _NO_RULES,
+        apart: bool = False,
     ):
         self.task, self.source, self.plan, self.seed = task, source, plan, seed
         self.width, self.store, self.checkpoints, self.log, self.seconds = width, store, checkpoints, log, seconds
+        self.apart = apart
         self.flops, self.ledger = Flops(task, source), Ledger(log, task.blueprint)
-        self.setting = Setting(task, source, seed, self.flops, self.ledger)
+        self.setting = Setting(task, source, seed, self.flops, self.ledger, validation, rules)
         self.position = 0
         self.open: list[Stack] = []  # the stacks above the one walked, parents of its branches
         self.snapshot: Snapshot | None = None
@@ -85,6 +95,7 @@ class Run:
             self.log.event(kind="warning", message=message)
         if self.snapshot is not None:
             self.skip_to, self.ledger.failed = self.snapshot.position, dict(self.snapshot.failed)
+            self.ledger.stopped = list(self.snapshot.stopped)
             self.counted = dict(self.snapshot.counted)
             self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=self.counted)
 
@@ -123,18 +134,29 @@ class Run:
             checkpoints=None,
             log=log,
             seconds=self.seconds,
+            validation=self.setting.validation,
+            rules=self.setting.rules,
+            apart=self.apart,
         )
 
     def _branches(self, node: Fork, suffix: Place, stack: Stack) -> Iterator[tuple[Place, Stack]]:
         """Yield the branches of a fork in stacks; places are counted from where their branches begin."""
         all_branches = [(parent, i) for parent in stack.branches for i in range(node.branches)]
-        width = max(1, self.width(node, len(all_branches)))
+        width = min(len(all_branches), WIDEST) if self._together else self.width(node, len(all_branches))
         self.open.append(stack)
-        for start in range(0, len(all_branches), width):
-            some = all_branches[start : start + width]
-            branches = [Branch((parent.place + suffix).then("fork", i), parent.state) for parent, i in some]
+        for start in range(0, len(all_branches), max(1, width)):
+            some = all_branches[start : start + max(1, width)]
+            branches = [
+                Branch((parent.place + suffix).then("fork", i), parent.state, parent.is_new) for parent, i in some
+            ]
             yield Place(), Stack(branches, stack.version, parents=[parent for parent, _ in some])
         self.open.pop()
+
+    @property
+    def _together(self) -> bool:
+        """Whether branches must be trained side by side, stacked or in turns: they stop together."""
+        stop = self.setting.rules.stop
+        return stop is not None and stop.by == "ensemble"
 
     def _begin(self, stack: Stack) -> tuple[list[Branch], int] | None:
         """Come to the next phase: return the branches to act on and the epochs done of it, or None to pass over it."""
@@ -162,7 +184,7 @@ class Run:
 
     def _start(self, phase: Starter, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            branch.state = begun(phase, self.setting.context(branch.place + suffix))
+            branch.state, branch.is_new = begun(phase, self.setting.context(branch.place + suffix)), False
             self._tell(phase, branch.place + suffix, branch.state)
         return self._end(stack)
 
@@ -179,6 +201,9 @@ class Run:
         self.collected_at |= {self.member_of[branch.place + suffix]: self.position for branch in stack.branches}
         for branch in self._sound(stack, suffix):
             number = self.member_of[branch.place + suffix]
+            if self.setting.is_late and not branch.is_new:
+                continue  # nothing came of it before the time was up
+            branch.is_new = False
             if self.wanted is None or self.wanted.pop(number, None) is not None:
                 self.store.put(number, branch.reached)
                 self.log.event(kind="collected", place=str(branch.place + suffix))
@@ -200,7 +225,8 @@ class Run:
                 stack.version = (position, before + epoch)
                 self._checkpoint(stack, *stack.version)
 
-            Epochs(self.setting, phase, some, suffix).run(max(begin - before, 0), self._checkpoint_due, finished)
+            epochs = Epochs(self.setting, phase, some, suffix, apart=self._together and self.apart)
+            epochs.run(max(begin - before, 0), self._checkpoint_due, finished)
         return self._end(stack)
 
     def _is_wanted(self, stack: Stack) -> bool:
@@ -215,10 +241,10 @@ class Run:
         for one in [*self.open, stack]:
             for i, branch in enumerate(one.branches):
                 saved = self.snapshot.open.get(branch.place)
-                if saved is not None:
-                    branch.state = saved
+                if saved is not None and saved.state is not None:
+                    branch.state, branch.is_new, branch.watch = saved.state, saved.is_new, saved.watch
                 elif one.parents:
-                    branch.state = one.parents[i].state
+                    branch.state, branch.is_new = one.parents[i].state, one.parents[i].is_new
             one.version = (self.snapshot.position, self.snapshot.epoch)
 
     def _checkpoint(self, stack: Stack, position: int, epoch: int) -> None:
@@ -231,6 +257,7 @@ class Run:
             epoch=epoch,
             failed=self.ledger.failed,
             counted=self.counted,
+            stopped=self.ledger.stopped,
             log_bytes=self.log.sync(),
         )
         self._saved_at = time.monotonic()

@@ -31,6 +31,7 @@ def settle(
     seed: int,
     executor: str,
     table: Table | None,
+    watched: dict[str, Any],
     threads: int | None = None,
     overwrite: bool = False,
 ) -> tuple[dict[str, Any], Callable[[Fork, int], int]]:
@@ -45,12 +46,14 @@ def settle(
         executor: what the user asked for.
         table: how a table's columns became inputs.
         threads: as many as the user asked for; None keeps those the run was begun with, or settles them.
+        watched: what validation and time limits were asked for.
         overwrite: whether what the folder holds of another run is removed first.
     """
     check_executor(executor)
     if folder is not None and overwrite:
         clear(folder)
-    identity = None if folder is None else identity_of(task, source, recipe, seed=seed, executor=executor)
+    settings: dict[str, Any] = {"seed": seed, "executor": executor, "watched": watched}
+    identity = None if folder is None else identity_of(task, source, recipe, **settings)
     stored = None if folder is None else read_plan(folder)
     if stored is not None and identity is not None:
         _check_same(folder, stored["identity"], identity)

@@ -6,7 +6,7 @@ fitting the network it names, before anything is predicted with it. Whatever is 
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,25 +144,31 @@ def load_folder(
         bounds.check_counts(identity["recipe"], where)
         count = cost(_of(Recipe, identity["recipe"], where).plan).networks
         bounds.check("networks", count, 1, bounds.NETWORKS, where)
-        store, count = _present(path, run_of(plan), count, partial)
+        info = _costs(path)
+        store, count = _present(path, run_of(plan), _expected(info, count), partial)
         noted = {"fingerprint": identity["network"]} if isinstance(identity["network"], dict) else {}  # older: none
         expect(noted, {"fingerprint?": FINGERPRINT}, where)
         about = {**identity, "network": plan["network"], "given": likelihood, **noted}
         completed = read_likelihood(path, run_of(plan))
         if completed is not None:
             about["likelihood"] = completed.to_dict()
-        return _checked(
-            about, store, count, build, where, output=output, table=read_table(path, plan), info=_costs(path)
-        )
+        return _checked(about, store, count, build, where, output=output, table=read_table(path, plan), info=info)
 
 
-def _present(path: Path, run: str, count: int, partial: bool) -> tuple[MemberStore, int]:
-    """Return the store of a folder's members and how many it shows."""
-    store = MemberStore(path / "members", run=run)
-    lost = store.lost(count)
+def _expected(info: dict[str, Any], count: int) -> Sequence[int]:
+    """Return the numbers of the members a run has: all its plan names, or those before its time was up."""
+    kept = info.get("kept")
+    whole = isinstance(kept, list) and kept and all(isinstance(i, int) and 0 <= i < count for i in kept)
+    return kept if whole and kept else range(count)
+
+
+def _present(path: Path, run: str, expected: Sequence[int], partial: bool) -> tuple[MemberStore, int]:
+    """Return the store of a folder's members, of which there should be these numbers, and how many it shows."""
+    lost = MemberStore(path / "members", run=run).lost(max(expected) + 1)
+    lost, count = {number: why for number, why in lost.items() if number in expected}, len(expected)
     if not lost:
-        return store, count
-    kept = [i for i in range(count) if i not in lost]
+        return MemberStore(path / "members", run=run, numbers=expected), count
+    kept = [i for i in expected if i not in lost]
     first = next((f"; {why}" for why in lost.values() if why != "missing"), "")
     named = ", ".join(map(str, list(lost)[:8])) + (", ..." if len(lost) > 8 else "")
     said = f"the run in {path} is not complete: {len(lost)} of {count} networks are missing (numbers {named}{first})"

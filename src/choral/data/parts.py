@@ -1,0 +1,44 @@
+"""The share of training data that is held out for validation."""
+
+import torch
+from torch import Tensor
+
+from choral.base import rng
+from choral.base.errors import InputError
+from choral.data.sources import Source
+
+
+def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the points to train on and of those to validate on, drawn by the seed.
+
+    Class labels that are in memory are held out in equal shares, up to one point of each; a class of one point is trained on.
+
+    Args:
+        source: all points.
+        share: part that is held out, between 0 and 1.
+        seed: root of every draw.
+    """
+    count = round(share * source.points)
+    if not 0 < share < 1 or not 0 < count < source.points:
+        raise InputError(
+            f"validation is {share}, which would hold out {count} of {source.points} points; give a share above 0 and below 1 that "
+            "leaves at least one point on both sides, or a pair (x, y)."
+        )
+    order = torch.randperm(source.points, generator=rng.generator(seed, "validation"))
+    targets = source.targets()
+    if targets is not None and not targets.is_floating_point() and targets.dim() == 1:
+        order = _by_class(order, targets)
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def _by_class(order: Tensor, labels: Tensor) -> Tensor:
+    """Return the order rearranged so that any first part of it holds every class in its share.
+
+    Point k of the n of a class stands where its quantile (k + 1/2) / n is; one of each class comes last of all.
+    """
+    quantile = torch.empty(len(order), dtype=torch.float64)
+    for label in labels.unique():
+        own = order[labels[order] == label]
+        quantile[own] = (torch.arange(len(own), dtype=torch.float64) + 0.5) / len(own)
+        quantile[own[-1]] += 1.0
+    return order[quantile[order].argsort(stable=True)]

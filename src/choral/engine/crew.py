@@ -1,0 +1,145 @@
+"""A crew: branches of equal shapes that take their training steps together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choral.base import rng, tree
+from choral.data.sources import Source
+from choral.engine.checkpoint import Branch
+from choral.engine.context import BranchContext, applied
+from choral.engine.flops import Flops
+from choral.engine.ledger import Ledger
+from choral.engine.points import order_of, picked, target_shift, weights_of
+from choral.engine.task import Task
+from choral.engine.trainers import PlainTrainer, StackedTrainer
+from choral.engine.validation import Rules, Validation
+from choral.plan.cost import batches_in
+from choral.plan.phases import Every, Train
+from choral.plan.state import Role, State
+from choral.plan.walk import Place
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all training phases of a run have in common."""
+
+    task: Task
+    source: Source
+    seed: int
+    flops: Flops
+    ledger: Ledger
+    validation: Validation | None
+    rules: Rules
+
+    def context(self, place: Place) -> BranchContext:
+        """Return what an operator at this place is lent."""
+        return BranchContext(self.task, self.source, self.seed, place)
+
+    def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
+        """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
+        shares = []
+        for state in states:
+            left = self.task.structure.remaining(state.params, state.buffers)
+            if left is None:
+                return None
+            shares.append(self.flops.remaining(state, left))
+        return shares
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up; that of all parts of a resumed run counts."""
+        counted, limit = self.ledger.counted, self.rules.time_limit
+        return limit is not None and counted["train_seconds"] + counted.get("validation_seconds", 0.0) >= limit
+
+
+def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
+    """Return the branches in stacks of equal shapes, which a phase can train together."""
+    found: dict[Any, list[Branch]] = {}
+    for branch in branches:
+        state = branch.reached
+        own = [tree.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
+        alone = None if phase.optimiser.elementwise else branch.place
+        found.setdefault((tree.signature(state.params), repr(state.form), alone, *own), []).append(branch)
+    return list(found.values())
+
+
+class Crew:
+    """The trainer of some branches in one training phase, and the points and rules it is given.
+
+    Args:
+        setting: what all phases have in common.
+        phase: the phase.
+        branches: who is trained; a branch that has stopped keeps its place here, but nothing is done to it.
+        suffix: place of the phase, from where the branches begin.
+    """
+
+    def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place):
+        self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
+        self.keys = [rng.key(setting.seed, *(b.place + suffix).words, "train") for b in self.branches]
+        self.subsets = [branch.reached.subset for branch in self.branches]
+        self.points = [setting.source.points if s is None else len(s) for s in self.subsets]
+        self.per_epoch = batches_in(self.points[0], phase.batch_size)
+        self.steps = phase.epochs * self.per_epoch
+        self.shift = target_shift([branch.reached for branch in self.branches])
+        kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
+        self.weights = weights_of(setting.source, self.subsets)
+        self.trainer = kind(setting.task, phase, [setting.source.mass(s) for s in self.subsets])
+        self.trainer.steps = self.steps
+
+    @property
+    def seen(self) -> int:
+        """Points a branch sees in one epoch."""
+        return min(self.per_epoch * self.phase.batch_size, self.points[0])
+
+    def mount(self) -> None:
+        """Take the states of the branches in."""
+        self.trainer.mount([branch.reached for branch in self.branches], self.keys)
+
+    def take_out(self) -> None:
+        """Give the branches that go on their states."""
+        self._set(self.trainer.states())
+
+    def _set(self, states: Sequence[State]) -> None:
+        for branch, state in zip(self.branches, states):
+            if branch.goes_on:
+                branch.state = state
+
+    def train(self, epoch: int) -> None:
+        """Take the steps of one epoch, and apply the rules that are due in it."""
+        phase, trainer = self.phase, self.trainer
+        trainer.catch = True
+        order = self._order(epoch)
+        for i, (x, y) in enumerate(self.setting.source.epoch(order, phase.batch_size)):
+            step = epoch * self.per_epoch + i
+            if self.shift is not None:
+                y = y + picked(self.shift, order, i * phase.batch_size, y)
+            progress = step / self.steps if phase.annealing else 1.0
+            own = None if self.weights is None else picked(self.weights, order, i * phase.batch_size, y)
+            trainer.step(x, y, step, progress, phase.schedule.rate(step, self.steps), own)
+            self._apply("steps", step + 1, self.steps)
+        self._apply("epochs", epoch + 1, phase.epochs)
+
+    def _order(self, epoch: int) -> Tensor:
+        orders = [order_of(k, epoch, n, s) for k, n, s in zip(self.keys, self.points, self.subsets)]
+        return orders[0] if len(orders) == 1 else torch.stack(orders)
+
+    def _apply(self, unit: str, finished: int, total: int) -> None:
+        """Apply the rules that are due after so many steps or epochs."""
+        for number, rule in enumerate(self.phase.every):
+            if rule.unit == unit and rule.due(finished, total):
+                self._apply_rule(rule, self.suffix.then("every", number).then("after", finished))
+
+    def _apply_rule(self, rule: Every, suffix: Place) -> None:
+        ledger, changed = self.setting.ledger, list[State]()
+        for branch, state in zip(self.branches, self.trainer.states()):
+            if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
+                state = applied(rule.phase, state, self.setting.context(branch.place + suffix))
+            changed.append(state)
+        self._set(changed)  # operations are counted by their masks
+        total, count = self.trainer.total, self.trainer.count
+        self.trainer.mount(changed, self.keys)
+        self.trainer.total, self.trainer.count = total, count

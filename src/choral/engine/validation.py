@@ -1,0 +1,190 @@
+"""Validation: held-out points, what is measured on them after each epoch, and what is done about it.
+
+Networks are evaluated as they are, in evaluation mode, by evaluators with trees of their own: training does not notice, so that
+members whose last state is kept are those of a run without validation.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choral.base import batches, tree
+from choral.base.batches import Batch
+from choral.base.errors import InputError
+from choral.data.parts import held_out
+from choral.data.sources import Source, source_of
+from choral.engine import passes
+from choral.engine.answering import works
+from choral.engine.evaluators import PlainEvaluator, StackedEvaluator, copied
+from choral.engine.task import Task
+from choral.objectives.likelihoods import About
+from choral.plan.state import State
+from choral.plan.stopping import EarlyStop, Keep, Measure
+from choral.predictions import Prediction
+
+_CHUNK = 1024  # points read and evaluated at once
+_WIDEST = 1 << 24  # numbers of all networks that are mapped together, at most
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user asked for: when to stop, what to keep, how long it may take."""
+
+    stop: EarlyStop | None = None
+    keep: Keep = "last"
+    time_limit: float | None = None
+
+    @property
+    def measure(self) -> Measure:
+        """What is measured."""
+        return Measure.of("nll") if self.stop is None else self.stop.measure
+
+    def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
+        """Return what a later call into the same folder must repeat; nothing if nothing was asked for."""
+        limit = {} if self.time_limit is None else {"time_limit": self.time_limit}
+        if held is None:
+            return limit
+        shown = validation if isinstance(validation, int | float) else "data of its own"
+        stop = None if self.stop is None else self.stop.to_dict()
+        return limit | {"validation": shown, "held out": held.digest(), "stop": stop, "keep": self.keep}
+
+
+def rules_of(validation: Any, stop: EarlyStop | None, keep: str | None, time_limit: float | None) -> Rules:
+    """Return the checked wishes of a user; InputError for those that need validation without it."""
+    if validation is None and (stop is not None or keep == "best"):
+        wish = "stop" if stop is not None else "keep='best'"
+        raise InputError(f"{wish} needs held-out points; give validation=0.2 (a share) or validation=(x, y) too.")
+    if stop is not None and not isinstance(stop, EarlyStop):
+        raise InputError(f"stop is {stop!r}; give choral.EarlyStop(patience=16), or leave it out.")
+    if keep not in (None, "best", "last"):
+        raise InputError(f"keep is {keep!r}; give 'best' or 'last'.")
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(f"time_limit is {time_limit!r}; give a number of seconds above 0.")
+    kept: Keep = "best" if keep == "best" or (keep is None and validation is not None) else "last"
+    return Rules(stop, kept, time_limit)
+
+
+def set_apart(source: Source, validation: Any, seed: int) -> tuple[Source, Source | None]:
+    """Return the points to train on and those to validate on.
+
+    Args:
+        source: all points given.
+        validation: None, a share of them, or data of its own as `fit` takes it.
+        seed: root of every draw.
+    """
+    if validation is None:
+        return source, None
+    if isinstance(validation, int | float) and not isinstance(validation, bool):
+        kept, held = held_out(source, float(validation), seed)
+        return _part(source, kept), _part(source, held)
+    return source, source_of(validation)
+
+
+def _part(source: Source, rows: Tensor) -> Source:
+    part = source.part(rows)
+    return part if source.weights is None else part.weighing(source.weights[rows])
+
+
+class _Moment:
+    """The states of this moment, as evaluators read them."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, State] = {}
+
+    def get(self, number: int) -> State:
+        """Return a state."""
+        return self.states[number]
+
+
+class Validation:
+    """Measures networks on held-out points.
+
+    Args:
+        task: structure, transforms, likelihood, device.
+        source: the held-out points, with targets as they are in the data; they are read once.
+        measure: what is measured.
+        combine: how members become one prediction, 'probs' or 'logits'.
+    """
+
+    def __init__(self, task: Task, source: Source, measure: Measure, combine: str):
+        self.task, self.measure, self.combine = task, measure, combine
+        source.settle(task.floats)
+        self.source = source.reading(task.likelihood.read)  # as training reads them
+        order = torch.arange(source.points)
+        read = [source.epoch(order[i : i + _CHUNK], _CHUNK) for i in range(0, source.points, _CHUNK)]
+        parts = [part for some in read for part in some]
+        self.chunks: list[Batch] = [batches.moved(x, task.device) for x, _ in parts]
+        self.y = torch.cat([y for _, y in parts])
+        self._read = task.likelihood.read(self.y)
+        self._moment = _Moment()
+        self._signature: Any = None
+        self._evaluator: PlainEvaluator | StackedEvaluator | None = None
+        self._try()
+
+    def _try(self) -> None:
+        """Refuse points that do not fit and measures that do not exist, before anything is trained."""
+        self.task.blueprint.interface.check(self.chunks[0])
+        self.task.likelihood.check(self.y, self.task.output_shape)
+        few = self.y[:8]
+        shape = (self.task.structure.members * self.task.structure.draws, len(few), *self.task.output_shape)
+        prediction = self._prediction(torch.zeros(shape), self._read[:8])
+        self.measure(prediction, prediction.targets(few))
+
+    def _prediction(self, outputs: Tensor, read: Tensor) -> Prediction:
+        """Return what outputs (row, batch, ...) predict; noise that is estimated after training is estimated on them."""
+        likelihood = self.task.likelihood
+        likelihood = likelihood.estimated(outputs, read) if likelihood.estimates else likelihood
+        owners = self.task.structure.owners(len(outputs) // (self.task.structure.members * self.task.structure.draws))
+        return likelihood.predict(outputs, About(self.combine, None, owners))
+
+    def outputs(self, states: Sequence[State], keys: Sequence[int]) -> Tensor:
+        """Return the outputs of networks of equal shapes (network, member * draws, batch, ...).
+
+        Args:
+            states: the networks as they are now.
+            keys: a number for each, by which it draws.
+        """
+        self._moment.states = dict(zip(keys, states))
+        signature = (tuple(keys), tree.signature(states[0].params), repr(states[0].form))
+        if self._evaluator is None or self._signature != signature:
+            self._evaluator, self._signature = self._chosen(states, keys), signature
+        else:
+            self._evaluator.renew()
+        return torch.cat([self._evaluator.run(chunk) for chunk in self.chunks], 2).cpu()
+
+    def _chosen(self, states: Sequence[State], keys: Sequence[int]) -> PlainEvaluator | StackedEvaluator:
+        few = copied(batches.part(self.chunks[0], slice(2)))
+        plain = PlainEvaluator(self.task, self._moment, keys, keep=True)
+        plain.look(few)
+        numbers = sum(tree.count(state.params) for state in states)
+        looped = any(passes.is_looped(m) for m in plain.trees(keys[0]).pristine.modules())
+        if len(keys) == 1 or looped or not plain.manners.good or numbers > _WIDEST:
+            return plain
+        stacked = StackedEvaluator(self.task, self._moment, keys)
+        stacked.catch = plain.catch
+        return stacked if works(stacked, few) else plain
+
+    def measured(self, outputs: Tensor, *, together: bool) -> list[float]:
+        """Return the measure of each network's own prediction, or the one of them all, for each."""
+        if together:
+            return [self._measure(outputs.flatten(0, 1))] * len(outputs)
+        if self._is_plain_nll:
+            whole = self._prediction(outputs.flatten(0, 1), self._read)
+            if whole.mixes:
+                scores = whole.log_scores(whole.targets(self.y)).unflatten(0, outputs.shape[:2])
+                mixed = scores.logsumexp(1) - math.log(outputs.shape[1])
+                return [float(value) for value in -mixed.mean(-1)]
+        return [self._measure(one) for one in outputs]
+
+    @property
+    def _is_plain_nll(self) -> bool:
+        """Whether the measure of several networks can be had at once: their log scores, with nothing estimated for each."""
+        return self.measure == Measure.of("nll") and self.y[0].numel() == 1 and not self.task.likelihood.estimates
+
+    def _measure(self, outputs: Tensor) -> float:
+        prediction = self._prediction(outputs, self._read)
+        return self.measure(prediction, prediction.targets(self.y))

@@ -1,0 +1,111 @@
+"""When training ends before its budget: what is measured on held-out points, and for how long it may stay the same."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from choral.base.errors import InputError, did_you_mean
+from choral.base.functions import Function
+from choral.base.values import Value
+from choral.predictions import Prediction
+
+Keep = Literal["best", "last"]
+By = Literal["member", "ensemble"]
+LARGER = ("accuracy", "auroc", "average_precision", "balanced_accuracy", "f1", "r2", "top5_accuracy")
+"""Measures that grow as predictions get better; all others shrink."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(Value):
+    """A number that says how good a prediction is.
+
+    Args:
+        name: what it is called; without a function, one of the scores of a prediction.
+        larger_is_better: its direction.
+        function: takes a prediction and its targets, returns the number.
+
+    >>> Measure.of("accuracy").larger_is_better, Measure.of("nll").larger_is_better
+    (True, False)
+    """
+
+    name: str
+    larger_is_better: bool = False
+    function: Function | None = None
+
+    @staticmethod
+    def of(
+        given: "str | Measure | Callable[[Prediction, Tensor], float]", *, larger_is_better: bool | None = None
+    ) -> "Measure":
+        """Return a measure by its name, or from a function of the user's (prediction, y) -> float.
+
+        Args:
+            given: the name or function.
+            larger_is_better: the direction; known for names, and False for functions unless it is said.
+        """
+        if isinstance(given, Measure):
+            return given
+        if isinstance(given, str):
+            return Measure(
+                name=given, larger_is_better=given in LARGER if larger_is_better is None else larger_is_better
+            )
+        if not callable(given):
+            raise InputError(
+                f"measure is {given!r}; give the name of a score such as 'nll', or a function (prediction, y)."
+            )
+        function = Function.of(given)
+        return Measure(
+            name=function.name.rpartition(".")[2], larger_is_better=bool(larger_is_better), function=function
+        )
+
+    def __call__(self, prediction: Prediction, targets: Tensor) -> float:
+        """Return the number."""
+        if self.function is not None:
+            return float(self.function(prediction, targets))
+        brief = prediction.brief(targets)
+        if self.name in brief:
+            return brief[self.name]
+        scores = prediction.scores(targets)
+        if self.name not in scores:
+            raise InputError(
+                f"measure is {self.name!r}; for {prediction.task} give one of {', '.join(sorted(scores))}, or a function "
+                f"(prediction, y) -> float.{did_you_mean(self.name, scores)}"
+            )
+        return scores[self.name]
+
+    def improves(self, value: float, best: float | None, least: float = 0.0) -> bool:
+        """Return whether a value is better than the best one so far, by more than `least`; NaN never is."""
+        if best is None:
+            return value == value
+        return value > best + least if self.larger_is_better else value < best - least
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStop(Value):
+    """End a training phase when held-out points are no longer predicted better.
+
+    Args:
+        patience: epochs without improvement after which it ends.
+        measure: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float.
+        by: 'member' ends each network by itself; 'ensemble' looks at the mean prediction of all that are trained together, and
+            ends them together.
+        least: improvement that counts, at least.
+
+    >>> EarlyStop(patience=5).measure
+    Measure(name='nll', larger_is_better=False, function=None)
+    """
+
+    patience: int = 16
+    measure: Any = "nll"
+    by: By = "member"
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "measure", Measure.of(self.measure))
+        if not isinstance(self.patience, int) or isinstance(self.patience, bool) or self.patience < 1:
+            raise InputError(f"EarlyStop: patience is {self.patience!r}; give a whole number of epochs, 1 or more.")
+        if self.by not in get_args(By):
+            raise InputError(f"EarlyStop: by is {self.by!r}; give 'member' or 'ensemble'.")
+        if not self.least >= 0:
+            raise InputError(f"EarlyStop: least is {self.least!r}; give 0 or more.")

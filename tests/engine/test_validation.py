@@ -1,0 +1,264 @@
+"""Validation: what is held out, what stops, what is kept, and that training does not notice."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from choral.base.errors import InputError, RunError
+from choral.data.parts import held_out
+from choral.data.sources import source_of
+from choral.fit import fit, load
+from choral.plan import Adam, EarlyStop, Measure
+from choral.recipes import make
+from choral.recipes.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(120, 5, generator=G)
+Y = (X[:, 0] + 0.8 * torch.randn(120, generator=G) > 0).long()
+QUICK = Training(rate=0.02, optimiser=Adam(), batch_size=32, schedule="constant")
+EXECUTORS = ("sequential", "vectorised")
+SOON = EarlyStop(patience=3)
+
+
+def build():
+    return nn.Sequential(nn.Linear(5, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
+
+
+def recipe(name="deep_ensemble", epochs=60, **options):
+    return make(name, epochs=epochs, training=QUICK, **options)
+
+
+def flat(ensemble):
+    return [state.flat() for state in ensemble.states()]
+
+
+def assert_same(one, other, **tolerance):
+    assert len(one) == len(other)
+    for a, b in zip(one, other):
+        assert a.keys() == b.keys()
+        for name in a:
+            if tolerance:
+                torch.testing.assert_close(a[name], b[name], **tolerance)
+            else:
+                assert torch.equal(a[name], b[name]), name
+
+
+def epochs_of(folder):
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == "epoch"]
+
+
+def rows_of(share=0.25, seed=0, y=Y):
+    return held_out(source_of((X[: len(y)], y)), share, seed)
+
+
+def test_the_held_out_share_is_stratified_apart_and_decided_by_the_seed():
+    y = torch.tensor([0] * 80 + [1] * 30 + [2] * 9 + [3])
+    kept, held = rows_of(0.3, y=y)
+    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(120))
+    assert y[held].bincount(minlength=4).tolist() == [24, 9, 3, 0]
+    assert torch.equal(held, rows_of(0.3, y=y)[1])
+    assert not torch.equal(held, rows_of(0.3, seed=1, y=y)[1])
+    real = held_out(source_of((X, X[:, :1])), 0.3, 0)
+    assert (len(real[0]), len(real[1])) == (84, 36)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 0.001, 3])
+def test_a_share_that_leaves_a_side_empty_is_refused(share):
+    with pytest.raises(InputError, match="give a share above 0 and below 1"):
+        fit(build, (X, Y), recipe(epochs=4), validation=share)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", ["deep_ensemble", "bagged", "mc_dropout", "snapshot"])
+def test_training_does_not_notice_that_it_is_watched(name, executor):
+    kept, _ = rows_of()
+    plain = fit(build, (X[kept], Y[kept]), recipe(name, 8), executor=executor)
+    watched = fit(build, (X, Y), recipe(name, 8), executor=executor, validation=0.25, keep="last")
+    assert_same(flat(plain), flat(watched))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_is_measured_is_the_prediction_in_evaluation_mode_and_the_best_is_kept(executor, tmp_path):
+    _, held = rows_of()
+    found = {}
+    for keep in ("last", "best"):
+        folder = tmp_path / keep
+        ensemble = fit(build, (X, Y), recipe(epochs=48), run_dir=folder, executor=executor, validation=0.25, keep=keep)
+        prediction = ensemble.predict(X[held])
+        found[keep] = [float(-one.log().gather(1, Y[held, None]).mean()) for one in prediction.member_probs]
+    curves: dict[str, list[float]] = {}
+    for event in epochs_of(tmp_path / "best"):
+        for place, value in zip(event["places"], event["validation"]):
+            curves.setdefault(place, []).append(value)
+    assert len(curves) == 4
+    assert found["best"] == pytest.approx([min(curve) for curve in curves.values()], rel=1e-4)
+    assert found["last"] == pytest.approx([curve[-1] for curve in curves.values()], rel=1e-4)
+    assert any(best < last for best, last in zip(found["best"], found["last"]))
+
+
+@pytest.mark.parametrize("by", ["member", "ensemble"])
+@pytest.mark.parametrize("name", ["deep_ensemble", "prune_and_tune", "snapshot"])
+def test_executors_stop_at_the_same_epochs_with_the_same_members(name, by):
+    found = [
+        fit(build, (X, Y), recipe(name), executor=executor, validation=0.25, stop=EarlyStop(patience=3, by=by))
+        for executor in EXECUTORS
+    ]
+    stops = [sorted((s["place"], s["epoch"], s["best_epoch"]) for s in e.info["stopped"]) for e in found]
+    assert stops[0]
+    assert stops[0] == stops[1]
+    assert len({s["epoch"] for s in found[0].info["stopped"]}) > (by == "member" and name == "deep_ensemble")
+    assert_same(*map(flat, found), rtol=1e-3, atol=1e-4)
+    assert found[0].info["counted"]["epochs"] == found[1].info["counted"]["epochs"] < 60
+
+
+def test_an_ensemble_stops_by_its_mean_prediction(tmp_path):
+    stop = EarlyStop(patience=3, by="ensemble")
+    whole = fit(build, (X, Y), recipe(), run_dir=tmp_path, executor="vectorised", validation=0.25, stop=stop)
+    _, held = rows_of()
+    best = {s["best"] for s in whole.info["stopped"]}
+    assert len(best) == 1
+    assert len({s["epoch"] for s in whole.info["stopped"]}) == 1
+    nll = float(-whole.predict(X[held]).probs.log().gather(1, Y[held, None]).mean())
+    assert nll == pytest.approx(best.pop(), rel=1e-4)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("by", ["member", "ensemble"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_run_that_is_interrupted_everywhere_ends_with_the_same_bytes(executor, by, tmp_path):
+    settings = {"executor": executor, "validation": 0.25, "stop": EarlyStop(patience=3, by=by), "checkpoint_seconds": 0}
+    whole = fit(build, (X, Y), recipe(members=6), run_dir=tmp_path / "whole", **settings)
+    resumed, interruptions = None, 0
+    while resumed is None:
+        heard = []
+
+        def stop(event, heard=heard, after=2 + interruptions // 3):
+            heard.append(event)
+            if len(heard) > after:
+                raise Stop
+
+        try:
+            resumed = fit(build, (X, Y), recipe(members=6), run_dir=tmp_path / "cut", listener=stop, **settings)
+        except Stop:
+            interruptions += 1
+    assert interruptions >= 10
+    assert_same(flat(whole), flat(resumed))
+    assert resumed.info["stopped"] == whole.info["stopped"]
+    ours, theirs = (
+        [(e["places"], e["epoch"], e["validation"]) for e in epochs_of(tmp_path / f)] for f in ("whole", "cut")
+    )
+    assert ours == theirs
+
+
+def test_stopped_members_leave_the_stack_with_the_others_memory_kept():
+    widths = []
+
+    def hear(event):
+        if event["kind"] == "epoch":
+            widths.append(len(event["places"]))
+
+    settings = {"validation": 0.25, "stop": SOON}
+    stacked = fit(build, (X, Y), recipe(members=8, epochs=160), executor="vectorised", listener=hear, **settings)
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) > 2
+    alone = fit(build, (X, Y), recipe(members=8, epochs=160), executor="sequential", **settings)
+    assert_same(flat(stacked), flat(alone), rtol=1e-3, atol=1e-4)
+
+
+def test_own_measures_have_a_direction():
+    def confidence(prediction, y):
+        return float(prediction.probs.gather(1, y[:, None]).mean())
+
+    found = {}
+    for larger in (True, False):
+        measure = Measure.of(confidence, larger_is_better=larger)
+        ensemble = fit(
+            build, (X, Y), recipe("single", 12), validation=0.25, stop=EarlyStop(patience=2, measure=measure)
+        )
+        found[larger] = ensemble.info.get("stopped", [{"best_epoch": 12}])[0]["best_epoch"]
+    assert found[False] == 1
+    assert found[True] > 1
+    by_name = fit(build, (X, Y), recipe("single", 12), validation=0.25, stop=EarlyStop(measure="accuracy", patience=1))
+    assert by_name.info["stopped"][0]["reason"] == "patience"
+
+
+def test_wrong_wishes_are_refused_before_training():
+    with pytest.raises(InputError, match=r"stop needs held-out points; give validation=0.2"):
+        fit(build, (X, Y), recipe(), stop=SOON)
+    with pytest.raises(InputError, match="keep='best' needs held-out points"):
+        fit(build, (X, Y), recipe(), keep="best")
+    with pytest.raises(InputError, match="keep is 'first'; give 'best' or 'last'"):
+        fit(build, (X, Y), recipe(), validation=0.2, keep="first")
+    with pytest.raises(InputError, match=r"stop is 16; give choral.EarlyStop\(patience=16\)"):
+        fit(build, (X, Y), recipe(), validation=0.2, stop=16)
+    with pytest.raises(InputError, match="time_limit is 0; give a number of seconds above 0"):
+        fit(build, (X, Y), recipe(), time_limit=0)
+    with pytest.raises(InputError, match="measure is 'rmse'; for classification give one of accuracy"):
+        fit(build, (X, Y), recipe(), validation=0.2, stop=EarlyStop(measure="rmse"))
+    with pytest.raises(InputError, match="class label 7 but the network gives 2 outputs"):
+        fit(build, (X, Y), recipe(), validation=(X[:3], torch.tensor([0, 1, 7])))
+    with pytest.raises(InputError, match="patience is 0; give a whole number of epochs, 1 or more"):
+        EarlyStop(patience=0)
+
+
+def test_changed_wishes_in_the_same_folder_are_refused_in_the_users_words(tmp_path):
+    fit(build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.25, stop=SOON)
+    with pytest.raises(RunError, match="patience of EarlyStop was 3, now 4"):
+        fit(build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.25, stop=EarlyStop(patience=4))
+    with pytest.raises(RunError, match=r"validation was 0\.25, now 0\.5"):
+        fit(build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.5, stop=SOON)
+
+
+def test_data_of_its_own_leaves_all_rows_for_training():
+    plain = fit(build, (X, Y), recipe(epochs=8), executor="sequential")
+    watched = fit(build, (X, Y), recipe(epochs=8), executor="sequential", validation=(X[:20], Y[:20]), keep="last")
+    assert_same(flat(plain), flat(watched))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_time_limit_ends_with_what_is_there(executor, tmp_path):
+    settings = {"executor": executor, "time_limit": 1e-6, "run_dir": tmp_path}
+    ensemble = fit(build, (X, Y), recipe(), **settings)
+    kept = 1 if executor == "sequential" else 4
+    assert (ensemble.members, ensemble.info["ended"], ensemble.info["networks"]) == (kept, "time_limit", kept)
+    assert ensemble.info["counted"]["epochs"] == kept
+    assert {s["reason"] for s in ensemble.info["stopped"]} == {"time_limit"}
+    assert ensemble.predict(X).probs.shape == (120, 2)
+    again = fit(build, (X, Y), recipe(), **settings)
+    assert_same(flat(ensemble), flat(load(tmp_path, build)))
+    assert_same(flat(ensemble), flat(again))
+    (tmp_path / "members" / "00000.safetensors").unlink()
+    with pytest.raises(RunError, match="ended by its time limit and member 0 is lost"):
+        fit(build, (X, Y), recipe(), **settings)
+
+
+def test_a_limit_counts_the_time_of_all_parts_of_a_run(tmp_path):
+    settings = {"run_dir": tmp_path, "checkpoint_seconds": 0, "time_limit": 1e9, "executor": "sequential"}
+
+    def stop(event):
+        if event["kind"] == "epoch" and event["epoch"] == 6:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(build, (X, Y), recipe(), listener=stop, **settings)
+    seconds = [e["counted"]["train_seconds"] for e in epochs_of(tmp_path)]
+    whole = fit(build, (X, Y), recipe(), **settings)
+    assert whole.info["counted"]["train_seconds"] > seconds[-2]
+    assert "ended" not in whole.info
+    assert len(epochs_of(tmp_path)) == 60
+
+
+def test_snapshots_are_not_collected_twice_after_the_time_is_up():
+    ensemble = fit(build, (X, Y), recipe("snapshot", 20), time_limit=1e-6)
+    assert ensemble.members == 1
+
+
+def test_a_phase_whose_rules_give_slots_does_not_stop_before_they_are_there():
+    ensemble = fit(build, (X, Y), recipe("swag", 40, members=3), validation=0.25, stop=EarlyStop(patience=1))
+    assert ensemble.members == 3
