@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from tests.cli.test_app import choral
+from tests.cli.shell import choral
 from typer.main import get_command
 
 from choral.cli.app import app
@@ -102,7 +102,7 @@ def pairs(words: list[str]) -> list[tuple[str, str]]:
     return list(zip(["", *words], words))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tour.md", "docs/tables.md"])
 def test_every_command_and_option_it_names_exists(page):
     made = get_command(app).commands  # type: ignore[attr-defined]  # a group
     lines = re.findall(r"`choral ([a-z]+)([^`]*)`", (ROOT / page).read_text())
