@@ -144,7 +144,7 @@ def test_a_dataset_of_dicts(executor):
 
 
 def test_padding_per_batch_and_masks():
-    loader = DataLoader(Dicts(ragged=True), collate_fn=padded)
+    loader = DataLoader(Dicts(ragged=True), batch_size=16, collate_fn=padded)
     found = choral.fit(Reader, loader, TWO, target="label")
     batch = padded([Dicts(ragged=True)[i] for i in range(9)])
     batch.pop("label")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from choral.base.errors import InputError, RunError
 from choral.base.types import Build, Builds
 from choral.data.inputs import Transforms
-from choral.data.sources import source_of
+from choral.data.sources import check_batches, source_of
 from choral.data.tables import Table
 from choral.engine.completing import complete, stores
 from choral.engine.denormals import flushing
@@ -120,6 +120,7 @@ def fit(
         keep_freed()
     with flushing() if process_wide else nullcontext():
         whole = source_of(data, target)
+        check_batches(whole, recipe.plan)
         source, held = set_apart(whole if weights is None else whole.weighing(weights), validation, seed)
         task = make_task(
             build,

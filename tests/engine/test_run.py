@@ -304,7 +304,7 @@ def test_datasets_and_loaders_give_the_members_that_arrays_give():
     dataset = TensorDataset(X, Y)
     for executor in ("sequential", "vectorised"):
         arrays = params(fit(build, (X, Y), recipe, executor=executor))
-        for data in (dataset, DataLoader(dataset, batch_size=3, shuffle=True)):
+        for data in (dataset, DataLoader(dataset, batch_size=16, shuffle=True)):
             assert all(
                 torch.equal(a[n], b[n])
                 for a, b in zip(arrays, params(fit(build, data, recipe, executor=executor)))

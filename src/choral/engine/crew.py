@@ -81,7 +81,7 @@ class Crew:
         self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
         self.keys = [rng.key(setting.seed, *(b.place + suffix).words, "train") for b in self.branches]
         self.subsets = [branch.reached.subset for branch in self.branches]
-        self.points = [setting.source.points if s is None else len(s) for s in self.subsets]
+        self.points = [setting.source.drawn(s) for s in self.subsets]
         self.per_epoch = batches_in(self.points[0], phase.batch_size)
         self.steps = phase.epochs * self.per_epoch
         self.shift = target_shift([branch.reached for branch in self.branches])
@@ -113,7 +113,8 @@ class Crew:
         phase, trainer = self.phase, self.trainer
         trainer.catch = True
         order = self._order(epoch)
-        for i, (x, y) in enumerate(self.setting.source.epoch(order, phase.batch_size)):
+        keys = [rng.key(key, "items", epoch) for key in self.keys]
+        for i, (x, y) in enumerate(self.setting.source.epoch(order, phase.batch_size, keys=keys)):
             step = epoch * self.per_epoch + i
             if self.shift is not None:
                 y = y + picked(self.shift, order, i * phase.batch_size, y)
@@ -124,7 +125,8 @@ class Crew:
         self._apply("epochs", epoch + 1, phase.epochs)
 
     def _order(self, epoch: int) -> Tensor:
-        orders = [order_of(k, epoch, n, s) for k, n, s in zip(self.keys, self.points, self.subsets)]
+        sampling = self.setting.source.sampling
+        orders = [order_of(k, epoch, n, s, sampling) for k, n, s in zip(self.keys, self.points, self.subsets)]
         return orders[0] if len(orders) == 1 else torch.stack(orders)
 
     def _apply(self, unit: str, finished: int, total: int) -> None:

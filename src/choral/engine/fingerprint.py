@@ -84,7 +84,7 @@ def _called(name: str) -> str:
 def _layers(network: nn.Module) -> Iterator[tuple[str, list[str]]]:
     for name, module in network.named_modules(remove_duplicate=False):
         own = _own(module)
-        hooks = [_of(hook) for kind in _HOOKS for hook in vars(module).get(kind, {}).values()]
+        hooks = [_of(hook) for kind in _HOOKS for hook in vars(module).get(kind, {}).values() if not _is_ours(hook)]
         tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         parts = [f"{k}={_of(v)}" for k, v in sorted(own.items())]
         parts += [f"{n}: {_shape(t)}" for n, t in tensors] + [f"hook {h}" for h in hooks]
@@ -145,6 +145,10 @@ def _of(value: Any, depth: int = _DEEPEST) -> str:
         return _name(value)
     inside = dict(list(getattr(value, "__dict__", {}).items())[:_MANY])
     return f"{type(value).__qualname__}({', '.join(f'{k}={_of(v, depth - 1)}' for k, v in sorted(inside.items()))})"
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] == "choral"
 
 
 def _name(value: Any) -> str:

@@ -76,5 +76,5 @@ class _Reached(NamedTuple):
 def _points(phase: Train, state: State | None, source: Source) -> int:
     """Return the points of one epoch: those of the member's own part, without a last batch that is left out."""
     own = None if state is None else state.subset
-    points = source.points if own is None else len(own)
+    points = source.drawn(own)
     return min(batches_in(points, phase.batch_size) * phase.batch_size, points)

@@ -38,6 +38,8 @@ def identity_of(
         "device": task.device.type,
         "precision": task.precision,
     }
+    if source.sampling is not None:
+        identity["sampling"] = source.sampling.digest
     if task.blueprint.parent is not None:
         with rng.seeded(0, "state"):
             identity["given weights"] = checksum(pack_tensors(dict(task.blueprint.parent.state_dict())))
@@ -66,6 +68,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 _SENTENCES = {
     "data": "the training data was changed",
+    "sampling": "the sampler of the DataLoader was changed",
     "given weights": "the weights of the network handed over were changed",
 }
 

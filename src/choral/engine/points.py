@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from choral.base import rng
+from choral.data.sampling import Sampling
 from choral.data.sources import Source
 from choral.plan.state import State
 
@@ -35,7 +36,10 @@ def picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor
     return shift[torch.arange(len(order)).unsqueeze(1), index]
 
 
-def order_of(key: int, epoch: int, points: int, subset: torch.Tensor | None) -> torch.Tensor:
-    """Return the points in the order of one epoch."""
-    order = torch.randperm(points, generator=rng.generator(key, "order", epoch))
+def order_of(
+    key: int, epoch: int, points: int, subset: torch.Tensor | None, sampling: Sampling | None = None
+) -> torch.Tensor:
+    """Return the points in the order of one epoch: each once, or as a rule draws them."""
+    generator = rng.generator(key, "order", epoch)
+    order = torch.randperm(points, generator=generator) if sampling is None else sampling.order(generator, subset)
     return order if subset is None else subset[order]

@@ -23,7 +23,7 @@ def try_training(task: Task, source: Source, plan: Phase) -> None:
     Raises InputError if that fails, and warns of numbers and words that the network keeps in attributes and changes: they are in
     no checkpoint, and all members see them.
     """
-    rows = _smallest(source.points, plan)
+    rows = _smallest(source.drawn(), plan)
     if not rows:
         return
     network = copy.deepcopy(task.blueprint.network()).train()

@@ -15,7 +15,7 @@ from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.inputs import Transforms, written
-from choral.data.sources import as_inputs, as_weights
+from choral.data.sources import as_inputs, as_weights, inputs_of
 from choral.data.tables import Table
 from choral.engine.answering import Evaluation
 from choral.engine.blueprint import Blueprint, usable
@@ -129,7 +129,7 @@ class Ensemble:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
         if self._floats is None:
             self._floats = self._blueprint.floats
-        ready = as_inputs(x, self._floats)
+        ready = as_inputs(inputs_of(x), self._floats)
         self._interface.check(ready)
         return ready
 
@@ -160,8 +160,9 @@ class Ensemble:
         """Return the ensemble's prediction for some inputs; may be called from several threads at once.
 
         Args:
-            x: inputs as given to fit (arrays or tensors, or a dict, tuple or list of them); for an ensemble fitted on a table, what
-                `ensemble.table.inputs(frame)` makes of its rows, as `choral predict` does.
+            x: inputs as given to fit (arrays or tensors, or a dict, tuple or list of them), or a Dataset or DataLoader, also of a stream,
+                whose targets are not looked at; for an ensemble fitted on a table, what `ensemble.table.inputs(frame)` makes of its rows, as
+                `choral predict` does.
             batch_size: points evaluated at once, at most.
             device: where to evaluate.
             precision: 'fp32' or 'bf16' (autocast).
