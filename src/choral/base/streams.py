@@ -5,7 +5,7 @@ code, for the thread (or asynchronous task) that entered it, and nobody else see
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from choral.base.errors import InputError
 from choral.base.hashing import GOLDEN, MASK32, bits, mix, mix_int, signed
+from choral.base.keeping import Drawn, Kept
 
 
 def words(*keys: int) -> Tensor:
@@ -37,6 +39,11 @@ class Stream:
         self.site = 0
         self.caught = 0
         self.drawn = 0  # numbers, in all draws
+
+    @property
+    def by_number(self) -> bool:
+        """Whether key and step are numbers, so that nothing it draws is mapped."""
+        return isinstance(self.key, int) and isinstance(self.step, int)
 
     def next_words(self) -> tuple[Any, Any]:
         """Return the two words of the next site: Python ints for an int key, else scalar tensors."""
@@ -80,6 +87,7 @@ class Circumstances:
     means: bool = False  # whether sampled layers use the centre of their posteriors
     component: int | Tensor | None = None  # what patched layers take if they all take the same
     outer: Stream | None = None  # what members of a joint network were given streams from
+    kept: Kept | None = None  # drawn weights of earlier calls
 
 
 _NONE = Circumstances()
@@ -130,8 +138,11 @@ def normal(shape: Sequence[int], *, like: Tensor) -> Tensor:
     stream = _now.get().stream
     if stream is None:
         return torch.randn(tuple(shape), dtype=like.dtype, device=like.device)
-    bits = (_bits(shape, like.device, stream) >> 9).bitwise_and_(0x7FFFFF)
-    centred = bits.to(torch.float32).add_(0.5 - 2.0**22).mul_(2.0**-22)
+    bits = _bits(shape, like.device, stream) >> 9
+    if not stream.by_number:  # mapped: what writes into tensors cannot be recorded
+        centred = ((bits & 0x7FFFFF).to(torch.float32) + (0.5 - 2.0**22)) * 2.0**-22
+        return (torch.erfinv(centred) * 2.0**0.5).to(like.dtype)
+    centred = bits.bitwise_and_(0x7FFFFF).to(torch.float32).add_(0.5 - 2.0**22).mul_(2.0**-22)
     return torch.erfinv(centred).mul_(2.0**0.5).to(like.dtype)
 
 
@@ -178,6 +189,25 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     if rate >= 1:
         return x * 0
     return x * (keep_mask(x.shape, rate, device=x.device).to(x.dtype) * (1.0 / (1.0 - rate)))
+
+
+def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    """Return a value drawn from a tensor, or the one drawn here from the same tensor in an earlier call, where those are kept.
+
+    It must depend on nothing but the tensors of its layer and the running stream; not on the input.
+    """
+    held = _now.get()
+    stream, kept = held.stream, held.kept
+    if kept is None or stream is None or not stream.by_number or not isinstance(source, Parameter):
+        return make()  # mapped calls have many values, and a part of a stacked parameter is another tensor each time
+    place = (stream.key, stream.step, stream.site)
+    found = kept.get(place, source)
+    if found is None:
+        value = make()
+        kept.put(place, Drawn(value, source, stream.site))
+        return value
+    stream.site = found.site
+    return found.value
 
 
 def step() -> int | Tensor | None:

@@ -10,6 +10,7 @@ from choral.base import batches, tree
 from choral.base.batches import Batch
 from choral.engine import passes
 from choral.engine.evaluators import (
+    ROWS,
     Evaluator,
     PlainEvaluator,
     RecordedEvaluator,
@@ -114,17 +115,21 @@ class Evaluation:
         found: Evaluator = plain
         if not plain.manners.good:
             return plain
+        size = task.structure.draws * len(numbers) * sum(p.numel() for p in network.parameters())
         if len(numbers) > 1 and plain.keep and not looped:
             stacked = StackedEvaluator(task, self._store, numbers)
             stacked.catch = plain.catch
             stacked.rows = max(128, _LAYER // (len(numbers) * widest))
             found = stacked if works(stacked, few) else plain
         self._map_passes(found, plain, few, widest)
-        size = task.structure.draws * len(numbers) * sum(p.numel() for p in network.parameters())
         whole = found.each == task.structure.draws
         if not looped and whole and size <= _RECORDED and (len(numbers) == 1 or found is not plain) and not plain.catch:
             recorded = RecordedEvaluator(found)
-            found = recorded if works(recorded, few) and recorded.sound else found
+            if works(recorded, few) and recorded.sound:
+                found = recorded
+        if not isinstance(found, RecordedEvaluator) and plain.keeps_draws(few):
+            plain.each, plain.rows = 1, ROWS  # mapped passes would draw anew in every call
+            return plain
         if found is plain or task.structure.draws > 1:
             return found
         return SizedEvaluator(found, plain, turn=_ARITHMETIC // (size // len(numbers)))

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from choral.base import batches, draws, rng, tree
 from choral.base.batches import Batch
+from choral.base.keeping import Kept
 from choral.base.mapping import vmap
+from choral.base.streams import under
 from choral.engine import passes
 from choral.engine.task import Task
 from choral.engine.threads import operations
@@ -29,6 +31,8 @@ from choral.layers.conversion.calling import call_with, ties_of
 from choral.plan.state import State
 
 _RECORDS = 32  # shapes of inputs that are recorded, at most: those of padded sequences have no end
+ROWS = 1024  # evaluated at once, at most
+_DRAWN = 1 << 27  # bytes of drawn weights that are kept from call to call, at most
 _RECORDED_INPUT = 1 << 18  # numbers in a chunk that is recorded, at most: recording holds all results at once
 
 
@@ -99,7 +103,7 @@ class Evaluator(ABC):
 
     def __init__(self, task: Task, store: States, numbers: Sequence[int]):
         self.task, self.store, self.numbers = task, store, list(numbers)
-        self.rows = 1024  # evaluated at once, at most
+        self.rows = ROWS
         self.each = 1  # passes mapped together
         self.catch = True  # whether the network draws by functions of torch
         self.manners = Manners()
@@ -140,6 +144,7 @@ class PlainEvaluator(Evaluator):
     def __init__(self, task: Task, store: States, numbers: Sequence[int], *, keep: bool):
         super().__init__(task, store, numbers)
         self.keep, self._loaded, self._forgetful = keep, dict[int, Trees](), False
+        self._drawn = Kept(_DRAWN if keep else 0)
 
     def trees(self, number: int) -> Trees:
         """Return a network with its values."""
@@ -161,7 +166,7 @@ class PlainEvaluator(Evaluator):
                     t.copy_(state.params[name] if name in state.params else state.buffers[name])
 
     def _of(self, number: int, chunk: Batch) -> Tensor:
-        with self.trees(number).one() as network:
+        with self.trees(number).one() as network, under(kept=self._drawn):
             return self.call(network, rng.key(0, "predict", number), chunk)
 
     def run(self, chunk: Batch) -> Tensor:
@@ -215,6 +220,13 @@ class PlainEvaluator(Evaluator):
 
     def _ready(self, x: Batch) -> Batch:
         return self.task.structure.feed(self.task.prepared(x, training=False), None)[0]
+
+    def keeps_draws(self, few: Batch) -> bool:
+        """Return whether the network draws weights, and there is room to keep those of all passes."""
+        tried = Kept(_DRAWN)
+        with rng.seeded(0, "look"), draws.keyed(0), under(kept=tried):
+            self._once(copied(few))
+        return self.keep and 0 < tried.bytes * self.task.structure.draws * len(self.numbers) <= _DRAWN
 
     def room(self, few: Batch) -> int:
         """Return how many passes to map together."""

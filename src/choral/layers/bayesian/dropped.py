@@ -113,7 +113,7 @@ class DropConnect(WeightLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs under one draw of the weights, the same for the whole batch."""
-        return self.operate(x, draws.dropout(self.weight, self.rate), self.bias)
+        return self.operate(x, draws.remembered(self.weight, lambda: draws.dropout(self.weight, self.rate)), self.bias)
 
     def plain(self) -> nn.Module:
         """Return the plain layer."""

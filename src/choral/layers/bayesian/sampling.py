@@ -51,7 +51,7 @@ def draw(mean: Tensor | None, rho: Tensor | None) -> Tensor | None:
     """Return mean + softplus(rho) * noise, or the mean within `at_means`; None (a layer without bias) stays None."""
     if mean is None or rho is None or means_wanted():
         return mean
-    return torch.addcmul(mean, std_of(rho), draws.normal(mean.shape, like=mean))
+    return draws.remembered(mean, lambda: torch.addcmul(mean, std_of(rho), draws.normal(mean.shape, like=mean)))
 
 
 def add_posterior(layer: nn.Module, name: str, centre: Tensor | None, rho: float) -> None:
