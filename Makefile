@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help setup demo test browser lint format bench clean
+.PHONY: help setup demo test test-all browser lint format bench clean
 
 help:
 	@echo "make setup   make $(VENV) and install choral with pinned versions"
 	@echo "make demo    compare every method on the digits data and write a report"
 	@echo "make test    the whole quick test suite"
+	@echo "make test-all the same, and every method on every awkward network (an hour or two)"
 	@echo "make browser install Chromium for the tests of the report (Debian, as root)"
 	@echo "make lint    formatter, linter and type checker"
 	@echo "make bench   the speed ratios (benchmarks/engine.py)"
@@ -34,6 +35,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'menagerie or not menagerie'
 
 browser:
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)

@@ -74,7 +74,7 @@ def detach(network: nn.Module) -> nn.Module:
     """Return the network as its maker wrote it, without the hooks of an interface."""
     for module in network.modules():
         for table in (module._forward_pre_hooks, module._forward_hooks):
-            for number in [n for n, hook in table.items() if isinstance(hook, _Spread | _Pick)]:
+            for number in [n for n, hook in table.items() if is_of_interface(hook)]:
                 del table[number]
                 module._forward_pre_hooks_with_kwargs.pop(number, None)
     return network
@@ -168,6 +168,11 @@ class _Pick:
 
     def __call__(self, module: nn.Module, args: Any, found: Any) -> Tensor:
         return self.interface.picked(found)
+
+
+def is_of_interface(hook: Any) -> bool:
+    """Return whether a hook of a network is one that an interface has attached."""
+    return isinstance(hook, _Spread | _Pick)
 
 
 def why_not_read(network: nn.Module, batch: Batch, error: Exception) -> str:

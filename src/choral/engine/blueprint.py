@@ -85,7 +85,8 @@ class Blueprint:
         self.device = device
         self.images = images
         self.interface = interface
-        self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
+        with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
+            self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
         self._build = build
         self._skeletons: dict[str, nn.Module] = {}
 

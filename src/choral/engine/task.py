@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, InputError, PlanError
-from choral.base.interface import why_not_read
+from choral.base.errors import ChoralError, ConversionError, InputError, PlanError
 from choral.base.types import Build
 from choral.data.inputs import Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, usable
-from choral.engine.looking import look
+from choral.engine.looking import look, running_in
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.recipes.recipe import Recipe
@@ -159,12 +158,17 @@ def _outputs(network: nn.Module, structure: Structure, x: Batch) -> Tensor:
     """Return what the joint network makes of a few points (member, batch, ...)."""
     with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
         ready, _ = structure.feed(x, None)
-        try:
-            outputs = structure.unfold(network(ready))
-        except ChoralError:
-            raise
-        except Exception as error:  # forward code of the user's may fail in any way
-            raise InputError(why_not_read(network, x, error)) from error
+        with running_in(network) as modules:
+            try:
+                outputs = structure.unfold(network(ready))
+            except ChoralError:
+                raise
+            except Exception as error:  # forward code of the user's may fail in any way
+                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise ConversionError(
+                    f"the plain network reads a batch {batches.in_words(x)}, but not as {type(structure).__name__} converts it: "
+                    f"{modules[-1] if modules else 'its output'} gives the error '{said}'; use another method, or change that layer."
+                ) from error
     rows = batches.rows(x)
     if outputs.shape[:2] != (structure.members, rows):
         raise InputError(

@@ -60,7 +60,7 @@ class Ensemble:
         self._store, self._count = store, count
         self.networks = count
         self._build = build
-        self._interface = interface
+        self.interface = interface
         self._blueprint = Blueprint(
             build, recipe.structure, device=torch.device("cpu"), images=False, interface=interface
         )
@@ -130,12 +130,12 @@ class Ensemble:
         if self._floats is None:
             self._floats = self._blueprint.floats
         ready = as_inputs(inputs_of(x), self._floats)
-        self._interface.check(ready)
+        self.interface.check(ready)
         return ready
 
     def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
         recipe, where = self.recipe, usable(device)
-        blueprint = Blueprint(self._build, recipe.structure, device=where, images=images, interface=self._interface)
+        blueprint = Blueprint(self._build, recipe.structure, device=where, images=images, interface=self.interface)
         task = Task(
             blueprint,
             recipe.structure,
@@ -228,7 +228,7 @@ class Ensemble:
             "recipe": self.recipe.to_dict(),
             "likelihood": self.likelihood.to_dict(),
             "inputs": written(self.inputs),
-            "interface": self._interface.to_dict(),
+            "interface": self.interface.to_dict(),
             "network": self._blueprint.spec(),
             "fingerprint": self._blueprint.fingerprint(),
             "table": None if self.table is None else self.table.to_dict(),

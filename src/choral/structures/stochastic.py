@@ -57,12 +57,17 @@ class Stochastic(Structure):
         tree = swap(network, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
         if self.rate is not None:
             tree = self._put_in(network, tree, self.rate)
-        if not any(isinstance(m, Dropped | DroppedOutput | DropConnect) for m in tree.modules()):
+        if any(isinstance(m, Dropped | DroppedOutput | DropConnect) for m in tree.modules()):
+            return tree
+        if self.rate is None:
             raise ConversionError(
                 f"{type(network).__name__} has no dropout layers and no rate was given, so every pass would be the same; give "
                 "rate=, the probability of dropping a unit."
             )
-        return tree
+        raise ConversionError(
+            f"{type(network).__name__} has no dropout layers, and no linear map or convolution before its output layer to put them behind, "
+            "so every pass would be the same; name layers with include, or give it nn.Dropout layers."
+        )
 
     def _put_in(self, network: nn.Module, tree: nn.Module, rate: float) -> nn.Module:
         output = None if self.include else next((name for name, _ in reversed(ends_of(network))), None)

@@ -8,16 +8,19 @@ Training settings belong to the recipe: give it few epochs and a calm rate, sinc
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
-from choral.base.errors import ChoralError
+from choral.base import batches
+from choral.base.errors import ChoralError, InputError
 from choral.base.values import from_dict
+from choral.data.inputs import prepare
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit, load
 from choral.recipes.recipe import Recipe
@@ -30,18 +33,20 @@ class Nonconforming(ChoralError, AssertionError):
     """A recipe broke a rule."""
 
 
-def check_recipe(recipe: Recipe, *, problems: Sequence[str] = tuple(PROBLEMS)) -> None:
+def check_recipe(recipe: Recipe, *, problems: Sequence[str] | Mapping[str, Trial] = tuple(PROBLEMS)) -> None:
     """Run the whole conformance suite on a recipe; raises Nonconforming with every check that failed.
 
     Args:
         recipe: a small budget is enough, and two or more members tell more than one.
-        problems: which of `choral.testing.PROBLEMS` to run it on: 'classification', 'regression', 'images'.
+        problems: which of `choral.testing.PROBLEMS` to run it on: 'classification', 'regression', 'images'; or others, such as
+            `choral.testing.MENAGERIE`, of which a method may refuse some.
     """
     failed = []
     for problem in problems:
+        trial = problems[problem] if isinstance(problems, Mapping) else PROBLEMS[problem]
         for name, check in CHECKS.items():
             try:
-                check(recipe, PROBLEMS[problem])
+                check(recipe, trial)
             except Exception as error:  # whatever a recipe of somebody else's raises is its failure of the check
                 reason = str(error).splitlines()[0] if str(error) else ""
                 failed.append(f"{name} on {problem}: {type(error).__name__}: {reason}")
@@ -65,7 +70,7 @@ def seed_decides(recipe: Recipe, trial: Trial) -> None:
         _require(not same, f"another seed gave the same values of {', '.join(same[:3])}")
     _require(first.info["counted"]["epochs"] == recipe.epochs, "it took other epochs than it declares")
     _require(first.members == recipe.members, "it gave other members than it declares")
-    outputs = first.outputs(trial.data()[0])
+    outputs = first.outputs(trial.some(20))
     _require(
         len(outputs) == recipe.members * recipe.structure.draws, "its outputs are not one for each member and draw"
     )
@@ -74,8 +79,9 @@ def seed_decides(recipe: Recipe, trial: Trial) -> None:
 
 def executors_agree(recipe: Recipe, trial: Trial) -> None:
     """Trained stacked or one by one, members agree up to rounding."""
-    one, many = (_fitted(recipe, trial, executor=e) for e in ("sequential", "vectorised"))
-    for a, b in zip(one.states(), many.states()):
+    one = _fitted(recipe, trial, executor="sequential")
+    many = _stacked(recipe, trial)
+    for a, b in zip(one.states(), many.states() if many is not None else ()):
         for n, t in (a.params | a.buffers).items():
             twin = (b.params | b.buffers)[n]
             _require(torch.allclose(t.float(), twin.float(), atol=2e-4, rtol=2e-3), f"{n} differs between executors")
@@ -83,7 +89,8 @@ def executors_agree(recipe: Recipe, trial: Trial) -> None:
 
 def resumes_exactly(recipe: Recipe, trial: Trial) -> None:
     """A run stopped again and again, at every event in turn, ends with the bytes of an unbroken one."""
-    for executor in ("sequential", "vectorised"):
+    able = "sequential", *(("vectorised",) if _stacked(recipe, trial) is not None else ())
+    for executor in able:
         with tempfile.TemporaryDirectory() as place:
             _stopped_at_every_event(recipe, trial, executor, Path(place))
 
@@ -108,28 +115,29 @@ def saves_exactly(recipe: Recipe, trial: Trial) -> None:
     with tempfile.TemporaryDirectory() as place:
         ensemble = _fitted(recipe, trial, run_dir=Path(place) / "run")
         ensemble.save(Path(place) / "saved.choral")
-        x = trial.data()[0][:20]
+        x, again = trial.some(20), {n: f for n, f in trial.options.items() if n == "output" and callable(f)}
         for path in (Path(place) / "saved.choral", Path(place) / "run"):
-            same = torch.equal(load(path, build=trial.build).outputs(x), ensemble.outputs(x))
+            same = torch.equal(load(path, build=trial.build, **again).outputs(x), ensemble.outputs(x))
             _require(same, f"loaded from {path.name}, it predicts otherwise")
 
 
 def members_stand_alone(recipe: Recipe, trial: Trial) -> None:
     """Row i of the ensemble is member i alone, unless members draw."""
-    ensemble, x = _fitted(recipe, trial), trial.data()[0][:10]
+    ensemble, x = _fitted(recipe, trial), trial.some(10)
     if recipe.structure.draws > 1:
         return
     outputs = ensemble.outputs(x)
     for i in range(ensemble.members):
         with torch.no_grad():
-            _require(torch.allclose(ensemble.member(i)(x), outputs[i], atol=1e-5), f"member {i} alone is another one")
+            alone = ensemble.interface.call(ensemble.member(i), prepare(x, ensemble.inputs, training=False))
+        _require(torch.allclose(alone, outputs[i], atol=1e-5), f"member {i} alone is another one")
 
 
 def rows_stand_alone(recipe: Recipe, trial: Trial) -> None:
     """What a row gets depends neither on the rows beside it nor on who else is asking."""
-    ensemble, x = _fitted(recipe, trial), trial.data()[0][:12]
+    ensemble, x = _fitted(recipe, trial), trial.some(12)
     whole = ensemble.outputs(x)
-    parts = torch.cat([ensemble.outputs(x[i : i + 5], batch_size=3) for i in (0, 5, 10)], 1)
+    parts = torch.cat([ensemble.outputs(part, batch_size=3) for part in batches.chunks(x, 5)], 1)
     _require(torch.allclose(whole, parts, atol=1e-5, rtol=1e-4), "rows predicted in parts get other outputs")
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(ensemble.outputs, [x] * 8))
@@ -139,10 +147,11 @@ def rows_stand_alone(recipe: Recipe, trial: Trial) -> None:
 def leaves_the_network_alone(recipe: Recipe, trial: Trial) -> None:
     """The network the user gave is never changed, nor are the draws of the program around the fit."""
     given = trial.build()
-    before = {n: t.clone() for n, t in given.state_dict().items()}
+    before = {n: t.clone() for n, t in given.state_dict().items() if not is_lazy(t)}
     drawn = torch.random.get_rng_state()
-    fit(given, trial.data(), recipe)
-    changed = [n for n, t in given.state_dict().items() if not torch.equal(before[n], t)]
+    fit(given, trial.data(), recipe, **trial.options)
+    after = {n: t for n, t in given.state_dict().items() if not is_lazy(t)}
+    changed = [n for n in after if n not in before or not torch.equal(before[n], after[n])]
     _require(not changed, f"it changed the network it was given: {', '.join(changed[:3])}")
     _require(torch.equal(drawn, torch.random.get_rng_state()), "it drew from the program's generator")
 
@@ -180,7 +189,17 @@ def _stopping(after: int) -> Callable[[dict[str, Any]], None]:
 
 
 def _fitted(recipe: Recipe, trial: Trial, **options: Any) -> Ensemble:
-    return fit(trial.build, trial.data(), recipe, **{"executor": "sequential"} | options)
+    return fit(trial.build, trial.data(), recipe, **{"executor": "sequential"} | dict(trial.options) | options)
+
+
+def _stacked(recipe: Recipe, trial: Trial) -> Ensemble | None:
+    """Return the ensemble trained stacked; None where that is refused, with the advice to train one by one."""
+    try:
+        return _fitted(recipe, trial, executor="vectorised")
+    except InputError as error:
+        if "executor='sequential'" not in str(error):
+            raise
+        return None
 
 
 def _equal(one: Ensemble, other: Ensemble) -> bool:

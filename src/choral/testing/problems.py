@@ -1,12 +1,16 @@
 """Small networks and data that every method must cope with."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from choral import models
+from choral.base import batches
+from choral.base.batches import Batch
+from choral.data.sources import as_inputs, parted
 from choral.plan import SGD, Adam, AdamW
 from choral.recipes.training import Training
 
@@ -77,11 +81,25 @@ def images(rows: int = 48) -> tuple[Tensor, Tensor]:
     return x, (x.mean((1, 2, 3)) > 0).long()
 
 
-class Trial(NamedTuple):
-    """A network factory and its training data."""
+@dataclass(frozen=True)
+class Trial:
+    """A network factory, its training data, and what else `fit` is told about them."""
 
     build: Callable[[], nn.Module]
-    data: Callable[[], tuple[Tensor, Tensor]]
+    data: Callable[[], Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the factory and the data, so that a trial can be taken apart."""
+        return iter((self.build, self.data))
+
+    def some(self, rows: int) -> Batch:
+        """Return the first inputs, as given to predict."""
+        data = self.data()
+        if isinstance(data, tuple):
+            return batches.part(as_inputs(data[0]), slice(rows))
+        items = [data.dataset[i] for i in range(min(rows, len(data.dataset)))]
+        return as_inputs(parted(data.collate_fn(items), self.options.get("target"))[0])
 
 
 PROBLEMS = {
