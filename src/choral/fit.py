@@ -1,5 +1,6 @@
 """fit: a network, data and a recipe in; an ensemble out. load: the way back from a file or run folder."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from choral.engine.task import check_runnable, make_task
 from choral.engine.threads import checked, using
 from choral.engine.trying import try_training
 from choral.engine.validation import Validation, rules_of, set_apart
+from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
 from choral.ensemble.saving import check_same, load_file, load_folder
@@ -33,6 +35,8 @@ from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.stopping import EarlyStop, Keep
 from choral.recipes.recipe import Recipe
+
+_LOG = logging.getLogger("choral")
 
 
 def fit(
@@ -134,6 +138,7 @@ def fit(
             precision=precision,
         )
         source = source.reading(task.likelihood.read)
+        _LOG.info("understood as %s: %s", task.likelihood.prediction.task, said_of(task.likelihood))
         try_training(task, source, recipe.plan)
         watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)
         folder = None if run_dir is None else Path(run_dir)

@@ -11,7 +11,6 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import DivergedError, RunError
-from choral.data.columns import Scale
 from choral.data.tables import Table
 from choral.engine.files import write_json
 from choral.fit import fit
@@ -210,7 +209,7 @@ def test_after_a_diverged_branch_the_kept_members_are_loaded_as_the_error_says(t
 
 
 def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_path):
-    table = Table(scale=Scale(mean=5.0, std=2.0))
+    table = Table(reason="two")
     recipe = make("single", epochs=2, training=QUICK)
 
     def regression():
@@ -224,7 +223,7 @@ def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_pa
     (tmp_path / "table.json").unlink()
     with pytest.raises(RunError, match=r"table\.json is missing.*other units"):
         choral.load(tmp_path)
-    write_json(tmp_path / "table.json", Table(scale=Scale(mean=5.0, std=3.0)).to_dict())
+    write_json(tmp_path / "table.json", Table(reason="three").to_dict())
     with pytest.raises(RunError, match="not the one this run was begun with"):
         choral.load(tmp_path)
     fit(regression, data, recipe, run_dir=tmp_path, table=table)

@@ -6,7 +6,6 @@ from torch import nn
 
 import choral
 from choral import metrics, models
-from choral.data.tables import Scale, Table
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -28,7 +27,7 @@ def ensemble():
 
 def test_it_says_what_was_understood(ensemble):
     said = repr(ensemble)
-    assert said.startswith("Ensemble(batch_ensemble: 3 members, classification with 2 outputs, Categorical(")
+    assert said.startswith("Ensemble(batch_ensemble: 3 members, classification with 2 outputs, Categorical, ")
     assert said.endswith(f"{ensemble.parameters:,} parameters)")
     assert "\n" not in said
 
@@ -36,10 +35,12 @@ def test_it_says_what_was_understood(ensemble):
 def test_draws_and_scaling_are_said():
     target = X[:, 0] * 50 + 1000
     build = lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 2))  # noqa: E731  # a factory in one line
-    table = Table(scale=Scale(mean=1000.0, std=50.0))
-    fitted = choral.fit(build, (X, X[:, 0]), make("mc_dropout", epochs=1, draws=5, training=QUICK), table=table)
+    fitted = choral.fit(build, (X, target), make("mc_dropout", epochs=1, draws=5, training=QUICK))
     assert "1 member of 5 draws each, regression with 2 outputs" in repr(fitted)
-    assert "targets trained as (y - 1000) / 50" in repr(fitted)
+    scale = f"(mean {float(target.mean()):.4g}, deviation {float(target.std(correction=0)):.4g})"
+    assert f"LearnedGaussian, targets standardised {scale}" in repr(fitted)
+    assert fitted.understood["task"] == "regression"
+    assert fitted.understood["likelihood"] == "LearnedGaussian"
     assert fitted.evaluate(X, target)["rmse"] > 1  # in the units of the targets
 
 

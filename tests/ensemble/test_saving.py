@@ -157,7 +157,13 @@ HOSTILE = {
     "deep": (put("info", "x", json.loads("[" * 500 + "]" * 500)), "cut short, damaged or is of another kind"),
     "a likelihood": (put("likelihood", {"kind": "Adam"}), "holds a Adam where a Likelihood belongs"),
     "scale": (
-        put("table", {"kind": "Table", "scale": {"kind": "Scale", "mean": 0.0, "std": 0.0}}),
+        put(
+            "table",
+            {
+                "kind": "Table",
+                "columns": [{"kind": "NumberColumn", "name": "a", "scale": {"kind": "Scale", "mean": 0.0, "std": 0.0}}],
+            },
+        ),
         "table that cannot be read: a scale has mean 0.0 and deviation 0.0",
     ),
     "columns": (put("table", {"kind": "Table", "columns": [{"name": "a"}]}), "columns is .* but must be of type"),
@@ -210,7 +216,7 @@ def places(content, way=()):
 def test_headers_changed_anywhere_and_sealed_again_give_no_other_error(saved, tmp_path):
     tensors, header = unpack_tensors(saved.read_bytes(), "test")
     columns = (NumberColumn(name="a", scale=Scale()), CategoryColumn(name="b", values=("x", "y")))
-    header |= {"table": Table(columns=columns, task="classification", classes=("a", "b"), scale=Scale()).to_dict()}
+    header |= {"table": Table(columns=columns, task="classification", classes=("a", "b")).to_dict()}
     path = tmp_path / "e.choral"
     refused = 0
     for number, way in enumerate(places(header)):

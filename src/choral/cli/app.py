@@ -23,6 +23,7 @@ from choral.cli.options import (
     Model,
     Optimiser,
     Order,
+    Outputs,
     Overwrite,
     Progress,
     Quiet,
@@ -89,6 +90,7 @@ def plan(
     ] = None,
     target: Target = None,
     task: Task = None,
+    likelihood: Outputs = None,
     drop: Drop = None,
     id: Id = None,
     order: Order = None,
@@ -111,6 +113,7 @@ def plan(
         about: dict[str, Any] = {
             "--target": target,
             "--task": task,
+            "--likelihood": likelihood,
             "--drop": drop,
             "--id": id,
             "--order": order,
@@ -128,6 +131,7 @@ def plan(
         data,
         columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
         task=task,
+        likelihood=likelihood,
         holdout=holdout,
         model=model,
         quiet=json,
@@ -177,6 +181,7 @@ def fit(
     epochs: Epochs = 60,
     members: Members = None,
     task: Task = None,
+    likelihood: Outputs = None,
     drop: Drop = None,
     id: Id = None,
     order: Order = None,
@@ -196,6 +201,7 @@ def fit(
     shown: Progress = None,
 ) -> None:
     """Train one ensemble and save it."""
+    from choral.ensemble.describing import said_of
     from choral.fit import fit as run
     from choral.judging.compare import recipes_for
     from choral.recipes import METHODS, make
@@ -208,6 +214,7 @@ def fit(
         data,
         columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
         task=task,
+        likelihood=likelihood,
         holdout=holdout,
         model=model,
         quiet=json or quiet,
@@ -226,11 +233,14 @@ def fit(
             run_dir=folder,
             seed=seed,
             executor=executor,  # type: ignore[arg-type]  # checked by fit
+            likelihood=likelihood,
             table=problem.table,
             listener=bar(method, recipe.epochs),
             progress=False,
             overwrite=overwrite,
         )
+    if not (json or quiet):
+        note(f"choral: understood as {ensemble.task}: {said_of(ensemble.likelihood)}.")
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
     row, found = reporting.measured(ensemble, problem, folder)
@@ -268,6 +278,7 @@ def compare(
     ] = None,
     target: Target = None,
     task: Task = None,
+    likelihood: Outputs = None,
     drop: Drop = None,
     id: Id = None,
     order: Order = None,
@@ -296,6 +307,7 @@ def compare(
         data,
         columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
         task=task,
+        likelihood=likelihood,
         holdout=holdout,
         model=model,
         quiet=json or quiet,
@@ -318,6 +330,7 @@ def compare(
             seed=seed,
             executor=executor,
             overwrite=overwrite,
+            likelihood=likelihood,
             listener=lambda name: bar(name, length.get(name, epochs)),
         )
     if json:

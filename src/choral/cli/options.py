@@ -17,6 +17,14 @@ Given = Annotated[
 ]
 Target = Annotated[str | None, typer.Option("--target", help="Column to predict, for a table.")]
 Task = Annotated[str | None, typer.Option("--task", help="classification or regression; guessed if left out.")]
+Outputs = Annotated[
+    str | None,
+    typer.Option(
+        "--likelihood",
+        help="What the outputs mean: categorical, bernoulli, ordinal, gaussian, student_t, laplace, poisson, "
+        "negative_binomial, quantiles; decided by the target if left out.",
+    ),
+]
 Drop = Annotated[list[str] | None, typer.Option("--drop", help="Column that is no input; may be given several times.")]
 Id = Annotated[
     list[str] | None,

@@ -38,6 +38,7 @@ def prepare(
     columns: Any,
     *,
     task: str | None,
+    likelihood: str | None = None,
     holdout: float,
     model: str | None,
     quiet: bool = False,
@@ -47,7 +48,7 @@ def prepare(
     from choral.data.problems import load_problem
     from choral.judging.defaults import factory, training_for
 
-    problem = load_problem(data, task=task, holdout=holdout, columns=columns)  # type: ignore[arg-type]  # checked there
+    problem = load_problem(data, task=task, holdout=holdout, columns=columns, likelihood=likelihood)  # type: ignore[arg-type]  # checked there
     read = problem.table
     if read is not None and read.columns:
         note(f"choral: '{read.target}' is read as a {read.task} target ({read.reason}).")

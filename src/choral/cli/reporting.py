@@ -104,7 +104,7 @@ def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[
         if targets:
             frame = with_target(frame, loaded.table.target, data)
         x = loaded.table.inputs(frame, path=data)
-        return x, loaded.table.targets(frame, scaled=False, path=data) if targets else None, None
+        return x, loaded.table.targets(frame, path=data) if targets else None, None
     if Path(data).suffix.lower() == ".npz" and Path(data).exists():
         found: tuple[Any, Any] = read_labelled(Path(data)) if targets else (read_inputs(Path(data)), None)
         shape = None
@@ -155,6 +155,7 @@ def _check_labels(loaded: Any, x: Any, y: Any, data: str) -> None:
         raise InputError(
             f"{data} holds classes as targets, but the ensemble predicts real numbers; give data like its own."
         )
+    prediction.targets(y[:1])
 
 
 def report(

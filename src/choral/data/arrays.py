@@ -52,8 +52,13 @@ def _check_size(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) ->
             )
 
 
-def read_problem(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return x_train, y_train, x_test and y_test of a file, checked to belong together."""
+def read_problem(path: Path, *, classes: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return x_train, y_train, x_test and y_test of a file, checked to belong together.
+
+    Args:
+        path: the .npz file.
+        classes: whether whole numbers are classes, which are checked as such.
+    """
     held = read_arrays(path)
     wanted = ("x_train", "y_train", "x_test", "y_test")
     absent = [n for n in wanted if n not in held]
@@ -73,7 +78,8 @@ def read_problem(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
             f"{path}: y_train holds {y_train.dtype} and y_test {y_test.dtype}; give whole numbers (classes) or real numbers "
             "(regression) in both."
         )
-    _check_targets(y_train, y_test, path)
+    if classes:
+        _check_targets(y_train, y_test, path)
     return x_train, y_train, x_test, y_test
 
 

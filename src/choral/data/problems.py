@@ -6,14 +6,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from choral.base.errors import InputError, did_you_mean
 from choral.data.arrays import read_problem
-from choral.data.columns import Scale
 from choral.data.sheets import ENDINGS, ending, read_table
 from choral.data.splitting import Seen, split, split_by_group, split_by_time
 from choral.data.tables import Kind, Table, check_column, learn_table, with_target
+from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood
 
+_OF_CLASSES = ("categorical", "bernoulli", "ordinal")
 BUILT_IN = ("digits", "diabetes", "wine", "breast_cancer")
 
 
@@ -23,10 +25,11 @@ class Problem:
 
     Attributes:
         name: where it came from.
-        x_train, y_train: training data; real targets are in training units.
-        x_test, y_test: test data; real targets are in their own units.
-        table: how a table's columns became inputs, the scale of the target, and which rows are trained on.
+        x_train, y_train: training data; real targets are in their own units.
+        x_test, y_test: test data.
+        table: how a table's columns became inputs, and which rows are trained on.
         image_shape: height and width, where inputs are images stored flat.
+        likelihood: what outputs are to mean, by name (`choral.objectives.likelihoods.NAMES`); None is decided by the targets.
     """
 
     name: str
@@ -36,15 +39,21 @@ class Problem:
     y_test: np.ndarray
     table: Table | None = None
     image_shape: tuple[int, int] | None = None
+    likelihood: str | None = None
 
     @property
     def task(self) -> str:
-        """'classification' for integer targets, else 'regression'."""
+        """'classification' for integer targets, else 'regression'; with a likelihood, what that predicts."""
+        if self.likelihood is not None:
+            return likelihood_named(self.likelihood).prediction.task
         return "classification" if self.y_train.dtype.kind in "iub" else "regression"
 
     @property
     def outputs(self) -> int:
-        """Outputs a network needs: one for each class, or mean and variance of each target."""
+        """Outputs a network needs: one for each class, or mean and variance of each target, or what the likelihood says."""
+        if self.likelihood is not None:
+            y = np.concatenate([self.y_train, self.y_test]) if len(self.y_test) else self.y_train
+            return likelihood_named(self.likelihood).outputs_for(torch.as_tensor(y))
         if self.table is not None and self.table.classes:
             return len(self.table.classes)
         if self.task == "classification":
@@ -62,15 +71,10 @@ def _built_in(name: str, holdout: float, seed: int) -> Problem:
     else:
         mean, std = x[train].mean(0), x[train].std(0)
         x = ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
-    if name != "diabetes":
-        shape = (8, 8) if name == "digits" else None
-        y = y.astype(np.int64)
-        table = Table(seen=Seen.of(x[train], y[train]), origin=origin_of(name, holdout))
-        return Problem(name, x[train], y[train], x[test], y[test], table, image_shape=shape)
-    scale = Scale.of(y[train])
-    scaled = scale.apply(y[train]).astype(np.float32)
-    table = Table(scale=scale, seen=Seen.of(x[train], y[train]), origin=origin_of(name, holdout))
-    return Problem(name, x[train], scaled, x[test], y[test].astype(np.float32), table)
+    shape = (8, 8) if name == "digits" else None
+    y = y.astype(np.float32 if name == "diabetes" else np.int64)
+    table = Table(seen=Seen.of(x[train], y[train]), origin=origin_of(name, holdout))
+    return Problem(name, x[train], y[train], x[test], y[test], table, image_shape=shape)
 
 
 def origin_of(name: str, holdout: float) -> str:
@@ -82,8 +86,8 @@ def origin_of(name: str, holdout: float) -> str:
     return f"{name} --holdout {holdout:g}"
 
 
-def _from_npz(path: Path) -> Problem:
-    x_train, y_train, x_test, y_test = read_problem(path)
+def _from_npz(path: Path, likelihood: str | None) -> Problem:
+    x_train, y_train, x_test, y_test = read_problem(path, classes=likelihood in (None, "categorical", "ordinal"))
     return Problem(path.name, x_train, y_train, x_test, y_test, Table(seen=Seen.of(x_train, y_train)))
 
 
@@ -137,11 +141,8 @@ def _from_table(path: Path, said: Columns, task: Kind | None, holdout: float, se
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that held-out rows hold what training rows do not is no surprise
         x = table.inputs(frame, path=where)
-    y_train, y_test = (
-        table.targets(frame.iloc[rows], scaled=s, path=where) for rows, s in ((train, True), (test, False))
-    )
-    own_units = table.targets(frame.iloc[train], scaled=False, path=where)
-    return Problem(path.name, x[train], y_train, x[test], y_test, table.with_seen(x[train], own_units))
+    y_train, y_test = (table.targets(frame.iloc[rows], path=where) for rows in (train, test))
+    return Problem(path.name, x[train], y_train, x[test], y_test, table.with_seen(x[train], y_train))
 
 
 def load_problem(
@@ -152,6 +153,7 @@ def load_problem(
     holdout: float = 0.25,
     seed: int = 0,
     columns: Columns | None = None,
+    likelihood: str | None = None,
 ) -> Problem:
     """Return a problem by name or from a file.
 
@@ -163,7 +165,14 @@ def load_problem(
         holdout: part of the rows kept for testing (not for .npz, which says itself).
         seed: decides the split; not the seed of training.
         columns: more about a table's columns; its target counts where none is given here.
+        likelihood: what outputs are to mean, by name; it says which task a table's target is.
     """
+    if likelihood is not None:
+        kind: Kind = "classification" if likelihood in _OF_CLASSES else "regression"
+        likelihood_named(likelihood)
+        if task not in (None, kind):
+            raise InputError(f"--task is {task}, but --likelihood {likelihood} is of a {kind}; leave one of them out.")
+        task = kind if ending(Path(data)) else None
     if task not in (None, "classification", "regression"):
         raise InputError(f"task is {task!r}; give 'classification' or 'regression'.")
     said = columns or Columns()
@@ -181,5 +190,15 @@ def load_problem(
         word = (said.given or ["--task"])[0]
         raise InputError(f"{word} is about a table, and {data} is none; leave it out.")
     if data in BUILT_IN:
-        return _built_in(data, holdout, seed)
-    return _from_table(path, said, task, holdout, seed) if table else _from_npz(path)
+        problem = _built_in(data, holdout, seed)
+    else:
+        problem = _from_table(path, said, task, holdout, seed) if table else _from_npz(path, likelihood)
+    return replace(problem, likelihood=likelihood)
+
+
+def likelihood_named(name: str) -> Likelihood:
+    """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance."""
+    known: dict[str, type[Likelihood]] = {"gaussian": LearnedGaussian, **NAMES}
+    if name not in known:
+        raise InputError(f"there is no likelihood '{name}'; known: {', '.join(known)}.{did_you_mean(name, known)}")
+    return known[name]()

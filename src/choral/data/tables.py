@@ -11,7 +11,7 @@ from choral.base.errors import InputError, RunError, did_you_mean
 from choral.base.lettering import short
 from choral.base.values import Value, from_dict
 from choral.data import cells as reading
-from choral.data.columns import Column, LeftOutColumn, Scale, check_names
+from choral.data.columns import Column, LeftOutColumn, check_names
 from choral.data.recognition import learn_column
 from choral.data.splitting import Seen
 
@@ -28,13 +28,12 @@ class Table(Value):
     """How rows of a table become inputs and targets, and predictions become words and units again.
 
     Attributes:
-        columns: the columns besides the target, in the order of the inputs; none for arrays, of which only the scale of
-            the target and the rows trained on are known.
+        columns: the columns besides the target, in the order of the inputs; none for arrays, of which only the rows trained on
+            are known.
         target: name of the column to predict.
         task: what is predicted.
         reason: why it is read as that task, in words.
         classes: names of the classes, in the order of their numbers; empty for regression.
-        scale: of the targets; None for classes and for targets in their own units.
         comma: whether targets are written with a decimal comma.
         seen: the rows it was trained on.
         origin: how the data was asked for, where that decides more than which rows are seen: built-in problems are
@@ -46,7 +45,6 @@ class Table(Value):
     task: Kind = "regression"
     reason: str = ""
     classes: tuple[str, ...] = ()
-    scale: Scale | None = None
     comma: bool = False
     seen: Seen | None = None
     origin: str = ""
@@ -105,19 +103,17 @@ class Table(Value):
         parts = [column.encode(frame[column.name], path=path) for column in used]
         return np.concatenate(parts, 1).astype(np.float32)
 
-    def targets(self, frame: Any, *, scaled: bool, path: str = "the table") -> np.ndarray:
-        """Return targets: class numbers (int64), or real numbers (float32).
+    def targets(self, frame: Any, *, path: str = "the table") -> np.ndarray:
+        """Return targets: class numbers (int64), or real numbers (float64) in their own units.
 
         Args:
             frame: a pandas data frame with the target column, every cell of which has a value (`with_target`).
-            scaled: whether real numbers are wanted as training sees them, instead of in their own units.
             path: what to call it in an error.
         """
         check_column(frame, self.target, path)
         cells = frame[self.target]
         if self.task == "regression":
-            values = target_numbers(cells, self.comma, path)
-            return np.asarray(self.scale.apply(values) if scaled and self.scale else values).astype(np.float32)
+            return np.asarray(target_numbers(cells, self.comma, path))
         number = {name: i for i, name in enumerate(self.classes)}
         words = labels(cells)
         odd = sorted(set(words) - set(number))
@@ -251,13 +247,14 @@ def learn_table(
         )
     classes = _classes(frame[target], path, asked=task is not None) if decided == "classification" else ()
     comma = reading.writes_comma(reading.texts(frame[target]))
+    if not classes:
+        _check_numbers(frame[target], rows, comma, path)
     return Table(
         columns=columns,
         target=target,
         task=decided,
         reason=reason if task is None else "as asked",
         classes=classes,
-        scale=None if classes else _target_scale(frame[target], rows, comma, path),
         comma=comma,
     )
 
@@ -280,7 +277,8 @@ def _classes(cells: Any, path: str, *, asked: bool) -> tuple[str, ...]:
     return tuple(sorted(found, key=reading.number) if numeric else sorted(found))
 
 
-def _target_scale(cells: Any, rows: np.ndarray | None, comma: bool, path: str) -> Scale:
+def _check_numbers(cells: Any, rows: np.ndarray | None, comma: bool, path: str) -> None:
+    """Raise InputError for a target of a regression that holds text, or one value alone."""
     if np.isnan(reading.numbers(cells, comma=comma)).mean() > 0.5:
         raise InputError(
             f"{path}: the target '{cells.name}' holds text, so it cannot be a regression; use classification."
@@ -291,4 +289,3 @@ def _target_scale(cells: Any, rows: np.ndarray | None, comma: bool, path: str) -
         raise InputError(
             f"{path}: the target '{cells.name}' has the same value, {held[0]:g}, in every training row; there is nothing to learn."
         )
-    return Scale.of(held)

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from choral.objectives.likelihoods import Likelihood
+
 if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble
 
@@ -13,14 +15,22 @@ def described(ensemble: "Ensemble") -> str:
     parts = [
         f"{ensemble.recipe.name}: {members}" + (f" of {draws} draws each" if draws > 1 else ""),
         ensemble.task + _of_outputs(ensemble),
-        repr(ensemble.likelihood),
+        said_of(ensemble.likelihood),
         *(repr(transform) for transform in ensemble.inputs),
     ]
-    scale = None if ensemble.table is None else ensemble.table.scale
-    if scale is not None:
-        parts.append(f"targets trained as (y - {scale.mean:.6g}) / {scale.std:.6g}")
     parts += [repr(value) for value in ensemble.posthoc]
     return ", ".join([*parts, f"{ensemble.parameters:,} parameters"])
+
+
+def said_of(likelihood: Likelihood) -> str:
+    """Return what a likelihood has understood in a few words.
+
+    >>> from choral.objectives import FixedGaussian
+    >>> said_of(FixedGaussian(precision=4.0))
+    'FixedGaussian, targets in their own units, noise of precision 4.0'
+    """
+    said = likelihood.understood()
+    return ", ".join([said.pop("likelihood"), *(f"{subject} {words}" for subject, words in said.items())])
 
 
 def _of_outputs(ensemble: "Ensemble") -> str:

@@ -88,6 +88,11 @@ class Ensemble:
     def __repr__(self) -> str:
         return f"Ensemble({described(self)})"
 
+    @property
+    def understood(self) -> dict[str, str]:
+        """What was understood of the task, in words by subject: task, likelihood, how targets are read, ..."""
+        return {"task": self.task} | self.likelihood.understood()
+
     def states(self) -> Iterator[State]:
         """Yield the state of each collected network."""
         return (self._store.get(i) for i in range(self._count))
@@ -172,13 +177,10 @@ class Ensemble:
         return corrections.correct(self._uncorrected(outputs), self.posthoc)
 
     def _uncorrected(self, outputs: Tensor) -> Prediction:
-        names = self.table.names_of(outputs.shape[-1]) if self.table else None
-        found = self.likelihood.predict(
-            outputs, About(self.recipe.combination.word, names, self.recipe.structure.owners(self._count))
-        )
-        if self.table and self.table.scale:
-            found = found.rescaled(self.table.scale.std, self.table.scale.mean)
-        return found
+        classes = self.likelihood.classes(outputs)
+        names = None if self.table is None or classes is None else self.table.names_of(classes)
+        about = About(self.recipe.combination.word, names, self.recipe.structure.owners(self._count))
+        return self.likelihood.predict(outputs, about)
 
     def evaluate(self, x: Any, y: Any, *, weights: Any = None, **options: Any) -> dict[str, float]:
         """Return every score of the predictions of some inputs against their labels or targets.

@@ -39,6 +39,7 @@ def ensemble_of(
     Networks may differ in their layers as long as they read the same inputs and their outputs mean the same. They are copied
     and put in evaluation mode; yours are not touched.
 
+    >>> import torch
     >>> nets = [nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2)) for width in (4, 8)]
     >>> ensemble = ensemble_of(nets, data=(torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])))
     >>> ensemble.members, tuple(ensemble.predict(torch.randn(5, 3)).probs.shape)

@@ -55,6 +55,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         "rows": count_rows(trial.x),
         "members": len(prediction.rows_by_member()),
         "scores": prediction.scores(targets),
+        "score": prediction.score,
         "shown": list(prediction.shown),
         "cost": _cost(ensemble, seconds),
         "sizes": _sizes(prediction, targets),

@@ -96,10 +96,6 @@ class Prediction(ABC):
             raise InputError(f"there are {len(weights)} stacking weights for {len(self)} members; fit them again.")
         return replace(self, weights=tuple(weights))
 
-    def rescaled(self, scale: float, shift: float) -> Self:
-        """Return the prediction of targets * scale + shift; only real targets can be scaled."""
-        raise InputError(f"targets of {self.task} have no scale.")
-
     def cooled(self, temperature: Any) -> Self:
         """Return the prediction with a fitted temperature applied; tasks without logits refuse."""
         raise InputError(f"temperature divides logits, so it does not apply to {self.task}; leave it out.")

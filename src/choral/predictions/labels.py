@@ -22,6 +22,7 @@ class MultiLabel(Prediction):
 
     Args:
         logits: (member, batch, label), or dense with further axes.
+        names: of the answers no and yes to a single label, as they were in the data.
     """
 
     task: ClassVar[str] = "labels"
@@ -32,6 +33,7 @@ class MultiLabel(Prediction):
     accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights, Temperature, ConformalLabels)
 
     logits: Tensor
+    names: tuple[str, ...] | None = None
 
     @cached_property
     def member_probs(self) -> Tensor:
@@ -171,7 +173,10 @@ class MultiLabel(Prediction):
     def columns(self) -> dict[str, list[Any]]:
         """Return the probability of each label, the entropy and the mutual information of the row."""
         probs = self.probs.flatten(1)
-        found = {f"p_{i}": probs[:, i].tolist() for i in range(probs.shape[1])}
+        found: dict[str, list[Any]] = {f"p_{i}": probs[:, i].tolist() for i in range(probs.shape[1])}
+        if self.names is not None:
+            no, yes = self.names
+            found = {"prediction": [yes if p > 0.5 else no for p in probs[:, 0].tolist()], f"p_{yes}": found["p_0"]}
         sums = {"entropy": self.entropy, "mutual_information": self.epistemic}
         return found | {n: v.flatten(1).sum(1).tolist() for n, v in sums.items()}
 

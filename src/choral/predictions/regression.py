@@ -1,7 +1,7 @@
 """Gaussian mixtures: real targets, a mean and a variance from each member, everything in closed form."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,11 +26,6 @@ class Regression(Numbers):
 
     member_means: Tensor
     member_variances: Tensor
-
-    def rescaled(self, scale: float, shift: float) -> Self:
-        """Return the prediction of targets * scale + shift."""
-        means, variances = self.member_means * scale + shift, self.member_variances * scale**2
-        return replace(self, member_means=means, member_variances=variances)
 
     def log_densities(self, targets: Tensor) -> Tensor:
         """Return Gaussian log densities."""

@@ -15,6 +15,7 @@ from choral.report.history import history_of
 from choral.report.ranking import ranking
 from choral.report.reading import Check, fields, many, mapping, read_json, sound, sound_together, words
 
+SCORES = ("nll", "pinball", "loss")  # that methods are ranked by, smaller is better
 COSTS = {"train_flops": "training operations", "predict_flops": "operations of one prediction"}
 
 
@@ -44,6 +45,11 @@ class Content:
         """'classification' or 'regression'; None if nothing was evaluated."""
         return next((e["task"] for e in self.evaluations.values()), None)
 
+    @property
+    def score(self) -> str:
+        """The score that methods are ranked by, smaller is better."""
+        return score_of(self.evaluations)
+
     def evaluated(self, part: str) -> list[str]:
         """Return the methods, best first, whose evaluation has some part."""
         return [m for m in self.methods if part in self.evaluations.get(m, {})]
@@ -55,6 +61,12 @@ class Content:
     def row(self, method: str) -> dict[str, Any]:
         """Return a method's row."""
         return next(dict(r) for r in self.results["rows"] if r["method"] == method)
+
+
+def score_of(evaluations: Any) -> str:
+    """Return the score that evaluations name, nll if they name none of those there are."""
+    held = evaluations.values() if isinstance(evaluations, dict) else ()
+    return next((e["score"] for e in held if isinstance(e, dict) and e.get("score") in SCORES), SCORES[0])
 
 
 def collect(folder: Path) -> Content:
@@ -157,7 +169,11 @@ def _finished(folder: Path, results: dict[str, Any], runs: dict[str, Path]) -> C
             plan = _plan(run)
             plans[name] = plan["describe"] | {"executor": plan.get("executor"), "environment": plan["environment"]}
             histories[name] = history_of(plan["identity"]["recipe"], run / "log.jsonl")
-    results |= {"plans": plans, "history": histories, "ranking": ranking(results["rows"], costs=list(COSTS))}
+    results |= {
+        "plans": plans,
+        "history": histories,
+        "ranking": ranking(results["rows"], costs=list(COSTS), loss=score_of(results["evaluation"])),
+    }
     data = results["settings"].get("data")
     title = f"{data}: {len(runs)} methods compared" if data else folder.resolve().name
     if not data and len(runs) == 1:

@@ -8,9 +8,10 @@ from xml.etree.ElementTree import Element
 
 from choral.base.lettering import short
 from choral.report import panels
-from choral.report.content import COSTS, Content
+from choral.report.content import COSTS, SCORES, Content
 from choral.report.overlays import WIDE, curves, function_map, pareto, series_of
 from choral.report.reading import is_number
+from choral.report.tables import label as named
 from choral.report.theme import Draw, Theme, inline_svg, standing_files
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PanelDraw = Callable[["Axes", Theme, dict[str, Any]], None]
-MEASURES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "rmse": "RMSE"}
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,15 @@ def pictures(content: Content) -> list[Picture]:
 
 def _costs(content: Content) -> Iterator[Picture]:
     for cost, label in COSTS.items():
-        rows = {m: (content.row(m).get(cost), content.row(m).get("nll")) for m in content.methods}
+        rows = {m: (content.row(m).get(cost), content.row(m).get(content.score)) for m in content.methods}
         usable = {m: (float(c), float(n)) for m, (c, n) in rows.items() if is_number(c) and is_number(n)}
         if len(usable) > 1:
             front = [e["method"] for e in content.results["ranking"] if cost in e["pareto"]]
             yield Picture(
                 f"pareto-{cost}",
                 "cost",
-                f"NLL against {label}",
-                pareto(usable, content.methods, front, xlabel=f"{label} (FLOPs)"),
+                f"{named(content.score)} against {label}",
+                pareto(usable, content.methods, front, xlabel=f"{label} (FLOPs)", score=named(content.score)),
             )
 
 
@@ -127,13 +127,13 @@ def _sizes(content: Content) -> Iterator[Picture]:
     if not any(len(s) > 1 for s in grown.values()):
         return
     largest = max(s[-1]["members"] for s in grown.values())
-    for measure in ("accuracy", "rmse", "nll"):
+    for measure in ("accuracy", "rmse", *SCORES):
         lines = {m: series_of(s, "members", measure) for m, s in grown.items() if measure in s[0]}
         if lines:
             draw = curves(
-                lines, content.methods, xlabel="members used", ylabel=MEASURES[measure], log=largest > 8, whole=True
+                lines, content.methods, xlabel="members used", ylabel=named(measure), log=largest > 8, whole=True
             )
-            yield Picture(f"size-{measure}", "size", f"{MEASURES[measure]} as members are added", draw)
+            yield Picture(f"size-{measure}", "size", f"{named(measure)} as members are added", draw)
 
 
 def _shifts(content: Content) -> Iterator[Picture]:
@@ -144,8 +144,8 @@ def _shifts(content: Content) -> Iterator[Picture]:
             found = content.evaluation(m)
             clean = [(0.0, found["scores"][measure])] if is_number(found["scores"].get(measure)) else []
             lines[m] = [*clean, *series_of(found["corruptions"]["levels"], "severity", measure)]
-        draw = curves(lines, content.methods, xlabel="severity (0 = clean)", ylabel=MEASURES[measure], whole=True)
-        yield Picture(f"corruption-{measure}", "corruption", f"{MEASURES[measure]} under corruption", draw)
+        draw = curves(lines, content.methods, xlabel="severity (0 = clean)", ylabel=named(measure), whole=True)
+        yield Picture(f"corruption-{measure}", "corruption", f"{named(measure)} under corruption", draw)
     covered = content.evaluated("coverage")
     if covered:
         lines = {m: series_of(content.evaluation(m)["coverage"], "level", "coverage") for m in covered}

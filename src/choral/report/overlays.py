@@ -65,7 +65,7 @@ def _legend(axes: "Axes", theme: Theme, order: Sequence[str], shown: Collection[
 
 
 def pareto(
-    rows: Points, order: Sequence[str], on_front: Sequence[str], *, xlabel: str
+    rows: Points, order: Sequence[str], on_front: Sequence[str], *, xlabel: str, score: str = "NLL"
 ) -> Callable[["Figure", Theme], None]:
     """Return the picture of cost against loss; methods that no other beats in both are joined and ringed.
 
@@ -74,12 +74,13 @@ def pareto(
         order: all methods, best first.
         on_front: the methods on the front.
         xlabel: what the cost is.
+        score: what the loss is called.
     """
 
     def draw(figure: "Figure", theme: Theme) -> None:
         from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
-        axes = one(figure, theme, xlabel=xlabel, ylabel="NLL (lower is better)")
+        axes = one(figure, theme, xlabel=xlabel, ylabel=f"{score} (lower is better)")
         costs = [c for c, _ in rows.values()]
         wide = min(costs) > 0 and max(costs) / min(costs) > 3
         if wide:

@@ -102,6 +102,8 @@ def _listed(places: Sequence[str], most: int = 5) -> str:
 def _facts(content: Content) -> Inside:
     wanted = {
         "nll": "lowest NLL",
+        "pinball": "lowest pinball loss",
+        "loss": "lowest loss",
         "accuracy": "highest accuracy",
         "rmse": "lowest RMSE",
         "ece": "lowest ECE",
@@ -185,7 +187,12 @@ def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[Eleme
     for method in content.methods:
         entry = places[method]
         stars = [
-            [element("span", "\u2605", class_="star", title=f"on the front of NLL and {COSTS[c]}"), " "]
+            [
+                element(
+                    "span", "\u2605", class_="star", title=f"on the front of {label(content.score)} and {COSTS[c]}"
+                ),
+                " ",
+            ]
             for c in entry["pareto"][:1]
         ]
         rank = f"{entry['rank']}. " if entry["rank"] else None
@@ -194,10 +201,12 @@ def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[Eleme
     columns = [c for c in RANKED if any(r.get(c) is not None for r in rows)]
     several = len(rows) > 1
     text = "What was measured on the test rows, and what it cost."
-    if several and "nll" in columns:
+    if several and content.score in columns:
+        score = label(content.score)
+        words = "negative log likelihood (NLL)" if content.score == "nll" else score
         text = (
-            "Ranked by negative log likelihood (NLL) on the test rows. A star marks the Pareto front: no other method is at "
-            "least as good in both NLL and cost. Press a heading to sort; press a method above to follow it through every "
+            f"Ranked by {words} on the test rows. A star marks the Pareto front: no other method is at "
+            f"least as good in both {score} and cost. Press a heading to sort; press a method above to follow it through every "
             "figure."
         )
     yield _section(
@@ -208,7 +217,7 @@ def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[Eleme
     )
     if "cost" in drawn:
         text = "Lower and further left is better. Ringed points joined by the dashed line are the Pareto front."
-        yield _section("cost", "Cost against NLL", text, _pictures(content, drawn["cost"]))
+        yield _section("cost", f"Cost against {label(content.score)}", text, _pictures(content, drawn["cost"]))
 
 
 def _calibration(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[Element]:

@@ -9,8 +9,22 @@ from choral.report.markup import Inside, element
 from choral.report.reading import is_number
 
 DASH = "\u2013"
-HIGHER = {"accuracy", "ood_auroc", "c_accuracy", "auroc", "aupr_out", "aupr_in"}
-LOWER = {"nll", "ece", "brier", "rmse", "crps", "c_nll", "c_ece", "fpr95_out", "fpr95_in"} | {
+HIGHER = {"accuracy", "exact_match", "ood_auroc", "c_accuracy", "auroc", "aupr_out", "aupr_in"}
+LOWER = {
+    "nll",
+    "pinball",
+    "loss",
+    "ece",
+    "brier",
+    "rmse",
+    "mae",
+    "crps",
+    "ranked_probability",
+    "c_nll",
+    "c_ece",
+    "fpr95_out",
+    "fpr95_in",
+} | {
     "corruption_error",
     "relative_corruption_error",
     "predict_flops",
@@ -19,6 +33,10 @@ LOWER = {"nll", "ece", "brier", "rmse", "crps", "c_nll", "c_ece", "fpr95_out", "
 }
 LABELS = {
     "nll": "NLL",
+    "pinball": "pinball loss",
+    "mae": "MAE",
+    "exact_match": "exact match",
+    "ranked_probability": "ranked probability score",
     "ece": "ECE",
     "brier": "Brier",
     "rmse": "RMSE",
@@ -40,7 +58,8 @@ LABELS = {
     "variation_ratio": "variation ratio",
 }
 RANKED = (
-    ["nll", "accuracy", "rmse", "ece", "brier", "crps", "coverage_95", "ood_auroc"]
+    ["nll", "pinball", "loss", "accuracy", "exact_match", "rmse", "ece", "brier", "crps", "ranked_probability", "mae"]
+    + ["coverage_95", "coverage", "width", "spread", "ood_auroc"]
     + ["c_accuracy", "c_nll", "c_ece", "corruption_error", "relative_corruption_error", "disagreement"]
     + ["members", "epochs", "parameters", "train_flops", "predict_flops", "train_seconds"]
 )

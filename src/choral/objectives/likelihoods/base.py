@@ -17,6 +17,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.predictions import Prediction
 
@@ -71,6 +72,14 @@ class Likelihood(Value, ABC):
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return what raw outputs (member, batch, ...) say about their points, in the units of the data."""
 
+    def classes(self, outputs: Tensor) -> int | None:
+        """Return how many classes raw outputs (member, batch, ...) tell apart; None if their targets are no classes."""
+        return None
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return how many outputs a network for these training targets (point, ...) needs."""
+        raise InputError(f"{type(self).__name__} does not say how many outputs it needs; give the network yourself.")
+
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as `nll` reads them: in the type and the units of training. Shapes: (..., point, ...)."""
         return targets
@@ -118,7 +127,7 @@ class Likelihood(Value, ABC):
 
     def understood(self) -> dict[str, str]:
         """Return what was understood, in words by subject, for `repr` and the log."""
-        return {}
+        return {"likelihood": type(self).__name__}
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the sum over members of the batch mean of `nll`, each point times its weight.

@@ -63,6 +63,19 @@ class Categorical(Likelihood):
         )
         return each.unflatten(0, outputs.shape[:2])
 
+    def classes(self, outputs: Tensor) -> int | None:
+        """Return the length of the axis of classes."""
+        axis = -1 if self.axis is None else self.axis
+        if not 2 - outputs.dim() <= axis <= -1:
+            raise InputError(
+                f"the classes stand on axis {axis} of outputs of shape (batch, ...) = {tuple(outputs.shape[1:])}."
+            )
+        return outputs.shape[axis]
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one for each class."""
+        return int(targets.max()) + 1
+
     def counted(self, targets: Tensor) -> Tensor | None:
         """Return which labels are not the ignored one."""
         return None if self.ignore is None else targets != self.ignore
@@ -140,6 +153,11 @@ class Categorical(Likelihood):
             )
         return fitting[0]
 
+    def understood(self) -> dict[str, str]:
+        """Say where dense classes stand and what does not count."""
+        dense = {} if self.axis is None else {"classes": f"on axis {self.axis} of the outputs"}
+        return super().understood() | dense | ({} if self.ignore is None else {"ignored label": str(self.ignore)})
+
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return class probabilities."""
         axis = -1 if self.axis is None else self.axis
@@ -186,6 +204,14 @@ class Bernoulli(Likelihood):
         each = F.binary_cross_entropy_with_logits(logits, aligned(targets, logits), reduction="none")
         return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
 
+    def classes(self, outputs: Tensor) -> int | None:
+        """Return two for one label: no and yes."""
+        return 2 if columns(outputs).shape[2] == 1 else None
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one for each label."""
+        return 1 if targets.dim() == 1 else targets.shape[1]
+
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as real numbers."""
         return targets if targets.is_floating_point() else targets.float()
@@ -201,7 +227,7 @@ class Bernoulli(Likelihood):
 
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return the probability of each label."""
-        return MultiLabel(columns(outputs), learners=about.learners)
+        return MultiLabel(columns(outputs), about.names, learners=about.learners)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +242,14 @@ class Ordinal(Likelihood):
     """
 
     prediction: ClassVar[type[Prediction]] = Classification
+
+    def classes(self, outputs: Tensor) -> int | None:
+        """Return one more than outputs."""
+        return outputs.shape[-1] + 1
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one less than classes."""
+        return int(targets.max())
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Return the log probability of each class (member, batch, class)."""

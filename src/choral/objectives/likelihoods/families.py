@@ -123,6 +123,10 @@ class CountLikelihood(Likelihood, ABC):
         found = self.distribution(columns(outputs))
         return -summed(found.log_prob(aligned(targets, found.mean)))
 
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return so many for each target."""
+        return self.outputs_each * (1 if targets.dim() == 1 else targets.shape[1])
+
     def read(self, targets: Tensor) -> Tensor:
         """Return counts as real numbers."""
         return targets if targets.is_floating_point() else targets.float()
@@ -157,7 +161,7 @@ class CountLikelihood(Likelihood, ABC):
 
     def understood(self) -> dict[str, str]:
         """Say what outputs are relative to."""
-        return {"targets": f"counts, relative to their mean of {self.base or 1.0:.4g}"}
+        return super().understood() | {"targets": f"counts, relative to their mean of {self.base or 1.0:.4g}"}
 
 
 @dataclass(frozen=True, kw_only=True)

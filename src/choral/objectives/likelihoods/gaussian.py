@@ -42,6 +42,10 @@ class RealLikelihood(Likelihood, ABC):
         real = targets if targets.is_floating_point() else targets.float()
         return real if self.scale is None else self.scale.apply(real)
 
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return so many for each target."""
+        return self.outputs_each * (1 if targets.dim() == 1 else targets.shape[1])
+
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse shapes that do not fit, and targets that are all the same."""
         check_real(targets, outputs, each=self.outputs_each, what=self.described)
@@ -67,9 +71,9 @@ class RealLikelihood(Likelihood, ABC):
     def understood(self) -> dict[str, str]:
         """Say how targets are scaled."""
         if self.scale is None:
-            return {"targets": "in their own units"}
+            return super().understood() | {"targets": "in their own units"}
         mean, std = (", ".join(f"{v:.4g}" for v in vs[:4]) for vs in (self.scale.mean, self.scale.std))
-        return {"targets": f"standardised (mean {mean}, deviation {std})"}
+        return super().understood() | {"targets": f"standardised (mean {mean}, deviation {std})"}
 
 
 def _two(targets: Tensor) -> Tensor:
@@ -181,7 +185,7 @@ class FixedGaussian(GaussianLikelihood):
 
     def understood(self) -> dict[str, str]:
         """Say how targets are scaled and where the noise comes from."""
-        said = "estimated on residuals" if self.precision is None else f"precision {self.precision}"
+        said = "to be estimated on residuals" if self.precision is None else f"of precision {self.precision}"
         return super().understood() | {"noise": said}
 
 

@@ -45,6 +45,10 @@ class Quantiles(RealLikelihood):
         shares = torch.tensor(self.levels, dtype=errors.dtype, device=errors.device)
         return torch.maximum(shares * errors, (shares - 1) * errors).mean(-1).sum(-1)
 
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one for each level of each target."""
+        return len(self.levels) * (1 if targets.dim() == 1 else targets.shape[1])
+
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse shapes that do not fit, and targets that are all the same."""
         check_real(targets, outputs, each=len(self.levels), what=f"a likelihood of {len(self.levels)} quantiles")

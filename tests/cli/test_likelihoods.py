@@ -1,0 +1,73 @@
+"""--likelihood: every name from a file to a report, and what does not go together is one sentence."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from choral.cli.app import app
+from choral.report import write_report
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3)).astype(np.float32)
+REAL = 1000 + 200 * X[:, 0] + RNG.normal(size=60)
+CLASSES = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
+TARGETS = {
+    "categorical": CLASSES,
+    "ordinal": CLASSES,
+    "bernoulli": (X > 0).astype(int),
+    "gaussian": REAL,
+    "student_t": REAL,
+    "laplace": REAL,
+    "poisson": RNG.poisson(np.exp(1 + 0.5 * X[:, 0])),
+    "negative_binomial": RNG.poisson(np.exp(1 + 0.5 * X[:, 0])),
+    "quantiles": REAL,
+}
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_from_arrays_to_predictions_and_a_report(name, tmp_path):
+    y = TARGETS[name]
+    np.savez(tmp_path / "d.npz", x_train=X[:40], y_train=y[:40], x_test=X[40:], y_test=y[40:])
+    common = ("--likelihood", name, "--epochs", 4, "--members", 2, "--out", tmp_path / "run")
+    done = run("fit", tmp_path / "d.npz", *common, "--json")
+    assert done.exit_code == 0, done.output
+    row = json.loads(done.stdout)
+    assert {"nll", "pinball"} & row.keys()
+    np.savez(tmp_path / "new.npz", x=X[40:])
+    told = run("predict", tmp_path / "run", tmp_path / "new.npz", "--json")
+    assert len(json.loads(told.stdout)) == 20
+    page = write_report(tmp_path / "run").read_text()
+    assert "Scores" in page
+    assert "Reliability" in page or "Intervals and their coverage" in page
+
+
+def test_a_column_of_a_table_is_read_as_the_likelihood_says(tmp_path):
+    rows = [f"{a:.3f},{b:.3f},{c:.3f},{n}" for (a, b, c), n in zip(X, TARGETS["poisson"])]
+    (tmp_path / "d.csv").write_text("\n".join(["a,b,c,visits", *rows]))
+    words = ("fit", tmp_path / "d.csv", "--target", "visits", "--epochs", 4, "--members", 2, "--out", tmp_path / "run")
+    done = run(*words, "--likelihood", "poisson")
+    assert done.exit_code == 0, done.output
+    assert "understood as counts: Poisson, targets counts" in done.output
+    assert "read as a regression target (as asked)" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--likelihood", "poison"), "no likelihood 'poison'"),
+        (("--likelihood", "poisson", "--task", "classification"), "--likelihood poisson is of a regression"),
+    ],
+)
+def test_wrong_words_are_one_sentence(words, said, tmp_path):
+    from choral.base.errors import ChoralError
+
+    (tmp_path / "d.csv").write_text("a,y\n" + "\n".join(f"{i},{i % 7}" for i in range(40)))
+    done = run("fit", tmp_path / "d.csv", "--target", "y", *words)
+    assert isinstance(done.exception, ChoralError)
+    assert said in str(done.exception)
