@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,7 @@ def fit(
             precision=precision,
         )
         source = source.reading(task.likelihood.read)
+        rules = replace(rules, score=task.likelihood.prediction.score)
         _LOG.info("understood as %s: %s", task.likelihood.prediction.task, said_of(task.likelihood))
         try_training(task, source, recipe.plan)
         watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)

@@ -134,3 +134,13 @@ def test_likelihoods_by_name():
         fitted(lambda: models.mlp(3, 2), y, likelihood="gausian")
     whole = np.round(5 * X[:, 0].numpy()).astype(int)
     assert type(fitted(lambda: models.mlp(3, 1), whole, epochs=2, likelihood="gaussian").likelihood) is FixedGaussian
+
+
+@pytest.mark.parametrize(("name", "outputs"), [("quantiles", 5), ("student_t", 2)])
+def test_validation_measures_what_the_task_is_scored_by(name, outputs):
+    heard = []
+    build = lambda: models.mlp(3, outputs, hidden=(8,))  # noqa: E731  # a factory in one line
+    fitted(build, X[:, 0], epochs=6, likelihood=name, validation=0.25, listener=heard.append)
+    measured = [e for e in heard if e["kind"] == "epoch"]
+    assert measured[-1]["measure"] == ("pinball" if name == "quantiles" else "nll")
+    assert all(np.isfinite(v) for e in measured for v in e["validation"])

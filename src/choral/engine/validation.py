@@ -37,11 +37,12 @@ class Rules:
     stop: EarlyStop | None = None
     keep: Keep = "last"
     time_limit: float | None = None
+    score: str = "nll"  # of the task, measured unless `stop` says otherwise
 
     @property
     def measure(self) -> Measure:
         """What is measured."""
-        return Measure.of("nll") if self.stop is None else self.stop.measure
+        return Measure.of(self.score) if self.stop is None else self.stop.measure
 
     def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
         """Return what a later call into the same folder must repeat; nothing if nothing was asked for."""
