@@ -47,8 +47,10 @@ _MODULES = (
     "masks",
     "metrics",
     "models",
+    "objectives",
     "plan",
     "posthoc",
+    "predictions",
     "recipes",
     "structures",
 )

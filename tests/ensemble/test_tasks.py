@@ -144,3 +144,16 @@ def test_validation_measures_what_the_task_is_scored_by(name, outputs):
     measured = [e for e in heard if e["kind"] == "epoch"]
     assert measured[-1]["measure"] == ("pinball" if name == "quantiles" else "nll")
     assert all(np.isfinite(v) for e in measured for v in e["validation"])
+
+
+def test_a_loop_of_ones_own_reads_targets_as_fit_does():
+    y = 200_000 + 50_000 * X[:, 0]
+    own = choral.converted(models.mlp(3, 1, hidden=(16,)), make("packed", members=2, epochs=1), data=(X, y))
+    optimiser = torch.optim.Adam(own.network.parameters(), lr=0.02)
+    for step in range(150):
+        optimiser.zero_grad()
+        own.loss(X, y, step=step).backward()
+        optimiser.step()
+    found = own.ensemble().evaluate(X, y)
+    assert found["rmse"] < 15_000
+    assert found["coverage_95"] > 0.85

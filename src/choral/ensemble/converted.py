@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from choral.base import draws, rng
 from choral.base.errors import InputError
 from choral.data.inputs import Transform
-from choral.data.sources import source_of
+from choral.data.sources import Source, as_targets, source_of
 from choral.engine.blueprint import state_of
 from choral.engine.sharing import sharing_of
 from choral.engine.store import MemberStore
-from choral.engine.task import make_task
+from choral.engine.task import Task, make_task
 from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.noise import settle_noise
 from choral.objectives.likelihoods import Likelihood
 from choral.plan import Collect, Start, seq
 from choral.recipes.recipe import Recipe
@@ -24,14 +25,15 @@ class Converted:
 
     Attributes:
         network: the joint network; give its parameters to an optimiser.
-        points: training points, by which a penalty such as a KL is divided.
+        points: training points, or the sum of their weights, by which a penalty such as a KL is divided.
     """
 
-    def __init__(self, task: Any, recipe: Recipe, given: nn.Module, points: int, seed: int):
-        self._task, self._recipe, self._given = task, recipe, given
+    def __init__(self, task: Task, recipe: Recipe, given: nn.Module, source: Source, seed: int):
+        self._task, self._recipe, self._given, self._source = task, recipe, given, source
         state = task.blueprint.given(seed, "own")
+        assert state is not None, "a network was given"
         self.network: nn.Module = copy.deepcopy(task.blueprint.load(state)).train()
-        self.points, self._key = points, rng.key(seed, "own", "train")
+        self.points, self._key = source.mass(), rng.key(seed, "own", "train")
         self._sharing = sharing_of(recipe.structure, self.network)
         for name, p in self.network.named_parameters():
             if name in self._sharing.owned and p.requires_grad:
@@ -41,17 +43,19 @@ class Converted:
         """Return the gradient a member would get alone; the loss is the mean over members where something is shared."""
         return gradient * self._sharing.members
 
-    def loss(self, x: Any, y: Tensor, *, step: int, progress: float = 1.0) -> Tensor:
+    def loss(self, x: Any, y: Tensor, *, step: int, progress: float = 1.0, weights: Tensor | None = None) -> Tensor:
         """Return the loss of a batch as choral's engine has it: layout, likelihood and penalty.
 
         Args:
             x: inputs of a batch.
-            y: its targets.
+            y: its targets, as they are in the data.
             step: the number of the step, which keys every random draw.
             progress: from 0 to 1, for penalties that rise during training.
+            weights: what each point counts, 1 on average over the training data; all alike if None.
         """
+        targets = self._task.likelihood.read(as_targets(y))
         with draws.keyed(self._key, step):
-            loss = self._sharing.likelihood(self._task.forward_loss(self.network, x, y))
+            loss = self._sharing.likelihood(self._task.forward_loss(self.network, x, targets, weights))
         if self._recipe.objective.penalties:
             params = self._sharing.for_penalty(dict(self.network.named_parameters()))
             loss = loss + self._recipe.objective.penalty(params, {}, progress, self.points)
@@ -62,7 +66,9 @@ class Converted:
         store = MemberStore()
         store.put(0, state_of(self.network))
         recipe, task = self._recipe, self._task
-        return Ensemble(self._given, recipe, task.likelihood, store, 1, inputs=task.transforms)
+        ensemble = Ensemble(self._given, recipe, task.likelihood, store, 1, inputs=task.transforms)
+        settle_noise(ensemble, self._source.reading(task.likelihood.read))
+        return ensemble
 
 
 def converted(
@@ -70,7 +76,8 @@ def converted(
     recipe: Recipe,
     *,
     data: Any,
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood | str | None = None,
+    standardise: bool | None = None,
     inputs: tuple[Transform, ...] = (),
     seed: int = 0,
 ) -> Converted:
@@ -93,7 +100,7 @@ def converted(
         network: a plain network; it is copied, its weights are kept where the structure can keep them.
         recipe: any recipe; its structure and objective are used.
         data: training data, as in `choral.fit`: says what the outputs mean and how many points there are.
-        likelihood: what the outputs mean, as in `choral.fit`.
+        likelihood, standardise: what the outputs mean, and how real targets are read, as in `choral.fit`.
         inputs: transforms of input batches, as in `choral.fit`.
         seed: of the conversion and of every draw in the loss.
     """
@@ -111,5 +118,5 @@ def converted(
         combine=recipe.combine,
     )
     source = source_of(data)
-    task = make_task(network, source, alone, inputs=inputs, likelihood=likelihood)
-    return Converted(task, alone, network, source.points, seed)
+    task = make_task(network, source, alone, inputs=inputs, likelihood=likelihood, standardise=standardise)
+    return Converted(task, alone, network, source, seed)
