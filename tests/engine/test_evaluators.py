@@ -112,9 +112,26 @@ def test_convolutions_of_any_kind_run_member_by_member(name, sizes):
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
     options = {} if name == "deep_ensemble" else {"draws": 1}
     ensemble = fit(lambda: nn.Sequential(*layers), (x, y), make(name, epochs=4, members=2, **options))
-    assert torch.isfinite(ensemble.outputs(x)).all()
-    assert all(isinstance(e, PlainEvaluator) for e in settled(ensemble, x, images=True))
-    assert sizes == []
+    assert torch.isfinite(ensemble.outputs(torch.cat([x, x]))).all()
+    (evaluator,) = settled(ensemble, x, images=True)
+    plain = evaluator.many if isinstance(evaluator, SizedEvaluator) else evaluator
+    assert isinstance(plain, PlainEvaluator)
+    assert max(sizes, default=0) <= 16
+
+
+@pytest.mark.parametrize(("name", "options"), [("deep_ensemble", {"members": 3}), ("mc_dropout", {"draws": 4})])
+def test_a_few_images_are_answered_from_a_record_as_many_are_without(name, options, sizes):
+    x, y = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+
+    def build():
+        layers = [nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+    ensemble = fit(build, (x, y), make(name, epochs=3, **options), executor="sequential")
+    whole = ensemble.outputs(x)
+    for rows in (1, 2, 7, 16, 17):
+        torch.testing.assert_close(ensemble.outputs(x[:rows]), whole[:, :rows], atol=1e-5, rtol=1e-4)
+    assert sorted(sizes) == [1, 2, 8, 16]
 
 
 def test_a_network_that_cannot_be_mapped_is_predicted_member_by_member():

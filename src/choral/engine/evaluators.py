@@ -221,12 +221,16 @@ class PlainEvaluator(Evaluator):
     def _ready(self, x: Batch) -> Batch:
         return self.task.structure.feed(self.task.prepared(x, training=False), None)[0]
 
-    def keeps_draws(self, few: Batch) -> bool:
-        """Return whether the network draws weights, and there is room to keep those of all passes."""
-        tried = Kept(_DRAWN)
+    def drawn(self, few: Batch) -> int:
+        """Return how many weights a pass of the network draws."""
+        tried = Kept(1 << 60)
         with rng.seeded(0, "look"), draws.keyed(0), under(kept=tried):
             self._once(copied(few))
-        return self.keep and 0 < tried.bytes * self.task.structure.draws * len(self.numbers) <= _DRAWN
+        return tried.bytes // 4
+
+    def keeps(self, drawn: int) -> bool:
+        """Return whether there is room to keep so many drawn weights of each pass."""
+        return self.keep and 0 < 4 * drawn * self.task.structure.draws * len(self.numbers) <= _DRAWN
 
     def room(self, few: Batch) -> int:
         """Return how many passes to map together."""

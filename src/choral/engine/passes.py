@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.mapping import vmap
 
-LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
+LENGTHY = (nn.RNNBase, nn.MultiheadAttention)
+"""Layers whose operations are not recorded: there may be any number of them."""
+LOOPED = (nn.modules.conv._ConvNd, *LENGTHY)
 """Layers that are faster, or only possible, one by one."""
 _NUMBERS = 1 << 20  # drawn in mapped passes, at most: they stay near the processor's cache
 
