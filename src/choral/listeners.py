@@ -78,12 +78,14 @@ def wandb(run: Any) -> Listener:
 
 
 def _numbers(send: Callable[[dict[str, float], int], object]) -> Listener:
-    """Return a listener that sends the numbers of each epoch: the loss of every network by its place, and the rate."""
+    """Return a listener that sends the numbers of each epoch: the loss of every network by its place, what validation says of it, and the rate."""
 
     def hear(event: dict[str, Any]) -> None:
         if event["kind"] == "epoch":
             losses = {f"loss/{place}": loss for place, loss in zip(event["places"], event["losses"])}
-            send(losses | {"rate": event["rate"]}, event["epoch"])
+            pairs = zip(event["places"], event.get("validation", ()))
+            seen = {f"validation {event.get('measure')}/{place}": value for place, value in pairs if value is not None}
+            send(losses | seen | {"rate": event["rate"]}, event["epoch"])
 
     return hear
 

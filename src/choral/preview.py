@@ -6,24 +6,33 @@ from torch import nn
 
 from choral.base.types import Build
 from choral.plan.cost import cost
+from choral.plan.stopping import EarlyStop
 from choral.recipes.recipe import Recipe
 
 
-def show(recipe: Recipe, build: Build | nn.Module | None = None, data: Any = None) -> str:
+def show(
+    recipe: Recipe, build: Build | nn.Module | None = None, data: Any = None, *, stop: EarlyStop | None = None
+) -> str:
     """Return a recipe's plan in words, with its cost in units of one plain network.
 
     Args:
         recipe: the method.
         build: the network; adds parameters of all members.
         data: training data (x, y); adds training and prediction operations (FLOPs).
+        stop: when training ends early, as in `choral.fit`; says that epochs and operations are upper bounds.
 
     >>> from choral.recipes import deep_ensemble
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
     deep_ensemble: 2 member(s), 8 epochs, Independent
     """
     text = [str(recipe)]
+    if stop is not None:
+        text.append(
+            f"epochs are upper bounds: each training ends after {stop.patience} epochs without a better {stop.measure.name} of "
+            f"held-out points, by {stop.by}"
+        )
     if build is None:
-        return text[0]
+        return "\n".join(text)
     from choral.data.sources import source_of
     from choral.engine.flops import Flops
     from choral.engine.forecast import forecast

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
-from tests.cli.shell import choral, sentence
+from tests.cli.shell import choral, refused, sentence
 
 from choral.recipes import METHODS
 
@@ -180,3 +180,28 @@ def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert "run the same command again" in text
     assert "Traceback" not in text
+
+
+def test_validation_stops_training_early_and_a_limit_ends_it(tmp_path):
+    watched = ["--validation", 0.2, "--patience", 2, "--epochs", 400, "--rate", 0.05, "--members", 2]
+    found = choral("fit", "wine", "--out", tmp_path / "w", *watched)
+    assert "2 trainings stopped early, after" in found.stderr
+    first = json.loads((tmp_path / "w" / "log.jsonl").read_text().splitlines()[2])
+    assert (first["measure"], len(first["validation"])) == ("nll", len(first["places"]))
+    limited = choral("fit", "wine", "--out", tmp_path / "l", "--time-limit", 1e-6, "--executor", "sequential")
+    assert "the time was up: 1 network(s) are kept" in limited.stderr
+    plan = choral("plan", "deep_ensemble", "--patience", 16).stdout
+    assert "epochs are upper bounds: each training ends after 16 epochs without a better nll" in plan
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--patience", 3], "stop needs held-out points; give validation=0.2"),
+        (["--validation", 0.2, "--keep", "first"], "keep is 'first'; give 'best' or 'last'"),
+        (["--validation", 1.5], "validation is 1.5"),
+        (["--time-limit", -1], "time_limit is -1.0; give a number of seconds above 0"),
+    ],
+)
+def test_wrong_wishes_for_validation_are_one_sentence(options, said, tmp_path):
+    assert said in refused("fit", "wine", "--epochs", 4, "--out", tmp_path / "r", *options)

@@ -62,3 +62,14 @@ def test_a_run_without_a_log_still_has_its_schedule(tmp_path):
     found = history_of(recipe.to_dict(), tmp_path / "missing.jsonl")
     assert found["rate"] == [[[0.0, 0.1], [2.0, 0.1]]]
     assert found["loss"] == found["flops"] == found["sparsity"] == []
+
+
+def test_validation_has_curves_of_its_own_by_phase(tmp_path):
+    log = tmp_path / "log.jsonl"
+    first, second = ({"validation": values, "measure": "nll"} for values in ([2.0, 4.0], [1.0, None]))
+    write_log(log, epoch(1, 2, 20.0, **first), epoch(2, 4, 40.0, **second), epoch(1, 6, 60.0, **first))
+    found = history_of({"kind": "NobodyKnowsThis"}, log)
+    assert found["validation"] == [[[2, 3.0], [4, 1.0]], [[6, 3.0]]]
+    assert found["measure"] == "nll"
+    write_log(log, epoch(1, 2, 20.0))
+    assert history_of({"kind": "NobodyKnowsThis"}, log)["validation"] == []

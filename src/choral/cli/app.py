@@ -19,23 +19,27 @@ from choral.cli.options import (
     Holdout,
     Id,
     Json,
+    Kept,
+    Limit,
     Members,
     Model,
     Optimiser,
     Order,
     Outputs,
     Overwrite,
+    Patience,
     Progress,
     Quiet,
     Rate,
     Schedule,
     Seed,
+    Share,
     Target,
     Task,
     Time,
 )
 from choral.cli.output import note, progress, say, table, write_json
-from choral.cli.preparing import baseline_note, check_executor, check_members, columns_of, prepare
+from choral.cli.preparing import baseline_note, check_executor, check_members, columns_of, ended_note, prepare
 
 app = typer.Typer(
     name="choral",
@@ -85,6 +89,7 @@ def plan(
         int | None, typer.Option("--epochs", min=1, help="Total budget; 200, or as in fit if data is given.")
     ] = None,
     members: Members = None,
+    patience: Patience = None,
     data: Annotated[
         str | None, typer.Option("--data", help="Show what fit would do with this data, and what it costs.")
     ] = None,
@@ -105,10 +110,14 @@ def plan(
     json: Json = False,
 ) -> None:
     """Show what a method would do with a budget, before any training; with --data, exactly what fit would do."""
+    from choral.plan import EarlyStop
+    from choral.preview import show
     from choral.recipes import make
 
     known = make(name)
     check_members(name, members)
+    stop = None if patience is None else EarlyStop(patience=patience)
+    stops: dict[str, Any] = {} if stop is None else {"stop": stop.to_dict()}
     if data is None:
         about: dict[str, Any] = {
             "--target": target,
@@ -122,10 +131,9 @@ def plan(
         about |= {"--time": time, "--model": model, "--rate": rate, "--optimiser": optimiser}
         _need_data(about | {"--batch-size": batch_size, "--schedule": schedule})
         recipe = make(known.name, epochs=epochs or 200, members=None if members == 1 else members)
-        write_json(recipe.describe()) if json else say(str(recipe))
+        write_json(recipe.describe() | stops) if json else say(show(recipe, stop=stop))
         return
     from choral.judging.compare import recipes_for
-    from choral.preview import show
 
     problem, build, training = prepare(
         data,
@@ -141,10 +149,10 @@ def plan(
         schedule=schedule,
     )
     (recipe,) = recipes_for([name], epochs=epochs or 60, members=members, training=training)
-    text = show(recipe, build, (problem.x_train, problem.y_train))
+    text = show(recipe, build, (problem.x_train, problem.y_train), stop=stop)
     if json:
         read = problem.table.describe() if problem.table else []
-        write_json(recipe.describe() | {"training": training.to_dict(), "columns": read, "text": text})
+        write_json(recipe.describe() | stops | {"training": training.to_dict(), "columns": read, "text": text})
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
     say(f"network: {_network(build())}")
@@ -193,6 +201,10 @@ def fit(
     batch_size: Batch = None,
     schedule: Schedule = None,
     holdout: Holdout = 0.25,
+    validation: Share = None,
+    patience: Patience = None,
+    keep: Kept = None,
+    time_limit: Limit = None,
     seed: Seed = 0,
     executor: Exec = "auto",
     overwrite: Overwrite = False,
@@ -201,15 +213,19 @@ def fit(
     shown: Progress = None,
 ) -> None:
     """Train one ensemble and save it."""
+    from choral.engine.validation import rules_of
     from choral.ensemble.describing import said_of
     from choral.fit import fit as run
     from choral.judging.compare import recipes_for
+    from choral.plan import EarlyStop
     from choral.recipes import METHODS, make
 
     if method not in METHODS:
         make(method)
     check_members(method, members)
     check_executor(executor)
+    stop = None if patience is None else EarlyStop(patience=patience)
+    rules_of(validation, stop, keep, time_limit)
     problem, build, training = prepare(
         data,
         columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
@@ -238,9 +254,16 @@ def fit(
             listener=bar(method, recipe.epochs),
             progress=False,
             overwrite=overwrite,
+            validation=validation,
+            stop=stop,
+            keep=keep,  # type: ignore[arg-type]  # checked by fit
+            time_limit=time_limit,
         )
     if not (json or quiet):
         note(f"choral: understood as {ensemble.task}: {said_of(ensemble.likelihood)}.")
+    ended = ended_note(ensemble.info)
+    if ended:
+        note(ended)
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
     row, found = reporting.measured(ensemble, problem, folder)

@@ -44,6 +44,20 @@ Batch = Annotated[int | None, typer.Option("--batch-size", min=1, help="Points i
 Schedule = Annotated[str | None, typer.Option("--schedule", help="cosine, constant, steps or linear_drop.")]
 Seed = Annotated[int, typer.Option("--seed", help="Root of every random draw.")]
 Holdout = Annotated[float, typer.Option("--holdout", min=0.01, max=0.9, help="Part of the rows kept for testing.")]
+Share = Annotated[
+    float | None,
+    typer.Option("--validation", help="Part of the training rows no member is trained on, to watch them by."),
+]
+Patience = Annotated[
+    int | None,
+    typer.Option("--patience", min=1, help="Epochs without a better validation score before training stops."),
+]
+Kept = Annotated[
+    str | None, typer.Option("--keep", help="best or last: the state a training leaves; best if validated.")
+]
+Limit = Annotated[
+    float | None, typer.Option("--time-limit", help="Seconds after which training ends with what is there.")
+]
 Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorised.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, and not how columns are read.")]
 Progress = Annotated[

@@ -97,3 +97,23 @@ def baseline_note(found: dict[str, Any]) -> str | None:
         f"choral: accuracy {found['scores']['accuracy']:.4f} is no better than always saying "
         f"'{classes['names'][classes['majority']]}' ({classes['majority_accuracy']:.4f}); look at the recall of each class."
     )
+
+
+def ended_note(info: dict[str, Any]) -> str:
+    """Return a sentence on training that ended before its budget; nothing if none did.
+
+    >>> ended_note({"stopped": [{"epoch": 8, "reason": "patience"}], "counted": {"epochs": 8}})
+    'choral: 1 training stopped early, after 8 epochs; 8 epochs were taken in all.'
+    """
+    stopped = info.get("stopped", [])
+    if info.get("ended") == "time_limit":
+        return f"choral: the time was up: {info['networks']} network(s) are kept, trained as far as they came."
+    if not stopped:
+        return ""
+    epochs = sorted(one["epoch"] for one in stopped)
+    span = f"{epochs[0]}" if epochs[0] == epochs[-1] else f"{epochs[0]} to {epochs[-1]}"
+    trainings = "training" if len(stopped) == 1 else "trainings"
+    return (
+        f"choral: {len(stopped)} {trainings} stopped early, after {span} epochs; {info['counted']['epochs']:g} epochs were taken in "
+        "all."
+    )

@@ -21,6 +21,7 @@ _EPOCH = fields(  # an epoch's event; its losses may be infinite
     counted=fields(epochs=numeric, train_flops=numeric),
     losses=many(lambda value, place: iter(())),
     remaining=optional(many(fields(parameters=numeric, flops=numeric))),
+    validation=optional(many(lambda value, place: iter(()))),
 )
 
 
@@ -28,7 +29,7 @@ def history_of(recipe: dict[str, Any], log: Path) -> dict[str, Any]:
     """Return the curves of a run as lists of [epochs, value].
 
     Keys: rate (segments along one branch of the plan), collected (epochs at which a member is kept on that branch), forks
-    ([epochs, branches]), loss (segments), flops (of one epoch), sparsity, working (share of the operations still at work in
+    ([epochs, branches]), loss (segments), validation (segments, of the measure named by `measure`), flops (of one epoch), sparsity, working (share of the operations still at work in
     networks that close nodes). Epochs of the logged curves are counted over all networks in the order they were trained.
 
     Args:
@@ -101,6 +102,8 @@ def events(log: Path) -> Iterator[dict[str, Any]]:
 
 def _logged(log: Path) -> dict[str, Any]:
     losses: list[list[list[float]]] = []
+    seen: list[list[list[float]]] = []
+    measure = ""
     flops: list[list[float]] = []
     sparsity: list[list[float]] = []
     working: list[list[float]] = []
@@ -123,9 +126,19 @@ def _logged(log: Path) -> dict[str, Any]:
             flops.append([epochs, float(f"{spent / (epochs - before):.6g}")])
         if event["epoch"] == 1 or not losses:
             losses.append([])
+            seen.append([])
         if finite:
-            losses[-1].append([epochs, float(f"{sum(finite) / len(finite):.6g}")])
+            losses[-1].append([epochs, _mean(finite)])
+        measured = [v for v in event.get("validation") or () if is_number(v)]
+        if measured:
+            measure = str(event.get("measure"))
+            seen[-1].append([epochs, _mean(measured)])
     if sparsity and not working:
         sparsity = [[0.0, 0.0], *sparsity, [epochs, sparsity[-1][1]]]
     sparsity = [point for i, point in enumerate(sparsity) if not i or point != sparsity[i - 1]]
-    return {"loss": [s for s in losses if s], "flops": flops, "sparsity": sparsity, "working": working}
+    curves = {"loss": [s for s in losses if s], "validation": [s for s in seen if s], "measure": measure}
+    return curves | {"flops": flops, "sparsity": sparsity, "working": working}
+
+
+def _mean(values: list[float]) -> float:
+    return float(f"{sum(values) / len(values):.6g}")

@@ -324,13 +324,21 @@ def _members(content: Content, drawn: dict[str, list[Picture]], frames: dict[str
         yield _section("map", "Function space", text, _pictures(content, drawn["map"]))
 
 
+def _loss_title(history: dict[str, Any]) -> str:
+    watched = history.get("validation") and history.get("measure") == "nll"
+    return "training loss, and nll of held-out points (broken)" if watched else "training loss"
+
+
 def _training(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[Element]:
     plans = content.results["plans"]
     cards = []
     for method in (m for m in content.methods if m in plans):
         pair = [
             element("figure", element("figcaption", what), frames[name].inline(method))
-            for name, what in (("rate", "learning rate, one branch"), ("loss", "training loss"))
+            for name, what in (
+                ("rate", "learning rate, one branch"),
+                ("loss", _loss_title(content.results["history"].get(method, {}))),
+            )
             if name in frames and method in frames[name].data
         ]
         plan = plans[method]

@@ -94,7 +94,7 @@ def rate(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
 
 
 def loss(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
-    """Draw the training loss over all epochs spent, on a logarithmic axis; each phase is a line."""
+    """Draw the training loss over all epochs spent, on a logarithmic axis; each phase is a line, validation nll a broken one."""
     from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
     segments = [[p for p in s if p[1] > 0] for s in history["loss"]]
@@ -102,6 +102,11 @@ def loss(axes: "Axes", theme: Theme, history: dict[str, Any]) -> None:
         if segment:
             epochs, losses = zip(*segment)
             axes.plot(epochs, losses, color=theme["s2"], marker="." if len(segment) < 4 else None)
+    watched = history.get("validation", []) if history.get("measure") == "nll" else []
+    for segment in [[p for p in s if p[1] > 0] for s in watched]:
+        if segment:
+            axes.plot(*zip(*segment), color=theme["s1"], linestyle="--", marker="." if len(segment) < 4 else None)
+            segments.append(segment)
     values = [v for s in segments for _, v in s]
     if values:
         axes.set_yscale("log")

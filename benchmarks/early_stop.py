@@ -1,0 +1,144 @@
+"""Early stopping: what it saves when half of a stack stops, and whether stopped ensembles predict as well as the best fixed budget.
+
+    CHORAL_DATA=... python benchmarks/early_stop.py [speed] [uci]
+
+`speed`: 16 perceptrons trained as one stack for 60 epochs, in one process: to the end without validation, to the end with it, and
+with half of them stopped after 5 epochs (their measure is told never to improve). Ratios of the fastest of three runs each, in processor time of one thread.
+
+`uci`: deep ensembles of 4 perceptrons with mean and variance outputs on 5 of the standard splits of four sets. Fixed budgets train on
+all rows for 20, 60 or 200 epochs; the stopped ones hold a tenth out, train at most 400 epochs and keep the state that was best
+there. The score is the NLL of the test rows in the target's own units; the best budget is chosen on the test rows, which the
+stopped ensembles never see. The standard error is that of the difference over splits.
+"""
+
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choral import models
+from choral.data.sources import TensorSource
+from choral.fit import fit
+from choral.plan import Adam, EarlyStop, Measure
+from choral.predictions import Prediction
+from choral.recipes import make
+from choral.recipes.training import Training
+from datasets import loaders
+from machine import write
+
+SETS = ("boston", "yacht", "energy", "concrete")
+SPLITS = 5
+MEMBERS = 4
+BUDGETS = (20, 60, 200)
+MOST = 400  # epochs of a stopped member, at most
+SHARE, PATIENCE = 0.1, 32
+UCI = Training(rate=0.003, optimiser=Adam(), batch_size=32, schedule="constant")
+STACK, EPOCHS, STOPPED_AFTER = 16, 60, 4
+
+
+class HalfImproves:
+    """A measure for a stack that is asked in order: every second network gets better at each call, the others never."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, prediction: Prediction, y: Tensor) -> float:
+        if len(y) <= 8:  # the trial before training
+            return 0.0
+        self.calls += 1
+        told = self.calls <= STACK * (STOPPED_AFTER + 1) and self.calls % 2
+        return 0.0 if told else -float(self.calls)
+
+
+def speed() -> dict[str, Any]:
+    """Return seconds of training one stack, and ratios."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2500, 8, generator=generator)
+    y = x[:, :1].sin() + 0.1 * torch.randn(2500, 1, generator=generator)
+    training = Training(rate=0.001, optimiser=Adam(), batch_size=100, schedule="constant")
+    recipe = make("deep_ensemble", epochs=STACK * EPOCHS, members=STACK, training=training)
+
+    def build() -> torch.nn.Module:
+        return models.mlp(8, 1, hidden=(128, 128))
+
+    def run(**settings: Any) -> float:
+        started = time.process_time()
+        found = fit(build, TensorSource(x, y), recipe, executor="vectorised", threads=1, progress=False, **settings)
+        if "stop" in settings:
+            assert len(found.info["stopped"]) == STACK // 2
+        return time.process_time() - started
+
+    seconds: dict[str, list[float]] = {"plain": [], "validated": [], "half_stopped": []}
+    for _ in range(3):
+        seconds["plain"].append(run())
+        seconds["validated"].append(run(validation=0.2, keep="last"))
+        measure = Measure.of(HalfImproves())
+        stop = EarlyStop(patience=STOPPED_AFTER, measure=measure)
+        seconds["half_stopped"].append(run(validation=0.2, keep="last", stop=stop))
+    best = {name: min(each) for name, each in seconds.items()}
+    return {
+        "seconds": seconds,
+        "stopping_faster_than_validated": best["validated"] / best["half_stopped"],
+        "validation_slower_than_none": best["validated"]
+        / (best["plain"] * 0.8),  # it trains on four fifths of the rows
+    }
+
+
+def uci() -> dict[str, Any]:
+    """Return the NLL of fixed budgets and of stopped ensembles on each set."""
+    load, found = loaders(), {}
+    for name in SETS:
+        rows: dict[str, list[float]] = {str(b): [] for b in BUDGETS} | {"stopped": []}
+        epochs: list[float] = []
+        for split in range(SPLITS):
+            x, y, x_test, y_test = (torch.as_tensor(v).float() for v in load.uci_split(name, "std", split))
+            shift, scale = x.mean(0), x.std(0).clamp_min(1e-6)
+            x, x_test = (x - shift) / scale, (x_test - shift) / scale
+            for budget in BUDGETS:
+                rows[str(budget)].append(_nll(x, y, x_test, y_test, budget, split)[0])
+            score, taken = _nll(x, y, x_test, y_test, MOST, split, validation=SHARE, stop=EarlyStop(patience=PATIENCE))
+            rows["stopped"].append(score)
+            epochs.append(taken / MEMBERS)
+        found[name] = _judged(rows) | {"epochs": statistics.mean(epochs)}
+        print(name, {k: v for k, v in found[name].items() if k != "each"})  # progress of a long script
+    return found
+
+
+def _nll(
+    x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, epochs: int, seed: int, **settings: Any
+) -> tuple[float, float]:
+    recipe = make("deep_ensemble", epochs=MEMBERS * epochs, members=MEMBERS, training=UCI)
+    ensemble = fit(
+        lambda: models.mlp(x.shape[1], 2, hidden=(50,)),
+        (x, y),
+        recipe,
+        seed=seed,
+        executor="vectorised",
+        threads=1,
+        progress=False,
+        **settings,
+    )
+    return ensemble.evaluate(x_test, y_test)["nll"], ensemble.info["counted"]["epochs"]
+
+
+def _judged(rows: dict[str, list[float]]) -> dict[str, Any]:
+    means = {name: statistics.mean(each) for name, each in rows.items()}
+    best = min((str(b) for b in BUDGETS), key=means.__getitem__)
+    differences = [a - b for a, b in zip(rows["stopped"], rows[best])]
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    return {
+        "nll": means,
+        "each": rows,
+        "best_budget": int(best),
+        "stopped_minus_best": statistics.mean(differences),
+        "standard_error": error,
+        "no_worse": statistics.mean(differences) <= error,
+    }
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1:] or ["speed", "uci"]
+    write("early_stop", {name: {"speed": speed, "uci": uci}[name]() for name in wanted})
