@@ -15,7 +15,7 @@ _WHERE = {
     "AdamW": "choral.plan",
     "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
-    "Comparison": "choral.judging.compare",
+    "Comparison": "choral.judging.comparison",
     "EarlyStop": "choral.plan",
     "Ensemble": "choral.ensemble.ensemble",
     "Measure": "choral.plan",
@@ -90,7 +90,8 @@ if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble
     from choral.ensemble.given import ensemble_of
     from choral.fit import fit, load
-    from choral.judging.compare import Comparison, compare
+    from choral.judging.compare import compare
+    from choral.judging.comparison import Comparison
     from choral.objectives.combine import Objective
     from choral.plan import SGD, Adam, AdamW, Collect, EarlyStop, Measure, Reset, Start, Train, every, fork, repeat, seq
     from choral.predictions import Prediction

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from choral.base.border import guarded
 from choral.base.errors import InputError, RunError
 from choral.base.types import Build, Builds
 from choral.data.inputs import Transforms
@@ -26,7 +27,7 @@ from choral.engine.run import Run
 from choral.engine.settling import settle
 from choral.engine.task import check_runnable, make_task
 from choral.engine.threads import checked, using
-from choral.engine.trying import try_training
+from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Validation, rules_of, set_apart
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble
@@ -35,15 +36,17 @@ from choral.ensemble.saving import check_same, load_file, load_folder
 from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.stopping import EarlyStop, Keep
+from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 
 _LOG = logging.getLogger("choral")
 
 
+@guarded
 def fit(
     build: Build | nn.Module,
     data: Any,
-    recipe: Recipe,
+    recipe: Recipe | str,
     *,
     run_dir: str | Path | None = None,
     seed: int = 0,
@@ -79,7 +82,7 @@ def fit(
         data: a pair (x, y) of arrays or tensors, or (x, y, weights); a map-style Dataset, or a DataLoader over one. Several inputs are a dict in the
             place of x, passed to the network as keywords, or a tuple or list, passed as positions. Real numbers take the type of the
             network's parameters.
-        recipe: the method, for example `choral.recipes.snapshot(epochs=60)`.
+        recipe: the method, for example `choral.recipes.snapshot(epochs=60)`; or its name, for the recipe with its defaults.
         run_dir: folder for the plan, log, checkpoints and members. The same call with the same folder resumes; another plan,
             seed or data in that folder is refused.
         seed: root of every random draw.
@@ -118,6 +121,7 @@ def fit(
             run goes on with it: another one changes the last bits of sums. Afterwards the user's setting is in force again.
     """
     started = time.perf_counter()
+    recipe = recipe_of(recipe)
     check_runnable(recipe)
     checked(threads)
     rules = rules_of(validation, stop, keep, time_limit)
@@ -141,6 +145,7 @@ def fit(
         source = source.reading(task.likelihood.read)
         rules = replace(rules, score=task.likelihood.prediction.score)
         _LOG.info("understood as %s: %s", task.likelihood.prediction.task, said_of(task.likelihood))
+        say_what_is_lost(build, recipe)
         try_training(task, source, recipe.plan)
         watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)
         folder = None if run_dir is None else Path(run_dir)
@@ -192,6 +197,7 @@ def fit(
     return ensemble
 
 
+@guarded
 def load(
     path: str | Path,
     build: Builds | None = None,

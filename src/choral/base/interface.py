@@ -63,6 +63,14 @@ class Interface(Value):
                 f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
             )
 
+    def why_not_predicted(self, batch: Batch, error: Exception) -> str:
+        """Return, for people, why networks could not read a batch, beside what they were fitted on."""
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        text = f"the networks cannot read x: a batch {in_words(batch)} gave the error '{said}'"
+        if self.reads is None:
+            return f"{text}; give inputs like those they were fitted on."
+        return f"{text}; they were fitted on rows like {in_words(made_up(self.reads, 1))}."
+
     def picked(self, found: Any) -> Tensor:
         """Return the output among what a network returned."""
         if self.output is not None:

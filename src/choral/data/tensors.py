@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from choral.base import batches
+from choral.base.arrays import tensor_of
 from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.data.sampling import Sampling
@@ -101,13 +102,15 @@ def _tensor(value: Any, name: str) -> Tensor:
         if value.is_complex():
             raise InputError(f"{name} holds complex numbers; give their real and imaginary parts as two numbers.")
         return value.detach()
+    if value is None:
+        raise InputError(f"{name} is None; give an array or tensor.")
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise InputError(
             f"{name} holds values of type {array.dtype}, not numbers; "
             + ("encode labels as integers 0, 1, 2, ..." if name == "y" else "encode every column as numbers.")
         )
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return tensor_of(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
 
 class Source(ABC):

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy as is_unsettled
 from choral import models
 from choral.base import batches, rng
 from choral.base.batches import Batch
-from choral.base.errors import InputError
+from choral.base.errors import ChoralError, InputError
 from choral.base.functions import Function
 from choral.base.interface import Interface, is_lazy
 from choral.base.types import Build, Builds, Params
@@ -33,7 +33,15 @@ def bare(build: Build | nn.Module) -> nn.Module:
         return copy.deepcopy(build, memo)
     if not callable(build):
         raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
-    network = build()
+    try:
+        network = build()
+    except ChoralError:
+        raise
+    except Exception as error:  # code of the user's may fail in any way
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"build() failed: {said}; give a function without arguments that returns a new nn.Module, such as lambda: nn.Linear(3, 2)."
+        ) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
     return network

@@ -1,18 +1,24 @@
 """Try one training call before a run begins: what fails, fails here, and state that members would share is said."""
 
 import copy
+import math
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from choral.base import batches, draws, rng
 from choral.base.errors import ChoralError, InputError
+from choral.base.interface import is_lazy
 from choral.data.sources import Source
+from choral.engine.blueprint import redraw
 from choral.engine.fingerprint import attributes
 from choral.engine.task import Task
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
-from choral.plan.walk import trainings
+from choral.plan.walk import Visitor, trainings, walk
+from choral.recipes.recipe import Recipe
 
 _ROWS = 4
 
@@ -48,6 +54,40 @@ def try_training(task: Task, source: Source, plan: Phase) -> None:
             "checkpoints do not keep it, so members and resumed runs may differ; make it a buffer (register_buffer).",
             stacklevel=3,
         )
+
+
+def say_what_is_lost(build: Any, recipe: Recipe) -> None:
+    """Warn if the network handed over has weights of its own, and the recipe draws all of them anew."""
+    taken: list[bool] = []
+    walk(recipe.plan, None, Visitor(start=lambda phase, _, __: taken.append(phase.takes_given)))
+    if isinstance(build, nn.Module) and not any(taken) and _has_learned(build):
+        warnings.warn(
+            f"the network handed over has weights of its own, but '{recipe.name}' draws its weights anew; use a recipe that starts from "
+            "them (pretrained=True, or parent_epochs=0, where there is one), or give a function that builds the network.",
+            stacklevel=3,
+        )
+
+
+def _has_learned(network: nn.Module) -> bool:
+    """Return whether weights are others than a new network of these layers would have: by traces of training, or by size."""
+    if is_lazy(network):
+        return False
+    if any(p.grad is not None for p in network.parameters()):
+        return True
+    new = copy.deepcopy(network)
+    with rng.seeded(0, "new"):
+        redraw(new)
+    return any(_is_of_other_size(a, b) for a, b in zip(network.state_dict().values(), new.state_dict().values()))
+
+
+def _is_of_other_size(given: Tensor, new: Tensor) -> bool:
+    """Return whether the spread of two tensors differs by more than chance explains, or one is constant and they differ."""
+    if given.shape != new.shape or not given.is_floating_point() or given.numel() < 2:
+        return not torch.equal(given, new) if given.shape == new.shape and not given.is_floating_point() else False
+    one, other = (float(t.double().square().mean().sqrt()) for t in (given, new))
+    if float(new.double().std()) == 0:
+        return not torch.allclose(given, new)
+    return abs(one / other - 1) > 0.02 + 4 / math.sqrt(given.numel())
 
 
 def _smallest(points: int, plan: Phase) -> int:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import InputError
+from choral.base.border import guarded
+from choral.base.errors import ChoralError, InputError
 from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
@@ -104,6 +105,8 @@ class Ensemble:
 
     def network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""
+        if not 0 <= index < self._count:
+            raise InputError(f"network {index} does not exist; this ensemble has networks 0 to {self._count - 1}.")
         return pointwise.unguard(self._blueprint.holding(self._store.get(index))).requires_grad_()
 
     def member(self, index: int) -> nn.Module:
@@ -113,6 +116,7 @@ class Ensemble:
         which, inside = divmod(index, self.recipe.structure.members)
         return detach(self.recipe.structure.member(self.network(which), inside)).eval()
 
+    @guarded
     def outputs(
         self,
         x: Any,
@@ -128,7 +132,12 @@ class Ensemble:
         place = (device, precision, images)
         if place not in self._evaluations:
             self._evaluations.setdefault(place, self._evaluation(*place))
-        return self._evaluations[place].outputs(ready, batch_size=batch_size, threads=checked(threads))
+        try:
+            return self._evaluations[place].outputs(ready, batch_size=batch_size, threads=checked(threads))
+        except ChoralError:
+            raise
+        except Exception as error:  # forward code of the user's may fail in any way
+            raise InputError(self.interface.why_not_predicted(ready, error)) from error
 
     def _read(self, x: Any) -> Batch:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
@@ -153,6 +162,7 @@ class Ensemble:
         )
         return Evaluation(task, self._store, self._count)
 
+    @guarded
     def predict(
         self,
         x: Any,
@@ -210,6 +220,7 @@ class Ensemble:
         twin.posthoc = corrections.checked(values, kind=self.likelihood.prediction)
         return twin
 
+    @guarded
     def calibrated(self, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
         """Return the same members with corrections fitted on held-out data (rows no member was trained on).
 
@@ -224,6 +235,7 @@ class Ensemble:
             *corrections.fit_corrections(self._uncorrected(self.outputs(x, batch_size=batch_size)), y, **options)
         )
 
+    @guarded
     def save(self, path: str | Path) -> None:
         """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
         about = {

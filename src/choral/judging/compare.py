@@ -1,8 +1,7 @@
 """compare: several methods on the same network and data at equal budget, in one table."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from choral import __version__
+from choral.base.border import guarded, is_whole
 from choral.base.errors import InputError, RunError
 from choral.base.types import Build
 from choral.data.images import holds_images, strange
@@ -19,67 +19,35 @@ from choral.engine.events import Listener
 from choral.engine.files import read_json, write_json
 from choral.engine.folder import folder_name
 from choral.fit import fit
+from choral.judging.comparison import Comparison, over_seeds
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
 from choral.judging.trial import Trial, make_trial
-from choral.recipes import METHODS, make
+from choral.recipes import METHODS, make, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
 __all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Rows of measures, one for each method, the settings they share, and what a report shows beyond them.
-
-    Attributes:
-        rows: one flat dict for each method.
-        settings: data, budget, seed and training.
-        details: evaluation (by method, see `choral.judging.judge.judge`), map (members in function space),
-            corruption_errors.
-    """
-
-    rows: list[dict[str, Any]]
-    settings: dict[str, Any] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def shown(self) -> list[str]:
-        """The scores of a small table, as the task names them."""
-        found = (e["shown"] for e in self.details.get("evaluation", {}).values() if "shown" in e)
-        return list(next(found, [n for n in ("accuracy", "rmse", "nll") if n in self.rows[0]]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return rows and settings as plain types."""
-        return {"rows": self.rows, "settings": self.settings}
-
-    def __str__(self) -> str:
-        names = ["method", "members", "epochs", *self.shown, "parameters", "train_seconds"]
-        cells = [names] + [[_cell(row.get(n)) for n in names] for row in self.rows]
-        widths = [max(len(r[i]) for r in cells) for i in range(len(names))]
-        return "\n".join(
-            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))) for r in cells
-        )
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def recipes_for(
-    methods: Sequence[str | Recipe], *, epochs: int, members: int | None, training: Training
+    methods: str | Sequence[str | Recipe], *, epochs: int, members: int | None, training: Training
 ) -> list[Recipe]:
     """Return recipes at the same budget; names take the shared settings, recipes stay as they are.
 
-    `members` is given to the methods for which more than one member makes sense.
+    `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
     """
+    if isinstance(methods, str | Recipe):
+        methods = list(METHODS) if methods == "all" else [methods]
+    if not isinstance(methods, Sequence):
+        raise InputError(f"methods is {methods!r}; give names of methods, recipes, or 'all'.")
     found = []
     for method in methods:
         if isinstance(method, Recipe):
             found.append(method)
+            continue
+        if not isinstance(method, str):
+            found.append(recipe_of(method))
             continue
         options: dict[str, Any] = {"epochs": epochs, "training": training}
         default = METHODS[method].options.get("members") if method in METHODS else None
@@ -94,16 +62,18 @@ def recipes_for(
     return found
 
 
+@guarded
 def compare(
     build: Build | nn.Module,
     data: Problem | tuple[Any, Any, Any, Any],
-    methods: Sequence[str | Recipe],
+    methods: str | Sequence[str | Recipe],
     *,
     epochs: int = 60,
     members: int | None = None,
     training: Training = Training(),
     run_dir: str | Path | None = None,
     seed: int = 0,
+    seeds: Sequence[int] | None = None,
     inputs: tuple[Transform, ...] = (),
     listener: Callable[[str], Listener] | None = None,
     ood: Any = None,
@@ -115,12 +85,14 @@ def compare(
     Args:
         build: the network, as for `fit`.
         data: (x_train, y_train, x_test, y_test) or a problem.
-        methods: names or recipes.
+        methods: names or recipes; 'all' is all methods.
         epochs: total budget of each method.
         members: members where a method has a choice; its own default if None.
         training: optimiser, rate, batch size and schedule shared by all.
         run_dir: a folder for all runs: each resumes by itself; `comparison.json` holds the table.
         seed: root seed of every method.
+        seeds: several root seeds instead: the table holds means, with standard deviations and the differences to a baseline
+            (single, or the first method), paired by seed. Each seed has a folder of its own in run_dir.
         inputs: transforms of input batches.
         listener: gives the event listener of a method by name.
         ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
@@ -128,23 +100,68 @@ def compare(
         options: passed on to `fit`.
     """
     recipes = recipes_for(methods, epochs=epochs, members=members, training=training)
-    if not isinstance(data, Problem):
-        x_train, y_train, x_test, y_test = (np.asarray(d) for d in data)
-        data = Problem("arrays", x_train, y_train, x_test, y_test)
-    problem = data
+    problem = _problem(data)
     trial = trial_of(problem, ood=ood, corruptions=corruptions)
+    settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
+    settings |= {"choral": __version__, "train_rows": len(problem.x_train), "test_rows": len(problem.x_test)}
+    options |= {"inputs": inputs}
+
+    def of_seed(own: int, folder: Path | None) -> Comparison:
+        rows, details = _measured(build, problem, recipes, trial, folder, listener, options | {"seed": own})
+        return Comparison(rows, settings | {"seed": own}, details)
+
+    place = None if run_dir is None else Path(run_dir)
+    if seeds is None:
+        comparison = of_seed(seed, place)
+    else:
+        parts = {own: of_seed(own, None if place is None else place / f"seed-{own}") for own in _checked_seeds(seeds)}
+        names = [row["method"] for row in next(iter(parts.values())).rows]
+        comparison = over_seeds(parts, baseline="single" if "single" in names else names[0])
+    if place is not None:
+        _write_changes(place / "comparison.json", comparison.to_dict() | comparison.details)
+    return comparison
+
+
+def _checked_seeds(seeds: Any) -> list[int]:
+    found = list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else []
+    if len(found) < 2 or not all(map(is_whole, found)) or len(set(found)) < len(found):
+        raise InputError(f"seeds is {seeds!r}; give two or more different whole numbers, such as (0, 1, 2).")
+    return [int(s) for s in found]
+
+
+def _problem(data: Any) -> Problem:
+    if isinstance(data, Problem):
+        return data
+    if not isinstance(data, tuple | list) or len(data) != 4:
+        parts = f"{len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+        raise InputError(
+            f"data is {parts}; methods are compared on rows they were not trained on: give (x_train, y_train, x_test, y_test), or a "
+            "Problem."
+        )
+    x_train, y_train, x_test, y_test = (np.asarray(d) for d in data)
+    return Problem("arrays", x_train, y_train, x_test, y_test)
+
+
+def _measured(
+    build: Build | nn.Module,
+    problem: Problem,
+    recipes: Sequence[Recipe],
+    trial: Trial,
+    run_dir: Path | None,
+    listener: Callable[[str], Listener] | None,
+    options: dict[str, Any],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Fit and judge every recipe with one seed; return the rows and what a report shows beyond them."""
     rows, evaluations, sketches = [], {}, {}
     for number, recipe in enumerate(recipes):
         twin = sum(r.name == recipe.name for r in recipes[:number])
         name = recipe.name + (f"_{twin + 1}" if twin else "")
-        folder = None if run_dir is None else Path(run_dir) / folder_name(name)
+        folder = None if run_dir is None else run_dir / folder_name(name)
         ensemble = fit(
             build,
             (problem.x_train, problem.y_train),
             recipe,
             run_dir=folder,
-            seed=seed,
-            inputs=inputs,
             table=problem.table,
             listener=None if listener is None else listener(name),
             progress=None if listener is None else False,
@@ -158,12 +175,7 @@ def compare(
     if errors is not None:
         details["corruption_errors"] = errors
         rows = [row | errors["methods"][row["method"]] for row in rows]
-    settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
-    settings |= {"choral": __version__, "train_rows": len(problem.x_train), "test_rows": len(problem.x_test)}
-    comparison = Comparison(rows, settings, details)
-    if run_dir is not None:
-        _write_changes(Path(run_dir) / "comparison.json", comparison.to_dict() | details)
-    return comparison
+    return rows, details
 
 
 def _write_changes(path: Path, content: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Operators: starting, bagging, averaging and recalibrating one network's state."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -26,6 +27,8 @@ class Reset(Starter):
 @dataclass(frozen=True, kw_only=True)
 class Start(Starter):
     """Take the weights of the network the user handed over."""
+
+    takes_given: ClassVar[bool] = True
 
     def begin(self, context: Context) -> State:
         """Return the given weights."""

@@ -8,7 +8,7 @@ A starter makes a network's first state, an operator turns one state into anothe
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
@@ -94,7 +94,12 @@ class Context(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Starter(Phase, ABC):
-    """A phase that makes a state, whatever there was before; a plan begins with one."""
+    """A phase that makes a state, whatever there was before; a plan begins with one.
+
+    `takes_given`, a fact of the class, says whether it takes the weights of the network the user handed over.
+    """
+
+    takes_given: ClassVar[bool] = False
 
     @abstractmethod
     def begin(self, context: Context) -> State:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from choral import metrics
+from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.posthoc import (
@@ -156,7 +156,7 @@ class Classification(Prediction):
 
     def targets(self, y: Any) -> Tensor:
         """Return labels as whole numbers (batch,), or (batch, ...) of dense outputs."""
-        labels = torch.as_tensor(np.asarray(y))
+        labels = tensor_of(y)
         shape = tuple(self.probs.movedim(self.axis, -1).shape[:-1])
         if labels.dim() == 2 and len(shape) == 1:  # one-hot, or a column
             labels = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]

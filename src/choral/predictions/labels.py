@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from choral import metrics
+from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.metrics.inputs import PROB_FLOOR, checked_weights
@@ -107,7 +107,7 @@ class MultiLabel(Prediction):
 
     def targets(self, y: Any) -> Tensor:
         """Return labels as 0 and 1 in the shape of the probabilities."""
-        found = torch.as_tensor(np.asarray(y)).double()
+        found = tensor_of(y).double()
         if found.numel() != self.probs.numel() or not bool(((found == 0) | (found == 1)).all()):
             raise InputError(
                 f"y must hold 0 or 1 for each of {tuple(self.probs.shape)} (batch, label); it has {tuple(found.shape)}."

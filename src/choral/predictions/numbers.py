@@ -4,11 +4,11 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from choral import metrics
+from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.metrics.inputs import checked_weights
@@ -113,7 +113,7 @@ class Numbers(Prediction):
 
     def targets(self, y: Any) -> Tensor:
         """Return targets in the shape of the predicted mean."""
-        found = torch.as_tensor(np.asarray(y)).double()
+        found = tensor_of(y).double()
         if found.numel() != self.mean.numel() or len(found) != len(self.mean):
             raise InputError(
                 f"y has shape {tuple(found.shape)} and the ensemble predicts {tuple(self.mean.shape)}; give one target for each."

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from choral import metrics
+from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.posthoc import MemberSelection
@@ -75,7 +75,7 @@ class Outputs(Prediction):
 
     def targets(self, y: Any) -> Tensor:
         """Return targets as training gave them to the loss."""
-        found = torch.as_tensor(np.asarray(y))
+        found = tensor_of(y)
         if len(found) != self.member_outputs.shape[1]:
             raise InputError(f"y has {len(found)} rows and the prediction {self.member_outputs.shape[1]}.")
         return found.float() if found.is_floating_point() else found.long()

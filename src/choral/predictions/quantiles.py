@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from choral import metrics
+from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.posthoc import ConformalQuantile, MemberSelection, fit_quantile_intervals
@@ -98,7 +98,7 @@ class QuantileRegression(Prediction):
 
     def targets(self, y: Any) -> Tensor:
         """Return targets in the shape of the median."""
-        found = torch.as_tensor(np.asarray(y)).double()
+        found = tensor_of(y).double()
         if found.numel() != self.mean.numel():
             raise InputError(f"y has shape {tuple(found.shape)} and the ensemble predicts {tuple(self.mean.shape)}.")
         return found.reshape(self.mean.shape)

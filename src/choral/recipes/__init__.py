@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from choral.base.border import is_whole
 from choral.base.errors import InputError, did_you_mean
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
@@ -58,6 +59,7 @@ __all__ = [
     "packed",
     "prune_and_tune",
     "rank1_bnn",
+    "recipe_of",
     "sebays_freeze",
     "sebays_no_freeze",
     "sequential_anchored",
@@ -126,14 +128,28 @@ METHODS: dict[str, Method] = {
 }
 
 
+def recipe_of(given: Any) -> Recipe:
+    """Return what a user gave as a recipe: one, or the name of a method for its recipe with all defaults."""
+    if isinstance(given, Recipe):
+        return given
+    if isinstance(given, str):
+        return make(given)
+    called = next((name for name, method in METHODS.items() if method.build is given), None)
+    if called is not None:
+        raise InputError(f"recipe is the function {called} itself; call it: choral.recipes.{called}(epochs=60).")
+    raise InputError(
+        f"recipe is {given!r}; give a Recipe such as choral.recipes.snapshot(epochs=60), or a method's name."
+    )
+
+
 def make(name: str, **options: Any) -> Recipe:
     """Return the recipe of a method by name; options that are None are left at their defaults.
 
     >>> make("snapshot", epochs=30, members=3).members
     3
     """
-    if name not in METHODS:
-        raise InputError(f"there is no method '{name}'; known: {', '.join(METHODS)}.{did_you_mean(name, METHODS)}")
+    if not isinstance(name, str) or name not in METHODS:
+        raise InputError(f"there is no method '{name}'; known: {', '.join(METHODS)}.{did_you_mean(str(name), METHODS)}")
     method = METHODS[name]
     given = {k: v for k, v in options.items() if v is not None}
     for option in given:
@@ -142,4 +158,7 @@ def make(name: str, **options: Any) -> Recipe:
                 f"'{name}' has no option '{option}'; it takes {', '.join(method.options)}."
                 + did_you_mean(option, method.options)
             )
+    for option in ("epochs", "members", "draws"):
+        if option in given and not is_whole(given[option], 0):
+            raise InputError(f"{option} is {given[option]!r}; give a whole number.")
     return method.build(**given)

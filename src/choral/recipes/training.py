@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any, Literal
 
+from choral.base.border import is_whole
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.plan.operators import Reset, Start
@@ -52,8 +54,9 @@ class Training(Value):
     def _check_numbers(self) -> None:
         for name in ("rate", "end", "batch_size"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise InputError(f"{name} is {value!r}; give a number, not {type(value).__name__}.")
+            object.__setattr__(self, name, int(value) if isinstance(value, Integral) else float(value))
         if isinstance(self.schedule, OwnRate):
             return
         if self.schedule not in SCHEDULES:
@@ -68,8 +71,8 @@ class Training(Value):
                 f"end is {self.end} with rate {self.rate} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
                 "schedule 'cosine'."
             )
-        if self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}; give 1 or more.")
+        if self.batch_size < 1 or self.batch_size != int(self.batch_size):
+            raise InputError(f"batch_size is {self.batch_size}; give a whole number of 1 or more.")
 
     def full(self) -> Schedule:
         """Return the schedule of a full training."""
@@ -156,6 +159,10 @@ def share(epochs: int, members: int, *, least: int = 1) -> int:
     >>> share(200, 6)
     33
     """
+    for name, value in (("epochs", epochs), ("members", members)):
+        if not is_whole(value):
+            raise InputError(f"{name} is {value!r}; give a whole number.")
+    epochs, members = int(epochs), int(members)
     if members < 1:
         raise InputError(f"members is {members}; give 1 or more.")
     if epochs < members * least:

@@ -1,0 +1,111 @@
+"""One guard for the public functions: arguments are checked by name before anything is computed.
+
+An argument means the same wherever it occurs, so its rule stands here once. What only one function takes (data, a recipe, a
+likelihood) is checked where it is read.
+"""
+
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
+
+from choral.base.errors import InputError, did_you_mean
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an argument accepts, as a test and in words."""
+
+    accepts: Callable[[Any], bool]
+    words: str
+
+
+def is_whole(value: Any, least: float = -math.inf) -> bool:
+    """Return whether a value is a whole number, of Python or numpy, and large enough.
+
+    >>> is_whole(3), is_whole(True), is_whole(2.0), is_whole(0, 1)
+    (True, False, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_number(value: Any, least: float = -math.inf) -> bool:
+    """Return whether a value is a finite number that is large enough.
+
+    >>> is_number(0.5), is_number("0.5"), is_number(float("nan"))
+    (True, False, False)
+    """
+    return isinstance(value, Real) and not isinstance(value, bool) and least <= float(value) < math.inf
+
+
+def _or_none(rule: Rule) -> Rule:
+    return Rule(lambda value: value is None or rule.accepts(value), f"{rule.words}, or None")
+
+
+def _one_of(*names: str) -> Rule:
+    return Rule(lambda value: isinstance(value, str) and value in names, " or ".join(map(repr, names)))
+
+
+def _can_hear(value: Any) -> bool:
+    return callable(value) or (isinstance(value, Sequence) and all(map(callable, value)))
+
+
+_SWITCH = Rule(lambda value: isinstance(value, bool), "True or False")
+_PATH = Rule(lambda value: isinstance(value, str | os.PathLike) and bool(str(value)), "a path")
+_COUNT = Rule(lambda value: is_whole(value, 1), "a whole number of 1 or more")
+RULES = {
+    "seed": Rule(is_whole, "a whole number"),
+    "path": _PATH,
+    "run_dir": _or_none(_PATH),
+    "batch_size": _COUNT,
+    "epochs": Rule(lambda value: is_whole(value, 0), "a whole number of 0 or more"),
+    "members": _or_none(_COUNT),
+    "executor": _one_of("auto", "sequential", "vectorised"),
+    "precision": _one_of("fp32", "bf16"),
+    "checkpoint_seconds": Rule(lambda value: is_number(value, 0), "a number of seconds, 0 or more"),
+    "time_limit": _or_none(Rule(lambda value: is_number(value, 0), "a number of seconds, 0 or more")),
+    "listener": _or_none(Rule(_can_hear, "a function of an event, or a list of such functions")),
+    "progress": _or_none(_SWITCH),
+    "standardise": _or_none(_SWITCH),
+    "overwrite": _SWITCH,
+    "extend": _SWITCH,
+    "process_wide": _SWITCH,
+    "partial": _SWITCH,
+    "check_build": _SWITCH,
+}
+
+
+def guarded(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function answer wrong arguments with one sentence before it begins."""
+    parameters = inspect.signature(function).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    ordered = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    needed = {n for n in ordered if parameters[n].default is inspect.Parameter.empty}
+    takes = ", ".join(n for n in parameters if n != "self")
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given: dict[str, Any] = dict(zip(ordered, args)) | kwargs
+        unknown = [] if open_ended else [name for name in kwargs if name not in parameters]
+        if unknown:
+            near = did_you_mean(unknown[0], parameters)
+            raise InputError(f"{function.__name__} has no argument {unknown[0]!r}; it takes {takes}.{near}")
+        if len(args) > len(ordered) or not needed <= given.keys():
+            missing = ", ".join(n for n in ordered if n in needed and n not in given)
+            said = f"lacks {missing}" if missing else f"was given {len(args)} arguments without a name"
+            raise InputError(f"{function.__name__} {said}; it takes {takes}.")
+        for name in RULES.keys() & given.keys():
+            if not RULES[name].accepts(given[name]):
+                several = name == "seed" and "seeds" in parameters and isinstance(given[name], Sequence)
+                hint = f", or several as seeds={given[name]!r}" if several else ""
+                raise InputError(f"{name} is {given[name]!r}; give {RULES[name].words}{hint}.")
+        return function(*args, **kwargs)
+
+    return call

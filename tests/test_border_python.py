@@ -1,0 +1,174 @@
+"""Mistakes and short cuts of users of the Python functions: the right answer, or one clear sentence before any compute."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from torch import nn
+
+import choral
+from choral import models
+from choral.base.errors import ChoralError
+from choral.plan import Adam
+from choral.recipes import make
+from choral.recipes.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(24, 3, generator=G)
+Y = (X[:, 0] > 0).long()
+QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=8)
+ONE = make("single", epochs=1, training=QUICK)
+
+
+def build():
+    return models.mlp(3, 2, hidden=(4,))
+
+
+def normed():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return choral.fit(build, (X, Y), ONE)
+
+
+api: Any = choral  # wrong on purpose
+training: Any = Training
+REFUSED = {
+    "an uncalled recipe": (lambda: api.fit(build, (X, Y), choral.recipes.snapshot), r"snapshot\(epochs="),
+    "an unknown method": (lambda: api.fit(build, (X, Y), "snapshots"), "no method 'snapshots'.*Did you mean 'snapshot'"),
+    "a recipe of another kind": (lambda: api.fit(build, (X, Y), 3), "recipe is 3"),
+    "a class with arguments": (lambda: api.fit(nn.Linear, (X, Y), ONE), r"build\(\) failed.*missing.*in_features"),
+    "a factory that fails": (lambda: api.fit(lambda: 1 / 0, (X, Y), ONE), r"build\(\) failed.*division"),
+    "a factory of nothing": (lambda: api.fit(lambda: None, (X, Y), ONE), "must return a new nn.Module"),
+    "a rate in quotes": (lambda: training(rate="0.1"), "rate is '0.1'"),
+    "a rate that is no number": (lambda: training(rate=float("nan")), "rate is nan"),
+    "an unknown optimiser": (lambda: training(optimiser="adamm"), "Did you mean 'adam'"),
+    "a batch of half a point": (lambda: training(batch_size=2.5), "batch_size is 2.5"),
+    "epochs in quotes": (lambda: make("snapshot", epochs="60"), "epochs is '60'"),
+    "half a member": (lambda: make("deep_ensemble", epochs=4, members=1.5), "members is 1.5"),
+    "a seed in words": (lambda: api.fit(build, (X, Y), ONE, seed="one"), "seed is 'one'"),
+    "several seeds for one": (lambda: api.fit(build, (X, Y), ONE, seed=(0, 1)), r"seed is \(0, 1\)"),
+    "a run_dir that is none": (lambda: api.fit(build, (X, Y), ONE, run_dir=3), "run_dir is 3"),
+    "a transform alone": (lambda: api.fit(build, (X, Y), ONE, inputs=3), "inputs is 3"),
+    "an unknown argument": (lambda: api.fit(build, (X, Y), ONE, sead=3), "sead.*Did you mean 'seed'"),
+    "seconds in words": (lambda: api.fit(build, (X, Y), ONE, checkpoint_seconds="5"), "checkpoint_seconds is '5'"),
+    "a listener that cannot hear": (lambda: api.fit(build, (X, Y), ONE, listener=3), "listener is 3"),
+    "yes in words": (lambda: api.fit(build, (X, Y), ONE, overwrite="no"), "overwrite is 'no'"),
+    "one row for BatchNorm": (lambda: api.fit(normed, (X[:1], Y[:1]), ONE), "cannot be trained on a batch of 1 row.*two rows"),
+    "batches of one for BatchNorm": (
+        lambda: api.fit(normed, (X, Y), make("single", epochs=1, training=Training(batch_size=1))),
+        "cannot be trained on a batch of 1 row",
+    ),
+    "two arrays to compare on": (lambda: api.compare(build, (X, Y), ["single"]), r"\(x_train, y_train, x_test, y_test\)"),
+    "several seeds as one": (
+        lambda: api.compare(build, (X, Y, X, Y), ["single"], seed=(0, 1, 2)), r"seeds=\(0, 1, 2\)"),
+    "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), "methods is empty"),
+    "methods of another kind": (lambda: api.compare(build, (X, Y, X, Y), [3]), "3"),
+    "too few epochs for a method": (
+        lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], epochs=2, training=QUICK), "snapshot: epochs is 2"),
+    "nothing to load": (lambda: api.load("nowhere.choral"), "does not exist"),
+    "a load of nothing": (lambda: api.load(None), "path is None"),
+    "words in a frame": (
+        lambda: api.fit(build, (pandas.DataFrame({"a": ["x"] * 24}), Y), ONE), "not numbers"),
+    "words as labels": (lambda: api.fit(build, (X, pandas.Series(["cat", "dog"] * 12)), ONE), "encode labels"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_one_sentence(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call, message = REFUSED[name]
+    with pytest.raises(ChoralError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+PREDICTED = {
+    "too narrow": (lambda e: e.predict(X[:, :2]), r"\(24, 2\).*fitted on rows like \(1, 3\)"),
+    "too wide": (lambda e: e.predict(np.zeros((4, 7))), r"\(4, 7\)"),
+    "one flat row": (lambda e: e.predict(X[0]), r"\(3,\)"),
+    "words": (lambda e: e.predict([["a", "b", "c"]]), "not numbers"),
+    "nothing": (lambda e: e.predict(None), "None"),
+    "NaN": (lambda e: e.predict(torch.full((2, 3), torch.nan)), "NaN"),
+    "a batch of nothing": (lambda e: e.predict(X, batch_size=0), "batch_size is 0"),
+    "an odd device": (lambda e: e.predict(X, device="warp"), "device is 'warp'"),
+    "an odd precision": (lambda e: e.predict(X, precision="fp8"), "precision is 'fp8'"),
+    "fewer labels": (lambda e: e.evaluate(X, Y[:5]), "5.*24"),
+    "a member too far": (lambda e: e.member(9), "member 9 does not exist"),
+    "a network too far": (lambda e: e.network(9), "network 9"),
+    "a folder to save": (lambda e: e.save("."), "is a folder"),
+    "below a file": (lambda e: e.save("file/e.choral"), "cannot be written"),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTED)
+def test_wrong_uses_of_an_ensemble_are_one_sentence(name, fitted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    call, message = PREDICTED[name]
+    with pytest.raises(ChoralError, match=message) as caught:
+        call(fitted)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_method_by_name_is_its_recipe():
+    fast = choral.fit(build, (X, Y), "single")
+    assert fast.recipe == choral.recipes.single()
+
+
+def test_an_optimiser_by_name_is_the_optimiser():
+    assert training(optimiser="adam") == Training(optimiser=Adam())
+    assert training(optimiser="adam").to_dict()["optimiser"]["kind"] == "Adam"
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert training(rate=np.float32(0.5), batch_size=np.int64(8)).rate == pytest.approx(0.5)
+    assert make("snapshot", epochs=np.int64(8), members=np.int32(2)).members == 2
+
+
+def test_frames_and_series_are_arrays(fitted):
+    frame, labels = pandas.DataFrame(X.numpy(), columns=list("abc")), pandas.Series(Y.numpy())
+    again = choral.fit(build, (frame, labels), ONE)
+    assert torch.equal(again.predict(frame).probs, fitted.predict(X).probs)
+    assert again.evaluate(frame, labels) == fitted.evaluate(X, Y)
+
+
+def test_saving_makes_the_folder(fitted, tmp_path):
+    fitted.save(tmp_path / "new" / "deep" / "e.choral")
+    assert len(choral.load(tmp_path / "new" / "deep" / "e.choral")) == 1
+
+
+def test_a_trained_network_that_would_be_drawn_anew_is_said():
+    net = build()
+    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    nn.functional.cross_entropy(net(X), Y).backward()
+    optimiser.step()
+    with pytest.warns(UserWarning, match="'single' draws its weights anew.*pretrained"):
+        choral.fit(net, (X, Y), ONE)
+    choral.fit(build(), (X, Y), ONE)  # nothing is lost of a new one
+    choral.fit(net, (X, Y), make("prune_and_tune", epochs=2, members=2, parent_epochs=0, training=QUICK))
+
+
+def test_all_methods_are_all():
+    from choral.judging.compare import recipes_for
+
+    assert len(recipes_for("all", epochs=60, members=None, training=QUICK)) == len(choral.recipes.METHODS)
+    assert len(recipes_for("single", epochs=60, members=None, training=QUICK)) == 1
+
+
+def test_networks_that_fail_are_said_with_the_shapes():
+    class Odd(nn.Linear):
+        def forward(self, x):
+            if len(x) > 10:
+                raise OSError("no such disk")
+            return super().forward(x)
+
+    ensemble = choral.fit(lambda: Odd(3, 2), (X, Y), ONE)
+    with pytest.raises(ChoralError, match=re.escape("(20, 3)") + ".*no such disk"):
+        ensemble.predict(X[:20])
