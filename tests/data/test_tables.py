@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from choral.base.errors import InputError, RunError
+from choral.data.cells import Cells
 from choral.data.columns import DateColumn, LeftOutColumn, NumberColumn, Scale
 from choral.data.problems import load_problem
 from choral.data.splitting import split
@@ -14,6 +15,10 @@ from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 FRAME = pd.DataFrame(
     {"a": [1.0, 2.0, 3.0, 4.0], "c": ["x", "y", "x", "z"], "flat": [5, 5, 5, 5], "t": [10.0, 20.0, 30.0, 40.5]}
 )
+
+
+def cells(values, name="c"):
+    return Cells(pd.Series(values, name=name))
 
 
 def learned(values, **options):
@@ -39,23 +44,23 @@ def test_numbers_are_standardised_categories_one_hot_and_constants_left_out():
 
 
 def test_the_task_is_guessed_from_the_target():
-    assert guess_task(pd.Series(["a", "b"]))[0] == "classification"
-    assert guess_task(pd.Series([0, 1, 1]))[0] == "classification"
-    assert guess_task(pd.Series(["0", "1", "1"]))[0] == "classification"
-    assert guess_task(pd.Series([True, False]))[0] == "classification"
-    assert guess_task(pd.Series(np.arange(100)))[0] == "regression"
-    assert guess_task(pd.Series([0.5, 1.0]))[0] == "regression"
-    assert guess_task(pd.Series(["0.5", "1.0"]))[0] == "regression"
-    assert guess_task(pd.Series(["$1,200", "$3,400"]))[0] == "regression"
+    assert guess_task(cells(["a", "b"]))[0] == "classification"
+    assert guess_task(cells([0, 1, 1]))[0] == "classification"
+    assert guess_task(cells(["0", "1", "1"]))[0] == "classification"
+    assert guess_task(cells([True, False]))[0] == "classification"
+    assert guess_task(cells(np.arange(100)))[0] == "regression"
+    assert guess_task(cells([0.5, 1.0]))[0] == "regression"
+    assert guess_task(cells(["0.5", "1.0"]))[0] == "regression"
+    assert guess_task(cells(["$1,200", "$3,400"]))[0] == "regression"
 
 
 def test_integer_classes_keep_their_order_whatever_type_they_have():
     frame = pd.DataFrame({"a": np.arange(12.0), "t": [10, 9, 2] * 4})
     table = learn_table(frame, "t")
     assert table.classes == ("2", "9", "10")
-    for cells in (frame["t"], frame["t"].astype(float), frame["t"].astype(str)):
-        assert table.targets(frame.assign(t=cells))[:3].tolist() == [2, 1, 0]
-    assert labels(pd.Series(["1.5", "2"])) == ["1.5", "2"]
+    for column in (frame["t"], frame["t"].astype(float), frame["t"].astype(str)):
+        assert table.targets(frame.assign(t=column))[:3].tolist() == [2, 1, 0]
+    assert labels(cells(["1.5", "2"])) == ["1.5", "2"]
 
 
 @pytest.mark.parametrize(
@@ -76,35 +81,35 @@ def test_tables_that_cannot_be_learned_from(frame, message):
 
 
 def test_numbers_are_read_as_people_write_them():
-    cells = ["$54,321", "1,234", "?", "12.5%", "(7)", "", "n/a", " 8 ", "€ 9.50", "1 000"] * 3
-    column = learned(cells)
+    words = ["$54,321", "1,234", "?", "12.5%", "(7)", "", "n/a", " 8 ", "€ 9.50", "1 000"] * 3
+    column = learned(words)
     assert isinstance(column, NumberColumn)
     assert (column.missing, column.unread) == (True, 0)
-    values = column.scale.undo(column.encode(pd.Series(cells[:10], name="c"), path="t")[:, 0])
+    values = column.scale.undo(column.encode(cells(words[:10]), path="t")[:, 0])
     held = [54321, 1234, column.fill, 0.125, -7, column.fill, column.fill, 8, 9.5, 1000]
     assert values == pytest.approx(held)
     assert column.fill == 9.5
-    marks = column.encode(pd.Series(cells[:10], name="c"), path="t")[:, 1]
+    marks = column.encode(cells(words[:10]), path="t")[:, 1]
     assert marks.tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0]
 
 
 def test_a_decimal_comma_is_seen_and_kept():
     column = learned(["1,5", "2,25", "1.234,5"])
     assert column.comma
-    one = column.encode(pd.Series(["1.234,5"]), path="t")
+    one = column.encode(cells(["1.234,5"]), path="t")
     assert column.scale.undo(one)[0, 0] == pytest.approx(1234.5)
     assert not learned(["1,500", "2,250", "3"]).comma
 
 
 def test_a_stray_word_among_numbers_does_not_make_categories():
-    cells = [str(i) for i in range(99)] + ["n/a?"]
-    column = learned(cells)
+    words = [str(i) for i in range(99)] + ["n/a?"]
+    column = learned(words)
     assert isinstance(column, NumberColumn)
     assert column.unread == 1
     assert "1 cell(s) are not numbers" in column.detail
     fine = learned([str(i) for i in range(99)])
     with pytest.warns(UserWarning, match="c") as said:
-        x = fine.encode(pd.Series(["3", "oops"]), path="t")
+        x = fine.encode(cells(["3", "oops"]), path="t")
     assert "'oops' in line 3, which is not a number" in str(said[0].message)
     assert fine.scale.undo(x)[:, 0].tolist() == pytest.approx([3, fine.fill])
 
@@ -112,12 +117,12 @@ def test_a_stray_word_among_numbers_does_not_make_categories():
 def test_flags_dates_and_ordered_words():
     flag = learned(["Yes", "no", "yes", ""])
     assert isinstance(flag, FlagColumn)
-    assert flag.encode(pd.Series(["no", "YES", "?"]), path="t").tolist() == [[-1, 0], [1, 0], [0, 1]]
+    assert flag.encode(cells(["no", "YES", "?"]), path="t").tolist() == [[-1, 0], [1, 0], [0, 1]]
     assert isinstance(learned([True, False, True]), FlagColumn)
     date = learned(["2026-01-05", "2026-01-12", "2026-07-06", None])
     assert isinstance(date, DateColumn)
     assert date.width == 6
-    x = date.encode(pd.Series(["2026-01-05", "2026-01-12", ""]), path="t")
+    x = date.encode(cells(["2026-01-05", "2026-01-12", ""]), path="t")
     assert x[0, 3:5] == pytest.approx(x[1, 3:5])  # both are Mondays
     assert x[1, 0] - x[0, 0] == pytest.approx(7 / date.scale.std)
     assert x[2, 1:].tolist() == [0, 0, 0, 0, 1]
@@ -125,9 +130,9 @@ def test_flags_dates_and_ordered_words():
     assert learned(["02/13/2026", "01/03/2026", "02/03/2026"]).detail.startswith("month first")
     size = learned(["small", "large", "medium", "small"])
     assert isinstance(size, OrderedColumn)
-    assert size.encode(pd.Series(["small", "medium", "large"]), path="t").tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert size.encode(cells(["small", "medium", "large"]), path="t").tolist() == [[0, 0], [1, 0], [1, 1]]
     own = learned(["b", "c", "a"], orders={"c": ("c", "b", "a")})
-    assert own.encode(pd.Series(["c", "b", "a"]), path="t").tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert own.encode(cells(["c", "b", "a"]), path="t").tolist() == [[0, 0], [1, 0], [1, 1]]
     with pytest.raises(InputError, match="holds 'a', which the given order"):
         learned(["b", "c", "a"], orders={"c": ("c", "b")})
     typed = pd.Categorical(["lo", "hi", "mid"], categories=["lo", "mid", "hi"], ordered=True)
@@ -154,12 +159,12 @@ def test_rare_and_unseen_categories_have_a_code_of_their_own():
     many = [f"v{i % 70}" for i in range(280)] + [f"once{i}" for i in range(20)]
     column = learned(many)
     assert (len(column.values), column.other) == (64, True)
-    x = column.encode(pd.Series(["v0", "never", "once3"]), path="t")
+    x = column.encode(cells(["v0", "never", "once3"]), path="t")
     assert x[1:, -1].tolist() == [1, 1]
     assert x.sum(1).tolist() == [1, 1, 1]
     few = learned(["a", "b", "a", None])
     with pytest.warns(UserWarning, match=r"holds 'q' in line 2, which was not in the training data \(known: a, b\)"):
-        assert few.encode(pd.Series(["q", None]), path="t").tolist() == [[0, 0, 0], [0, 0, 1]]
+        assert few.encode(cells(["q", None]), path="t").tolist() == [[0, 0, 0], [0, 0, 1]]
 
 
 def test_a_blank_cell_refuses_no_file():

@@ -18,7 +18,7 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.base.values import Value
-from choral.data import cells as reading
+from choral.data.cells import FORMATS, LARGEST, Cells
 
 LONGEST = 10_000  # characters of a name or of one category
 MOST = 100_000  # categories of a column, classes of a target
@@ -93,22 +93,22 @@ class Column(Value, ABC):
         """What else is known about it, in words."""
 
     @abstractmethod
-    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
+    def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
         """Return numbers (row, codes); any for absent cells, which are marked besides."""
 
-    def encode(self, cells: Any, *, path: str) -> np.ndarray:
-        """Return the cells of a pandas series as numbers (row, width); InputError for cells it cannot take."""
+    def encode(self, cells: Cells, *, path: str) -> np.ndarray:
+        """Return cells as numbers (row, width); InputError for cells it cannot take."""
         absent = self._absent(cells, path)
         if absent.any() and not self.missing and self.codes:
             say(
-                f"{path}: column '{short(self.name)}' has {absent.sum():,} cell(s) without a value ({reading.lines(cells, absent)}), which "
+                f"{path}: column '{short(self.name)}' has {absent.sum():,} cell(s) without a value ({cells.lines(absent)}), which "
                 f"training did not have; {self._filled}."
             )
         coded = self._coded(cells, absent, path=path)
         return np.column_stack([coded, absent.astype(np.float64)]) if self.missing else coded
 
-    def _absent(self, cells: Any, path: str) -> np.ndarray:
-        return reading.blank(cells)
+    def _absent(self, cells: Cells, path: str) -> np.ndarray:
+        return cells.absent
 
     _filled = "they are coded as none of its values"
 
@@ -118,16 +118,16 @@ def say(text: str) -> None:
     warnings.warn(text, stacklevel=5)
 
 
-def _numbers(cells: Any, name: str, comma: bool, path: str) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(cells: Cells, comma: bool, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Return numbers, and which cells hold something that is not one; numbers beyond bounds are refused."""
-    values = reading.numbers(cells, comma=comma)
-    wild = np.isinf(values) | (np.abs(values) > reading.LARGEST)
+    values = cells.numbers(comma=comma)
+    wild = np.isinf(values) | (np.abs(values) > LARGEST)
     if wild.any():
         raise InputError(
-            f"{path}: column '{short(name)}' holds {values[wild][0]:g} in {reading.lines(cells, wild)}; numbers must be finite and at most "
-            f"{reading.LARGEST:g} in size: correct or drop them."
+            f"{path}: column '{short(cells.name)}' holds {values[wild][0]:g} in {cells.lines(wild)}; numbers must be finite and at most "
+            f"{LARGEST:g} in size: correct or drop them."
         )
-    return values, np.isnan(values) & ~reading.blank(cells)
+    return values, np.isnan(values) & ~cells.absent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,16 +153,16 @@ class NumberColumn(Column):
             raise InputError(f"column '{short(self.name)}' is filled with {self.fill}; it must be a finite number.")
 
     @classmethod
-    def learn(cls, cells: Any, *, comma: bool = False, path: str) -> Self:
+    def learn(cls, cells: Cells, *, path: str) -> Self:
         """Return the column of some training cells."""
-        values, unread = _numbers(cells, str(cells.name), comma, path)
+        values, unread = _numbers(cells, cells.comma, path)
         held = values[~np.isnan(values)]
         return cls(
-            name=str(cells.name),
+            name=cells.name,
             missing=len(held) < len(values),
             scale=Scale.of(held),
             fill=float(np.median(held)),
-            comma=comma,
+            comma=cells.comma,
             unread=int(unread.sum()),
         )
 
@@ -183,18 +183,18 @@ class NumberColumn(Column):
         odd = f"; {self.unread:,} cell(s) are not numbers" * bool(self.unread)
         return f"mean {self.scale.mean:.4g}, deviation {self.scale.std:.4g}{odd}{gaps}"
 
-    def _absent(self, cells: Any, path: str) -> np.ndarray:
-        values, unread = _numbers(cells, self.name, self.comma, path)
+    def _absent(self, cells: Cells, path: str) -> np.ndarray:
+        values, unread = _numbers(cells, self.comma, path)
         if unread.any() and not self.unread:
-            word = reading.texts(cells)[unread][0]
+            word = cells.words[unread][0]
             say(
-                f"{path}: column '{short(self.name)}' holds {short(word)!r} in {reading.lines(cells, unread)}, which is not a number; "
+                f"{path}: column '{short(self.name)}' holds {short(word)!r} in {cells.lines(unread)}, which is not a number; "
                 f"{unread.sum():,} such cell(s) count as cells without a value."
             )
         return np.isnan(values)
 
-    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
-        values = np.where(absent, self.fill, reading.numbers(cells, comma=self.comma))
+    def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
+        values = np.where(absent, self.fill, cells.numbers(comma=self.comma))
         return np.asarray(self.scale.apply(values))[:, None]
 
 
@@ -214,16 +214,16 @@ class DateColumn(Column):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.form not in ("", *reading.FORMATS):
-            raise InputError(f"dates are written as {self.form!r}, which is not one of {', '.join(reading.FORMATS)}.")
+        if self.form not in ("", *FORMATS):
+            raise InputError(f"dates are written as {self.form!r}, which is not one of {', '.join(FORMATS)}.")
 
     @classmethod
-    def learn(cls, cells: Any, form: str) -> Self:
+    def learn(cls, cells: Cells, form: str) -> Self:
         """Return the column of some training cells."""
-        found = reading.days(cells, form)
+        found = cells.days(form)
         held = found[~np.isnan(found)]
         return cls(
-            name=str(cells.name),
+            name=cells.name,
             missing=len(held) < len(found),
             scale=Scale.of(held),
             form=form,
@@ -243,23 +243,23 @@ class DateColumn(Column):
     @property
     def detail(self) -> str:
         """How it is written, and its parts."""
-        how = f"{reading.FORMATS[self.form]}; " if self.form else ""
+        how = f"{FORMATS[self.form]}; " if self.form else ""
         gaps = "; cells without a date are marked" if self.missing else ""
         return f"{how}its days, place in the year and the week{', and the day' if self.times else ''}{gaps}"
 
-    def _absent(self, cells: Any, path: str) -> np.ndarray:
-        found = np.isnan(reading.days(cells, self.form))
-        odd = found & ~reading.blank(cells)
+    def _absent(self, cells: Cells, path: str) -> np.ndarray:
+        found = np.isnan(cells.days(self.form))
+        odd = found & ~cells.absent
         if odd.any():
-            word = reading.texts(cells)[odd][0]
+            word = cells.words[odd][0]
             say(
-                f"{path}: column '{short(self.name)}' holds {short(word)!r} in {reading.lines(cells, odd)}, which is not a date as training "
+                f"{path}: column '{short(self.name)}' holds {short(word)!r} in {cells.lines(odd)}, which is not a date as training "
                 f"wrote them; {odd.sum():,} such cell(s) count as cells without a value."
             )
         return found
 
-    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
-        found = np.where(absent, self.scale.mean, reading.days(cells, self.form))
+    def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
+        found = np.where(absent, self.scale.mean, cells.days(self.form))
         parts = [np.asarray(self.scale.apply(found))]
         for length in (365.2425, 7.0, *((1.0,) if self.times else ())):
             turn = 2 * np.pi * (found / length % 1)
@@ -294,7 +294,7 @@ class LeftOutColumn(Column):
         """Why."""
         return self.reason + ("; kept beside predictions" if self.beside else "")
 
-    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
+    def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
         return np.zeros((len(cells), 0))
 
 

@@ -10,6 +10,7 @@ import torch
 
 from choral.base.errors import InputError, did_you_mean
 from choral.data.arrays import read_problem
+from choral.data.cells import Cells
 from choral.data.sheets import ENDINGS, ending, read_table
 from choral.data.splitting import Seen, split, split_by_group, split_by_time
 from choral.data.tables import Kind, Table, check_column, learn_table, with_target
@@ -129,9 +130,9 @@ def _from_table(path: Path, said: Columns, task: Kind | None, holdout: float, se
         if name is not None:
             check_column(frame, name, where)
     if said.group is not None:
-        train, test = split_by_group(frame[said.group], holdout, seed)
+        train, test = split_by_group(Cells(frame[said.group]), holdout, seed)
     elif said.time is not None:
-        train, test = split_by_time(frame[said.time], holdout)
+        train, test = split_by_time(Cells(frame[said.time]), holdout)
     else:
         train, test = split(len(frame), holdout, seed)
     ids = (*said.ids, *((said.group,) if said.group and said.group not in (*said.ids, *said.drop) else ()))

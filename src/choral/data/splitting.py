@@ -4,13 +4,13 @@ import base64
 import binascii
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.data import cells as reading
+from choral.data.cells import Cells
 
 _BITS = 10  # for each row: one in a hundred strange rows is taken for a known one
 _PLACES = 7
@@ -33,15 +33,15 @@ def _parts(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def split_by_group(cells: Any, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_by_group(cells: Cells, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return row numbers for training and test such that rows of one group stay together.
 
     Args:
-        cells: a pandas series that names the group of each row.
+        cells: the column that names the group of each row.
         holdout: part of the rows to hold out, about.
         seed: decides which groups.
     """
-    names, group = np.unique(reading.texts(cells).astype(str), return_inverse=True)
+    names, group = np.unique(cells.words.astype(str), return_inverse=True)
     if len(names) < 2:
         raise InputError(f"column '{cells.name}' names a single group; splitting by group needs at least two.")
     wanted = _count(len(cells), holdout)
@@ -52,19 +52,18 @@ def split_by_group(cells: Any, holdout: float, seed: int) -> tuple[np.ndarray, n
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def split_by_time(cells: Any, holdout: float) -> tuple[np.ndarray, np.ndarray]:
+def split_by_time(cells: Cells, holdout: float) -> tuple[np.ndarray, np.ndarray]:
     """Return row numbers for training and test such that the last rows in time are held out.
 
     Args:
-        cells: a pandas series of dates or numbers.
+        cells: a column of dates or numbers.
         holdout: part of the rows to hold out.
     """
-    form = reading.date_format(cells)
-    when = reading.numbers(cells) if form is None else reading.days(cells, form)
+    when = cells.numbers(comma=cells.comma) if cells.form is None else cells.days(cells.form)
     if np.isnan(when).any():
         bad = np.isnan(when)
         raise InputError(
-            f"column '{cells.name}' holds {reading.texts(cells)[bad][0]!r} ({reading.lines(cells, bad)}), neither a date nor "
+            f"column '{cells.name}' holds {cells.words[bad][0]!r} ({cells.lines(bad)}), neither a date nor "
             "a number, so rows cannot be put in time; fill it or name another column."
         )
     order = np.argsort(when, kind="stable")

@@ -10,7 +10,7 @@ import numpy as np
 from choral.base.errors import InputError, RunError, did_you_mean
 from choral.base.lettering import short
 from choral.base.values import Value, from_dict
-from choral.data import cells as reading
+from choral.data.cells import LARGEST, Cells, number
 from choral.data.columns import Column, LeftOutColumn, check_names
 from choral.data.recognition import learn_column
 from choral.data.splitting import Seen
@@ -100,7 +100,7 @@ class Table(Value):
             check_column(frame, column.name, path)
         if not len(frame):
             raise InputError(f"{path} has no rows; give at least one row below the header.")
-        parts = [column.encode(frame[column.name], path=path) for column in used]
+        parts = [column.encode(Cells(frame[column.name]), path=path) for column in used]
         return np.concatenate(parts, 1).astype(np.float32)
 
     def targets(self, frame: Any, *, path: str = "the table") -> np.ndarray:
@@ -111,18 +111,18 @@ class Table(Value):
             path: what to call it in an error.
         """
         check_column(frame, self.target, path)
-        cells = frame[self.target]
+        cells = Cells(frame[self.target])
         if self.task == "regression":
             return np.asarray(target_numbers(cells, self.comma, path))
-        number = {name: i for i, name in enumerate(self.classes)}
+        place = {name: i for i, name in enumerate(self.classes)}
         words = labels(cells)
-        odd = sorted(set(words) - set(number))
+        odd = sorted(set(words) - set(place))
         if odd:
             raise InputError(
                 f"{path}: the target '{self.target}' holds {short(odd[0])!r}, a class the training data did not have; it "
                 f"had {', '.join(short(c, 20) for c in self.classes[:10])}."
             )
-        return np.array([number[w] for w in words], dtype=np.int64)
+        return np.array([place[w] for w in words], dtype=np.int64)
 
     def with_seen(self, x: np.ndarray, y: np.ndarray) -> "Table":
         """Return the table with its training rows remembered."""
@@ -157,7 +157,7 @@ def check_column(frame: Any, name: str, path: str) -> None:
 def with_target(frame: Any, target: str, path: str) -> Any:
     """Return the rows that have a target; a warning says how many have none."""
     check_column(frame, target, path)
-    absent = reading.blank(frame[target], target=True)
+    absent = Cells(frame[target]).empty
     if absent.all():
         raise InputError(f"{path}: no row has a value of the target '{target}'; give rows that do.")
     if absent.any():
@@ -168,37 +168,33 @@ def with_target(frame: Any, target: str, path: str) -> Any:
     return frame[~absent]
 
 
-def labels(cells: Any) -> list[str]:
+def labels(cells: Cells) -> list[str]:
     """Return the class of every cell as text; whole numbers are written as such, whatever type they have."""
-    words = reading.texts(cells)
-    known = {w: reading.number(w) for w in set(words)}
+    known = {w: number(w) for w in cells.different}
     whole = all(np.isfinite(v) and v == round(v) for v in known.values())
-    return [str(int(known[w])) if whole else str(w) for w in words]
+    names = {w: str(int(v)) if whole else w for w, v in known.items()}
+    return [names[w] for w in cells.words]
 
 
-def target_numbers(cells: Any, comma: bool, path: str) -> np.ndarray:
+def target_numbers(cells: Cells, comma: bool, path: str) -> np.ndarray:
     """Return the targets of a regression; InputError for cells that are no numbers, or too large."""
-    values = reading.numbers(cells, comma=comma)
-    bad = ~(np.abs(values) <= reading.LARGEST)
+    values = cells.numbers(comma=comma)
+    bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         raise InputError(
-            f"{path}: the target '{cells.name}' holds {short(reading.texts(cells)[bad][0])!r} ({reading.lines(cells, bad)}), which "
-            f"is not a number of at most {reading.LARGEST:g} in size; correct or drop it, or use --task classification."
+            f"{path}: the target '{cells.name}' holds {short(cells.words[bad][0])!r} ({cells.lines(bad)}), which "
+            f"is not a number of at most {LARGEST:g} in size; correct or drop it, or use --task classification."
         )
     return values
 
 
-def guess_task(cells: Any) -> tuple[Kind, str]:
+def guess_task(cells: Cells) -> tuple[Kind, str]:
     """Return 'classification' or 'regression' for a target column, and the reason in words."""
-    words = reading.texts(cells)
-    different = len(set(words))
-    values = reading.numbers(cells, comma=reading.writes_comma(words))
-    if reading.is_flag(cells) or np.isnan(values).mean() > 0.1:
+    values, different = cells.numbers(comma=cells.comma), len(cells.different)
+    if cells.is_flag or np.isnan(values).mean() > 0.1:
         return "classification", f"its {different} values are not numbers"
-    whole = cells.dtype.kind in "iu" or (
-        not reading.is_number(cells) and not any("." in w or "," in w for w in set(words))
-    )
-    if whole and different <= _FEW and (values[~np.isnan(values)] % 1 == 0).all():
+    whole = (values[~np.isnan(values)] % 1 == 0).all() and cells.series.dtype.kind != "f"
+    if whole and different <= _FEW and not any("." in w or "," in w for w in cells.different):
         return "classification", f"it holds only {different} different whole numbers"
     return "regression", f"it holds {different} different numbers"
 
@@ -231,12 +227,13 @@ def learn_table(
     if target in (*drop, *ids):
         raise InputError(f"'{target}' is the target, so it cannot be dropped or an id; name another column.")
     trained = frame if rows is None else frame.iloc[rows]
-    guessed, reason = guess_task(frame[target])
+    targets = Cells(frame[target])
+    guessed, reason = guess_task(targets)
     decided: Kind = task or guessed
     told = {n: LeftOutColumn(name=n, reason="dropped, as asked") for n in drop}
     told |= {n: LeftOutColumn(name=n, reason="an id, as asked", beside=True) for n in ids}
     columns = tuple(
-        told.get(n) or learn_column(trained[n], order=(orders or {}).get(n, ()), path=path)
+        told.get(n) or learn_column(Cells(trained[n]), order=(orders or {}).get(n, ()), path=path)
         for n in map(str, frame.columns)
         if n != target
     )
@@ -245,28 +242,27 @@ def learn_table(
         raise InputError(
             f"{path} has no column to learn from besides the target '{target}'{': ' + why if why else ''}; add at least one."
         )
-    classes = _classes(frame[target], path, asked=task is not None) if decided == "classification" else ()
-    comma = reading.writes_comma(reading.texts(frame[target]))
+    classes = _classes(targets, path) if decided == "classification" else ()
     if not classes:
-        _check_numbers(frame[target], rows, comma, path)
+        _check_numbers(targets, rows, path)
     return Table(
         columns=columns,
         target=target,
         task=decided,
         reason=reason if task is None else "as asked",
         classes=classes,
-        comma=comma,
+        comma=targets.comma,
     )
 
 
-def _classes(cells: Any, path: str, *, asked: bool) -> tuple[str, ...]:
+def _classes(cells: Cells, path: str) -> tuple[str, ...]:
     words = labels(cells)
     found = set(words)
     if len(found) < 2:
         raise InputError(
             f"{path}: the target '{cells.name}' has a single value, {short(words[0])}; there is nothing to learn."
         )
-    values = [reading.number(w) for w in found]
+    values = [number(w) for w in found]
     numeric = not any(map(np.isnan, values))
     if (numeric and len(found) > _CLASSES) or (len(found) > 10 and len(found) > len(words) / 2):
         advice = "use --task regression" if numeric else "name a target whose values repeat"
@@ -274,16 +270,16 @@ def _classes(cells: Any, path: str, *, asked: bool) -> tuple[str, ...]:
             f"{path}: the target '{cells.name}' has {len(found):,} different values in {len(words):,} rows, too many to be "
             f"classes; {advice}."
         )
-    return tuple(sorted(found, key=reading.number) if numeric else sorted(found))
+    return tuple(sorted(found, key=number) if numeric else sorted(found))
 
 
-def _check_numbers(cells: Any, rows: np.ndarray | None, comma: bool, path: str) -> None:
+def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
     """Raise InputError for a target of a regression that holds text, or one value alone."""
-    if np.isnan(reading.numbers(cells, comma=comma)).mean() > 0.5:
+    if np.isnan(cells.numbers(comma=cells.comma)).mean() > 0.5:
         raise InputError(
             f"{path}: the target '{cells.name}' holds text, so it cannot be a regression; use classification."
         )
-    values = target_numbers(cells, comma, path)
+    values = target_numbers(cells, cells.comma, path)
     held = values if rows is None else values[rows]
     if len(held) > 1 and (held == held[0]).all():
         raise InputError(

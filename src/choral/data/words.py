@@ -1,12 +1,12 @@
 """Columns of words: flags, categories and ordered categories."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from choral.base.lettering import short
-from choral.data import cells as reading
+from choral.data.cells import Cells
 from choral.data.columns import Column, check_names, say
 
 _KEPT = 64  # categories of a column that have a number of their own
@@ -34,10 +34,10 @@ class FlagColumn(Column):
         """Its words."""
         return f"{self.yes} or {self.no}" + ("; cells without a value are marked" if self.missing else "")
 
-    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
-        words = np.array([w.lower() for w in reading.texts(cells)], dtype=object)
-        yes, no = ([self.yes, "true", "1", "1.0"], [self.no, "false", "0", "0.0"])
-        found = np.isin(words, yes).astype(np.float64) - np.isin(words, no)
+    def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
+        said = dict.fromkeys((self.no, "false", "0", "0.0"), -1.0) | dict.fromkeys((self.yes, "true", "1", "1.0"), 1.0)
+        known = {word: said.get(word.lower(), 0.0) for word in cells.different}
+        found = np.array([known[word] for word in cells.words])
         _say_odd(cells, (found == 0) & ~absent, self.name, (self.yes, self.no), path)
         return np.where(absent, 0.0, found)[:, None]
 
@@ -60,14 +60,13 @@ class CategoryColumn(Column):
         check_names(self.values, f"column '{short(self.name)}'")
 
     @classmethod
-    def learn(cls, cells: Any) -> Self:
+    def learn(cls, cells: Cells) -> Self:
         """Return the column of some training cells: values of one row alone are left to the others, if rows are many."""
-        absent = reading.blank(cells)
-        words, counts = np.unique(reading.texts(cells)[~absent].astype(str), return_counts=True)
+        words, counts = np.unique(cells.words[~cells.absent].astype(str), return_counts=True)
         least = 2 if len(cells) >= 50 and (counts > 1).any() else 1
         order = np.argsort(-counts, kind="stable")[:_KEPT]
         kept = sorted(str(words[i]) for i in order if counts[i] >= least)
-        return cls(name=str(cells.name), values=tuple(kept), other=len(kept) < len(words), missing=bool(absent.any()))
+        return cls(name=cells.name, values=tuple(kept), other=len(kept) < len(words), missing=bool(cells.absent.any()))
 
     @property
     def codes(self) -> int:
@@ -86,11 +85,10 @@ class CategoryColumn(Column):
         more = "; rare ones count together" * self.other + "; cells without a value are one more" * self.missing
         return f"{len(self.values)} value(s): {shown}{more}"
 
-    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
+    def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
         place = {value: i for i, value in enumerate(self.values)}
-        words = reading.texts(cells)
-        codes = np.array([place.get(w, -1) for w in words])
-        found = np.zeros((len(words), self.codes))
+        codes = np.array([place.get(w, -1) for w in cells.words])
+        found = np.zeros((len(cells), self.codes))
         known = np.flatnonzero((codes >= 0) & ~absent)
         found[known, codes[known]] = 1
         odd = (codes < 0) & ~absent
@@ -129,19 +127,19 @@ class OrderedColumn(Column):
         """Its values in order."""
         return " < ".join(short(v, 20) for v in self.values[:8]) + (" < ..." if len(self.values) > 8 else "")
 
-    def _coded(self, cells: Any, absent: np.ndarray, *, path: str) -> np.ndarray:
+    def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
         place = {value.lower(): i for i, value in enumerate(self.values)}
-        words = reading.texts(cells)
-        ranks = np.array([place.get(w.lower(), -1) for w in words])
+        known = {word: place.get(word.lower(), -1) for word in cells.different}
+        ranks = np.array([known[word] for word in cells.words])
         _say_odd(cells, (ranks < 0) & ~absent, self.name, self.values, path)
         steps = (ranks[:, None] > np.arange(self.codes)).astype(np.float64)
         return np.where((ranks < 0)[:, None], 0.5, steps)
 
 
-def _say_odd(cells: Any, odd: np.ndarray, name: str, values: tuple[str, ...], path: str) -> None:
+def _say_odd(cells: Cells, odd: np.ndarray, name: str, values: tuple[str, ...], path: str) -> None:
     if odd.any():
         known = ", ".join(short(v, 20) for v in values[:6]) + (", ..." if len(values) > 6 else "")
         say(
-            f"{path}: column '{short(name)}' holds {short(reading.texts(cells)[odd][0])!r} in {reading.lines(cells, odd)}, which was not in the training data "
+            f"{path}: column '{short(name)}' holds {short(cells.words[odd][0])!r} in {cells.lines(odd)}, which was not in the training data "
             f"(known: {known}); {odd.sum():,} such cell(s) are coded as none of them."
         )
