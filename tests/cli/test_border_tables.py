@@ -206,7 +206,16 @@ def test_groups_and_times_are_held_out_honestly(tmp_path):
     assert 20 <= len(timed.x_test) <= 40
     when = next(i for i, n in enumerate(_features(timed.table)) if n == "built")
     assert timed.x_train[:, when].max() < timed.x_test[:, when].min()
-    fit(tmp_path / "h.csv", tmp_path / "run", "--group", "street")
+    for whole, names in ((grouped, grouped.groups.words), (timed, timed.times.words)):
+        kept, (x, y) = whole.validating(0.3)
+        where = {row.tobytes(): name for row, name in zip(whole.x_train, names)}
+        apart = ({where[row.tobytes()] for row in rows} for rows in (kept.x_train, x))
+        assert not set.intersection(*apart)  # no street, and no day, is on both sides
+        assert len(kept.x_train) + len(x) == len(whole.x_train)
+        assert len(y) == len(x) >= 10
+    assert timed.x_train[:, when].max() == timed.validating(0.3)[1][0][:, when].max()
+    assert problem().validating(0.3)[1] == 0.3
+    fit(tmp_path / "h.csv", tmp_path / "run", "--group", "street", "--validation", "0.3", epochs=3)
 
 
 def _features(table):

@@ -240,11 +240,12 @@ def fit(
         schedule=schedule,
     )
     (recipe,) = recipes_for([method], epochs=epochs, members=members, training=training)
+    trained, held = problem.validating(validation)
     folder = out or Path("runs") / f"{_stem(data)}-{method}"
     with progress(json or quiet, shown) as bar:
         ensemble = run(
             build,
-            (problem.x_train, problem.y_train),
+            (trained.x_train, trained.y_train),
             recipe,
             run_dir=folder,
             seed=seed,
@@ -254,7 +255,7 @@ def fit(
             listener=bar(method, recipe.epochs),
             progress=False,
             overwrite=overwrite,
-            validation=validation,
+            validation=held,
             stop=stop,
             keep=keep,  # type: ignore[arg-type]  # checked by fit
             time_limit=time_limit,

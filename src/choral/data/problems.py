@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ class Problem:
         table: how a table's columns became inputs, and which rows are trained on.
         image_shape: height and width, where inputs are images stored flat.
         likelihood: what outputs are to mean, by name (`choral.objectives.likelihoods.NAMES`); None is decided by the targets.
+        groups, times: the column that decides which rows are held out together, or last, at the training rows.
     """
 
     name: str
@@ -41,6 +43,27 @@ class Problem:
     table: Table | None = None
     image_shape: tuple[int, int] | None = None
     likelihood: str | None = None
+    groups: Cells | None = None
+    times: Cells | None = None
+
+    def validating(self, share: Any, seed: int = 0) -> tuple["Problem", Any]:
+        """Return the problem to train on and what to validate on, held out as test rows are.
+
+        Without groups and times these are the problem itself and the share, which `fit` draws.
+
+        Args:
+            share: part of the training rows, or None.
+            seed: decides which groups.
+        """
+        if share is None or (self.groups is None and self.times is None):
+            return self, share
+        if self.groups is not None:
+            train, held = split_by_group(self.groups, share, seed)
+        else:
+            assert self.times is not None
+            train, held = split_by_time(self.times, share)
+        kept = replace(self, x_train=self.x_train[train], y_train=self.y_train[train], groups=None, times=None)
+        return kept, (self.x_train[held], self.y_train[held])
 
     @property
     def task(self) -> str:
@@ -143,7 +166,9 @@ def _from_table(path: Path, said: Columns, task: Kind | None, holdout: float, se
         warnings.simplefilter("ignore")  # that held-out rows hold what training rows do not is no surprise
         x = table.inputs(frame, path=where)
     y_train, y_test = (table.targets(frame.iloc[rows], path=where) for rows in (train, test))
-    return Problem(path.name, x[train], y_train, x[test], y_test, table.with_seen(x[train], y_train))
+    groups, times = (None if n is None else Cells(frame[n].iloc[train]) for n in (said.group, said.time))
+    table = table.with_seen(x[train], y_train)
+    return Problem(path.name, x[train], y_train, x[test], y_test, table, groups=groups, times=times)
 
 
 def load_problem(
