@@ -137,13 +137,19 @@ class Likelihood(Value, ABC):
 
         Shapes: outputs and targets (member, batch, ...), weights (member, batch) -> ().
         """
-        each, counted = self.nll(outputs, targets), self.counted(targets)
+        counted = self.counted(targets)
         if counted is not None:
-            return _mean_of_counted(each, counted, weights)
-        if weights is not None:
-            each = each * weights.reshape(*weights.shape, *[1] * (each.dim() - 2))
-        mean = each.mean()
-        return mean if each.shape[0] == 1 else mean * each.shape[0]
+            return _mean_of_counted(self.nll(outputs, targets), counted, weights)
+        if weights is None:
+            mean = self.mean_nll(outputs, targets)
+        else:
+            each = self.nll(outputs, targets)
+            mean = (each * weights.reshape(*weights.shape, *[1] * (each.dim() - 2))).mean()
+        return mean if outputs.shape[0] == 1 else mean * outputs.shape[0]
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean of `nll` over members and points; for likelihoods that have it in fewer operations than `nll`."""
+        return self.nll(outputs, targets).mean()
 
 
 def _mean_of_counted(each: Tensor, counted: Tensor, weights: Tensor | None) -> Tensor:

@@ -63,6 +63,12 @@ class Categorical(Likelihood):
         )
         return each.unflatten(0, outputs.shape[:2])
 
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy, which torch has in one operation."""
+        if self.class_weights or outputs.dim() > 3:
+            return self.nll(outputs, targets).mean()
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1), label_smoothing=self.smoothing)
+
     def classes(self, outputs: Tensor) -> int | None:
         """Return the length of the axis of classes."""
         axis = -1 if self.axis is None else self.axis

@@ -148,6 +148,15 @@ class FixedGaussian(GaussianLikelihood):
         constant = means.shape[2] * (_HALF_LOG_TWO_PI - 0.5 * math.log(precision))
         return summed(squares) * (0.5 * precision) + constant
 
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over points, constants included, from the mean square."""
+        means = columns(outputs)
+        precision = self._precision(means)
+        if isinstance(precision, Tensor):
+            return self.nll(outputs, targets).mean()
+        square = (means - aligned(targets, means)).square().mean()
+        return means.shape[2] * (0.5 * precision * square + (_HALF_LOG_TWO_PI - 0.5 * math.log(precision)))
+
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs as means, and the fixed variance."""
         means = columns(outputs)
@@ -210,9 +219,17 @@ class LearnedGaussian(GaussianLikelihood):
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Gaussian negative log likelihood, constants included."""
+        return summed(self._each(outputs, targets))
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over points."""
+        each = self._each(outputs, targets)
+        return each.shape[2] * each.mean()
+
+    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mean, variance = self.moments(outputs)
         squares = (mean - aligned(targets, mean)).square()
-        return summed(0.5 * (squares / variance + variance.log()) + _HALF_LOG_TWO_PI)
+        return 0.5 * (squares / variance + variance.log() + 2 * _HALF_LOG_TWO_PI)
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances."""
