@@ -157,3 +157,13 @@ def test_a_loop_of_ones_own_reads_targets_as_fit_does():
     found = own.ensemble().evaluate(X, y)
     assert found["rmse"] < 15_000
     assert found["coverage_95"] > 0.85
+
+
+def test_classes_that_training_never_saw_are_said_when_they_are_asked_about(tmp_path):
+    y = (X[:, 0] > 0).long()
+    ensemble = fitted(lambda: models.mlp(3, 3), y, epochs=2)
+    ensemble.save(tmp_path / "e.choral")
+    for held in (ensemble, choral.load(tmp_path / "e.choral")):
+        held.evaluate(X, y)
+        with pytest.warns(UserWarning, match="class 2, which no training row had"):
+            held.evaluate(X, torch.where(X[:, 1] > 1, 2, y))

@@ -117,8 +117,9 @@ def make_task(
     check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
     shape = tuple(outputs.shape[2:])
     targets, weights = _targets(source)
+    whole = source.targets() is not None
     given = likelihood or recipe.objective.likelihood
-    decided = resolve(given, targets, shape, standardise=standardise, weights=weights)
+    decided = resolve(given, targets, shape, standardise=standardise, weights=weights, whole=whole)
     return Task(
         blueprint,
         recipe.structure,

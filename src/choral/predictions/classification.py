@@ -1,5 +1,6 @@
 """Class probabilities: one class for each point, or for each position of dense outputs (pixels, tokens)."""
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -37,6 +38,7 @@ class Classification(Prediction):
         axis: axis of the classes, counted from the end.
         ignore: a label whose positions are left out of scores.
         ordered: whether the classes are ordered, so that scores also tell how far off a prediction is.
+        unseen: classes that no training point had.
     """
 
     task: ClassVar[str] = "classification"
@@ -52,6 +54,7 @@ class Classification(Prediction):
     axis: int = -1
     ignore: int | None = None
     ordered: bool = False
+    unseen: tuple[int, ...] = ()
 
     @cached_property
     def member_probs(self) -> Tensor:
@@ -163,6 +166,13 @@ class Classification(Prediction):
         if tuple(labels.shape) != shape:
             raise InputError(
                 f"y has shape {tuple(labels.shape)} and the ensemble predicts labels of shape {shape}; give as many."
+            )
+        odd = [c for c in self.unseen if bool((labels == c).any())]
+        if odd:
+            rows = int((labels == odd[0]).sum())
+            warnings.warn(
+                f"y holds the class {odd[0]}, which no training row had; such rows ({rows}) cannot be predicted right.",
+                stacklevel=3,
             )
         return labels.long()
 

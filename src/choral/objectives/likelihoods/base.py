@@ -91,6 +91,7 @@ class Likelihood(Value, ABC):
         *,
         standardise: bool | None = None,
         weights: Tensor | None = None,
+        whole: bool = True,
     ) -> Self:
         """Return the likelihood with what it takes from the training data: a scale, an axis.
 
@@ -99,6 +100,7 @@ class Likelihood(Value, ABC):
             outputs: shape of the network's outputs for one point.
             standardise: whether real targets are brought to mean 0 and deviation 1; None leaves it to the likelihood.
             weights: of the points (point,), equal if None.
+            whole: whether these are all training targets, or only some.
         """
         return self
 

@@ -13,6 +13,8 @@ from choral.objectives.likelihoods.base import About, Likelihood
 from choral.objectives.likelihoods.shapes import aligned, check_real, columns
 from choral.predictions import Classification, MultiLabel, Prediction
 
+_MOST_CLASSES = 10_000  # of which those without a training point are kept
+
 
 @dataclass(frozen=True, kw_only=True)
 class Categorical(Likelihood):
@@ -28,6 +30,7 @@ class Categorical(Likelihood):
         smoothing: share of each label that is spread over all classes in training, from 0 to below 1.
         class_weights: what a point of each class counts in training; empty for 1. The loss is the plain mean of weighted
             losses, so weights that average 1 over the training rows keep its size.
+        unseen: classes that no training point has; found by `settled`, and said when targets hold one.
     """
 
     prediction: ClassVar[type[Prediction]] = Classification
@@ -36,6 +39,7 @@ class Categorical(Likelihood):
     ignore: int | None = None
     smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
+    unseen: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
@@ -129,9 +133,15 @@ class Categorical(Likelihood):
         *,
         standardise: bool | None = None,
         weights: Tensor | None = None,
+        whole: bool = True,
     ) -> Self:
-        """Return it with the axis of dense classes, counted from the end."""
-        return self if len(outputs) < 2 else replace(self, axis=self._place(targets, outputs) - len(outputs))
+        """Return it with the axis of dense classes, counted from the end, and the classes that no point has."""
+        place = self._place(targets, outputs)
+        settled = self if len(outputs) < 2 else replace(self, axis=place - len(outputs))
+        if not whole or outputs[place] > _MOST_CLASSES:
+            return settled
+        seen = set(settled.read(targets).unique().tolist())
+        return replace(settled, unseen=tuple(c for c in range(outputs[place]) if c not in seen))
 
     def _place(self, targets: Tensor, outputs: tuple[int, ...]) -> int:
         """Return the place of the classes in the shape of one point's outputs; InputError where it is wrong or doubtful."""
@@ -167,9 +177,8 @@ class Categorical(Likelihood):
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return class probabilities."""
         axis = -1 if self.axis is None else self.axis
-        return Classification(
-            outputs, about.combine, about.names, axis=axis, ignore=self.ignore, learners=about.learners
-        )
+        kept = {"axis": axis, "ignore": self.ignore, "unseen": self.unseen}
+        return Classification(outputs, about.combine, about.names, learners=about.learners, **kept)  # type: ignore[arg-type]  # of the types of the fields
 
 
 def is_whole(targets: Tensor) -> bool:

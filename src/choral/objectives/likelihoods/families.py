@@ -147,6 +147,7 @@ class CountLikelihood(Likelihood, ABC):
         *,
         standardise: bool | None = None,
         weights: Tensor | None = None,
+        whole: bool = True,
     ) -> Self:
         """Return it with the mean of the training counts as its base."""
         if self.base is not None:

@@ -58,6 +58,7 @@ class RealLikelihood(Likelihood, ABC):
         *,
         standardise: bool | None = None,
         weights: Tensor | None = None,
+        whole: bool = True,
     ) -> Self:
         """Return it with the scale of the training targets."""
         wanted = self.standardises if standardise is None else standardise

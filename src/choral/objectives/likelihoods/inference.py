@@ -49,6 +49,7 @@ def resolve(
     *,
     standardise: bool | None = None,
     weights: Tensor | None = None,
+    whole: bool = True,
 ) -> Likelihood:
     """Return the likelihood of a run, checked and settled: the one that was given, by value or by name, or the inferred one.
 
@@ -56,7 +57,7 @@ def resolve(
         given: a likelihood, its name, or None.
         targets: training targets (point, ...), all of them or a few.
         outputs: shape of the network's outputs for one point.
-        standardise, weights: as in `Likelihood.settled`.
+        standardise, weights, whole: as in `Likelihood.settled`.
     """
     if isinstance(given, str):
         given = named(given, targets, outputs)
@@ -67,7 +68,7 @@ def resolve(
             "choral.objectives.Loss(function) for a loss of your own."
         )
     found.check(targets, outputs)
-    return found.settled(targets, outputs, standardise=standardise, weights=weights)
+    return found.settled(targets, outputs, standardise=standardise, weights=weights, whole=whole)
 
 
 def infer(targets: Tensor, outputs: tuple[int, ...] | int | None = None) -> Likelihood:
