@@ -1,6 +1,7 @@
 """Networks and data as real users have them: right, or refused in one sentence."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
