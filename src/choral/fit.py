@@ -68,6 +68,7 @@ def fit(
     progress: bool | None = None,
     table: Table | None = None,
     overwrite: bool = False,
+    extend: bool = False,
     process_wide: bool = True,
     threads: int | None = None,
 ) -> Ensemble:
@@ -115,6 +116,8 @@ def fit(
         table: how a table's columns became inputs, a `choral.data.tables.Table`; kept with the ensemble.
         overwrite: start again in a folder that holds another run: what choral wrote there is removed once everything has been
             checked, other files stay.
+        extend: go on in a folder that holds the same run with fewer branches of a fork (members of deep_ensemble) or fewer rounds of
+            a repeat (cycles of snapshot): present members stay byte for byte, new ones are trained. Anything else is refused.
         process_wide: whether the two settings above are made; False leaves the process as it is, and training slower.
         threads: how many torch's operations get in this thread; None gives small networks one, and larger ones as many as
             `torch.get_num_threads()` says if a short trial shows that they gain. The run folder keeps the number, and a resumed
@@ -159,6 +162,7 @@ def fit(
                 executor=executor,
                 table=table,
                 overwrite=overwrite,
+                extend=extend,
                 watched=rules.identity(validation, held),
                 threads=threads,
             )

@@ -51,8 +51,11 @@ def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: fl
     lost = _lost(run, folder, count, costs)
     if lost:
         compare_environment(folder, plan["environment"], stacklevel=4)
+    added = plan.get("extended")
     if finished or not (lost or run.checkpoints):
         mend(run, lost)
+    elif added is not None:
+        run.add(lost, added["counted"])
     else:
         run.begin()
         if run.snapshot is not None:

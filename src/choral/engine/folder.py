@@ -33,6 +33,7 @@ _PLAN = {
     "kernel?": (None, str),
     "network": (None, {"name": str, "arguments": dict}),
     "table?": (None, str),
+    "extended?": {"counted": {str: float}},
 }
 
 

@@ -6,7 +6,7 @@ position and the open states.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from choral.base.errors import DivergedError
 from choral.data.sources import Source
@@ -98,6 +98,20 @@ class Run:
             self.ledger.stopped = list(self.snapshot.stopped)
             self.counted = dict(self.snapshot.counted)
             self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=self.counted)
+
+    def add(self, lost: Iterable[int], counted: dict[str, float]) -> None:
+        """Train the members that an extended plan has gained, or those of them that are still missing.
+
+        Args:
+            lost: their numbers.
+            counted: what the shorter run had counted.
+        """
+        self.counted |= counted
+        if self.checkpoints:
+            self.begin()
+        places = {number: place for place, number in self.member_of.items()}
+        self.wanted = {number: places[number] for number in lost}
+        self.execute()
 
     def execute(self) -> None:
         """Run the plan from where it begins to its end; raises DivergedError if a branch was lost."""

@@ -11,6 +11,7 @@ from choral.base.errors import RunError
 from choral.data.sources import Source
 from choral.data.tables import Table
 from choral.engine.executors import check_executor, choose, choose_kernel, choose_threads
+from choral.engine.extending import extended
 from choral.engine.files import digest_of, write_json
 from choral.engine.folder import clear, keep_table, read_plan
 from choral.engine.identity import differences, identity_of
@@ -19,7 +20,7 @@ from choral.engine.threads import using
 from choral.plan.phases import Fork
 from choral.recipes.recipe import Recipe
 
-ANEW = "use another run_dir (--out), or overwrite=True (--overwrite) to start again in this one"
+ANEW = "use another run_dir (--out), overwrite=True (--overwrite) to start again in this one, or extend=True to add members"
 
 
 def settle(
@@ -34,6 +35,7 @@ def settle(
     watched: dict[str, Any],
     threads: int | None = None,
     overwrite: bool = False,
+    extend: bool = False,
 ) -> tuple[dict[str, Any], Callable[[Fork, int], int]]:
     """Return the plan of a run and the width rule of its executor; RunError if the folder holds another run.
 
@@ -48,6 +50,7 @@ def settle(
         threads: as many as the user asked for; None keeps those the run was begun with, or settles them.
         watched: what validation and time limits were asked for.
         overwrite: whether what the folder holds of another run is removed first.
+        extend: whether a shorter run in the folder becomes a part of this one.
     """
     check_executor(executor)
     if folder is not None and overwrite:
@@ -55,9 +58,14 @@ def settle(
     settings: dict[str, Any] = {"seed": seed, "executor": executor, "watched": watched}
     identity = None if folder is None else identity_of(task, source, recipe, **settings)
     stored = None if folder is None else read_plan(folder)
-    if stored is not None and identity is not None:
-        _check_same(folder, stored["identity"], identity)
     held = stored or {}
+    if folder is not None and stored is not None and identity is not None:
+        _check_known(folder, stored["identity"])
+        if extend and stored["identity"] != identity:
+            noted = extended(folder, stored, identity)
+            stored = stored | {"identity": identity, "describe": recipe.describe(), "extended": noted}
+            write_json(folder / "plan.json", stored, within=folder)
+        _check_same(folder, stored["identity"], identity)
     wanted = threads or held.get("environment", {}).get("threads")
     count = wanted or choose_threads(task, source, recipe.plan, stacked=False)
     with using(count):
@@ -82,12 +90,15 @@ def settle(
     return plan, settled.width
 
 
-def _check_same(folder: Path | None, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _check_known(folder: Path, old: dict[str, Any]) -> None:
     if not isinstance(old.get("network"), dict):
         raise RunError(
             f"{folder} was begun by an older version of choral, whose note of the network cannot be compared; finish it with that "
             f"version, read it with choral.load, or start again: {ANEW}."
         )
+
+
+def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     lines = differences(old, new)
     if lines:
         raise RunError(f"{folder} holds another run: {'; '.join(lines[:4])}. Repeat the old call, or {ANEW}.")
