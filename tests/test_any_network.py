@@ -179,8 +179,20 @@ def test_inputs_of_other_rows_names_or_kinds_are_refused():
         found.predict(X)
     with pytest.raises(InputError, match="fitted on inputs like"):
         found.predict({"tokens": x["tokens"]})
+    plain = choral.fit(small, (X, Y), ONE)
     with pytest.raises(InputError, match="fitted on inputs like"):
-        choral.fit(small, (X, Y), ONE).predict((X, X))
+        plain.predict((X, X))
+    with pytest.raises(
+        InputError, match=r"cannot read x: a batch \(3, 7\) float32 .*fitted on rows like \(1, 6\) float32"
+    ):
+        plain.predict(torch.randn(3, 7))
+    with pytest.raises(InputError, match=r"cannot read x: .*index out of range"):
+        found.predict(x | {"tokens": x["tokens"] + 7})
+
+
+def test_a_build_that_needs_arguments_is_refused():
+    with pytest.raises(InputError, match=r"build\(\) failed: .*without arguments"):
+        choral.fit(nn.Linear, (X, Y), ONE)
 
 
 def test_transforms_by_key():
@@ -198,7 +210,7 @@ def test_transforms_by_key():
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("method", ["deep_ensemble", "packed", "prune_and_tune", "rank1_bnn", "emp", "ssbnn"])
+@pytest.mark.parametrize("method", ["deep_ensemble", "packed", "prune_and_tune", "emp", "ssbnn"])
 def test_networks_keep_their_type(method, kind, tmp_path):
     recipe = brief(method)
     x = X.double() * 1e100 if kind == torch.float64 else X

@@ -11,7 +11,15 @@ from choral.recipes.recipe import Recipe
 
 
 def show(
-    recipe: Recipe, build: Build | nn.Module | None = None, data: Any = None, *, stop: EarlyStop | None = None
+    recipe: Recipe,
+    build: Build | nn.Module | None = None,
+    data: Any = None,
+    *,
+    stop: EarlyStop | None = None,
+    target: str | int | None = None,
+    output: Any = None,
+    inputs: Any = (),
+    likelihood: Any = None,
 ) -> str:
     """Return a recipe's plan in words, with its cost in units of one plain network.
 
@@ -20,6 +28,7 @@ def show(
         build: the network; adds parameters of all members.
         data: training data (x, y); adds training and prediction operations (FLOPs).
         stop: when training ends early, as in `choral.fit`; says that epochs and operations are upper bounds.
+        target, output, inputs, likelihood: as in `choral.fit`, where data needs them.
 
     >>> from choral.recipes import deep_ensemble
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
@@ -54,11 +63,12 @@ def show(
             f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})"
         )
         return "\n".join(text)
-    source = source_of(data)
-    alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan))
+    source = source_of(data, target)
+    options: dict[str, Any] = {"output": output, "inputs": inputs, "likelihood": likelihood}
+    alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan), **options)
     one = Flops(alone, source)
     whole = sum(p.numel() for p in alone.blueprint.network().parameters())
-    found = forecast(make_task(build, source, recipe), source, recipe.plan)
+    found = forecast(make_task(build, source, recipe, **options), source, recipe.plan)
     epochs = found.train_flops / (one.train(None) * source.points)
     text.append(
         f"parameters: {found.parameters:,} stored ({found.parameters / whole:.2f} x the plain network's {whole:,})"

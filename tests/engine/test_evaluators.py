@@ -10,6 +10,7 @@ from tests.engine.test_tracing import Residual
 from torch import Tensor, nn
 
 from choral import models
+from choral.base.errors import InputError
 from choral.engine import answering, evaluators
 from choral.engine.evaluators import PlainEvaluator, RecordedEvaluator, SizedEvaluator, StackedEvaluator
 from choral.engine.tracing import record
@@ -139,7 +140,7 @@ def test_a_network_that_cannot_be_mapped_is_predicted_member_by_member():
         return Residual(begin=lambda hidden: torch.zeros(hidden.shape))  # its members would have to share it
 
     ensemble = fit(build, (X[:90], Y[:90]), UNTRAINED)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(InputError, match="shapes cannot be multiplied"):
         ensemble.outputs(X[:, :2])
     assert all(isinstance(e, PlainEvaluator) for e in settled(ensemble))
     for _ in range(3):

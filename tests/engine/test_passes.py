@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base import draws
+from choral.base.errors import InputError
 from choral.engine import passes
 from choral.engine.answering import Evaluation
 from choral.engine.evaluators import Evaluator, RecordedEvaluator
@@ -119,7 +120,7 @@ def test_steps_may_be_mapped_with_keys_of_either_kind() -> None:
 def test_a_wrong_input_does_not_decide_how_the_next_one_is_run() -> None:
     x = torch.randn(12, 4)
     ensemble = trained("emp", x)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError):
         ensemble.outputs(torch.randn(3, 5))
     assert torch.isfinite(ensemble.outputs(x)).all()
     assert mapped(evaluation(ensemble).evaluators(x))[0].each > 1

@@ -22,7 +22,7 @@ from choral.fit import fit
 from choral.judging.comparison import Comparison, over_seeds
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
-from choral.judging.trial import Trial, make_trial
+from choral.judging.trial import Trial, first_rows, make_trial, rows_of, shuffled
 from choral.recipes import METHODS, make, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
@@ -103,7 +103,7 @@ def compare(
     problem = _problem(data)
     trial = trial_of(problem, ood=ood, corruptions=corruptions)
     settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
-    settings |= {"choral": __version__, "train_rows": len(problem.x_train), "test_rows": len(problem.x_test)}
+    settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
     options |= {"inputs": inputs}
 
     def of_seed(own: int, folder: Path | None) -> Comparison:
@@ -138,8 +138,8 @@ def _problem(data: Any) -> Problem:
             f"data is {parts}; methods are compared on rows they were not trained on: give (x_train, y_train, x_test, y_test), or a "
             "Problem."
         )
-    x_train, y_train, x_test, y_test = (np.asarray(d) for d in data)
-    return Problem("arrays", x_train, y_train, x_test, y_test)
+    x_train, y_train, x_test, y_test = data
+    return Problem("arrays", rows_of(x_train), np.asarray(y_train), rows_of(x_test), np.asarray(y_test))
 
 
 def _measured(
@@ -168,7 +168,7 @@ def _measured(
             **options,
         )
         evaluations[name] = judged(folder, ensemble, trial)
-        sketches[name] = sketch(ensemble.predict(problem.x_test[:MAP_ROWS]))
+        sketches[name] = sketch(ensemble.predict(first_rows(problem.x_test, MAP_ROWS)))
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
     details: dict[str, Any] = {"evaluation": evaluations, "map": {"pca": pca(sketches), "tsne": tsne(sketches)}}
     errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else rows[0]["method"])
@@ -199,9 +199,10 @@ def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | 
     """
     shape = problem.image_shape
     name = "the given second data set"
+    several = not isinstance(problem.x_test, np.ndarray)
     if ood is None:
-        ood, name = strange(problem.x_test, shape=shape)
-    images = problem.task == "classification" and holds_images(problem.x_test, shape=shape)
+        ood, name = shuffled(problem.x_test) if several else strange(problem.x_test, shape=shape)
+    images = not several and problem.task == "classification" and holds_images(problem.x_test, shape=shape)
     if not images and corruptions == "all":
         corruptions = ()
     return make_trial(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from choral import __version__
 from choral.base import batches
+from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
 from choral.data.images import from_images, to_images
 from choral.data.sources import as_inputs
@@ -80,7 +81,7 @@ def make_trial(
         corrupted_rows: rows that are corrupted, at most; drawn by the seed.
         seed: of the corruptions.
     """
-    x, y, ood = _rows(x), np.asarray(y), None if ood is None else _rows(ood)
+    x, y, ood = rows_of(x), np.asarray(y), None if ood is None else rows_of(ood)
     if count_rows(x) != len(y) or not len(y):
         raise InputError(f"x has {count_rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
     names = _names(corruptions)
@@ -98,10 +99,22 @@ def make_trial(
     return Trial(x, y, ood, ood_name, corrupted, y[keep], tuple(severities))
 
 
-def _rows(x: Any) -> Any:
+def rows_of(x: Any) -> Any:
     """Return inputs as an array, or as a batch of tensors if there are several."""
     made = as_inputs(x) if isinstance(x, Mapping | tuple | list) else x
     return np.asarray(made) if isinstance(made, Tensor) or made is x else made
+
+
+def shuffled(x: Any, *, seed: int = 0) -> tuple[Batch, str]:
+    """Return several inputs that look like these but do not belong together, and what they are."""
+    draw = np.random.default_rng(seed)
+    mixed = batches.mapped(lambda t: t[draw.permutation(len(t))], x)
+    return mixed, "the same inputs, each of them shuffled by itself"
+
+
+def first_rows(x: Any, count: int) -> Any:
+    """Return the first rows of one or several inputs."""
+    return x[:count] if isinstance(x, np.ndarray) else batches.part(x, slice(count))
 
 
 def count_rows(x: Any) -> int:

@@ -23,7 +23,8 @@ from choral.structures.base import Structure
 class Stochastic(Structure):
     """One network whose passes differ by dropout, in training and in evaluation mode alike.
 
-    The network's own dropout layers stay on at prediction. With a rate, dropout is also put behind every linear map and
+    The network's own dropout layers stay on at prediction; dropout that forward code calls as a function (F.dropout, that inside
+    attention) follows the training mode and is off. With a rate, dropout is also put behind every linear map and
     convolution but the output layer. Prediction averages `draws` passes. `member` gives the plain network without draws
     (its dropout layers are off in evaluation), which is not the same function as the average of the draws.
 

@@ -47,6 +47,11 @@ class Dropped(nn.Module):
         self.rate = checked_rate(float(dropout.p))  # type: ignore[arg-type]  # every dropout layer has its rate in p
         self.kind: type[nn.Module] = kind
 
+    @property
+    def p(self) -> float:
+        """The rate, by the name it has in torch's layers: forward code may read it."""
+        return self.rate
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x with units or channels dropped."""
         if self.rate == 0:

@@ -1,0 +1,98 @@
+"""A model of the transformers library, built from a config: a dict of inputs in, a ModelOutput out."""
+
+import pytest
+import torch
+
+import choral
+from choral import recipes
+from choral.base.errors import InputError
+from choral.judging.judge import evaluate
+from choral.recipes.training import Training
+
+transformers = pytest.importorskip("transformers")
+CALM = Training(rate=0.02, batch_size=16)
+METHODS = {
+    "single": recipes.single(epochs=1, training=CALM),
+    "deep_ensemble": recipes.deep_ensemble(epochs=2, members=2, training=CALM),
+    "batch_ensemble": recipes.batch_ensemble(epochs=1, members=2, training=CALM),
+    "prune_and_tune": recipes.prune_and_tune(epochs=3, members=2, training=CALM),
+    "mc_dropout": recipes.mc_dropout(epochs=1, draws=2, training=CALM),
+    "bnn": recipes.bnn(epochs=1, draws=2, training=CALM),
+    "sequential_anchored": recipes.sequential_anchored(epochs=2, members=2, training=CALM),
+}
+
+
+def build():
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=8, num_labels=2,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+G = torch.Generator().manual_seed(0)
+X = {
+    "input_ids": torch.randint(1, 20, (20, 6), generator=G),
+    "attention_mask": (torch.arange(6) < torch.randint(3, 7, (20, 1), generator=G)).long(),
+}
+Y = (X["input_ids"][:, 0] > 9).long()
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(after):
+    def hear(event):
+        nonlocal after
+        after -= 1
+        if after < 0:
+            raise Stop
+
+    return hear
+
+
+QUICK = ("deep_ensemble", "mc_dropout")
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=() if m in QUICK else pytest.mark.menagerie) for m in METHODS]
+)
+def test_through_fit_resume_save_and_judge(method, tmp_path):
+    data = X | {"labels": Y}
+    options = {"target": "labels", "output": "logits", "executor": "sequential"}
+    whole = choral.fit(build, data, METHODS[method], run_dir=tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        choral.fit(
+            build,
+            data,
+            METHODS[method],
+            run_dir=tmp_path / "broken",
+            checkpoint_seconds=0,
+            listener=stopping(2),
+            **options,
+        )
+    choral.fit(build, data, METHODS[method], run_dir=tmp_path / "broken", **options)
+    one, other = ({p.name: p.read_bytes() for p in (tmp_path / d / "members").iterdir()} for d in ("whole", "broken"))
+    assert one == other
+    whole.save(tmp_path / "e.choral")
+    loaded = choral.load(tmp_path / "e.choral", build)
+    assert torch.equal(loaded.outputs(X), whole.outputs(X))
+    assert 0 <= evaluate(loaded, X, Y)["scores"]["accuracy"] <= 1
+    assert loaded.member(0)(**X).logits.shape == (20, 2)
+
+
+def test_stacked_where_its_masks_do_not_look_at_values():
+    recipe = METHODS["deep_ensemble"]
+    with pytest.raises(
+        InputError, match=r"executor='vectorised' cannot .* in 'bert' \(BertModel\), .*use executor='sequential'"
+    ):
+        choral.fit(build, (X, Y), recipe, output="logits", executor="vectorised")
+    x = {"input_ids": X["input_ids"]}
+    one, many = (choral.fit(build, (x, Y), recipe, output="logits", executor=e) for e in ("sequential", "vectorised"))
+    assert torch.allclose(one.outputs(x), many.outputs(x), atol=1e-4)
+
+
+def test_without_a_picked_output_the_names_are_said():
+    with pytest.raises(InputError, match=r"SequenceClassifierOutput with 'logits'; .*output='logits'"):
+        choral.fit(build, (X, Y), METHODS["single"])
