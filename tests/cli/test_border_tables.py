@@ -232,6 +232,9 @@ def test_evaluating_on_rows_that_were_trained_on_is_said(plain, tmp_path):
     fresh = houses().assign(size=lambda f: f["size"] + 0.01)
     fresh.to_csv(tmp_path / "fresh.csv", index=False)
     assert "trained on" not in choral("evaluate", folder / "run", tmp_path / "fresh.csv", "--json").stderr
+    few = pd.concat([fresh, houses().head(4)])
+    few.to_csv(tmp_path / "few.csv", index=False)
+    assert "of 124 rows" in choral("evaluate", folder / "run", tmp_path / "few.csv", "--json").stderr
     houses().head(30).iloc[:1].to_csv(tmp_path / "one.csv", index=False)
     choral("evaluate", folder / "run", tmp_path / "one.csv", "--json")
 

@@ -265,6 +265,11 @@ def fit(
     ended = ended_note(ensemble.info)
     if ended:
         note(ended)
+    _tell(ensemble, problem, folder, json=json)
+
+
+def _tell(ensemble: Any, problem: Any, folder: Path, *, json: bool) -> None:
+    """Save an ensemble beside its run, measure it on the rows held out, and say what came out."""
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
     row, found = reporting.measured(ensemble, problem, folder)
