@@ -210,7 +210,10 @@ def _time(
     steps: int = 4,
 ) -> float:
     trainer = kind(task, phase, [source.points] * len(states))
-    trainer.steps = phase.epochs * batches_in(source.points, phase.batch_size)  # long phases are recorded: measured so
+    whole = phase.epochs * batches_in(source.points, phase.batch_size)
+    trainer.steps = (
+        whole if steps > 1 else 1
+    )  # long phases are recorded, and measured so; one step shows only that it can be done
     slots = {s: {n: torch.zeros_like(p) for n, p in states[0].params.items()} for s in task.objective.slots}
     trainer.mount([s.having(slots=slots) for s in states], list(range(len(states))))
     x, y = next(iter(source.epoch(order, phase.batch_size)))

@@ -36,9 +36,12 @@ def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[...,
         function: takes tensors; its shapes are fixed by the example.
         example: tensors of the right shapes.
     """
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with _recording:
+    # one description of tensors for all of them: otherwise each value gets one of its own, which takes half of the time
+    with _recording, tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         module = make_fx(function)(*example)
         if any(_mutates(node) for node in module.graph.nodes):
             module = make_fx(torch.func.functionalize(function))(*example)
