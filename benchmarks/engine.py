@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from choral import models
 from choral.data.sources import TensorSource
+from choral.engine.flops import Flops
 from choral.engine.run import Run
 from choral.engine.store import Log, MemberStore
 from choral.engine.task import make_task
@@ -109,6 +110,8 @@ def engine_overhead(repeats: int) -> dict[str, float]:
     recipe = Recipe(name="single", plan=seq(Reset(), train_phase(1, 128), Collect()))
     source = TensorSource(x, y)
     task = make_task(build, source, recipe)
+    counted = Flops(task, source)
+    counted.train(None)
 
     def through() -> None:
         run = Run(
@@ -122,7 +125,7 @@ def engine_overhead(repeats: int) -> dict[str, float]:
             log=Log(),
             seconds=1e9,
         )
-        run.flops._train["None"] = 0.0  # counted once for a whole run, not part of a step
+        run.flops = counted  # once for a whole run, not part of a step
         run.execute()
 
     plain, engine = interleaved(lambda: by_hand(build, held, y, 1, 128), through, repeats)
