@@ -1,9 +1,9 @@
 """Another number of threads rounds sums differently and changes nothing else; within one number nothing changes at all."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,23 +39,18 @@ def test_members_agree_across_numbers_of_threads_to_rounding(executor):
             assert torch.equal(b.params[name], c.params[name])
 
 
-class Seen(list):
-    """What networks noted; copies of a network note it here too."""
-
-    def __deepcopy__(self, memo):
-        return self
+SEEN: list[int] = []
 
 
 class Counting(nn.Module):
     """Notes how many threads torch has whenever it runs."""
 
-    def __init__(self, seen):
+    def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
-        self.seen = seen
 
     def forward(self, x):
-        self.seen.append(torch.get_num_threads())
+        SEEN.append(torch.get_num_threads())
         return self.layers(x)
 
 
@@ -72,9 +67,8 @@ SINGLE = make("single", epochs=2, training=Training(batch_size=16))
 
 
 def test_small_networks_are_trained_by_one_thread_and_the_setting_comes_back(two, tmp_path):
-    seen = Seen()
-    fit(lambda: Counting(seen), SMALL, SINGLE, run_dir=tmp_path)
-    assert set(seen[-8:]) == {1}
+    fit(Counting, SMALL, SINGLE, run_dir=tmp_path)
+    assert set(SEEN[-8:]) == {1}
     assert torch.get_num_threads() == 2
     assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 1
 
@@ -85,25 +79,24 @@ def test_an_exception_gives_the_setting_back_too(two):
         raise KeyError("stopped")
 
     with pytest.raises(KeyError, match="stopped"):
-        fit(lambda: Counting(Seen()), SMALL, SINGLE, listener=stop)
+        fit(Counting, SMALL, SINGLE, listener=stop)
     assert torch.get_num_threads() == 2
 
 
 def test_threads_asked_for_are_obeyed(two, tmp_path):
-    seen = Seen()
-    ensemble = fit(lambda: Counting(seen), SMALL, SINGLE, run_dir=tmp_path, threads=2)
-    assert set(seen[-8:]) == {2}
+    ensemble = fit(Counting, SMALL, SINGLE, run_dir=tmp_path, threads=2)
+    assert set(SEEN[-8:]) == {2}
     assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 2
-    seen.clear()
+    SEEN.clear()
     ensemble.predict(SMALL[0], threads=3)
-    assert seen[-1] == 3
+    assert SEEN[-1] == 3
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])
 def test_threads_that_are_no_number_are_refused(wrong):
     with pytest.raises(InputError, match=r"threads is .*; give 1 or more, or None"):
-        fit(lambda: Counting(Seen()), SMALL, SINGLE, threads=wrong)
+        fit(Counting, SMALL, SINGLE, threads=wrong)
 
 
 def test_threads_settled_in_one_thread_are_not_seen_in_another(two):
@@ -120,7 +113,7 @@ def test_threads_settled_in_one_thread_are_not_seen_in_another(two):
         seen["beside"] = torch.get_num_threads()
         torch.randn(8, 8) @ torch.randn(8, 8)
         fit(
-            lambda: Counting(Seen()),
+            Counting,
             SMALL,
             SINGLE,
             threads=2,
@@ -131,7 +124,7 @@ def test_threads_settled_in_one_thread_are_not_seen_in_another(two):
 
     with ThreadPoolExecutor(2) as pool:
         for job in (
-            pool.submit(fit, lambda: Counting(Seen()), SMALL, SINGLE, listener=watch),
+            pool.submit(fit, Counting, SMALL, SINGLE, listener=watch),
             pool.submit(other),
         ):
             job.result()
@@ -144,24 +137,29 @@ def test_large_networks_get_the_threads_that_gain(gains, two, monkeypatch, tmp_p
     monkeypatch.setattr(threads, "gain", lambda run, many: gains)
     monkeypatch.setattr(threads, "_SHARE", 100.0)
     monkeypatch.setattr(threads, "_SMALL", 2000)  # 16 rows of 2 * (16 + 12) operations are 896, 64 are 3584
-    seen = Seen()
     large = make("single", epochs=2, training=Training(batch_size=64))
-    ensemble = fit(lambda: Counting(seen), SMALL, large, run_dir=tmp_path)
+    ensemble = fit(Counting, SMALL, large, run_dir=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 1 + gains
-    seen.clear()
+    SEEN.clear()
     ensemble.predict(SMALL[0][:16])
-    assert seen[-1] == 1
+    assert SEEN[-1] == 1
     ensemble.predict(SMALL[0])
-    assert seen[-1] == 1 + gains
+    assert SEEN[-1] == 1 + gains
 
 
-def test_a_trial_finds_what_is_faster():
-    def by_threads(seconds):
-        return lambda: time.sleep(seconds[torch.get_num_threads()])
+def test_a_trial_finds_what_is_faster(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
-    assert threads.gain(by_threads({1: 2e-3, 3: 1e-3}), 3)
-    assert not threads.gain(by_threads({1: 1e-3, 3: 2e-3}), 3)
-    assert not threads.gain(by_threads({1: 1e-3, 3: 1e-3}), 3)
+    def taking(seconds):
+        def run():
+            clock[0] += seconds[torch.get_num_threads()]
+
+        return run
+
+    assert threads.gain(taking({1: 2.0, 3: 1.0}), 3)
+    assert not threads.gain(taking({1: 1.0, 3: 2.0}), 3)
+    assert not threads.gain(taking({1: 1.0, 3: 0.95}), 3)
 
 
 class Stop(Exception):
