@@ -10,6 +10,7 @@ from choral import __version__
 from choral.cli import predicting, reporting
 from choral.cli.options import (
     Batch,
+    Bound,
     Data,
     Drop,
     Epochs,
@@ -39,7 +40,16 @@ from choral.cli.options import (
     Time,
 )
 from choral.cli.output import note, progress, say, table, write_json
-from choral.cli.preparing import baseline_note, check_executor, check_members, columns_of, ended_note, prepare
+from choral.cli.preparing import (
+    METHOD,
+    baseline_note,
+    check_executor,
+    check_members,
+    columns_of,
+    ended_note,
+    prepare,
+    prepare_fit,
+)
 
 app = typer.Typer(
     name="choral",
@@ -89,6 +99,7 @@ def plan(
         int | None, typer.Option("--epochs", min=1, help="Total budget; 200, or as in fit if data is given.")
     ] = None,
     members: Members = None,
+    validation: Share = None,
     patience: Patience = None,
     data: Annotated[
         str | None, typer.Option("--data", help="Show what fit would do with this data, and what it costs.")
@@ -116,9 +127,9 @@ def plan(
 
     known = make(name)
     check_members(name, members)
-    stop = None if patience is None else EarlyStop(patience=patience)
-    stops: dict[str, Any] = {} if stop is None else {"stop": stop.to_dict()}
     if data is None:
+        stop = None if patience is None else EarlyStop(patience=patience)
+        stops: dict[str, Any] = {} if stop is None else {"stop": stop.to_dict()}
         about: dict[str, Any] = {
             "--target": target,
             "--task": task,
@@ -133,29 +144,36 @@ def plan(
         recipe = make(known.name, epochs=epochs or 200, members=None if members == 1 else members)
         write_json(recipe.describe() | stops) if json else say(show(recipe, stop=stop))
         return
-    from choral.judging.compare import recipes_for
-
-    problem, build, training = prepare(
+    ready = prepare_fit(
         data,
         columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
+        method=name,
+        epochs=epochs,
+        members=members,
+        model=model,
+        validation=validation,
+        patience=patience,
+        quiet=json,
         task=task,
         likelihood=likelihood,
         holdout=holdout,
-        model=model,
-        quiet=json,
         rate=rate,
         optimiser=optimiser,
         batch_size=batch_size,
         schedule=schedule,
     )
-    (recipe,) = recipes_for([name], epochs=epochs or 60, members=members, training=training)
-    text = show(recipe, build, (problem.x_train, problem.y_train), stop=stop)
+    problem = ready.problem
+    text = show(ready.recipe, ready.build, (problem.x_train, problem.y_train), stop=ready.stop)
     if json:
         read = problem.table.describe() if problem.table else []
-        write_json(recipe.describe() | stops | {"training": training.to_dict(), "columns": read, "text": text})
+        stops = {} if ready.stop is None else {"stop": ready.stop.to_dict(), "validation": ready.validation}
+        about = {"training": ready.training.to_dict(), "columns": read, "text": text}
+        write_json(ready.recipe.describe() | stops | about)
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
-    say(f"network: {_network(build())}")
+    if ready.validation:
+        say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
+    say(f"network: {_network(ready.build())}")
     say(text)
 
 
@@ -173,7 +191,8 @@ def _network(network: Any) -> str:
     spec = models.spec_of(network)
     if spec is None:
         return type(network).__name__
-    return f"{spec['name']}({', '.join(f'{k}={v}' for k, v in spec['arguments'].items())})"
+    shown = {k: str(v) if len(str(v)) <= 40 else f"{len(v)} of them" for k, v in spec["arguments"].items()}
+    return f"{spec['name']}({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
 
 def _columns(scores: Sequence[str]) -> list[str]:
@@ -184,9 +203,11 @@ def _columns(scores: Sequence[str]) -> list[str]:
 def fit(
     data: Given,
     target: Target = None,
-    method: Annotated[str, typer.Option("--method", help="The method; see choral methods.")] = "deep_ensemble",
+    method: Annotated[
+        str | None, typer.Option("--method", help="The method, deep_ensemble if none is named; see choral methods.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; the same command resumes.")] = None,
-    epochs: Epochs = 60,
+    epochs: Bound = None,
     members: Members = None,
     task: Task = None,
     likelihood: Outputs = None,
@@ -216,35 +237,39 @@ def fit(
     from choral.engine.validation import rules_of
     from choral.ensemble.describing import said_of
     from choral.fit import fit as run
-    from choral.judging.compare import recipes_for
     from choral.plan import EarlyStop
     from choral.recipes import METHODS, make
 
-    if method not in METHODS:
+    if method is not None and method not in METHODS:
         make(method)
-    check_members(method, members)
+    check_members(method or METHOD, members)
     check_executor(executor)
-    stop = None if patience is None else EarlyStop(patience=patience)
-    rules_of(validation, stop, keep, time_limit)
-    problem, build, training = prepare(
+    rules_of(validation or None, None if patience is None else EarlyStop(patience=patience), None, time_limit)
+    ready = prepare_fit(
         data,
         columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
+        method=method,
+        epochs=epochs,
+        members=members,
+        model=model,
+        validation=validation,
+        patience=patience,
+        quiet=json or quiet,
         task=task,
         likelihood=likelihood,
         holdout=holdout,
-        model=model,
-        quiet=json or quiet,
         rate=rate,
         optimiser=optimiser,
         batch_size=batch_size,
         schedule=schedule,
     )
-    (recipe,) = recipes_for([method], epochs=epochs, members=members, training=training)
-    trained, held = problem.validating(validation)
-    folder = out or Path("runs") / f"{_stem(data)}-{method}"
+    problem, recipe = ready.problem, ready.recipe
+    rules_of(ready.validation, ready.stop, keep, time_limit)
+    trained, held = problem.validating(ready.validation)
+    folder = out or Path("runs") / f"{_stem(data)}-{recipe.name}"
     with progress(json or quiet, shown) as bar:
         ensemble = run(
-            build,
+            ready.build,
             (trained.x_train, trained.y_train),
             recipe,
             run_dir=folder,
@@ -252,11 +277,11 @@ def fit(
             executor=executor,  # type: ignore[arg-type]  # checked by fit
             likelihood=likelihood,
             table=problem.table,
-            listener=bar(method, recipe.epochs),
+            listener=bar(recipe.name, recipe.epochs),
             progress=False,
             overwrite=overwrite,
             validation=held,
-            stop=stop,
+            stop=ready.stop,
             keep=keep,  # type: ignore[arg-type]  # checked by fit
             time_limit=time_limit,
         )

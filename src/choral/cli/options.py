@@ -37,6 +37,10 @@ Group = Annotated[str | None, typer.Option("--group", help="Column whose equal v
 Time = Annotated[str | None, typer.Option("--time", help="Column of dates or numbers; the last rows are held out.")]
 Model = Annotated[str | None, typer.Option("--model", help="mlp, mlp_wide, lenet_s, lenet_m, lenet_l or resnet20.")]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Total budget in epochs of one network.")]
+Bound = Annotated[
+    int | None,
+    typer.Option("--epochs", min=1, help="Total budget in epochs of one network; by the data's size if not given."),
+]
 Members = Annotated[int | None, typer.Option("--members", min=1, help="Members, where the method has a choice.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Peak learning rate.")]
 Optimiser = Annotated[str | None, typer.Option("--optimiser", help="sgd, adam or adamw.")]

@@ -1,12 +1,15 @@
 """From the words of a command to data, a network and training settings, and what is said about them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from choral.base.errors import InputError, did_you_mean
 from choral.cli.output import note, table
 
+METHOD = "deep_ensemble"
+"""What fit does where no method is named."""
 _SHOWN = 40  # columns of a table that are listed
 
 
@@ -33,6 +36,58 @@ def columns_of(
     )
 
 
+@dataclass(frozen=True)
+class Ready:
+    """Everything that one fit needs."""
+
+    problem: Any
+    build: Callable[[], Any]
+    recipe: Any
+    training: Any
+    validation: float | None
+    stop: Any
+
+
+def prepare_fit(
+    data: str,
+    columns: Any,
+    *,
+    method: str | None,
+    epochs: int | None,
+    members: int | None,
+    model: str | None,
+    validation: float | None,
+    patience: int | None,
+    quiet: bool,
+    task: str | None,
+    likelihood: str | None,
+    holdout: float,
+    **training: Any,
+) -> Ready:
+    """Return what `choral fit` does with some data: what was said, and the usual where nothing was; `--validation 0` holds nothing out."""
+    from choral.judging.compare import recipes_for
+    from choral.judging.defaults import default_model, factory, training_for, usual
+    from choral.plan import EarlyStop
+    from choral.recipes import make
+
+    asked = None if method in (None, METHOD) else make(method)
+    problem = _problem(data, columns, task=task, likelihood=likelihood, holdout=holdout, quiet=quiet)
+    watched = validation != 0 and not (asked is not None and asked.structure.widens_input)
+    name = model or default_model(problem, validated=watched)
+    settings = training_for(problem, model=name if watched else None, **training)
+    found = usual(problem, None if asked is None else asked.plan, settings, model=name if watched else "mlp")
+    if epochs is None and members is None:
+        members = found.members
+    share, wait = validation or None, patience
+    if validation is None and patience is None:
+        share, wait = found.validation, found.patience
+    elif validation is None:
+        share = found.validation
+    (recipe,) = recipes_for([method or METHOD], epochs=epochs or found.epochs, members=members, training=settings)
+    stop = None if wait is None else EarlyStop(patience=wait)
+    return Ready(problem, factory(problem, name), recipe, settings, share, stop)
+
+
 def prepare(
     data: str,
     columns: Any,
@@ -44,17 +99,24 @@ def prepare(
     quiet: bool = False,
     **training: Any,
 ) -> tuple[Any, Callable[[], Any], Any]:
-    """Return the problem, the network's factory and the training settings; say how a table is read."""
-    from choral.data.problems import load_problem
+    """Return the problem, the network's factory and the training settings of a comparison; say how a table is read."""
     from choral.judging.defaults import factory, training_for
 
-    problem = load_problem(data, task=task, holdout=holdout, columns=columns, likelihood=likelihood)  # type: ignore[arg-type]  # checked there
+    problem = _problem(data, columns, task=task, likelihood=likelihood, holdout=holdout, quiet=quiet)
+    return problem, factory(problem, model), training_for(problem, **training)
+
+
+def _problem(data: str, columns: Any, *, quiet: bool, **options: Any) -> Any:
+    """Return the data; say how a table is read."""
+    from choral.data.problems import load_problem
+
+    problem = load_problem(data, columns=columns, **options)
     read = problem.table
     if read is not None and read.columns:
         note(f"choral: '{read.target}' is read as a {read.task} target ({read.reason}).")
         if not quiet:
             show_columns(data, read)
-    return problem, factory(problem, model), training_for(problem, **training)
+    return problem
 
 
 def show_columns(data: str, read: Any) -> None:

@@ -24,6 +24,9 @@ class Structure(Value, ABC):
     parameters that take no weight decay.
     """
 
+    widens_input: ClassVar[bool] = False
+    """Whether the first layer that learns must read the input itself, because members' inputs are laid side by side."""
+
     undecayed: ClassVar[tuple[str, ...]] = ()
 
     @property

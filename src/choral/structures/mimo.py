@@ -5,7 +5,7 @@ Reference: Havasi et al., "Training Independent Subnetworks for Robust Predictio
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class Mimo(Structure):
 
     Reference: Havasi et al., 2021, sections 2 and 3.
     """
+
+    widens_input: ClassVar[bool] = True
 
     members: int = 3
     repetition: float = 0.0
