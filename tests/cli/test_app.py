@@ -197,7 +197,7 @@ def test_validation_stops_training_early_and_a_limit_ends_it(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--patience", 3], "stop needs held-out points; give validation=0.2"),
+        (["--patience", 3, "--validation", 0], "stop needs held-out points; give validation=0.2"),
         (["--validation", 0.2, "--keep", "first"], "keep is 'first'; give 'best' or 'last'"),
         (["--validation", 1.5], "validation is 1.5"),
         (["--time-limit", -1], "time_limit is -1.0; give a number of seconds above 0"),

@@ -237,14 +237,13 @@ def fit(
     from choral.engine.validation import rules_of
     from choral.ensemble.describing import said_of
     from choral.fit import fit as run
-    from choral.plan import EarlyStop
     from choral.recipes import METHODS, make
 
     if method is not None and method not in METHODS:
         make(method)
     check_members(method or METHOD, members)
     check_executor(executor)
-    rules_of(validation or None, None if patience is None else EarlyStop(patience=patience), None, time_limit)
+    rules_of(validation or None, None, None, time_limit)
     ready = prepare_fit(
         data,
         columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
