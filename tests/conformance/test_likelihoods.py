@@ -98,8 +98,15 @@ def test_both_executors_agree_and_the_ensemble_is_judged_and_comes_back(name, tm
     assert back.evaluate(X, y) == one.evaluate(X, y)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", TASKS)
+def shared_out(names, methods, quick):
+    """Return every pair, those beyond `quick` methods for each name only for `make test-all`; each method has its turns."""
+    pairs = [
+        (name, methods[(i * quick + j) % len(methods)], j) for i, name in enumerate(names) for j in range(len(methods))
+    ]
+    return [pytest.param(n, m, marks=[pytest.mark.menagerie] if j >= quick else [], id=f"{n}-{m}") for n, m, j in pairs]
+
+
+@pytest.mark.parametrize(("name", "method"), shared_out(list(TASKS), METHODS, 2))
 def test_every_method_trains_it(name, method):
     likelihood, outputs, y = TASKS[name]
     ensemble = choral.fit(build(outputs), (X, y), recipe(method), likelihood=likelihood, executor="sequential")
@@ -132,8 +139,7 @@ DENSE = {
 }
 
 
-@pytest.mark.parametrize("method", ["deep_ensemble", *METHODS])
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize(("name", "method"), shared_out(list(DENSE), ("deep_ensemble", *METHODS), 3))
 def test_every_method_trains_dense_outputs(name, method):
     network, x, y, likelihood = DENSE[name]
     ensemble = choral.fit(network, (x, y), recipe(method), likelihood=likelihood, executor="sequential")

@@ -35,7 +35,7 @@ class Squeezed(nn.Module):
 def test_pixels_are_predicted_over_the_axis_they_are_trained_on(executor):
     x = torch.randn(40, 3, 8, 8, generator=G)
     y = (x.mean(1) > 0).long()
-    ensemble = fitted(lambda: nn.Conv2d(3, 2, 1), y, x=x, epochs=60, executor=executor)
+    ensemble = fitted(lambda: nn.Conv2d(3, 2, 1), y, x=x, epochs=30, executor=executor)
     p = ensemble.predict(x)
     assert torch.allclose(p.probs.sum(1), torch.ones(40, 8, 8), atol=1e-5)
     assert p.labels.shape == y.shape
@@ -60,7 +60,7 @@ def test_tokens_with_an_ignored_label():
 def test_targets_of_two_hundred_thousand_are_learned_and_their_noise_is_known(outputs, columns):
     signal = X[:, 0] + 0.5 * X[:, 1]
     y = 200_000 + 50_000 * (signal + 0.2 * torch.randn(128, generator=G))
-    ensemble = fitted(lambda: models.mlp(3, outputs, hidden=(16,)), y.unsqueeze(1) if columns else y, epochs=160)
+    ensemble = fitted(lambda: models.mlp(3, outputs, hidden=(16,)), y.unsqueeze(1) if columns else y, epochs=100)
     p = ensemble.predict(X)
     assert float((p.mean[:, 0] - y).square().mean().sqrt()) < 20_000
     found = ensemble.evaluate(X, y)
