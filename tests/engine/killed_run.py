@@ -1,12 +1,13 @@
-"""A small run for `test_kill.py` and `benchmarks/kill.py` to kill: METHOD FOLDER [EPOCHS] [OPTIMISER] [EXECUTOR]."""
+"""A small run for `test_kill.py` and `benchmarks/kill.py` to kill: METHOD FOLDER [EPOCHS] [OPTIMISER] [EXECUTOR] [BY]."""
 
 import sys
+from typing import Any
 
 import torch
 from torch import nn
 
 from choral.fit import fit
-from choral.plan import SGD, Adam, AdamW
+from choral.plan import SGD, Adam, AdamW, EarlyStop
 from choral.recipes import METHODS, make
 from choral.recipes.training import Training
 
@@ -35,9 +36,14 @@ def build() -> nn.Module:
 
 
 def main(
-    method: str, folder: str, epochs: str = "24", optimiser: str = "nesterov", executor: str = "sequential"
+    method: str,
+    folder: str,
+    epochs: str = "24",
+    optimiser: str = "nesterov",
+    executor: str = "sequential",
+    by: str = "",
 ) -> None:
-    """Fit one method on made-up images, with a checkpoint after every epoch and phase."""
+    """Fit one method on made-up images, with a checkpoint after every epoch and phase; `by` asks for early stopping."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(160, 3, 12, 12, generator=generator)
@@ -45,7 +51,8 @@ def main(
     choice = METHODS[method].options.get("members")
     members = None if choice is None or choice.default in (1, None) else 4
     recipe = make(method, epochs=int(epochs), members=members, training=TRAININGS[optimiser])
-    fit(build, (x, y), recipe, run_dir=folder, executor=executor, checkpoint_seconds=0)  # type: ignore[arg-type]
+    watched: dict[str, Any] = {"validation": 0.25, "stop": EarlyStop(patience=3, by=by)} if by else {}  # type: ignore[arg-type]
+    fit(build, (x, y), recipe, run_dir=folder, executor=executor, checkpoint_seconds=0, **watched)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -18,14 +18,20 @@ def members(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "optimiser", "executor"),
-    [("bagged", "nesterov", "sequential"), ("edst", "adamw", "sequential"), ("deep_ensemble", "adam", "vectorised")],
+    ("method", "optimiser", "executor", "by"),
+    [
+        ("bagged", "nesterov", "sequential", ""),
+        ("edst", "adamw", "sequential", ""),
+        ("deep_ensemble", "adam", "vectorised", ""),
+        ("deep_ensemble", "adam", "vectorised", "member"),
+        ("prune_and_tune", "adam", "sequential", "ensemble"),
+    ],
 )
-def test_members_after_kills_equal_those_of_an_unbroken_run(method, optimiser, executor, tmp_path):
+def test_members_after_kills_equal_those_of_an_unbroken_run(method, optimiser, executor, by, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def start(folder):
-        settings = [method, str(folder), "24", optimiser, executor]
+        settings = [method, str(folder), "60" if by else "24", optimiser, executor, *([by] if by else [])]
         return subprocess.Popen([sys.executable, str(SCRIPT), *settings], env=environment)
 
     assert start(tmp_path / "whole").wait(timeout=300) == 0

@@ -61,8 +61,16 @@ def test_the_held_out_share_is_stratified_apart_and_decided_by_the_seed():
     assert y[held].bincount(minlength=4).tolist() == [24, 9, 3, 0]
     assert torch.equal(held, rows_of(0.3, y=y)[1])
     assert not torch.equal(held, rows_of(0.3, seed=1, y=y)[1])
-    real = held_out(source_of((X, X[:, :1])), 0.3, 0)
-    assert (len(real[0]), len(real[1])) == (84, 36)
+    many = held_out(source_of((X, X[:, :2])), 0.3, 0)
+    assert (len(many[0]), len(many[1])) == (84, 36)
+
+
+def test_real_targets_are_held_out_over_their_whole_range():
+    for seed in range(4):
+        kept, held = held_out(source_of((X, X[:, :1])), 0.25, seed)
+        assert sorted([*kept.tolist(), *held.tolist()]) == list(range(120))
+        ranks = X[:, 0].argsort().argsort()[held].sort().values
+        assert (ranks // 4).tolist() == list(range(30))  # one of every four neighbours
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 0.001, 3])

@@ -11,7 +11,8 @@ from choral.data.sources import Source
 def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return the numbers of the points to train on and of those to validate on, drawn by the seed.
 
-    Class labels that are in memory are held out in equal shares, up to one point of each; a class of one point is trained on.
+    Class labels that are in memory are held out in equal shares, up to one point of each; a class of one point is trained on. Of
+    real numbers in memory, one of every few that lie side by side is held out.
 
     Args:
         source: all points.
@@ -26,8 +27,9 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
         )
     order = torch.randperm(source.points, generator=rng.generator(seed, "validation"))
     targets = source.targets()
-    if targets is not None and not targets.is_floating_point() and targets.dim() == 1:
-        order = _by_class(order, targets)
+    if targets is not None and targets[0].numel() == 1:
+        given = targets.flatten()
+        order = _by_size(order, given, count) if given.is_floating_point() else _by_class(order, given)
     return order[count:].sort().values, order[:count].sort().values
 
 
@@ -42,3 +44,14 @@ def _by_class(order: Tensor, labels: Tensor) -> Tensor:
         quantile[own] = (torch.arange(len(own), dtype=torch.float64) + 0.5) / len(own)
         quantile[own[-1]] += 1.0
     return order[quantile[order].argsort(stable=True)]
+
+
+def _by_size(order: Tensor, values: Tensor, count: int) -> Tensor:
+    """Return the order rearranged so that its first `count` points are one of each of as many runs of neighbouring values."""
+    ranks = values[order].argsort(stable=True)  # places in the order, by value; equal values stay in the order drawn
+    runs = torch.empty(len(order), dtype=torch.long)
+    runs[ranks] = torch.arange(len(order)) * count // len(order)
+    places = torch.full((count,), len(order)).scatter_reduce(0, runs, torch.arange(len(order)), "amin")
+    is_first = torch.zeros(len(order), dtype=torch.bool)
+    is_first[places] = True
+    return torch.cat([order[is_first], order[~is_first]])
