@@ -45,6 +45,14 @@ class Coinciding(Structure):
 
     inner: Structure
 
+    @property
+    def members(self):
+        return self.inner.members
+
+    @property
+    def undecayed(self):
+        return self.inner.undecayed
+
     def convert(self, network, generator):
         joint = self.inner.convert(network, generator)
         for name, p in joint.named_parameters():
@@ -90,7 +98,7 @@ def losses(structure, build, optimiser, executor, objective):
 @pytest.mark.parametrize("name", SAME)
 def test_members_that_coincide_train_as_the_plain_network(name, optimiser, executor):
     structure, norm = SAME[name]
-    joint = Coinciding(inner=structure, members=structure.members, undecayed=structure.undecayed)
+    joint = Coinciding(inner=structure)
     plain, shared = (
         losses(s, lambda: convolving(norm), optimiser, executor, Objective()) for s in (Independent(), joint)
     )
