@@ -3,8 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,16 @@ from choral.base.border import guarded
 from choral.base.errors import InputError, RunError
 from choral.base.types import Build, Builds
 from choral.data.inputs import Transforms
-from choral.data.sources import check_batches, source_of
 from choral.data.tables import Table
-from choral.engine.completing import complete, stores
-from choral.engine.denormals import flushing
+from choral.engine.completing import carry_out
 from choral.engine.events import Listener
 from choral.engine.executors import Executor
 from choral.engine.folder import claimed, run_of
-from choral.engine.memory import keep_freed
-from choral.engine.run import Run
+from choral.engine.job import understood
+from choral.engine.process import settled_process
 from choral.engine.settling import settle
-from choral.engine.task import check_runnable, make_task
 from choral.engine.threads import checked, using
-from choral.engine.trying import say_what_is_lost, try_training
-from choral.engine.validation import Validation, rules_of, set_apart
+from choral.engine.validation import rules_of
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
@@ -124,80 +118,44 @@ def fit(
             run goes on with it: another one changes the last bits of sums. Afterwards the user's setting is in force again.
     """
     started = time.perf_counter()
-    recipe = recipe_of(recipe)
-    check_runnable(recipe)
     checked(threads)
     rules = rules_of(validation, stop, keep, time_limit)
-    if process_wide:
-        keep_freed()
-    with flushing() if process_wide else nullcontext():
-        whole = source_of(data, target)
-        check_batches(whole, recipe.plan)
-        source, held = set_apart(whole if weights is None else whole.weighing(weights), validation, seed)
-        task = make_task(
-            build,
-            source,
-            recipe,
-            inputs=inputs,
-            output=output,
-            likelihood=likelihood,
-            standardise=standardise,
-            device=device,
-            precision=precision,
-        )
-        source = source.reading(task.likelihood.read)
-        rules = replace(rules, score=task.likelihood.prediction.score)
-        _LOG.info("understood as %s: %s", task.likelihood.prediction.task, said_of(task.likelihood))
-        say_what_is_lost(build, recipe)
-        try_training(task, source, recipe.plan)
-        watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)
-        folder = None if run_dir is None else Path(run_dir)
+    chosen, folder = recipe_of(recipe), None if run_dir is None else Path(run_dir)
+    points: dict[str, Any] = {"target": target, "weights": weights, "validation": validation, "seed": seed}
+    options: dict[str, Any] = {"inputs": inputs, "output": output, "likelihood": likelihood, "standardise": standardise}
+    with settled_process(process_wide):
+        job = understood(build, data, chosen, rules, **points, **options, device=device, precision=precision)
+        _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
             plan, width = settle(
                 folder,
-                task,
-                source,
-                recipe,
+                job,
                 seed=seed,
                 executor=executor,
                 table=table,
                 overwrite=overwrite,
                 extend=extend,
-                watched=rules.identity(validation, held),
                 threads=threads,
             )
             with (
                 using(threads or plan["environment"]["threads"]),
-                watched(recipe.name, recipe.epochs, listener, progress) as hear,
-                stores(folder, plan, hear) as (store, checkpoints, log),
+                watched(chosen.name, chosen.epochs, listener, progress) as hear,
             ):
-                run = Run(
-                    task,
-                    source,
-                    recipe.plan,
-                    seed=seed,
-                    width=width,
-                    store=store,
-                    checkpoints=checkpoints,
-                    log=log,
-                    seconds=checkpoint_seconds,
-                    validation=watch,
-                    rules=rules,
-                    apart=plan["executor"] == "sequential",
+                store, costs = carry_out(
+                    job, folder, plan, width, hear, seed=seed, seconds=checkpoint_seconds, started=started
                 )
-                costs = complete(run, folder, plan, started=started)
             ensemble = Ensemble(
                 build,
-                recipe,
-                task.likelihood,
+                chosen,
+                job.task.likelihood,
                 store,
                 costs["networks"],
-                inputs=task.transforms,
-                interface=task.blueprint.interface,
+                inputs=job.task.transforms,
+                interface=job.task.blueprint.interface,
                 table=table,
                 info=costs,
             )
-            settle_noise(ensemble, source if watch is None else watch.source, folder, run=run_of(plan))
+            settle_noise(ensemble, job.judged_on, folder, run=run_of(plan))
     return ensemble
 
 

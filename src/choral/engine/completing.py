@@ -1,7 +1,7 @@
 """Complete a run: train what is not yet there, in a new folder, an interrupted or a finished one, and say what it cost."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,57 @@ from choral.engine.checkpoint import Checkpoints
 from choral.engine.events import Listener
 from choral.engine.files import write_json
 from choral.engine.folder import read_costs, run_of
+from choral.engine.job import Job
 from choral.engine.mending import mend
 from choral.engine.run import Run
 from choral.engine.settling import compare_environment
 from choral.engine.store import Log, MemberStore, last_counted
+from choral.plan.phases import Fork
+
+
+def carry_out(
+    job: Job,
+    folder: Path | None,
+    plan: dict[str, Any],
+    width: Callable[[Fork, int], int],
+    listener: Listener | None,
+    *,
+    seed: int,
+    seconds: float,
+    started: float,
+) -> tuple[MemberStore, dict[str, Any]]:
+    """Run a job, or what is left of it; return its members and what it cost.
+
+    Args:
+        job: what is to be done.
+        folder: the claimed run folder, None if it has none.
+        plan: the settled plan.
+        width: gives the number of branches to walk together for a fork.
+        listener: called with every event.
+        seed: root of every draw.
+        seconds: least time between two checkpoints.
+        started: when the call began, by time.perf_counter.
+    """
+    with _stores(folder, plan, listener) as (store, checkpoints, log):
+        run = Run(
+            job.task,
+            job.source,
+            job.recipe.plan,
+            seed=seed,
+            width=width,
+            store=store,
+            checkpoints=checkpoints,
+            log=log,
+            seconds=seconds,
+            validation=job.validation,
+            rules=job.rules,
+            apart=plan["executor"] == "sequential",
+        )
+        return store, complete(run, folder, plan, started=started)
 
 
 @contextmanager
-def stores(
+def _stores(
     folder: Path | None, plan: dict[str, Any], listener: Listener | None
 ) -> Iterator[tuple[MemberStore, Checkpoints | None, Log]]:
     """Open where members, checkpoints and events of a run go; None keeps members in memory and takes no checkpoints."""

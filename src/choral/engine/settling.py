@@ -8,31 +8,26 @@ from typing import Any
 import torch
 
 from choral.base.errors import RunError
-from choral.data.sources import Source
 from choral.data.tables import Table
 from choral.engine.executors import check_executor, choose, choose_kernel, choose_threads
 from choral.engine.extending import extended
 from choral.engine.files import digest_of, write_json
 from choral.engine.folder import clear, keep_table, read_plan
 from choral.engine.identity import differences, identity_of
-from choral.engine.task import Task
+from choral.engine.job import Job
 from choral.engine.threads import using
 from choral.plan.phases import Fork
-from choral.recipes.recipe import Recipe
 
 ANEW = "use another run_dir (--out), overwrite=True (--overwrite) to start again in this one, or extend=True to add members"
 
 
 def settle(
     folder: Path | None,
-    task: Task,
-    source: Source,
-    recipe: Recipe,
+    job: Job,
     *,
     seed: int,
     executor: str,
     table: Table | None,
-    watched: dict[str, Any],
     threads: int | None = None,
     overwrite: bool = False,
     extend: bool = False,
@@ -41,21 +36,19 @@ def settle(
 
     Args:
         folder: the claimed run folder; None keeps nothing.
-        task: what stays the same over the run.
-        source: training data.
-        recipe: the method.
+        job: what is to be done.
         seed: root of every draw.
         executor: what the user asked for.
         table: how a table's columns became inputs.
         threads: as many as the user asked for; None keeps those the run was begun with, or settles them.
-        watched: what validation and time limits were asked for.
         overwrite: whether what the folder holds of another run is removed first.
         extend: whether a shorter run in the folder becomes a part of this one.
     """
     check_executor(executor)
     if folder is not None and overwrite:
         clear(folder)
-    settings: dict[str, Any] = {"seed": seed, "executor": executor, "watched": watched}
+    task, source, recipe = job.task, job.source, job.recipe
+    settings: dict[str, Any] = {"seed": seed, "executor": executor, "watched": job.watched}
     identity = None if folder is None else identity_of(task, source, recipe, **settings)
     stored = None if folder is None else read_plan(folder)
     held = stored or {}
