@@ -155,6 +155,18 @@ def test_padding_per_batch_and_masks():
         choral.fit(Reader, loader, TWO, target="label", executor="vectorised")
 
 
+def test_predicting_a_loader_whose_batches_differ_in_length_and_hold_targets():
+    loader = DataLoader(Dicts(ragged=True), collate_fn=padded, batch_size=16)
+    found = choral.fit(Reader, loader, TWO, target="label")
+    outputs = found.outputs(DataLoader(Dicts(ragged=True), collate_fn=padded, batch_size=5))
+    alone = padded([Dicts(ragged=True)[39]])
+    alone.pop("label")
+    assert outputs.shape == (2, 40, 2)
+    assert torch.allclose(outputs[:, 39:], found.outputs(alone), atol=1e-5)
+    with pytest.raises(InputError, match="give a DataLoader with a collate_fn that pads"):
+        found.predict(Dicts(ragged=True))
+
+
 def test_dicts_without_a_target_and_other_parts_are_refused():
     with pytest.raises(InputError, match=r"dicts with 'tokens', 'age', 'label'; say which .*target='label'"):
         choral.fit(Reader, Dicts(), ONE)

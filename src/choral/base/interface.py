@@ -63,6 +63,12 @@ class Interface(Value):
                 f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
             )
 
+    def chosen(self, batch: Any) -> Any:
+        """Return a batch of a dataset without what the network does not read: dicts may hold targets and more."""
+        if not isinstance(batch, Mapping) or self.reads is None or "dict" not in self.reads:
+            return batch
+        return {name: part for name, part in batch.items() if name in self.reads["dict"]}
+
     def why_not_predicted(self, batch: Batch, error: Exception) -> str:
         """Return, for people, why networks could not read a batch, beside what they were fitted on."""
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]

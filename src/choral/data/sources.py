@@ -23,7 +23,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from choral.base import batches
 from choral.base.errors import InputError
 from choral.data.datasets import DatasetSource, parted
 from choral.data.sampling import Sampling
@@ -158,19 +157,24 @@ def check_batches(source: Source, plan: Phase) -> None:
             )
 
 
-def inputs_of(x: Any) -> Any:
-    """Return inputs to predict for: those of a Dataset or DataLoader in its order, anything else as it is.
+def inputs_of(x: Any) -> list[Any]:
+    """Return inputs to predict for, in parts: the batches of a Dataset or DataLoader in its order, anything else as it is.
 
-    Items and batches are inputs alone, (x,), or pairs (x, y), whose targets are not looked at.
+    Items and batches are inputs alone, (x,), or pairs (x, y), whose targets are not looked at. Batches may differ in shape.
     """
     if isinstance(x, Dataset):
         x = DataLoader(x, batch_size=256)
     if not isinstance(x, DataLoader):
-        return x
-    parts = [as_inputs(_inputs(batch)) for batch in x]
+        return [x]
+    try:
+        parts = [_inputs(batch) for batch in x]
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"x: items cannot be put into one batch ('{str(error).strip().splitlines()[0]}'); give a DataLoader with a collate_fn that pads them."
+        ) from error
     if not parts:
         raise InputError("x is a DataLoader that gives no batches; give at least one row.")
-    return batches.joined(parts)
+    return parts
 
 
 def _inputs(batch: Any) -> Any:

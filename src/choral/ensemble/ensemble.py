@@ -127,6 +127,15 @@ class Ensemble:
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
+        parts = inputs_of(x)
+        if len(parts) > 1 or parts[0] is not x:
+            options: dict[str, Any] = {"batch_size": batch_size, "device": device, "precision": precision}
+            each = [self.outputs(self.interface.chosen(part), threads=threads, **options) for part in parts]
+            if len({part.shape[2:] for part in each}) > 1:
+                raise InputError(
+                    "the batches of x give outputs of different shapes, which do not make one prediction; predict them one by one."
+                )
+            return torch.cat(each, 1)
         ready = self._read(x)
         images = any(t.dim() == 4 for t in batches.leaves(ready))
         place = (device, precision, images)
@@ -143,7 +152,7 @@ class Ensemble:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
         if self._floats is None:
             self._floats = self._blueprint.floats
-        ready = as_inputs(inputs_of(x), self._floats)
+        ready = as_inputs(x, self._floats)
         self.interface.check(ready)
         return ready
 
