@@ -104,6 +104,8 @@ def test_losses_that_cannot_work_are_refused_before_training():
         choral.fit(build, (X, Y), RECIPE, likelihood=Loss(nn.MSELoss()))  # would broadcast to (batch, batch)
     with pytest.raises(InputError, match="return one number, or one for each point"):
         choral.fit(build, (X, Y), RECIPE, likelihood=Loss(lambda o, t: (o - t).abs()))
+    with pytest.raises(InputError, match="weights of points cannot be honoured"):
+        choral.fit(build, (X, Y.unsqueeze(1)), RECIPE, likelihood=Loss(nn.MSELoss()), weights=torch.rand(60))
     with pytest.raises(InputError, match="give a function"):
         Loss("mse")
 

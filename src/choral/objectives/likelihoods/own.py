@@ -72,6 +72,23 @@ class Loss(Likelihood):
                 "point of the batch."
             )
 
+    def settled(
+        self,
+        targets: Tensor,
+        outputs: tuple[int, ...],
+        *,
+        standardise: bool | None = None,
+        weights: Tensor | None = None,
+        whole: bool = True,
+    ) -> Self:
+        """Return itself; refuse weights of points for a function that gives one mean for all of them."""
+        if weights is not None and not self.function(torch.zeros(1, *outputs), targets[:1]).dim():
+            raise InputError(
+                f"the loss {self.function.name} returns one number for a batch, so weights of points cannot be honoured; return the "
+                "loss of each point, for example with reduction='none'."
+            )
+        return self
+
     def with_functions_of(self, given: Self) -> Self:
         """Return the given one, whose functions must have the names of these."""
         names = [[f and f.name for f in (loss.function, loss.output)] for loss in (self, given)]
