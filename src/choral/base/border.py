@@ -33,6 +33,8 @@ def is_whole(value: Any, least: float = -math.inf) -> bool:
     >>> is_whole(3), is_whole(True), is_whole(2.0), is_whole(0, 1)
     (True, False, False, False)
     """
+    if type(value) is int:  # the usual one, without asking the abstract class
+        return value >= least
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
@@ -88,12 +90,13 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     ordered = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = {n for n in ordered if parameters[n].default is inspect.Parameter.empty}
+    rules = [(name, rule) for name, rule in RULES.items() if name in parameters or open_ended]
     takes = ", ".join(n for n in parameters if n != "self")
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         given: dict[str, Any] = dict(zip(ordered, args)) | kwargs
-        unknown = [] if open_ended else [name for name in kwargs if name not in parameters]
+        unknown = [] if open_ended or kwargs.keys() <= parameters.keys() else [n for n in kwargs if n not in parameters]
         if unknown:
             near = did_you_mean(unknown[0], parameters)
             raise InputError(f"{function.__name__} has no argument {unknown[0]!r}; it takes {takes}.{near}")
@@ -101,11 +104,11 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
             missing = ", ".join(n for n in ordered if n in needed and n not in given)
             said = f"lacks {missing}" if missing else f"was given {len(args)} arguments without a name"
             raise InputError(f"{function.__name__} {said}; it takes {takes}.")
-        for name in RULES.keys() & given.keys():
-            if not RULES[name].accepts(given[name]):
+        for name, rule in rules:
+            if name in given and not rule.accepts(given[name]):
                 several = name == "seed" and "seeds" in parameters and isinstance(given[name], Sequence)
                 hint = f", or several as seeds={given[name]!r}" if several else ""
-                raise InputError(f"{name} is {given[name]!r}; give {RULES[name].words}{hint}.")
+                raise InputError(f"{name} is {given[name]!r}; give {rule.words}{hint}.")
         return function(*args, **kwargs)
 
     return call
