@@ -58,6 +58,12 @@ MISUSED = {
     "a plan's rate": (["plan", "single", "--rate", "0.1"], "add --data FILE"),
     "a rate that is none": (["fit", "wine", "--rate", "nan"], "rate"),
     "an endless rate": (["fit", "wine", "--rate", "inf"], "rate"),
+    "a holdout that is none": (["fit", "wine", "--holdout", "nan"], "--holdout"),
+    "a validation that is none": (["fit", "wine", "--validation", "nan"], "--validation is nan"),
+    "all for validation": (["fit", "wine", "--validation", "1"], "--validation is 1.0"),
+    "no such likelihood": (["fit", "wine", "--likelihood", "gaus"], "Did you mean 'gaussian'?"),
+    "no time": (["fit", "wine", "--time-limit", "-1"], "time_limit is -1.0"),
+    "another keep": (["fit", "wine", "--keep", "none"], "give 'best' or 'last'"),
     "an executor": (["fit", "wine", "--executor", "gpu"], "executor"),
     "a schedule": (["fit", "wine", "--schedule", "cosin"], "schedule"),
     "few epochs": (

@@ -37,7 +37,8 @@ def predict(
     loaded = load(ensemble)
     x, frame = rows_to_predict(loaded, data)
     beside = _beside(loaded, frame, data, id or [], keep_columns)
-    columns = {"row": range(len(x))} | beside | predicted(loaded, x, str(data)).columns()
+    own = predicted(loaded, x, str(data)).columns()
+    columns = {"row": range(len(x))} | {_free_name(n, {"row", *own}): v for n, v in beside.items()} | own
     rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
     if out is not None:
         writing.write_rows(out, rows)
@@ -98,13 +99,11 @@ def _beside(loaded: Any, frame: Any, data: Path, ids: list[str], everything: boo
             shown = ", ".join(names[:20])
             raise InputError(f"--id: {data} has no column '{name}'; it has {shown}.{did_you_mean(name, names)}")
     wanted = names if everything else list(dict.fromkeys([*(n for n in loaded.table.beside if n in names), *ids]))
-    return {_free_name(loaded, name): [_shown(v) for v in frame[name]] for name in wanted}
+    return {name: [_shown(v) for v in frame[name]] for name in wanted}
 
 
-def _free_name(loaded: Any, name: str) -> str:
+def _free_name(name: str, own: set[str]) -> str:
     """Return a column's name, changed if predictions have one of the same name."""
-    own = {"row", "prediction", "confidence", "entropy", "mutual_information", "mean", "std", "low_95", "high_95"}
-    own |= {"aleatoric_std", "epistemic_std"} | {f"p_{c}" for c in loaded.table.classes}
     if name not in own:
         return name
     note(f"choral: the table's column '{name}' is shown as 'input_{name}', since predictions have one of that name.")

@@ -55,6 +55,8 @@ class Problem:
             share: part of the training rows, or None.
             seed: decides which groups.
         """
+        if share is not None and not 0 < share < 1:
+            raise InputError(f"--validation is {share}; give a part of the training rows, above 0 and below 1.")
         if share is None or (self.groups is None and self.times is None):
             return self, share
         if self.groups is not None:
@@ -201,6 +203,8 @@ def load_problem(
         task = kind if ending(Path(data)) else None
     if task not in (None, "classification", "regression"):
         raise InputError(f"task is {task!r}; give 'classification' or 'regression'.")
+    if not 0 < holdout < 1:
+        raise InputError(f"holdout is {holdout}; give a part of the rows, above 0 and below 1.")
     said = columns or Columns()
     said = replace(said, target=target or said.target)
     path = Path(data)
