@@ -11,6 +11,7 @@ from choral.data.parts import held_out
 from choral.data.sources import source_of
 from choral.fit import fit, load
 from choral.plan import Adam, EarlyStop, Measure
+from choral.predictions import Regression
 from choral.recipes import make
 from choral.recipes.training import Training
 
@@ -270,3 +271,44 @@ def test_snapshots_are_not_collected_twice_after_the_time_is_up():
 def test_a_phase_whose_rules_give_slots_does_not_stop_before_they_are_there():
     ensemble = fit(build, (X, Y), recipe("swag", 40, members=3), validation=0.25, stop=EarlyStop(patience=1))
     assert ensemble.members == 3
+
+
+HEAVY = torch.tensor([0.0, 1.0, 2.0, 5.0]).repeat(30)
+
+
+@pytest.mark.parametrize("by", ["member", "ensemble"])
+@pytest.mark.parametrize("measure", ["nll", "brier"])
+def test_the_measure_counts_held_out_points_by_their_weights_as_if_they_were_repeated(tmp_path, measure, by):
+    stop = EarlyStop(patience=9, measure=measure, by=by)
+    many = HEAVY.long()
+    held = {"weighted": (X, Y, HEAVY), "repeated": (X.repeat_interleave(many, 0), Y.repeat_interleave(many))}
+    found = {}
+    for name, points in held.items():
+        fit(build, (X, Y), recipe(epochs=2, members=2), validation=points, stop=stop, run_dir=tmp_path / name)
+        found[name] = [event["validation"] for event in epochs_of(tmp_path / name)]
+    assert torch.tensor(found["weighted"]).sub(torch.tensor(found["repeated"])).abs().max() < 1e-6
+
+
+def test_noise_estimated_on_held_out_points_and_a_share_of_weighted_ones_follow_the_weights(tmp_path):
+    real, network = X[:, :1].exp(), lambda: nn.Linear(5, 1)
+    ensemble = fit(
+        network, (X, real), recipe("single", epochs=2), weights=HEAVY + 1, validation=0.3, run_dir=tmp_path, keep="last"
+    )
+    _, held = held_out(source_of((X, real)), 0.3, 0)
+    scores = ensemble.evaluate(X[held], real[held], weights=(HEAVY + 1)[held])
+    assert abs(epochs_of(tmp_path)[-1]["validation"][0] - scores["nll"]) < 1e-4
+
+
+def test_a_measure_that_is_no_mean_over_points_is_said_to_be_taken_without_weights():
+    with pytest.warns(UserWarning, match="'ece' is no mean over points and is taken without them"):
+        fit(build, (X, Y), recipe("single", epochs=1), validation=(X, Y, HEAVY), stop=EarlyStop(measure="ece"))
+
+
+def test_nan_of_an_own_measure_is_an_error_and_of_a_score_a_warning(monkeypatch):
+    with pytest.raises(RunError, match="gave NaN after epoch 1 of"):
+        own = EarlyStop(patience=2, measure=lambda prediction, y: float("nan"))
+        fit(build, (X, Y), recipe("single", epochs=3), validation=(X, Y), stop=own)
+    monkeypatch.setattr(Regression, "brief", lambda prediction, y: {"nll": float("nan")})
+    with pytest.warns(UserWarning, match="'nll' is NaN after epoch 1 of") as said:
+        fit(lambda: nn.Linear(5, 1), (X, X[:, :1]), recipe("single", epochs=3), validation=(X, X[:, :1]), stop=SOON)
+    assert sum("is NaN" in str(w.message) for w in said) == 1

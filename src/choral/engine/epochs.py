@@ -2,9 +2,11 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from choral.base.errors import RunError
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.crew import Crew, Setting
 from choral.plan.phases import Train
@@ -29,6 +31,7 @@ class Epochs:
     def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
         self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
         self.apart, self.crews = apart, list[Crew]()
+        self._unmeasured = set[Place]()  # whose measure was NaN
 
     def run(self, begin: int, due: Callable[[], bool], finished: Callable[[int], None]) -> None:
         """Train from an epoch on to the end, or until all have stopped.
@@ -154,6 +157,8 @@ class Epochs:
         together = rules.stop is not None and rules.stop.by == "ensemble"
         values = validation.measured(outputs, together=together)
         for branch, value in zip(branches, values):
+            if math.isnan(value):
+                self._say_nan(epoch, branch)
             watch = branch.watch = branch.watch or Watch()
             better = rules.measure.improves(value, watch.best, rules.stop.least if rules.stop else 0.0)
             if not given <= branch.reached.slots.keys():
@@ -163,6 +168,22 @@ class Epochs:
                 watch.state = branch.state if rules.keep == "best" else None
         self.setting.ledger.count(validation_seconds=time.perf_counter() - started)
         return {branch.place: value for branch, value in zip(branches, values)}
+
+    def _say_nan(self, epoch: int, branch: Branch) -> None:
+        """Raise RunError for a function of the user's that gave NaN; warn, once for each branch, of a score that did."""
+        measure, where = self.setting.rules.measure, f"after epoch {epoch + 1} of {branch.place + self.suffix}"
+        if measure.function is not None:
+            raise RunError(
+                f"the validation measure {measure.name!r} gave NaN {where}, which is neither better nor worse than another number; "
+                "let it return a number for every prediction."
+            )
+        if branch.place not in self._unmeasured:
+            self._unmeasured.add(branch.place)
+            warnings.warn(
+                f"the validation measure {measure.name!r} is NaN {where}, which counts as no improvement; look at the held-out "
+                "points and the learning rate, or take another measure.",
+                stacklevel=2,
+            )
 
     def _stop(self, epoch: int) -> None:
         """Stop the branches whose patience, or all whose time, is up."""

@@ -5,6 +5,7 @@ members whose last state is kept are those of a run without validation.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +121,7 @@ class Validation:
         parts = [part for some in read for part in some]
         self.chunks: list[Batch] = [batches.moved(x, task.device) for x, _ in parts]
         self.y = torch.cat([y for _, y in parts])
+        self.weights = source.weights
         self._read = task.likelihood.read(self.y)
         self._moment = _Moment()
         self._signature: Any = None
@@ -132,13 +134,21 @@ class Validation:
         self.task.likelihood.check(self.y, self.task.output_shape)
         few = self.y[:8]
         shape = (self.task.structure.members * self.task.structure.draws, len(few), *self.task.output_shape)
-        prediction = self._prediction(torch.zeros(shape), self._read[:8])
-        self.measure(prediction, prediction.targets(few))
+        weights = None if self.weights is None else self.weights[:8]
+        prediction = self._prediction(torch.zeros(shape), self._read[:8], weights)
+        targets = prediction.targets(few)
+        self.measure(prediction, targets, weights)
+        if weights is not None and not self.measure.weighs(prediction, targets):
+            warnings.warn(
+                f"validation has weights, but the measure {self.measure.name!r} is no mean over points and is taken without them; "
+                "measure 'nll' or another mean for a weighted one.",
+                stacklevel=2,
+            )
 
-    def _prediction(self, outputs: Tensor, read: Tensor) -> Prediction:
+    def _prediction(self, outputs: Tensor, read: Tensor, weights: Tensor | None) -> Prediction:
         """Return what outputs (row, batch, ...) predict; noise that is estimated after training is estimated on them."""
         likelihood = self.task.likelihood
-        likelihood = likelihood.estimated(outputs, read) if likelihood.estimates else likelihood
+        likelihood = likelihood.estimated(outputs, read, weights) if likelihood.estimates else likelihood
         owners = self.task.structure.owners(len(outputs) // (self.task.structure.members * self.task.structure.draws))
         return likelihood.predict(outputs, About(self.combine, None, owners))
 
@@ -174,7 +184,7 @@ class Validation:
         if together:
             return [self._measure(outputs.flatten(0, 1))] * len(outputs)
         if self._is_plain_nll:
-            whole = self._prediction(outputs.flatten(0, 1), self._read)
+            whole = self._prediction(outputs.flatten(0, 1), self._read, None)
             if whole.mixes:
                 scores = whole.log_scores(whole.targets(self.y)).unflatten(0, outputs.shape[:2])
                 mixed = scores.logsumexp(1) - math.log(outputs.shape[1])
@@ -184,8 +194,9 @@ class Validation:
     @property
     def _is_plain_nll(self) -> bool:
         """Whether the measure of several networks can be had at once: their log scores, with nothing estimated for each."""
-        return self.measure == Measure.of("nll") and self.y[0].numel() == 1 and not self.task.likelihood.estimates
+        plain = self.measure == Measure.of("nll") and self.y[0].numel() == 1
+        return plain and self.weights is None and not self.task.likelihood.estimates
 
     def _measure(self, outputs: Tensor) -> float:
-        prediction = self._prediction(outputs, self._read)
-        return self.measure(prediction, prediction.targets(self.y))
+        prediction = self._prediction(outputs, self._read, self.weights)
+        return self.measure(prediction, prediction.targets(self.y), self.weights)

@@ -9,7 +9,7 @@ from torch import Tensor
 from choral.base.errors import InputError, did_you_mean
 from choral.base.functions import Function
 from choral.base.values import Value
-from choral.predictions import Prediction
+from choral.predictions import Prediction, means_of
 
 Keep = Literal["best", "last"]
 By = Literal["member", "ensemble"]
@@ -59,10 +59,14 @@ class Measure(Value):
             name=function.name.rpartition(".")[2], larger_is_better=bool(larger_is_better), function=function
         )
 
-    def __call__(self, prediction: Prediction, targets: Tensor) -> float:
-        """Return the number."""
+    def __call__(self, prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> float:
+        """Return the number; by the weights of points (point,) where `weighs` says so."""
         if self.function is not None:
             return float(self.function(prediction, targets))
+        if weights is not None:
+            means = means_of(prediction.row_scores(targets), prediction.row_weights(targets, weights))
+            if self.name in means:
+                return means[self.name]
         brief = prediction.brief(targets)
         if self.name in brief:
             return brief[self.name]
@@ -73,6 +77,10 @@ class Measure(Value):
                 f"(prediction, y) -> float.{did_you_mean(self.name, scores)}"
             )
         return scores[self.name]
+
+    def weighs(self, prediction: Prediction, targets: Tensor) -> bool:
+        """Return whether weights of points count: for scores that are means over points, not for functions and others."""
+        return self.function is None and self.name in means_of(prediction.row_scores(targets))
 
     def improves(self, value: float, best: float | None, least: float = 0.0) -> bool:
         """Return whether a value is better than the best one so far, by more than `least`; NaN never is."""
