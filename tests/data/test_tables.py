@@ -314,3 +314,14 @@ def test_a_table_that_names_other_classes_than_the_network_gives_is_refused():
     assert Table().names_of(7) is None
     with pytest.raises(RunError, match="names 2 classes but the network gives 3"):
         table.names_of(3)
+
+
+def test_classes_are_spelled_as_in_the_file():
+    codes = ["001", "01", "002", "1"] * 10
+    frame = pd.DataFrame({"a": np.arange(40.0), "y": codes})
+    table = learn_table(frame, "y")
+    assert table.classes == ("001", "01", "1", "002")
+    assert [table.classes[i] for i in table.targets(frame)] == codes
+    assert guess_task(cells([f"{i:03d}" for i in range(90)] * 2))[0] == "classification"
+    assert labels(cells(["$5", "100%"])) == ["$5", "100%"]
+    assert labels(cells(["1.0", "2", "-1"])) == ["1", "2", "-1"]

@@ -18,6 +18,7 @@ _BLANKS = (*_EMPTY, "none", "-", "--", ".", "missing")
 _SAMPLE = 10_000  # different words that are looked at to see how numbers are written
 _SPACES = re.compile(r"(?<=\d)[\s\u00a0\u2009\u202f'](?=\d{3}(?!\d))")
 _MONEY = re.compile(r"[$€£¥₹₽₩]|\b(?:USD|EUR|GBP|CHF|JPY|CAD|AUD|INR|CNY|SEK|NOK|DKK|PLN)\b", re.IGNORECASE)
+_CODE = re.compile(r"0\d+")
 _PLAIN = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?", re.IGNORECASE)
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _COMMA = re.compile(r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d*)?")
@@ -164,6 +165,15 @@ class Cells:
         plain = self.is_number or self.is_flag or not (np.isnan(self.numbers()) & ~self.absent).any()
         shown = any("," in w for w in self.held[:_SAMPLE])
         return (not plain or shown) and writes_comma(self.held[:_SAMPLE])
+
+    @cached_property
+    def is_code(self) -> bool:
+        """Whether whole numbers are written with zeros before them: 00123 is a code, not 123."""
+        if self.is_number or self.is_flag or not any(map(_CODE.fullmatch, self.held)):
+            return False
+        values = self.numbers(comma=self.comma)
+        whole = values[np.isfinite(values)]
+        return bool((whole == np.round(whole)).all())
 
     @cached_property
     def form(self) -> str | None:

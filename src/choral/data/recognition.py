@@ -16,7 +16,6 @@ _SAMPLE = 1000  # words that are looked at to see how long they are
 _MANY = 20  # rows, fewer of which do not show that every value occurs once
 _NAMED_ID = re.compile(r"(?:^|[\s_.-])(?:id|ids|uuid|guid|index|idx|rowid|row_number)$|^unnamed: \d+$|^row$", re.I)
 _CAMEL_ID = re.compile(r"[a-z](?:ID|Id)$")
-_CODE = re.compile(r"0\d+")
 LADDERS = (
     ("very low", "low", "medium", "high", "very high"),
     ("low", "moderate", "high"),
@@ -111,10 +110,7 @@ def _numeric(cells: Cells, rows: int) -> bool:
     if cells.is_number:
         return True
     values = cells.numbers(comma=cells.comma)
-    whole = values[np.isfinite(values)]
-    if len(whole) and (whole == np.round(whole)).all() and any(map(_CODE.fullmatch, cells.held)):
-        return False  # 00123 is a code, not 123
-    return len(whole) >= _MOSTLY * rows
+    return not cells.is_code and bool(np.isfinite(values).sum() >= _MOSTLY * rows)
 
 
 def ladder(cells: Cells) -> tuple[str, ...]:

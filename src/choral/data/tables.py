@@ -1,5 +1,6 @@
 """Tables as training data: the rules of their columns are learned once and kept for prediction."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from choral.data.splitting import Seen
 
 _FEW = 20  # integer targets with at most this many different values are read as classes
 _CLASSES = 100  # different numbers that may be asked to be classes
+_WHOLE = re.compile(r"-?(?:0|[1-9]\d*)(?:\.0*)?")  # 1 and 1.0 are one class; 01, $1 and 100% are words
 _MOST = 100_000  # columns
 _WIDEST = 10_000_000  # numbers one row becomes
 
@@ -169,10 +171,9 @@ def with_target(frame: Any, target: str, path: str) -> Any:
 
 
 def labels(cells: Cells) -> list[str]:
-    """Return the class of every cell as text; whole numbers are written as such, whatever type they have."""
-    known = {w: number(w) for w in cells.different}
-    whole = all(np.isfinite(v) and v == round(v) for v in known.values())
-    names = {w: str(int(v)) if whole else w for w, v in known.items()}
+    """Return the class of every cell as text: whole numbers as such, whatever type they have, and all else as it is spelled."""
+    whole = all(map(_WHOLE.fullmatch, cells.different))
+    names = {w: str(int(w.split(".")[0])) if whole else w for w in cells.different}
     return [names[w] for w in cells.words]
 
 
@@ -193,6 +194,8 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
     values, different = cells.numbers(comma=cells.comma), len(cells.different)
     if cells.is_flag or np.isnan(values).mean() > 0.1:
         return "classification", f"its {different} values are not numbers"
+    if cells.is_code:
+        return "classification", f"its {different} values are codes that begin with 0"
     whole = (values[~np.isnan(values)] % 1 == 0).all() and cells.series.dtype.kind != "f"
     if whole and different <= _FEW and not any("." in w or "," in w for w in cells.different):
         return "classification", f"it holds only {different} different whole numbers"
@@ -270,7 +273,7 @@ def _classes(cells: Cells, path: str) -> tuple[str, ...]:
             f"{path}: the target '{cells.name}' has {len(found):,} different values in {len(words):,} rows, too many to be "
             f"classes; {advice}."
         )
-    return tuple(sorted(found, key=number) if numeric else sorted(found))
+    return tuple(sorted(found, key=lambda w: (number(w), w)) if numeric else sorted(found))
 
 
 def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
