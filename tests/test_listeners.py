@@ -83,6 +83,12 @@ def test_several_listeners_hear_the_same(tmp_path):
         choral.fit(build, (X, Y), make("single", epochs=1), listener="loud")
 
 
+def test_events_that_are_kept_do_not_change_afterwards():
+    heard = []
+    choral.fit(build, (X, Y), make("single", epochs=3), listener=heard.append)
+    assert [e["counted"]["epochs"] for e in heard if e["kind"] == "epoch"] == [1, 2, 3]
+
+
 def test_a_table_of_losses(tmp_path):
     heard = []
     recipe = make("deep_ensemble", epochs=4, members=2)

@@ -66,3 +66,17 @@ def test_what_is_said_goes_before_the_usual(tmp_path):
     assert (
         choral.models.spec_of(ready(tmp_path, method="mimo").build())["name"] == "mlp"
     )  # its first layer reads the input
+
+
+def test_the_usual_serves_every_task(tmp_path):
+    found = ready(tmp_path, epochs=8, likelihood="quantiles")
+    p = problem()
+    ensemble = choral.fit(
+        found.build,
+        (p.x_train, p.y_train),
+        found.recipe,
+        likelihood="quantiles",
+        validation=found.validation,
+        stop=found.stop,
+    )
+    assert ensemble.task == "quantiles"

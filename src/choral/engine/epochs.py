@@ -139,7 +139,7 @@ class Epochs:
             losses=[losses[branch.place] for branch in trained],
             rate=self.phase.schedule.rate(epoch * crew.per_epoch, crew.steps),
             seconds=seconds,
-            counted=ledger.counted,
+            counted=dict(ledger.counted),
             **about,
         )
 

@@ -97,7 +97,7 @@ class Run:
             self.skip_to, self.ledger.failed = self.snapshot.position, dict(self.snapshot.failed)
             self.ledger.stopped = list(self.snapshot.stopped)
             self.counted = dict(self.snapshot.counted)
-            self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=self.counted)
+            self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=dict(self.counted))
 
     def add(self, lost: Iterable[int], counted: dict[str, float]) -> None:
         """Train the members that an extended plan has gained, or those of them that are still missing.

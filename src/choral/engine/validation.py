@@ -43,7 +43,8 @@ class Rules:
     @property
     def measure(self) -> Measure:
         """What is measured."""
-        return Measure.of(self.score) if self.stop is None else self.stop.measure
+        asked = None if self.stop is None else self.stop.measure
+        return asked or Measure.of(self.score)
 
     def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
         """Return what a later call into the same folder must repeat; nothing if nothing was asked for."""

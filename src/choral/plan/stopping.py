@@ -95,22 +95,24 @@ class EarlyStop(Value):
 
     Args:
         patience: epochs without improvement after which it ends.
-        measure: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float.
+        measure: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float; None
+            for the task's own score: 'pinball' for quantiles, 'loss' for a loss of your own, 'nll' for all others.
         by: 'member' ends each network by itself; 'ensemble' looks at the mean prediction of all that are trained together, and
             ends them together.
         least: improvement that counts, at least.
 
-    >>> EarlyStop(patience=5).measure
-    Measure(name='nll', larger_is_better=False, function=None)
+    >>> EarlyStop(patience=5, measure="rmse").measure
+    Measure(name='rmse', larger_is_better=False, function=None)
     """
 
     patience: int = 16
-    measure: Any = "nll"
+    measure: Any = None
     by: By = "member"
     least: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "measure", Measure.of(self.measure))
+        if self.measure is not None:
+            object.__setattr__(self, "measure", Measure.of(self.measure))
         if not isinstance(self.patience, int) or isinstance(self.patience, bool) or self.patience < 1:
             raise InputError(f"EarlyStop: patience is {self.patience!r}; give a whole number of epochs, 1 or more.")
         if self.by not in get_args(By):
