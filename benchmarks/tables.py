@@ -61,7 +61,7 @@ def measured(name: str, split: int, most: int) -> list[dict[str, Any]]:
             seconds = time.perf_counter() - started
             ensemble = choral.load(run)
             assert ensemble.table is not None
-            x, y = ensemble.table.inputs(test), ensemble.table.targets(test, scaled=False)
+            x, y = ensemble.table.inputs(test), ensemble.table.targets(test)
             scores = ensemble.evaluate(x, torch.as_tensor(y))
             kept = {k: float(v) for k, v in scores.items() if isinstance(v, int | float)}
             rows.append(
