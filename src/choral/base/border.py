@@ -1,4 +1,4 @@
-"""One guard for the public functions: arguments are checked by name before anything is computed.
+"""One guard for the public functions: arguments are checked by name before anything is computed, and torch is put in its plain state.
 
 An argument means the same wherever it occurs, so its rule stands here once. What only one function takes (data, a recipe, a
 likelihood) is checked where it is read.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
+from choral.base import surroundings
 from choral.base.errors import InputError, did_you_mean
 
 P = ParamSpec("P")
@@ -85,7 +86,7 @@ RULES = {
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function answer wrong arguments with one sentence before it begins."""
+    """Let a function answer wrong arguments with one sentence before it begins, and run the same in any surroundings."""
     parameters = inspect.signature(function).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     ordered = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -109,6 +110,9 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
                 several = name == "seed" and "seeds" in parameters and isinstance(given[name], Sequence)
                 hint = f", or several as seeds={given[name]!r}" if several else ""
                 raise InputError(f"{name} is {given[name]!r}; give {rule.words}{hint}.")
-        return function(*args, **kwargs)
+        if surroundings.are_plain():
+            return function(*args, **kwargs)
+        with surroundings.plain():
+            return function(*args, **kwargs)
 
     return call

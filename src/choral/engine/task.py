@@ -46,6 +46,7 @@ class Task:
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the precision context of forward passes."""
         if self.precision == "bf16":
+            torch.clear_autocast_cache()  # within an autocast of the caller's it holds the weights of the step before
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 

@@ -6,7 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from choral.base import draws, rng
+from choral.base.border import guarded
 from choral.base.errors import InputError
+from choral.base.surroundings import full_precision
 from choral.data.inputs import Transform
 from choral.data.sources import Source, as_targets, source_of
 from choral.engine.blueprint import state_of
@@ -44,7 +46,7 @@ class Converted:
         return gradient * self._sharing.members
 
     def loss(self, x: Any, y: Tensor, *, step: int, progress: float = 1.0, weights: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch as choral's engine has it: layout, likelihood and penalty.
+        """Return the loss of a batch as choral's engine has it: layout, likelihood and penalty; an autocast around it does not count.
 
         Args:
             x: inputs of a batch.
@@ -53,7 +55,10 @@ class Converted:
             progress: from 0 to 1, for penalties that rise during training.
             weights: what each point counts, 1 on average over the training data; all alike if None.
         """
-        targets = self._task.likelihood.read(as_targets(y))
+        with full_precision():
+            return self._loss(x, self._task.likelihood.read(as_targets(y)), step, progress, weights)
+
+    def _loss(self, x: Any, targets: Tensor, step: int, progress: float, weights: Tensor | None) -> Tensor:
         with draws.keyed(self._key, step):
             loss = self._sharing.likelihood(self._task.forward_loss(self.network, x, targets, weights))
         if self._recipe.objective.penalties:
@@ -61,6 +66,7 @@ class Converted:
             loss = loss + self._recipe.objective.penalty(params, {}, progress, self.points)
         return loss
 
+    @guarded
     def ensemble(self) -> Ensemble:
         """Return the ensemble of the network's members as they are now."""
         store = MemberStore()
@@ -71,6 +77,7 @@ class Converted:
         return ensemble
 
 
+@guarded
 def converted(
     network: nn.Module,
     recipe: Recipe,

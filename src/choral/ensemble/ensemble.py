@@ -103,12 +103,14 @@ class Ensemble:
         """Stored parameters of all members; masked ones do not count."""
         return sum(state.stored for state in self.states())
 
+    @guarded
     def network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""
         if not 0 <= index < self._count:
             raise InputError(f"network {index} does not exist; this ensemble has networks 0 to {self._count - 1}.")
         return pointwise.unguard(self._blueprint.holding(self._store.get(index))).requires_grad_()
 
+    @guarded
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network of its own, in evaluation mode: it is called, and returns, as the given one."""
         if not 0 <= index < self.members:
@@ -201,6 +203,7 @@ class Ensemble:
         about = About(self.recipe.combination.word, names, self.recipe.structure.owners(self._count))
         return self.likelihood.predict(outputs, about)
 
+    @guarded
     def evaluate(self, x: Any, y: Any, *, weights: Any = None, **options: Any) -> dict[str, float]:
         """Return every score of the predictions of some inputs against their labels or targets.
 

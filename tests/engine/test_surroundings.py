@@ -1,0 +1,123 @@
+"""What the caller has switched on in torch changes nothing: fit, predict and losses give what they give outside."""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from choral import converted, models
+from choral.fit import fit
+from choral.plan import SGD
+from choral.recipes import make
+from choral.recipes.training import Training
+
+DRAW = torch.Generator().manual_seed(0)
+X = torch.randn(24, 3, generator=DRAW)
+Y = (X[:, 0] > 0).long()
+
+
+@contextmanager
+def default_device():
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+AROUND = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "device": lambda: torch.device("meta"),
+    "default_device": default_device,
+}
+around = pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
+
+
+def build():
+    return models.mlp(3, 2, hidden=(4,))
+
+
+def trained(network=build, executor="sequential", **options):
+    training = Training(rate=0.1, optimiser=SGD(), batch_size=8)
+    recipe = make("deep_ensemble", epochs=2, members=2, training=training)
+    return fit(network, (X, Y), recipe, executor=executor, **options)
+
+
+def assert_same(one, other):
+    for a, b in zip(one.states(), other.states(), strict=True):
+        for name, value in (a.params | a.buffers).items():
+            torch.testing.assert_close((b.params | b.buffers)[name], value, rtol=0, atol=0)
+
+
+@around
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_fit_learns_the_same_within_what_the_caller_switched_on(around, executor):
+    plain = trained(executor=executor)
+    with around():
+        within = trained(executor=executor)
+    assert_same(plain, within)
+    assert torch.equal(plain.predict(X).probs, within.predict(X).probs)
+    within.member(0)(X).sum().backward()
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_fit_in_bfloat16_learns_the_same_within_autocast(executor):
+    plain = trained(executor=executor, precision="bf16")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = trained(executor=executor, precision="bf16")
+    assert_same(plain, within)
+
+
+@around
+def test_predictions_are_the_same_within_what_the_caller_switched_on(around):
+    ensemble = trained()
+    fresh, expected = copy.deepcopy(ensemble), ensemble.predict(X).probs
+    scores = ensemble.evaluate(X, Y)
+    with around():
+        first, again, evaluated = fresh.outputs(X), ensemble.outputs(X), fresh.evaluate(X, Y)
+        member = fresh.member(1)
+    assert first.dtype == torch.float32
+    assert torch.equal(first, again)
+    assert torch.equal(first, ensemble.outputs(X))
+    assert evaluated == scores
+    assert torch.equal(fresh.predict(X).probs, expected)
+    member(X).sum().backward()
+
+
+def test_the_loss_of_a_converted_network_is_the_same_within_autocast():
+    with torch.no_grad():
+        own = converted(build(), make("packed", members=2, epochs=1), data=(X, Y))
+    optimiser = torch.optim.SGD(own.network.parameters(), lr=0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for step in range(3):
+            within = own.loss(X, Y, step=step)
+            with torch.autocast("cpu", enabled=False):
+                assert torch.equal(within, own.loss(X, Y, step=step))
+            within.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+
+
+def test_data_and_networks_made_in_inference_mode_can_be_trained_on():
+    plain = trained()
+    given = trained(nn.Linear(3, 2))
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        x, y, network = X.clone(), Y.clone(), nn.Linear(3, 2)
+        training = Training(rate=0.1, optimiser=SGD(), batch_size=8)
+        recipe = make("deep_ensemble", epochs=2, members=2, training=training)
+        assert_same(plain, fit(build, (x, y), recipe, executor="sequential"))
+        assert_same(given, fit(network, (x, y), recipe, executor="sequential"))
+
+
+def test_the_default_type_of_numbers_is_the_type_of_networks():
+    torch.set_default_dtype(torch.float64)
+    try:
+        ensemble = trained()
+        assert ensemble.outputs(X).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
