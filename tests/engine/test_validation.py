@@ -305,8 +305,8 @@ def test_a_measure_that_is_no_mean_over_points_is_said_to_be_taken_without_weigh
 
 
 def test_nan_of_an_own_measure_is_an_error_and_of_a_score_a_warning(monkeypatch):
+    own = EarlyStop(patience=2, measure=lambda prediction, y: float("nan"))
     with pytest.raises(RunError, match="gave NaN after epoch 1 of"):
-        own = EarlyStop(patience=2, measure=lambda prediction, y: float("nan"))
         fit(build, (X, Y), recipe("single", epochs=3), validation=(X, Y), stop=own)
     monkeypatch.setattr(Regression, "brief", lambda prediction, y: {"nll": float("nan")})
     with pytest.warns(UserWarning, match="'nll' is NaN after epoch 1 of") as said:

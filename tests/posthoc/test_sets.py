@@ -5,6 +5,7 @@ import torch
 from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.posthoc import ConformalSets, evaluate_sets, fit_conformal_sets
+from choral.posthoc.sets import _shares
 
 
 def case(seed: int, batch: int, *, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,3 +109,22 @@ def test_wrong_arguments_are_refused() -> None:
         fit_conformal_sets(probs, labels, penalty=-1.0)
     with pytest.raises(InputError, match="bool"):
         evaluate_sets(probs, labels)
+
+
+def test_the_set_of_a_row_does_not_depend_on_where_it_stands() -> None:
+    probs, labels = case(10, 4_000, sharpness=1.0)
+    rule = fit_conformal_sets(probs, labels, level=0.8)
+    order = torch.randperm(4_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rule.apply(probs)[order], rule.apply(probs[order]))
+    for row in range(20):
+        assert len(rule.apply(probs[row : row + 1].repeat(50, 1)).unique(dim=0)) == 1
+
+
+def test_random_shares_are_even_and_unlike_those_of_neighbours() -> None:
+    probs, _ = case(11, 20_000, sharpness=1.0)
+    near = probs.clone()
+    near[:, 0] = probs[:, 0].nextafter(torch.ones(1, dtype=torch.float64))
+    shares, others, seeded = _shares(probs, True, 0), _shares(near, True, 0), _shares(probs, True, 1)
+    assert (torch.histc(shares, 20, 0, 1) / 1_000 - 1).abs().max() < 0.12
+    for other in (others, seeded, probs[:, :1]):
+        assert abs(float(torch.corrcoef(torch.cat([shares, other], 1).T)[0, 1])) < 0.03

@@ -6,11 +6,13 @@ and new rows are exchangeable, the set holds the true class with the promised pr
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.rng import generator
+from choral.base.rng import key
 from choral.base.values import Value
 from choral.metrics.inputs import checked_labels, checked_probs
 from choral.posthoc.coverage import check_rule, conformal_threshold
@@ -49,7 +51,7 @@ class ConformalSets(Value):
         probs = checked_probs(probs)
         scores = class_scores(
             probs,
-            shares=_shares(probs, self.randomised, seed, "apply"),
+            shares=_shares(probs, self.randomised, seed),
             penalty=self.penalty,
             free_classes=self.free_classes,
         )
@@ -71,11 +73,25 @@ def class_scores(probs: Tensor, *, shares: Tensor, penalty: float, free_classes:
     return torch.empty_like(scores).scatter_(-1, order, scores)
 
 
-def _shares(probs: Tensor, randomised: bool, seed: int, use: str) -> Tensor:
+def _shares(probs: Tensor, randomised: bool, seed: int) -> Tensor:
+    """Return a number from 0 to 1 for each row (batch, 1), decided by the row's probabilities and the seed.
+
+    Equal rows get equal sets wherever they stand. Held-out and new rows are read by one rule, which keeps them exchangeable.
+    """
     if not randomised:
         return torch.ones(len(probs), 1, dtype=probs.dtype, device=probs.device)
-    draws = torch.rand(len(probs), 1, dtype=probs.dtype, generator=generator(seed, "conformal", use))
-    return draws.to(probs.device)
+    words = (probs.cpu() + 0.0).contiguous().numpy().view(np.uint64)  # + 0.0: there is one zero
+    found = np.full(len(words), key(seed, "conformal") % (1 << 64), np.uint64)
+    for column in words.T:
+        found = _mixed(found + np.uint64(0x9E3779B97F4A7C15) ^ column)
+    return torch.from_numpy((found >> np.uint64(11)) * 2.0**-53).unsqueeze(1).to(probs.device)
+
+
+def _mixed(h: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return 64 bits of which each depends on all those given."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
+    return h ^ (h >> np.uint64(31))
 
 
 def fit_conformal_sets(
@@ -109,7 +125,7 @@ def fit_conformal_sets(
         raise InputError(f"penalty is {penalty} and free_classes {free_classes}; neither can be negative.")
     probs = checked_probs(probs)
     labels = checked_labels(labels, batch=len(probs), classes=probs.shape[1]).to(probs.device)
-    shares = _shares(probs, randomised, seed, "fit")
+    shares = _shares(probs, randomised, seed)
     scores = class_scores(probs, shares=shares, penalty=penalty, free_classes=free_classes)
     return ConformalSets(
         threshold=conformal_threshold(scores.gather(1, labels.unsqueeze(1)).squeeze(1), level),
