@@ -314,3 +314,33 @@ def test_a_network_of_the_user_s_own_is_one_sentence(tmp_path, place):
 
     library.fit(lambda: nn.Linear(3, 2), (X, Y), make("single", epochs=1), run_dir=tmp_path / "own")
     assert "build" in refused("predict", tmp_path / "own", place / "good.npz")
+
+
+def test_predictions_never_go_over_a_file_of_the_run(tmp_path):
+    rows = [f"{i},{2.5 * i % 7}" for i in range(30)]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["a,y", *rows]))
+    run_dir = tmp_path / "run"
+    choral("fit", table, "--target", "y", "--method", "single", "--epochs", 2, "--out", run_dir)
+    held = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
+    (tmp_path / "link.json").symlink_to(run_dir / "plan.json")
+    for saved in (run_dir, run_dir / "ensemble.choral"):
+        for out in ("plan.json", "report.json", "members/a.csv", "../run/table.json", "../link.json"):
+            assert "belongs to the run" in refused("predict", saved, table, "--out", run_dir / out)
+    assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == held
+    choral("predict", run_dir, table, "--out", run_dir / "predictions.csv")
+
+
+@pytest.mark.parametrize("name", ["table.json", "evaluation.json", "results.json", "log.jsonl", "ensemble.choral"])
+@pytest.mark.parametrize("text", ["mine", '{"mine": 1}'])
+def test_a_file_of_the_users_stays_where_a_new_run_would_write(name, text, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["a,y", *(f"{i},{2.5 * i % 7}" for i in range(30))]))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / name).write_text(text)
+    words = ("fit", table, "--target", "y", "--method", "single", "--epochs", 2, "--out", run_dir)
+    told = choral(*words, expect=2).stderr
+    assert f"{name}, which no run of choral wrote" in told
+    assert (run_dir / name).read_text() == text
+    assert not (run_dir / "plan.json").exists()

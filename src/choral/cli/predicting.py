@@ -33,6 +33,7 @@ def predict(
     from choral.fit import load
 
     if out is not None:
+        writing.check_beside(out, ensemble)
         writing.check_out(out, {"the input": data, "the ensemble": ensemble})
     loaded = load(ensemble)
     x, frame = rows_to_predict(loaded, data)

@@ -40,6 +40,23 @@ def check_out(path: Path, inputs: Mapping[str, Path]) -> None:
             )
 
 
+def check_beside(path: Path, ensemble: Path) -> None:
+    """Raise InputError if predictions would be written over something of the run they come from.
+
+    Args:
+        path: where to.
+        ensemble: the run folder, or a file saved in one.
+    """
+    from choral.engine.folder import belongs_to
+
+    folder = ensemble if ensemble.is_dir() else ensemble.parent
+    if (folder / "plan.json").exists() and belongs_to(folder, path):
+        raise InputError(
+            f"--out {path} belongs to the run in {folder}, which is never overwritten; give another name, such as "
+            f"{folder / 'predictions.csv'}."
+        )
+
+
 def _ending(path: Path) -> str:
     name = path.name.lower()
     return max((e for e in ENDINGS if name.endswith(e)), key=len, default="")

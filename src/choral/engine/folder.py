@@ -12,7 +12,9 @@ comparison comparison.json. Each file has one writer.
 """
 
 import contextlib
+import json
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ _FILES = (
     "report.html",
     "ensemble.choral",
 )
+_BESIDE = ("members", "checkpoints", "figures", "comparison.json", ".lock")
 _COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept")
 
 
@@ -109,6 +112,41 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
             f"{advice}."
         )
     return None
+
+
+def check_ours(folder: Path) -> None:
+    """Raise RunError if a folder without a plan holds a file under a name that a run writes, which no run wrote."""
+    if (folder / "plan.json").exists():
+        return
+    for name in _FILES:
+        if (folder / name).exists() and not _is_ours(folder / name):
+            raise RunError(
+                f"{folder} holds {name}, which no run of choral wrote and this one would replace; move it away, or use another run_dir "
+                "(--out)."
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    if path.suffix == ".html":
+        return b"choral" in path.read_bytes()
+    if path.suffix == ".choral":
+        return path.read_bytes()[8:9] == b"{"  # the header of tensors begins there
+    try:
+        if path.suffix == ".jsonl":
+            return all({"time", "kind"} <= json.loads(line).keys() for line in path.read_bytes().splitlines()[:1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # JSON without choral's checksum
+            return read_json(path) is not None
+    except (RunError, ValueError, AttributeError, UserWarning):
+        return False
+
+
+def belongs_to(folder: Path, path: Path) -> bool:
+    """Return whether a path is one that a run in the folder keeps something in, or may."""
+    inside, root = path.resolve(), folder.resolve()
+    if root not in inside.parents:
+        return False
+    return inside.relative_to(root).parts[0] in (*_FILES, *_BESIDE)
 
 
 def clear(folder: Path) -> None:

@@ -12,7 +12,7 @@ from choral.data.tables import Table
 from choral.engine.executors import check_executor, choose, choose_kernel, choose_threads
 from choral.engine.extending import extended
 from choral.engine.files import digest_of, write_json
-from choral.engine.folder import clear, keep_table, read_plan
+from choral.engine.folder import check_ours, clear, keep_table, read_plan
 from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
 from choral.engine.threads import using
@@ -45,8 +45,10 @@ def settle(
         extend: whether a shorter run in the folder becomes a part of this one.
     """
     check_executor(executor)
-    if folder is not None and overwrite:
-        clear(folder)
+    if folder is not None:
+        check_ours(folder)
+        if overwrite:
+            clear(folder)
     task, source, recipe = job.task, job.source, job.recipe
     settings: dict[str, Any] = {"seed": seed, "executor": executor, "watched": job.watched}
     identity = None if folder is None else identity_of(task, source, recipe, **settings)
