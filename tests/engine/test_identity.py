@@ -76,6 +76,11 @@ PAIRS = {
         lambda: Own(act=lambda x: x.sigmoid()),
         "outermost module was .*lambda",
     ),
+    "numpy number": (
+        lambda: Own(power=np.float32(1)),
+        lambda: Own(power=np.float32(9)),
+        r"float32\(1.0\).*float32\(9.0\)",
+    ),
     "number": (Own, lambda: Own(power=2.0), "power=1.0.*power=2.0"),
     "forward": (Same, Edited, "the code of the network's forward methods was changed"),
     "initialisation": (Own, lambda: Own(zeros=True), "initialisation was changed"),
@@ -262,6 +267,17 @@ def test_changed_settings_are_named_in_the_user_s_words(name, tmp_path):
     assert "phases[" not in said
     for way in ("run_dir", "overwrite=True", "--out", "--overwrite"):
         assert way in said
+
+
+def test_another_setting_inside_a_loss_is_refused(tmp_path):
+    def fitted(delta):
+        loss = choral.objectives.likelihoods.Loss(nn.HuberLoss(delta=delta))
+        return choral.fit(lambda: nn.Linear(3, 1), (X, X[:, :1]), ONE, likelihood=loss, run_dir=tmp_path)
+
+    fitted(1.0)
+    fitted(1.0)
+    with pytest.raises(RunError, match="holds another run: digest of Function"):
+        fitted(0.01)
 
 
 def test_other_settings_and_data_are_named(tmp_path):
