@@ -79,3 +79,19 @@ def test_wrong_words_are_one_sentence(words, said, tmp_path):
     done = run("fit", tmp_path / "d.csv", "--target", "y", *words)
     assert isinstance(done.exception, ChoralError)
     assert said in str(done.exception)
+
+
+def test_classes_of_words_have_the_order_that_is_given_and_it_is_said(tmp_path):
+    words = np.array(["low", "Mid Level", "high"])[CLASSES]
+    (tmp_path / "d.csv").write_text("\n".join(["a,b,label", *(f"{a},{b},{w}" for (a, b, _), w in zip(X, words))]))
+    plan = ("plan", "single", "--data", tmp_path / "d.csv", "--target", "label", "--likelihood", "ordinal")
+    done = run(*plan, "--order", "label=low<Mid Level<high")
+    assert done.exit_code == 0, done.output
+    assert "ordered as low < Mid Level < high" in done.output
+    told = str(run(*plan).exception)
+    assert "nothing tells the order of the classes of the target 'label'" in told
+    assert "--order 'label=Mid Level<high<low'" in told
+    assert "where is 'Mid Level'" in str(run(*plan, "--order", "label=low<high").exception)
+    known = tmp_path / "k.csv"
+    known.write_text((tmp_path / "d.csv").read_text().replace("Mid Level", "Medium"))
+    assert "ordered as low < Medium < high" in run(*plan[:3], known, *plan[4:]).output

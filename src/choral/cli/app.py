@@ -163,7 +163,7 @@ def plan(
         schedule=schedule,
     )
     problem = ready.problem
-    text = show(ready.recipe, ready.build, (problem.x_train, problem.y_train), stop=ready.stop)
+    text = show(ready.recipe, ready.build, (problem.x_train, problem.y_train), stop=ready.stop, likelihood=likelihood)
     if json:
         read = problem.table.describe() if problem.table else []
         stops = {} if ready.stop is None else {"stop": ready.stop.to_dict(), "validation": ready.validation}

@@ -114,6 +114,8 @@ def _problem(data: str, columns: Any, *, quiet: bool, **options: Any) -> Any:
     read = problem.table
     if read is not None and read.columns:
         note(f"choral: '{read.target}' is read as a {read.task} target ({read.reason}).")
+        if read.classes and (options.get("likelihood") == "ordinal" or read.target in columns.orders):
+            note(f"choral: the classes of '{read.target}' are ordered as {' < '.join(read.classes)}.")
         if not quiet:
             show_columns(data, read)
     return problem

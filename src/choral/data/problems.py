@@ -144,7 +144,9 @@ class Columns:
         return [n for n, v in (held | {"--group": self.group, "--time": self.time}).items() if v]
 
 
-def _from_table(path: Path, said: Columns, task: Kind | None, holdout: float, seed: int) -> Problem:
+def _from_table(
+    path: Path, said: Columns, task: Kind | None, holdout: float, seed: int, *, ordered: bool = False
+) -> Problem:
     if said.target is None:
         raise InputError(f"{path} is a table, so the column to predict must be named; add --target COLUMN.")
     if said.group is not None and said.time is not None:
@@ -162,7 +164,15 @@ def _from_table(path: Path, said: Columns, task: Kind | None, holdout: float, se
         train, test = split(len(frame), holdout, seed)
     ids = (*said.ids, *((said.group,) if said.group and said.group not in (*said.ids, *said.drop) else ()))
     table = learn_table(
-        frame, said.target, task=task, rows=train, drop=said.drop, ids=ids, orders=said.orders, path=where
+        frame,
+        said.target,
+        task=task,
+        rows=train,
+        drop=said.drop,
+        ids=ids,
+        orders=said.orders,
+        ordered=ordered,
+        path=where,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that held-out rows hold what training rows do not is no surprise
@@ -222,7 +232,10 @@ def load_problem(
     if data in BUILT_IN:
         problem = _built_in(data, holdout, seed)
     else:
-        problem = _from_table(path, said, task, holdout, seed) if table else _from_npz(path, likelihood)
+        ordered = likelihood == "ordinal"
+        problem = (
+            _from_table(path, said, task, holdout, seed, ordered=ordered) if table else _from_npz(path, likelihood)
+        )
     return replace(problem, likelihood=likelihood)
 
 

@@ -1,5 +1,6 @@
 """Tables as training data: the rules of their columns are learned once and kept for prediction."""
 
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from choral.base.lettering import short
 from choral.base.values import Value, from_dict
 from choral.data.cells import LARGEST, Cells, number
 from choral.data.columns import Column, LeftOutColumn, check_names
-from choral.data.recognition import learn_column
+from choral.data.recognition import ladder, learn_column
 from choral.data.splitting import Seen
 
 _FEW = 20  # integer targets with at most this many different values are read as classes
@@ -211,6 +212,7 @@ def learn_table(
     drop: Sequence[str] = (),
     ids: Sequence[str] = (),
     orders: Mapping[str, tuple[str, ...]] | None = None,
+    ordered: bool = False,
     path: str = "the table",
 ) -> Table:
     """Return how a table's columns become inputs and targets.
@@ -222,7 +224,8 @@ def learn_table(
         rows: the training rows, from which everything else is learned; all if None.
         drop: columns that are no inputs.
         ids: columns that are no inputs but shown beside predictions.
-        orders: values from first to last, by column.
+        orders: values from first to last, by column; of the target, the order of its classes.
+        ordered: whether classes must have an order: given, of numbers, or one that is known.
         path: what to call the table in an error.
     """
     for name in (target, *drop, *ids, *(orders or ())):
@@ -232,7 +235,10 @@ def learn_table(
     trained = frame if rows is None else frame.iloc[rows]
     targets = Cells(frame[target])
     guessed, reason = guess_task(targets)
-    decided: Kind = task or guessed
+    order = (orders or {}).get(target, ())
+    decided: Kind = task or ("classification" if order else guessed)
+    if order and decided == "regression":
+        raise InputError(f"'{target}' is the target of a regression, so its values have no --order; leave it out.")
     told = {n: LeftOutColumn(name=n, reason="dropped, as asked") for n in drop}
     told |= {n: LeftOutColumn(name=n, reason="an id, as asked", beside=True) for n in ids}
     columns = tuple(
@@ -246,6 +252,8 @@ def learn_table(
             f"{path} has no column to learn from besides the target '{target}'{': ' + why if why else ''}; add at least one."
         )
     classes = _classes(targets, path) if decided == "classification" else ()
+    if classes and (order or ordered):
+        classes = _in_order(classes, order, targets, path)
     if not classes:
         _check_numbers(targets, rows, path)
     return Table(
@@ -274,6 +282,24 @@ def _classes(cells: Cells, path: str) -> tuple[str, ...]:
             f"classes; {advice}."
         )
     return tuple(sorted(found, key=lambda w: (number(w), w)) if numeric else sorted(found))
+
+
+def _in_order(classes: tuple[str, ...], order: tuple[str, ...], cells: Cells, path: str) -> tuple[str, ...]:
+    """Return classes from first to last, spelled as the file does; InputError if nothing says their order."""
+    if not order and not any(math.isnan(number(c)) for c in classes):
+        return classes
+    steps = order or ladder(cells)
+    place = {s.lower(): i for i, s in enumerate(steps)} | {s: i for i, s in enumerate(steps)}
+    places = {c: place.get(c, place.get(c.lower(), -1)) for c in classes}
+    odd = [c for c in classes if places[c] < 0]
+    if odd or len(set(places.values())) < len(classes):
+        shown = "<".join(short(c, 20) for c in classes[:10])
+        what = f"the given order ({' < '.join(order)}) does not tell" if order else "nothing tells"
+        raise InputError(
+            f"{path}: {what} the order of the classes of the target '{cells.name}'{f': where is {short(odd[0])!r}' if odd and order else ''}; "
+            f"write every class from first to last, as in --order '{cells.name}={shown}', in their right order."
+        )
+    return tuple(sorted(classes, key=places.__getitem__))
 
 
 def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
