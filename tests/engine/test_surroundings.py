@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from choral import converted, models
+from choral.base.errors import InputError
 from choral.fit import fit
 from choral.plan import SGD
 from choral.recipes import make
@@ -121,3 +122,45 @@ def test_the_default_type_of_numbers_is_the_type_of_networks():
         assert ensemble.outputs(X).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x.to(torch.complex64) @ self.weight).abs()
+
+
+def with_weight_norm():
+    return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 2)))
+
+
+def growing():
+    sizes = iter(range(4, 1000))
+
+    def grown():
+        size = next(sizes)
+        return nn.Sequential(nn.Linear(3, size), nn.ReLU(), nn.Linear(size, 2))
+
+    return grown
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of what it wants to drop
+@pytest.mark.parametrize(
+    ("make_build", "word"),
+    [
+        (growing, "another network each time: parameter '0.weight'"),
+        (lambda: torch.jit.script(nn.Linear(3, 2)), "torch.jit"),
+        (lambda: lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 2))), "module '0' is compiled"),
+        (lambda: Complex, "parameter 'weight' is complex64"),
+        (Complex, "parameter 'weight' is complex64"),
+        (lambda: with_weight_norm, "parametrizations.weight_norm"),
+        (with_weight_norm, "parametrizations.weight_norm"),
+    ],
+)
+@pytest.mark.parametrize("executor", ["sequential", "vectorised", "auto"])
+def test_networks_that_cannot_be_copied_or_trained_are_refused_with_one_sentence(make_build, word, executor):
+    with pytest.raises(InputError, match=word):
+        trained(make_build(), executor)

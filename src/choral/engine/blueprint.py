@@ -28,6 +28,7 @@ _PLAIN = Interface()
 def bare(build: Build | nn.Module) -> nn.Module:
     """Return a new network as the user's code makes it, drawn from the current global generator; a given one is copied."""
     if isinstance(build, nn.Module):
+        _refuse_uncopied(build)
         lazy = [b for b in build.buffers() if is_unsettled(b)]  # which torch cannot copy
         memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
         return copy.deepcopy(build, memo)
@@ -44,7 +45,25 @@ def bare(build: Build | nn.Module) -> nn.Module:
         ) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
+    _refuse_uncopied(network)
     return network
+
+
+def _refuse_uncopied(network: nn.Module) -> None:
+    """Raise InputError for networks that torch cannot copy, or cannot run with other weights."""
+    for name, module in network.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"build: module {name!r} is compiled by torch.jit, whose weights cannot be stacked or converted; give the network as it "
+                "is before torch.jit.script or torch.jit.trace."
+            )
+        computed = [k for k, v in vars(module).items() if isinstance(v, Tensor) and not v.is_leaf]
+        if computed:
+            raise InputError(
+                f"build: module {name!r} ({type(module).__name__}) holds {computed[0]!r}, a tensor computed from others, which torch cannot "
+                "copy; use torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm, call "
+                "torch.nn.utils.prune.remove after pruning, and keep what forward computes detached."
+            )
 
 
 def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
@@ -143,7 +162,14 @@ class Blueprint:
     def fresh(self, seed: int, *place: int | str) -> State:
         """Return the state of a new joint network."""
         network = self.joint(seed, *place)
-        self._skeletons.setdefault("null", self._settle(network))
+        first = self._skeletons.setdefault("null", self._settle(network))
+        one, other = ({n: tuple(p.shape) for n, p in net.named_parameters()} for net in (first, network))
+        if one != other:
+            name = next(n for n in one | other if one.get(n) != other.get(n))
+            raise InputError(
+                f"build() returns another network each time: parameter {name!r} had shape {one.get(name)}, then {other.get(name)}; "
+                "let it return layers of the same sizes at every call."
+            )
         return state_of(network)
 
     def given(self, seed: int, *place: int | str) -> State | None:

@@ -58,6 +58,7 @@ def look(
     with rng.seeded(0, "look"), draws.keyed(0):
         network = bare(build).to(device)
         _refuse_extra_state(network)
+        _refuse_complex(network)
         source.settle(floats_of(network))
         x, _ = source.example()
         seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)
@@ -106,6 +107,16 @@ def _refuse_extra_state(network: nn.Module) -> None:
             raise InputError(
                 f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which members are not saved "
                 "with; register it as a buffer instead."
+            )
+
+
+def _refuse_complex(network: nn.Module) -> None:
+    """Raise InputError for complex numbers among what is trained: optimisers, penalties and masks are for real ones."""
+    for name, p in network.named_parameters():
+        if p.is_complex() and p.requires_grad:
+            raise InputError(
+                f"build: parameter {name!r} is {str(p.dtype).removeprefix('torch.')}, and members have real parameters; keep its real and "
+                "imaginary parts as one, and let forward join them by torch.view_as_complex."
             )
 
 
