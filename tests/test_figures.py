@@ -40,7 +40,7 @@ def held(name):
 
 
 def label(row):
-    return str(row.get("label") or row.get("method"))
+    return f"{row.get('set', '')} {row.get('label') or row.get('method')}"
 
 
 def numbers(item):
