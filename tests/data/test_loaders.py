@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -255,6 +256,24 @@ def test_predictions_of_datasets_loaders_and_streams():
         assert torch.allclose(ensemble.predict(x).probs, expected, atol=1e-6)
     with pytest.raises(InputError, match="gives no batches"):
         ensemble.predict(DataLoader(Subset(Items(), []), 5))
+
+
+@pytest.mark.parametrize(
+    ("loader", "why"),
+    [
+        (lambda: DataLoader(Items(), 8, shuffle=True), "order of a RandomSampler.*shuffle=False"),
+        (lambda: DataLoader(Items(), batch_sampler=BatchSampler(RandomSampler(Items()), 8, False)), "RandomSampler"),
+        (lambda: DataLoader(Items(), batch_sampler=[[0, 1]]), "order of a list"),
+        (lambda: DataLoader(Items(), 5, drop_last=True), "drop_last=False"),
+        (lambda: DataLoader(Stream(), 5, drop_last=True), "drop_last=False"),
+    ],
+)
+def test_loaders_that_mix_or_lose_rows_are_refused_for_prediction(loader, why):
+    ensemble = choral.fit(build, (X, Y), one())
+    for asked in (lambda: ensemble.predict(loader()), lambda: ensemble.evaluate(loader(), Y)):
+        with pytest.raises(InputError, match=why):
+            asked()
+    assert len(ensemble.predict(DataLoader(Items(), 8, drop_last=True)).probs) == 32  # nothing is lost
 
 
 def test_labels_of_a_dataset_in_memory_are_all_looked_at():

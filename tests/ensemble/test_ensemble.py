@@ -6,6 +6,7 @@ from torch import nn
 
 import choral
 from choral import metrics, models
+from choral.base.errors import InputError
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -62,3 +63,35 @@ def test_evaluate_gives_the_scores_of_the_prediction(ensemble):
 def test_a_saved_ensemble_says_the_same(ensemble, tmp_path):
     ensemble.save(tmp_path / "e.choral")
     assert repr(choral.load(tmp_path / "e.choral")) == repr(ensemble)
+
+
+def _trained(outputs, y, likelihood=None):
+    x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
+    return x, choral.fit(lambda: nn.Linear(3, outputs), (x, y), make("single", epochs=1), likelihood=likelihood)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "likelihood", "wrong", "why"),
+    [
+        (2, None, lambda y: y + 0.7, "real numbers but the likelihood is categorical"),
+        (2, None, lambda y: y + 1, "2"),
+        (2, None, lambda y: y - 1, "negative label"),
+        (2, None, lambda y: y[:5], "y has 5 rows and x has 12"),
+        (1, "poisson", lambda y: y + 0.5, "whole numbers"),
+        (1, "bernoulli", lambda y: y + 1, "0 and 1"),
+    ],
+)
+def test_targets_are_checked_before_they_judge_or_calibrate(outputs, likelihood, wrong, why):
+    y = torch.arange(12) % 2
+    x, ensemble = _trained(outputs, y, likelihood)
+    with pytest.raises(InputError, match=why):
+        ensemble.evaluate(x, wrong(y))
+    with pytest.raises(InputError, match=why):
+        ensemble.calibrated(x, wrong(y), stacking=True)
+
+
+def test_constant_targets_may_judge_and_no_rows_may_not():
+    x, ensemble = _trained(1, torch.arange(12) / 5)
+    assert ensemble.evaluate(x, torch.ones(12))["rmse"] > 0
+    with pytest.raises(InputError, match="y has 0 rows and x has 0; give equally many, at least one"):
+        ensemble.evaluate(x[:0], torch.ones(0))

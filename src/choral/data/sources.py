@@ -166,6 +166,7 @@ def inputs_of(x: Any) -> list[Any]:
         x = DataLoader(x, batch_size=256)
     if not isinstance(x, DataLoader):
         return [x]
+    _check_order(x)
     try:
         parts = [_inputs(batch) for batch in x]
     except (RuntimeError, TypeError, ValueError) as error:
@@ -175,6 +176,24 @@ def inputs_of(x: Any) -> list[Any]:
     if not parts:
         raise InputError("x is a DataLoader that gives no batches; give at least one row.")
     return parts
+
+
+def _check_order(loader: DataLoader[Any]) -> None:
+    """Raise InputError for a DataLoader whose batches are not all rows of its dataset in their order: predictions are by row."""
+    stream, own = isinstance(loader.dataset, IterableDataset), loader.batch_sampler
+    sampler = getattr(own, "sampler", own) if own is not None else loader.sampler
+    if not stream and (type(sampler) is not SequentialSampler or type(own) not in (BatchSampler, type(None))):
+        what = type(sampler if type(own) in (BatchSampler, type(None)) else own).__name__
+        raise InputError(
+            f"x is a DataLoader whose rows come in the order of a {what}, so predictions would belong to other rows than they seem to; "
+            "give it shuffle=False and no sampler, or give the dataset."
+        )
+    if getattr(own, "drop_last", loader.drop_last) and (
+        stream or len(loader.dataset) % (getattr(own, "batch_size", None) or 1)  # type: ignore[arg-type]  # map-style
+    ):
+        raise InputError(
+            "x is a DataLoader with drop_last=True, so the last rows would get no prediction; give drop_last=False."
+        )
 
 
 def _inputs(batch: Any) -> Any:

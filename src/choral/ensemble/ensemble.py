@@ -16,8 +16,9 @@ from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.inputs import Transforms, written
-from choral.data.sources import as_inputs, as_weights, inputs_of
+from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.data.tables import Table
+from choral.data.tensors import cast_targets
 from choral.engine.answering import Evaluation
 from choral.engine.blueprint import Blueprint, usable
 from choral.engine.store import MemberStore
@@ -215,12 +216,22 @@ class Ensemble:
             weights: what each row counts, as in `fit`; scores that are no means over rows are then left out.
             options: further arguments of predict.
         """
-        prediction = self.predict(x, **options)
+        outputs = self.outputs(x, **options)
+        self._check_targets(y, outputs)
+        prediction = corrections.correct(self._uncorrected(outputs), self.posthoc)
         targets = prediction.targets(y)
         if weights is None:
             return prediction.scores(targets)
         rows = prediction.row_weights(targets, as_weights(weights, len(targets)))
         return means_of(prediction.row_scores(targets), rows)
+
+    def _check_targets(self, y: Any, outputs: Tensor) -> None:
+        """Raise InputError for targets that these outputs (row, batch, ...) cannot be judged by, as `fit` would."""
+        targets = cast_targets(as_targets(y), self._blueprint.floats)
+        rows = len(targets) if targets.dim() else 1
+        if not rows or rows != outputs.shape[1]:
+            raise InputError(f"y has {rows} rows and x has {outputs.shape[1]}; give equally many, at least one.")
+        self.likelihood.check_judged(targets, tuple(outputs.shape[2:]))
 
     def with_posthoc(self, *values: Value) -> "Ensemble":
         """Return the same members with these corrections of `choral.posthoc` instead of any there were.
@@ -243,9 +254,9 @@ class Ensemble:
             options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
                 stacking=True, level=0.9.
         """
-        return self.with_posthoc(
-            *corrections.fit_corrections(self._uncorrected(self.outputs(x, batch_size=batch_size)), y, **options)
-        )
+        outputs = self.outputs(x, batch_size=batch_size)
+        self._check_targets(y, outputs)
+        return self.with_posthoc(*corrections.fit_corrections(self._uncorrected(outputs), y, **options))
 
     @guarded
     def save(self, path: str | Path) -> None:

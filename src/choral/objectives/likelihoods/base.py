@@ -68,6 +68,10 @@ class Likelihood(Value, ABC):
             outputs: shape of the network's outputs for one point.
         """
 
+    def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Raise InputError for targets that predictions cannot be judged by; the same as `check` if they need not vary either."""
+        self.check(targets, outputs)
+
     @abstractmethod
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return what raw outputs (member, batch, ...) say about their points, in the units of the data."""

@@ -48,8 +48,12 @@ class RealLikelihood(Likelihood, ABC):
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse shapes that do not fit, and targets that are all the same."""
-        check_real(targets, outputs, each=self.outputs_each, what=self.described)
+        self.check_judged(targets, outputs)
         check_varied(targets)
+
+    def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit."""
+        check_real(targets, outputs, each=self.outputs_each, what=self.described)
 
     def settled(
         self,

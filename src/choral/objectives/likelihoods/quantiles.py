@@ -51,8 +51,12 @@ class Quantiles(RealLikelihood):
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse shapes that do not fit, and targets that are all the same."""
-        check_real(targets, outputs, each=len(self.levels), what=f"a likelihood of {len(self.levels)} quantiles")
+        self.check_judged(targets, outputs)
         check_varied(targets)
+
+    def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit."""
+        check_real(targets, outputs, each=len(self.levels), what=f"a likelihood of {len(self.levels)} quantiles")
 
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return the quantiles in order, in units of the data."""
