@@ -1,13 +1,18 @@
 import os
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+import choral
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.data import DatasetSource, HorizontalFlip, PadCrop, TensorSource, prepare, source_of
 from choral.plan.cost import batches_in
+from choral.recipes import make
 
 X = torch.arange(24.0).view(6, 4)
 Y = torch.arange(6)
@@ -96,3 +101,38 @@ def test_loader_workers_last_from_epoch_to_epoch_also_after_one_that_was_left():
     inner = [x[:, 0].tolist() for x, _ in source.epoch(order.flip(0), 2)]
     assert inner == [[2, 0], [1, 5]]
     assert torch.cat([first, next(outer)[0]])[:, 0].tolist() == order.tolist()
+
+
+def _line(y, network=lambda: nn.Linear(3, 1)):
+    x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
+    return x, choral.fit(network, (x, y), make("single", epochs=1))
+
+
+def test_targets_that_single_precision_cannot_tell_apart_are_refused():
+    noise = torch.randn(40, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for far in (1.7e9 + noise, 1.7e9 + 20 * noise, torch.cat([noise, 1.7e9 + noise], 1)):
+        with pytest.raises(InputError, match="which float32 rounds away; subtract a constant"):
+            _line(far, partial(nn.Linear, 3, far.shape[1]))
+    for odd in (noise * 1e20, noise * 1e-25, noise.float() * 1e20):
+        with pytest.raises(InputError, match="whose square float32 cannot hold; rescale y"):
+            _line(odd)
+    for fine in (1e4 + noise, noise * 1e6, noise * 1e-6):
+        x, ensemble = _line(fine)
+        assert bool(torch.isfinite(ensemble.predict(x).std).all())
+    far = 1.7e9 + noise
+    x, ensemble = _line(far, lambda: nn.Linear(3, 1).double())
+    x = x.double()
+    assert ensemble.evaluate(x, far)["rmse"] < 3
+
+
+def test_masked_values_and_a_missing_axis_over_rows_are_said():
+    y = torch.arange(12) / 5
+    x, ensemble = _line(y)
+    masked = np.ma.masked_array(x.numpy(), mask=x.numpy() > 1)
+    with pytest.raises(InputError, match=r"x has .* masked values"):
+        ensemble.predict(masked)
+    with pytest.raises(InputError, match="y has 1 masked values"):
+        ensemble.evaluate(x, np.ma.masked_array(y.numpy(), mask=[1] + [0] * 11))
+    ensemble.predict(np.ma.masked_array(x.numpy()))  # nothing is masked
+    with pytest.raises(InputError, match=r"shape \(3,\) of one row, without the axis over rows"):
+        ensemble.predict(x[0])

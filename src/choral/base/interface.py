@@ -55,7 +55,14 @@ class Interface(Value):
 
     def check(self, batch: Batch) -> None:
         """Raise InputError for a batch of another structure than the network reads."""
-        if (isinstance(batch, Tensor) and not self.spread) or self.reads is None:
+        if self.reads is None:
+            return
+        if isinstance(batch, Tensor) and not self.spread:
+            row = made_up(self.reads, 1)
+            if isinstance(row, Tensor) and batch.dim() and tuple(batch.shape) == tuple(row.shape[1:]):
+                raise InputError(
+                    f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows; give x[None] for one row."
+                )
             return
         wanted = made_up(self.reads, 1)
         if sorted(name for name, _ in named_leaves(wanted)) != sorted(name for name, _ in named_leaves(batch)):

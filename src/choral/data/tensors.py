@@ -22,6 +22,9 @@ from choral.base.errors import InputError
 from choral.data.sampling import Sampling
 from choral.plan.cost import batches_in
 
+_LOST = 1e-2  # share of the targets' deviation that rounding may take, at most
+_WIDEST = 1e16  # deviation of targets in float32, at most; one over it, at least
+
 
 def as_inputs(x: Any, floats: torch.dtype | None = None) -> Batch:
     """Return inputs as a batch: bytes, booleans and integers stay, real numbers take a type; refuses NaN and infinities.
@@ -104,6 +107,11 @@ def _tensor(value: Any, name: str) -> Tensor:
         return value.detach()
     if value is None:
         raise InputError(f"{name} is None; give an array or tensor.")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        masked = int(np.ma.getmaskarray(value).sum())
+        raise InputError(
+            f"{name} has {masked} masked values, whose numbers mean nothing; fill or drop them, then give a plain array."
+        )
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise InputError(
@@ -228,6 +236,7 @@ class TensorSource(Source):
 
     def settle(self, floats: torch.dtype) -> None:
         """Cast the arrays once."""
+        _check_resolution(self.y, cast_targets(self.y, floats))
         self.x, self.y = as_inputs(self.x, floats), cast_targets(self.y, floats)
 
     def _pick(self, index: Tensor) -> Batch:
@@ -272,6 +281,27 @@ class TensorSource(Source):
 def cast_targets(y: Tensor, floats: torch.dtype) -> Tensor:
     """Return targets, the real ones in float64 for a network of double precision and in float32 for all others."""
     return y.to(torch.float64 if floats == torch.float64 else torch.float32) if y.is_floating_point() else y
+
+
+def _check_resolution(given: Tensor, cast: Tensor) -> None:
+    """Raise InputError for real targets whose differences, or whose variance, the type of training cannot hold."""
+    if cast.dtype != torch.float32 or len(given) < 2:
+        return
+    exact = given.double().flatten(1) if given.dim() > 1 else given.double().unsqueeze(1)
+    largest = exact.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)  # squares of scaled numbers stay in range
+    spread = (exact / largest).std(0, correction=0) * largest
+    lost = ((cast.double().reshape(exact.shape) - exact) / largest).square().mean(0).sqrt() * largest
+    varied = spread > 1e-12 * largest
+    for i in (varied & (lost > _LOST * spread)).nonzero().flatten()[:1].tolist():
+        raise InputError(
+            f"y has numbers up to {float(largest[i]):.4g} that differ by about {float(spread[i]):.2g}, which float32 rounds away; subtract "
+            "a constant, such as their mean, or build the network in double precision (.double())."
+        )
+    for i in (varied & ((spread > _WIDEST) | (spread < 1 / _WIDEST))).nonzero().flatten()[:1].tolist():
+        raise InputError(
+            f"y has the deviation {float(spread[i]):.2g}, whose square float32 cannot hold; rescale y, or build the network in double "
+            "precision (.double())."
+        )
 
 
 def arrays_of(x: Batch, y: Tensor) -> list[np.ndarray]:
