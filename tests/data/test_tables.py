@@ -325,3 +325,21 @@ def test_classes_are_spelled_as_in_the_file():
     assert guess_task(cells([f"{i:03d}" for i in range(90)] * 2))[0] == "classification"
     assert labels(cells(["$5", "100%"])) == ["$5", "100%"]
     assert labels(cells(["1.0", "2", "-1"])) == ["1", "2", "-1"]
+
+
+def test_columns_that_show_their_decimals_decide_for_the_file():
+    thousands, three = ["950", "1.250", "12.345"] * 10, ["4,082", "3,141", "5,250"] * 10
+    frame = pd.DataFrame({"k": thousands, "m": three, "z": ["4,082", "0,836", "7,000"] * 10, "t": np.arange(30.5, 60)})
+    assert learn_table(frame[["z", "t"]], "t").columns[0].scale.mean == pytest.approx(
+        3.972667
+    )  # no thousands begin with 0
+    with pytest.warns(UserWarning, match="decimal commas") as said:
+        table = learn_table(frame.assign(p=["1,5", "2,25", "3"] * 10), "t")
+    assert [c.fill for c in table.columns[:2]] == [1250.0, 4.082]
+    assert "'k' holds '1.250', which is read as 1250, as other" in str(said[0].message)
+    with pytest.warns(UserWarning, match="but other columns do not agree"):
+        mixed = learn_table(frame.assign(p=["1,5", "2,25", "3"] * 10, q=["1.5", "2.25", "3"] * 10), "t")
+    assert not mixed.columns[0].comma
+    date = ["31.12.2020", "1.5.2021", "2.5.2021"] * 10
+    with pytest.warns(UserWarning, match="decimal commas"):
+        assert learn_table(frame.assign(d=date), "t").columns[0].comma

@@ -22,8 +22,9 @@ _CODE = re.compile(r"0\d+")
 _PLAIN = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?", re.IGNORECASE)
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _COMMA = re.compile(r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d*)?")
-_SHOWS_COMMA = re.compile(r"\d,(?:\d{1,2}|\d{4,})\D*$|\.\d{3},\d|\d\.\d{3}\.\d{3}")
-_SHOWS_POINT = re.compile(r"\d\.(?:\d{1,2}|\d{4,})\D*$|,\d{3}\.\d|\d,\d{3},\d{3}")
+_SHOWS_COMMA = re.compile(r"(?<![\d.,])0,\d|\d,(?:\d{1,2}|\d{4,})\D*$|\.\d{3},\d|\d\.\d{3}\.\d{3}")
+_SHOWS_POINT = re.compile(r"(?<![\d.,])0\.\d|\d\.(?:\d{1,2}|\d{4,})\D*$|,\d{3}\.\d|\d,\d{3},\d{3}")
+_DOUBTFUL = re.compile(r"\D*\d{1,3}[.,]\d{3}\D*")  # thousands, or three decimals
 FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
 _DATE = re.compile(r"\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2} \w{3,9} \d{4}|\w{3,9} \d{1,2}, \d{4})\b")
 FORMATS = {
@@ -63,6 +64,7 @@ class Cells:
 
     def __init__(self, series: Any):
         self.series, self.name = series, str(series.name)
+        self.usual: bool | None = None  # whether the file's other columns write decimal commas, as far as is known
         self._numbers: dict[bool, np.ndarray] = {}
 
     def __len__(self) -> int:
@@ -160,8 +162,30 @@ class Cells:
         return found
 
     @cached_property
+    def doubtful(self) -> str:
+        """A word that may be thousands or three decimals, if no word of the column tells which; else empty."""
+        if self.is_number or self.is_flag:
+            return ""
+        marked = [w for w in self.held[:_SAMPLE] if "," in w or "." in w]
+        shown = any(_SHOWS_COMMA.search(w) or _SHOWS_POINT.search(w) for w in marked)
+        return marked[0] if marked and not shown and all(map(_DOUBTFUL.fullmatch, marked)) else ""
+
+    @cached_property
+    def shows(self) -> bool | None:
+        """Whether numbers show a decimal comma (True) or point (False); None where they show neither, or are none."""
+        if self.is_number or self.is_flag:
+            return None
+        marked = [w for w in self.held[:_SAMPLE] if "," in w or "." in w]
+        comma, point = (any(map(p.search, marked)) for p in (_SHOWS_COMMA, _SHOWS_POINT))
+        if comma == point or np.isnan([number(w, comma=comma) for w in marked[:100]]).mean() > 0.1:
+            return None
+        return comma
+
+    @cached_property
     def comma(self) -> bool:
         """Whether numbers are written with a decimal comma."""
+        if self.usual and self.doubtful:
+            return True
         plain = self.is_number or self.is_flag or not (np.isnan(self.numbers()) & ~self.absent).any()
         shown = any("," in w for w in self.held[:_SAMPLE])
         return (not plain or shown) and writes_comma(self.held[:_SAMPLE])

@@ -13,7 +13,7 @@ from choral.base.errors import InputError, RunError, did_you_mean
 from choral.base.lettering import short
 from choral.base.values import Value, from_dict
 from choral.data.cells import LARGEST, Cells, number
-from choral.data.columns import Column, LeftOutColumn, check_names
+from choral.data.columns import Column, LeftOutColumn, check_names, say
 from choral.data.recognition import ladder, learn_column
 from choral.data.splitting import Seen
 
@@ -234,6 +234,8 @@ def learn_table(
         raise InputError(f"'{target}' is the target, so it cannot be dropped or an id; name another column.")
     trained = frame if rows is None else frame.iloc[rows]
     targets = Cells(frame[target])
+    inputs = {str(n): Cells(trained[n]) for n in frame.columns if n != target}
+    _settle_decimals([targets, *inputs.values()], path)
     guessed, reason = guess_task(targets)
     order = (orders or {}).get(target, ())
     decided: Kind = task or ("classification" if order else guessed)
@@ -242,9 +244,7 @@ def learn_table(
     told = {n: LeftOutColumn(name=n, reason="dropped, as asked") for n in drop}
     told |= {n: LeftOutColumn(name=n, reason="an id, as asked", beside=True) for n in ids}
     columns = tuple(
-        told.get(n) or learn_column(Cells(trained[n]), order=(orders or {}).get(n, ()), path=path)
-        for n in map(str, frame.columns)
-        if n != target
+        told.get(n) or learn_column(cells, order=(orders or {}).get(n, ()), path=path) for n, cells in inputs.items()
     )
     if not any(c.width for c in columns):
         why = "; ".join(f"'{short(c.name)}' is left out ({c.detail})" for c in columns[:4])
@@ -264,6 +264,18 @@ def learn_table(
         classes=classes,
         comma=targets.comma,
     )
+
+
+def _settle_decimals(columns: Sequence[Cells], path: str) -> None:
+    """Let columns whose numbers show how decimals are written decide for those that do not; say how such columns are read."""
+    known = {cells.shows for cells in columns} - {None}
+    for cells in columns:
+        if True in known and cells.doubtful:
+            cells.usual = known == {True}
+            word, value = cells.doubtful, number(cells.doubtful, comma=cells.comma)
+            if not math.isnan(value):
+                why = "as other columns have decimal commas" if cells.usual else "but other columns do not agree"
+                say(f"{path}: column '{short(cells.name)}' holds {word!r}, which is read as {value:g}, {why}.")
 
 
 def _classes(cells: Cells, path: str) -> tuple[str, ...]:
