@@ -145,3 +145,12 @@ def test_a_notebook_counts_as_somebody(monkeypatch):
     notebook.get_ipython = lambda: type("ZMQInteractiveShell", (), {})()
     monkeypatch.setitem(__import__("sys").modules, "IPython", notebook)
     assert listeners.somebody_watches()
+
+
+@pytest.mark.parametrize("content", [b"name,age\nme,3\n", b"\xff\xfe\x00"])
+def test_a_table_of_another_s_is_not_added_to(tmp_path, content):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"mine\.csv exists and begins with .*give another path"):
+        listeners.csv(path)
+    assert path.read_bytes() == content

@@ -41,6 +41,7 @@ def csv(path: str | Path) -> Listener:
     file = Path(path)
     if not file.parent.is_dir():
         raise InputError(f"{file.parent} is not a folder, so {file.name} cannot be written there; make it first.")
+    _check_own(file)
 
     def hear(event: dict[str, Any]) -> None:
         if event["kind"] != "epoch":
@@ -55,6 +56,23 @@ def csv(path: str | Path) -> Listener:
             handle.write(text.getvalue())
 
     return hear
+
+
+def _check_own(file: Path) -> None:
+    """Refuse a file that is no table of ours: rows would be added to it."""
+    if not file.exists():
+        return
+    try:
+        with open(file, encoding="utf8") as handle:
+            first = handle.readline(200).rstrip("\r\n")
+    except (OSError, UnicodeDecodeError):
+        first = "nothing that can be read as text"
+    header = ",".join(_COLUMNS)
+    if first not in ("", header):
+        raise InputError(
+            f"{file} exists and begins with {visible(first[:60])!r}, not with the header {header!r}, so rows of losses do not belong "
+            "there; give another path."
+        )
 
 
 def tensorboard(summary: Any) -> Listener:
