@@ -317,3 +317,39 @@ def test_overwrite_starts_again_and_takes_only_what_choral_wrote(tmp_path):
     assert torch.equal(choral.fit(Own, (X, Y), ONE, run_dir=tmp_path).predict(X).probs, alone.predict(X).probs)
     first = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert sum(e["kind"] == "epoch" for e in first) == 1
+
+
+OURS = ("plan.json", "results.json", "log.jsonl", "report.html", "ensemble.choral")
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("text", ["mine", '{"mine": 1}', '{\n "mine": 1\n}\n'])
+def test_overwrite_keeps_files_of_others_that_have_choral_s_names(tmp_path, name, text):
+    if name.endswith("l") and text != "mine":
+        text = "mine"
+    (tmp_path / name).write_text(text)
+    (tmp_path / "members").mkdir()
+    (tmp_path / "members" / "00000.safetensors").write_bytes(b"older")
+    with pytest.raises(RunError, match=f"holds {name}, which no run of choral wrote.*move it away"):
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+    assert (tmp_path / name).read_text() == text
+    assert (tmp_path / "members" / "00000.safetensors").exists()
+
+
+def test_overwrite_takes_choral_s_own_files_also_cut_short(tmp_path):
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path).save(tmp_path / "ensemble.choral")
+    for name in ("plan.json", "results.json", "log.jsonl"):
+        for kept in (0, 0.5, 1):
+            data = (tmp_path / name).read_bytes()
+            (tmp_path / name).write_bytes(data[: int(kept * len(data))])
+            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+
+
+@pytest.mark.parametrize("how", ["extend", "overwrite"])
+def test_an_ensemble_in_hand_says_that_its_folder_was_changed(tmp_path, how):
+    two, more = (make("deep_ensemble", epochs=m, members=m, training=QUICK) for m in (2, 3))
+    held = choral.fit(Own, (X, Y), two, run_dir=tmp_path)
+    choral.fit(Own, (X, Y), more if how == "extend" else ONE, run_dir=tmp_path, **{how: True})
+    with pytest.raises(RunError, match=r"extended or overwritten since.*choral\.load\("):
+        list(held)
+    assert len(list(choral.load(tmp_path, build=Own))) == (3 if how == "extend" else 1)

@@ -51,6 +51,7 @@ _FILES = (
     "ensemble.choral",
 )
 _BESIDE = ("members", "checkpoints", "figures", "comparison.json", ".lock")
+_OPENINGS = {".json": b'{\n "', ".jsonl": b'{"time": '}
 _COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept")
 
 
@@ -114,12 +115,17 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def check_ours(folder: Path) -> None:
-    """Raise RunError if a folder without a plan holds a file under a name that a run writes, which no run wrote."""
-    if (folder / "plan.json").exists():
+def check_ours(folder: Path, *, overwrite: bool = False) -> None:
+    """Raise RunError if a folder holds a file under a name that a run writes, which no run wrote.
+
+    A folder with a plan is a run's, unless it is to be overwritten: then the plan must be one too, though all may be damaged.
+    """
+    planned = (folder / "plan.json").exists()
+    if planned and not overwrite:
         return
     for name in _FILES:
-        if (folder / name).exists() and not _is_ours(folder / name):
+        path = folder / name
+        if path.exists() and not _is_ours(path) and not (planned and _was_ours(path)):
             raise RunError(
                 f"{folder} holds {name}, which no run of choral wrote and this one would replace; move it away, or use another run_dir "
                 "(--out)."
@@ -139,6 +145,13 @@ def _is_ours(path: Path) -> bool:
             return read_json(path) is not None
     except (RunError, ValueError, AttributeError, UserWarning):
         return False
+
+
+def _was_ours(path: Path) -> bool:
+    """Return whether a damaged file, such as one cut short, begins as choral's do."""
+    data = path.read_bytes()
+    whole = path.suffix == ".json" and data.endswith(b"\n}\n") and b'\n "sealed": {' not in data
+    return not data or (data.startswith(_OPENINGS.get(path.suffix, b"\0")) and not whole)
 
 
 def belongs_to(folder: Path, path: Path) -> bool:

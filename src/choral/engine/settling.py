@@ -46,7 +46,7 @@ def settle(
     """
     check_executor(executor)
     if folder is not None:
-        check_ours(folder)
+        check_ours(folder, overwrite=overwrite)
         if overwrite:
             clear(folder)
     task, source, recipe = job.task, job.source, job.recipe

@@ -58,13 +58,17 @@ class MemberStore:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise RunError(f"{path} cannot be read ({error.strerror}); {_ADVICE}.") from error
+            raise RunError(
+                f"{path} cannot be read ({error.strerror}); if the folder was overwritten since, load it again, "
+                f"choral.load('{self.folder.parent}'), or {_ADVICE}."
+            ) from error
         tensors, header = unpack_tensors(data, str(path), quiet=self._said_old)
         if not is_sealed(header):
             self._said_old = True
         elif header.get("number") != number or (self.run is not None and header.get("run") != self.run):
             raise RunError(
-                f"{path} holds member {header.get('number')} of run {header.get('run')}, not its own; {_ADVICE}."
+                f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}: the folder "
+                f"was extended or overwritten since, or the file was copied. Load it again, choral.load('{self.folder.parent}'), or {_ADVICE}."
             )
         return state_from(tensors, header.get("form"), str(path))
 
