@@ -1,6 +1,7 @@
 """What the caller has switched on in torch changes nothing: fit, predict and losses give what they give outside."""
 
 import copy
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -164,3 +165,44 @@ def growing():
 def test_networks_that_cannot_be_copied_or_trained_are_refused_with_one_sentence(make_build, word, executor):
     with pytest.raises(InputError, match=word):
         trained(make_build(), executor)
+
+
+class Centred(nn.Module):
+    def __init__(self, in_place=False):
+        super().__init__()
+        self.fc, self.mu, self.last, self.in_place = nn.Linear(3, 2), torch.zeros(3), None, in_place
+
+    def forward(self, x):
+        if self.training and self.in_place:
+            self.mu.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        elif self.training:
+            self.mu = self.mu * 0.9 + 0.1 * x.detach().mean(0)
+        return self.fc(x - self.mu)
+
+
+class Watched(nn.Module):
+    """Leaves its last activations behind, which changes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop, self.fc, self.last = nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 2), None
+
+    def forward(self, x):
+        self.last = self.drop(self.norm(x))
+        return self.fc(self.last)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_tensor_kept_as_an_attribute_is_warned_of_and_not_stacked(in_place):
+    for executor in ("sequential", "auto"):
+        with pytest.warns(UserWarning, match="attribute 'mu' of the network changes"):
+            assert trained(lambda: Centred(in_place), executor).outputs(X).isfinite().all()
+    with pytest.warns(UserWarning, match="'mu'"), pytest.raises(InputError, match="'mu', a tensor, changes"):
+        trained(lambda: Centred(in_place), "vectorised")
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_activations_left_behind_are_no_state(executor):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(Watched, executor)

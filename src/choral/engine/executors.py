@@ -88,7 +88,7 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
             _check_stackable(task, source, plan)
         return Settled("vectorised", together)
     found = _first_train(plan)
-    if found is None or widest == 1 or not found[0].optimiser.elementwise or task.ragged:
+    if found is None or widest == 1 or not found[0].optimiser.elementwise or task.ragged or task.remembers:
         return Settled("sequential", _sequential)
     measured = _measure(task, source, found[0], min(found[1], widest))
     if measured.get("vectorised", float("inf")) < measured["sequential"]:
@@ -101,6 +101,11 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
     found = _first_train(plan)
     if found is None:
         return
+    if task.remembers:
+        raise InputError(
+            f"executor='vectorised' cannot train this network: its attribute {task.remembers!r}, a tensor, changes when it is called; make it "
+            "a buffer (register_buffer), or use executor='sequential'."
+        )
     state = task.blueprint.fresh(0, "measure")
     order = torch.arange(min(source.points, found[0].batch_size)).expand(2, -1)
     with running_in(task.blueprint.network()) as modules:

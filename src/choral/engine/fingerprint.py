@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from choral.base.portrait import Portrait, own_attributes, shape_of
@@ -89,6 +89,16 @@ def attributes(network: nn.Module) -> dict[str, str]:
         for key, value in own_attributes(module).items():
             if _is_plain(value):
                 found[f"{name}.{key}".lstrip(".")] = repr(value)
+    return found
+
+
+def held_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the tensors that a network's modules hold as attributes, beside parameters and buffers, by full name."""
+    found = {}
+    for name, module in network.named_modules():
+        for key, value in own_attributes(module).items():
+            if isinstance(value, Tensor):
+                found[f"{name}.{key}".lstrip(".")] = value.detach().clone()
     return found
 
 

@@ -64,6 +64,6 @@ def understood(
     source = source.reading(task.likelihood.read)
     rules = replace(rules, score=task.likelihood.prediction.score)
     say_what_is_lost(build, recipe)
-    try_training(task, source, recipe.plan)
+    task = replace(task, remembers=try_training(task, source, recipe.plan))
     watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)
     return Job(recipe, task, source, watch, rules, rules.identity(validation, held))

@@ -39,6 +39,7 @@ class Task:
     output_shape: tuple[int, ...] = ()  # of one point of one member
     floats: torch.dtype = torch.float32  # in which networks read real numbers
     ragged: bool = False  # whether batches of equally many points may have different shapes
+    remembers: str | None = None  # a tensor attribute that the network changes in training, which no stack can carry
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(
         default_factory=dict, compare=False
     )  # recorded stacked steps

@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from choral.base.errors import ChoralError, InputError
 from choral.base.interface import is_lazy
 from choral.data.sources import Source
 from choral.engine.blueprint import redraw
-from choral.engine.fingerprint import attributes
+from choral.engine.fingerprint import attributes, held_tensors
 from choral.engine.task import Task
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
@@ -23,21 +24,25 @@ from choral.recipes.recipe import Recipe
 _ROWS = 4
 
 
-def try_training(task: Task, source: Source, plan: Phase) -> None:
+def try_training(task: Task, source: Source, plan: Phase) -> str | None:
     """Call the loss of a copy of the network as training will, with as few rows as the smallest batch has, at most 4.
 
-    Raises InputError if that fails, and warns of numbers and words that the network keeps in attributes and changes: they are in
-    no checkpoint, and all members see them.
+    Raises InputError if that fails, and warns of numbers, words and tensors that the network keeps in attributes and changes: they
+    are in no checkpoint, and all members see them. Returns the name of such a tensor, if there is one.
     """
     rows = _smallest(source.drawn(), plan)
     if not rows:
-        return
+        return None
     network = copy.deepcopy(task.blueprint.network()).train()
     before = attributes(network)
     x, y = source.example(min(rows, _ROWS))
-    try:
+
+    def call() -> Tensor:
         with torch.no_grad(), rng.seeded(0, "try"), draws.keyed(0):
-            task.forward_loss(network, batches.moved(x, task.device), y.to(task.device))
+            return task.forward_loss(network, batches.moved(x, task.device), y.to(task.device))
+
+    try:
+        remembered = _remembered(network, call)
     except ChoralError:
         raise
     except Exception as error:  # code of the user's may fail in any way
@@ -47,13 +52,40 @@ def try_training(task: Task, source: Source, plan: Phase) -> None:
         ) from error
     after = attributes(network)
     changed = [n for n in after if after[n] != before.get(n)]
-    if changed:
-        was, now = before.get(changed[0], "absent"), after[changed[0]]
+    if changed or remembered:
+        name = remembered or changed[0]
+        what = "a tensor" if remembered else f"{before.get(name, 'absent')} became {after[name]}"
         warnings.warn(
-            f"the attribute {changed[0]!r} of the network changes when it is called ({was} became {now}): all members share it, and "
+            f"the attribute {name!r} of the network changes when it is called ({what}): all members share it, and "
             "checkpoints do not keep it, so members and resumed runs may differ; make it a buffer (register_buffer).",
             stacklevel=3,
         )
+    return remembered
+
+
+def _remembered(network: nn.Module, call: Callable[[], Tensor]) -> str | None:
+    """Call a loss, and return the name of a tensor attribute that carries something from call to call.
+
+    One that is only left behind, such as the last activations, is the same after another call on the same rows.
+    """
+    before, buffers = held_tensors(network), {n: b.clone() for n, b in network.named_buffers()}
+    loss, after = call(), held_tensors(network)
+    changed = [n for n in after if n not in before or not _is_same(before[n], after[n])]
+    if not changed:
+        return None
+    with torch.no_grad():
+        for name, b in network.named_buffers():
+            if name in buffers and b.shape == buffers[name].shape:
+                b.copy_(buffers[name])
+    again, last = call(), held_tensors(network)
+    moved = [n for n in changed if n not in last or not _is_same(after[n], last[n])]
+    return next(iter(moved), None) if _is_same(loss, again) else (moved or changed)[0]
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, equal_nan=True)
 
 
 _TELLING = 64  # numbers of a tensor from which its spread tells a drawn one from a trained one
