@@ -312,3 +312,13 @@ def test_nan_of_an_own_measure_is_an_error_and_of_a_score_a_warning(monkeypatch)
     with pytest.warns(UserWarning, match="'nll' is NaN after epoch 1 of") as said:
         fit(lambda: nn.Linear(5, 1), (X, X[:, :1]), recipe("single", epochs=3), validation=(X, X[:, :1]), stop=SOON)
     assert sum("is NaN" in str(w.message) for w in said) == 1
+
+
+@pytest.mark.parametrize("limit", [None, 1e9])
+def test_another_time_limit_is_refused_with_what_to_do(tmp_path, limit):
+    fit(build, (X, Y), recipe(), run_dir=tmp_path, time_limit=1e-6)
+    with pytest.raises(
+        RunError, match=r"keeps its limit.*time_limit=1e-06 to finish or read it; to train it whole, .*overwrite=True"
+    ):
+        fit(build, (X, Y), recipe(), run_dir=tmp_path, time_limit=limit)
+    assert "ended" not in fit(build, (X, Y), recipe(), run_dir=tmp_path, time_limit=limit, overwrite=True).info

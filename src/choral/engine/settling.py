@@ -95,6 +95,13 @@ def _check_known(folder: Path, old: dict[str, Any]) -> None:
 
 def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     lines = differences(old, new)
+    limit = old.get("time_limit")
+    if limit is not None and limit != new.get("time_limit") and len(lines) == 1:
+        raise RunError(
+            f"{folder} was begun with another limit: {lines[0]}. A run keeps its limit, since a member that the clock ended cannot go "
+            f"on from there. Call with time_limit={limit:g} to finish or read it; to train it whole, use another run_dir (--out), or "
+            "overwrite=True (--overwrite) to start again in this one."
+        )
     if lines:
         raise RunError(f"{folder} holds another run: {'; '.join(lines[:4])}. Repeat the old call, or {ANEW}.")
 
