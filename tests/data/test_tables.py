@@ -101,6 +101,7 @@ def test_a_decimal_comma_is_seen_and_kept():
     assert not learned(["1,500", "2,250", "3"]).comma
 
 
+@pytest.mark.filterwarnings("ignore:.*which is not a number")
 def test_a_stray_word_among_numbers_does_not_make_categories():
     words = [str(i) for i in range(99)] + ["n/a?"]
     column = learned(words)
@@ -343,3 +344,14 @@ def test_columns_that_show_their_decimals_decide_for_the_file():
     date = ["31.12.2020", "1.5.2021", "2.5.2021"] * 10
     with pytest.warns(UserWarning, match="decimal commas"):
         assert learn_table(frame.assign(d=date), "t").columns[0].comma
+
+
+@pytest.mark.parametrize("place", [5, 30])
+def test_a_footer_is_said_when_a_table_is_learned(place, tmp_path):
+    rows = [f"{i}.5,{i % 7}.25" for i in range(40)]
+    rows.insert(place, "Total,900")
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *rows]))
+    with pytest.warns(
+        UserWarning, match=f"column 'a' holds 'Total' in line {place + 2}, which is not a number; 1 such"
+    ):
+        load_problem(str(tmp_path / "t.csv"), target="y")

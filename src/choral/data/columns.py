@@ -130,6 +130,14 @@ def _numbers(cells: Cells, comma: bool, path: str) -> tuple[np.ndarray, np.ndarr
     return values, np.isnan(values) & ~cells.absent
 
 
+def _say_unread(cells: Cells, unread: np.ndarray, path: str) -> None:
+    if unread.any():
+        say(
+            f"{path}: column '{short(cells.name)}' holds {short(cells.words[unread][0])!r} in {cells.lines(unread)}, which is not a number; "
+            f"{unread.sum():,} such cell(s) count as cells without a value."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(Column):
     """A column of numbers, standardised; cells without one count as the median of training.
@@ -156,6 +164,7 @@ class NumberColumn(Column):
     def learn(cls, cells: Cells, *, path: str) -> Self:
         """Return the column of some training cells."""
         values, unread = _numbers(cells, cells.comma, path)
+        _say_unread(cells, unread, path)
         held = values[~np.isnan(values)]
         return cls(
             name=cells.name,
@@ -185,12 +194,8 @@ class NumberColumn(Column):
 
     def _absent(self, cells: Cells, path: str) -> np.ndarray:
         values, unread = _numbers(cells, self.comma, path)
-        if unread.any() and not self.unread:
-            word = cells.words[unread][0]
-            say(
-                f"{path}: column '{short(self.name)}' holds {short(word)!r} in {cells.lines(unread)}, which is not a number; "
-                f"{unread.sum():,} such cell(s) count as cells without a value."
-            )
+        if not self.unread:
+            _say_unread(cells, unread, path)
         return np.isnan(values)
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:

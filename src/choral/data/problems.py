@@ -175,7 +175,8 @@ def _from_table(
         path=where,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that held-out rows hold what training rows do not is no surprise
+        warnings.simplefilter("ignore")  # that held-out rows hold what training rows do not is no surprise,
+        warnings.filterwarnings("default", message=".*which is not a number")  # but a footer among them is
         x = table.inputs(frame, path=where)
     y_train, y_test = (table.targets(frame.iloc[rows], path=where) for rows in (train, test))
     groups, times = (None if n is None else Cells(frame[n].iloc[train]) for n in (said.group, said.time))
