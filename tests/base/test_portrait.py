@@ -111,6 +111,8 @@ KINDS = {
     "objects": lambda k: np.array([Held(k), None], dtype=object),
     "half": lambda k: torch.full((9,), float(k), dtype=torch.bfloat16),
     "complex": lambda k: torch.full((9,), complex(k, 1)).conj(),
+    "sparse": lambda k: torch.eye(9).mul(k).to_sparse(),
+    "nested": lambda k: torch.nested.nested_tensor([torch.ones(2), torch.full((3,), float(k))], layout=torch.jagged),
     "dict": lambda k: {(1, "a"): Held(k), "b": 1},
     "set": lambda k: {"a", "b", "c", str(k)},
     "namespace": lambda k: SimpleNamespace(k=k),

@@ -116,6 +116,8 @@ class Portrait:
             if value.dtype.hasobject:
                 return f"{value.shape} of {self.of(value.tolist(), depth)}"
             shown, small, data = f"{value.shape} {value.dtype}", value.size <= 4, value
+        elif value.is_nested:
+            return self.of(list(value.unbind()), depth)
         else:
             shown, small = shape_of(value), not is_lazy(value) and value.numel() <= 4
             if is_lazy(value) or value.is_meta:
