@@ -355,3 +355,11 @@ def test_a_footer_is_said_when_a_table_is_learned(place, tmp_path):
         UserWarning, match=f"column 'a' holds 'Total' in line {place + 2}, which is not a number; 1 such"
     ):
         load_problem(str(tmp_path / "t.csv"), target="y")
+
+
+def test_a_column_in_other_units_than_in_training_is_said():
+    frame = pd.DataFrame({"pct": ["45%", "30%", "62%", "18%"] * 10, "t": np.arange(40.5)[:40] + 0.5})
+    table = learn_table(frame, "t")
+    table.inputs(frame)
+    with pytest.warns(UserWarning, match="4 of 4 cells of 'pct' lie far outside what training had"):
+        table.inputs(pd.DataFrame({"pct": ["45", "30", "62", "18"]}))

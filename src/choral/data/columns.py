@@ -21,6 +21,7 @@ from choral.base.values import Value
 from choral.data.cells import FORMATS, LARGEST, Cells
 
 LONGEST = 10_000  # characters of a name or of one category
+_FAR = 20  # deviations from the mean of training; most cells beyond them are in other units
 MOST = 100_000  # categories of a column, classes of a target
 
 
@@ -200,7 +201,14 @@ class NumberColumn(Column):
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
         values = np.where(absent, self.fill, cells.numbers(comma=self.comma))
-        return np.asarray(self.scale.apply(values))[:, None]
+        coded = np.asarray(self.scale.apply(values))
+        far = (np.abs(coded) > _FAR) & ~absent
+        if far.sum() > 0.5 * (~absent).sum():
+            say(
+                f"{path}: {far.sum():,} of {len(far):,} cells of '{short(self.name)}' lie far outside what training had (mean "
+                f"{self.scale.mean:.4g}, deviation {self.scale.std:.4g}; here {values[far][0]:.4g}); are they in the same units?"
+            )
+        return coded[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
