@@ -215,7 +215,7 @@ def dropout_lines(rivals: str | None) -> Iterator[Line]:
 
 def dropping(network: nn.Module, image: bool, on_batch: bool) -> nn.Module:
     """Return torch-uncertainty's wrapper of a network with dropout where ours has it: behind every layer but the last."""
-    from torch_uncertainty.methods.mc_dropout import mc_dropout as wrap  # type: ignore[import-not-found, unused-ignore]
+    from torch_uncertainty.methods.mc_dropout import mc_dropout as wrap  # type: ignore[import-not-found, unused-ignore]  # in the rivals' environment
 
     def dropped(layer: nn.Module) -> nn.Module:
         return nn.Sequential(layer, nn.Dropout(0.1))

@@ -246,7 +246,7 @@ def test_predictions_end_in_what_they_say(place, tmp_path):
         assert ".csv" in refused(*predict, tmp_path / name)
         assert not (tmp_path / name).exists()
     try:
-        import openpyxl  # noqa: F401
+        import openpyxl  # noqa: F401  # whether it is there is the question
     except ImportError:
         assert "openpyxl" in refused(*predict, tmp_path / "p.xlsx")
         assert not (tmp_path / "p.xlsx").exists()

@@ -51,8 +51,8 @@ def main(
     choice = METHODS[method].options.get("members")
     members = None if choice is None or choice.default in (1, None) else 4
     recipe = make(method, epochs=int(epochs), members=members, training=TRAININGS[optimiser])
-    watched: dict[str, Any] = {"validation": 0.25, "stop": EarlyStop(patience=3, by=by)} if by else {}  # type: ignore[arg-type]
-    fit(build, (x, y), recipe, run_dir=folder, executor=executor, checkpoint_seconds=0, **watched)  # type: ignore[arg-type]
+    watched: dict[str, Any] = {"validation": 0.25, "stop": EarlyStop(patience=3, by=by)} if by else {}  # type: ignore[arg-type]  # a word of the command line
+    fit(build, (x, y), recipe, run_dir=folder, executor=executor, checkpoint_seconds=0, **watched)  # type: ignore[arg-type]  # as above
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def prepare(x: Batch, transforms: Transforms = (), *, training: bool, floats: to
             x = x.to(floats).div_(255)
         for transform in transforms:
             if training or not transform.only_training:  # type: ignore[union-attr]  # a tensor has a tuple of them
-                x = transform(x)  # type: ignore[operator]
+                x = transform(x)  # type: ignore[operator]  # as above
         return x
     by_key = transforms if isinstance(transforms, Mapping) else {}
     if isinstance(x, dict):

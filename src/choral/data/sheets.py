@@ -36,7 +36,7 @@ def read_table(path: Path) -> Any:
     if not kind:
         raise InputError(f"{path} is not a table choral reads; give a file ending in {', '.join(ENDINGS)}.")
     try:
-        import pandas  # noqa: F401
+        import pandas  # noqa: F401  # whether it is there is the question
     except ImportError as error:
         raise InputError(f"reading {path} needs pandas; install it with: pip install 'choral[tables]'.") from error
     if not path.exists():
