@@ -5,13 +5,12 @@ import pytest
 
 import choral
 from choral.base.errors import InputError
-from choral.cli.preparing import columns_of, prepare_fit
+from choral.cli.options import Reading, Settings, Watching
+from choral.cli.preparing import prepare_fit
 from choral.data.problems import Problem
 from choral.judging.defaults import default_model, factory, is_table, training_for, usual
 from choral.plan import AdamW, EarlyStop
 from choral.recipes import make
-
-NOTHING = columns_of(None, drop=None, ids=None, order=None, group=None, time=None)
 
 
 def problem(rows=400, shape=(5,), image_shape=None):
@@ -47,10 +46,12 @@ def test_a_member_has_its_whole_training_however_many_there_are():
 def ready(tmp_path, **said):
     x = problem().x_train
     np.savez(tmp_path / "d.npz", x_train=x, y_train=problem().y_train, x_test=x[:9], y_test=problem().y_train[:9])
-    options = (
-        dict.fromkeys(("method", "epochs", "members", "model", "validation", "patience", "task", "likelihood")) | said
-    )
-    return prepare_fit(str(tmp_path / "d.npz"), NOTHING, quiet=True, holdout=0.25, **options)
+    parts = [
+        kind(**{n: said.pop(n) for n in kind.__dataclass_fields__ if n in said})
+        for kind in (Reading, Settings, Watching)
+    ]
+    wanted = {"method": None, "epochs": None, "members": None} | said
+    return prepare_fit(str(tmp_path / "d.npz"), *parts, quiet=True, **wanted)
 
 
 def test_what_is_said_goes_before_the_usual(tmp_path):

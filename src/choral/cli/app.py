@@ -1,6 +1,7 @@
 """The commands. Each imports what it needs when it runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,43 +10,28 @@ import typer
 from choral import __version__
 from choral.cli import predicting, reporting
 from choral.cli.options import (
-    Batch,
     Bound,
     Data,
-    Drop,
     Epochs,
-    Exec,
     Given,
-    Group,
-    Holdout,
-    Id,
     Json,
     Kept,
     Limit,
     Members,
-    Model,
-    Optimiser,
-    Order,
-    Outputs,
-    Overwrite,
-    Patience,
-    Progress,
-    Quiet,
-    Rate,
-    Schedule,
-    Seed,
-    Share,
-    Target,
-    Task,
-    Time,
+    Reading,
+    Running,
+    Settings,
+    Watching,
+    given,
+    spread,
 )
 from choral.cli.output import note, progress, say, table, write_json
 from choral.cli.preparing import (
     METHOD,
+    Ready,
     baseline_note,
     check_executor,
     check_members,
-    columns_of,
     ended_note,
     prepare,
     prepare_fit,
@@ -93,31 +79,20 @@ def methods(json: Json = False) -> None:
 
 
 @app.command()
+@spread
 def plan(
     name: Annotated[str, typer.Argument(help="The method.")],
+    *,
     epochs: Annotated[
         int | None, typer.Option("--epochs", min=1, help="Total budget; 200, or as in fit if data is given.")
     ] = None,
     members: Members = None,
-    validation: Share = None,
-    patience: Patience = None,
+    watching: Watching,
     data: Annotated[
         str | None, typer.Option("--data", help="Show what fit would do with this data, and what it costs.")
     ] = None,
-    target: Target = None,
-    task: Task = None,
-    likelihood: Outputs = None,
-    drop: Drop = None,
-    id: Id = None,
-    order: Order = None,
-    group: Group = None,
-    time: Time = None,
-    model: Model = None,
-    rate: Rate = None,
-    optimiser: Optimiser = None,
-    batch_size: Batch = None,
-    schedule: Schedule = None,
-    holdout: Holdout = 0.25,
+    reading: Reading,
+    settings: Settings,
     json: Json = False,
 ) -> None:
     """Show what a method would do with a budget, before any training; with --data, exactly what fit would do."""
@@ -128,45 +103,27 @@ def plan(
     known = make(name)
     check_members(name, members)
     if data is None:
-        stop = None if patience is None else EarlyStop(patience=patience)
-        stops: dict[str, Any] = {} if stop is None else {"stop": stop.to_dict()}
-        about: dict[str, Any] = {
-            "--target": target,
-            "--task": task,
-            "--likelihood": likelihood,
-            "--drop": drop,
-            "--id": id,
-            "--order": order,
-            "--group": group,
-        }
-        about |= {"--time": time, "--model": model, "--rate": rate, "--optimiser": optimiser}
-        _need_data(about | {"--batch-size": batch_size, "--schedule": schedule})
+        stop = None if watching.patience is None else EarlyStop(patience=watching.patience)
+        _need_data(reading, settings)
         recipe = make(known.name, epochs=epochs or 200, members=None if members == 1 else members)
+        stops = {} if stop is None else {"stop": stop.to_dict()}
         write_json(recipe.describe() | stops) if json else say(show(recipe, stop=stop))
         return
-    ready = prepare_fit(
-        data,
-        columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
-        method=name,
-        epochs=epochs,
-        members=members,
-        model=model,
-        validation=validation,
-        patience=patience,
-        quiet=json,
-        task=task,
-        likelihood=likelihood,
-        holdout=holdout,
-        rate=rate,
-        optimiser=optimiser,
-        batch_size=batch_size,
-        schedule=schedule,
-    )
+    ready = prepare_fit(data, reading, settings, watching, method=name, epochs=epochs, members=members, quiet=json)
+    _show_plan(ready, reading.likelihood, json=json)
+
+
+def _show_plan(ready: Ready, likelihood: str | None, *, json: bool) -> None:
+    """Print the plan of a fit, and what is known of its data and network."""
+    from choral.preview import show
+
     problem = ready.problem
     text = show(ready.recipe, ready.build, (problem.x_train, problem.y_train), stop=ready.stop, likelihood=likelihood)
     if json:
         read = problem.table.describe() if problem.table else []
-        stops = {} if ready.stop is None else {"stop": ready.stop.to_dict(), "validation": ready.validation}
+        stops: dict[str, Any] = (
+            {} if ready.stop is None else {"stop": ready.stop.to_dict(), "validation": ready.validation}
+        )
         about = {"training": ready.training.to_dict(), "columns": read, "text": text}
         write_json(ready.recipe.describe() | stops | about)
         return
@@ -177,12 +134,12 @@ def plan(
     say(text)
 
 
-def _need_data(options: dict[str, Any]) -> None:
+def _need_data(reading: Reading, settings: Settings) -> None:
     from choral.base.errors import InputError
 
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise InputError(f"{given[0]} changes what fit does with data; add --data FILE, or leave it out.")
+    typed = given(replace(reading, holdout=0.0), settings)
+    if typed:
+        raise InputError(f"{next(iter(typed))} changes what fit does with data; add --data FILE, or leave it out.")
 
 
 def _network(network: Any) -> str:
@@ -200,38 +157,22 @@ def _columns(scores: Sequence[str]) -> list[str]:
 
 
 @app.command()
+@spread
 def fit(
     data: Given,
-    target: Target = None,
+    *,
+    reading: Reading,
     method: Annotated[
         str | None, typer.Option("--method", help="The method, deep_ensemble if none is named; see choral methods.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; the same command resumes.")] = None,
     epochs: Bound = None,
     members: Members = None,
-    task: Task = None,
-    likelihood: Outputs = None,
-    drop: Drop = None,
-    id: Id = None,
-    order: Order = None,
-    group: Group = None,
-    time: Time = None,
-    model: Model = None,
-    rate: Rate = None,
-    optimiser: Optimiser = None,
-    batch_size: Batch = None,
-    schedule: Schedule = None,
-    holdout: Holdout = 0.25,
-    validation: Share = None,
-    patience: Patience = None,
+    settings: Settings,
+    watching: Watching,
     keep: Kept = None,
     time_limit: Limit = None,
-    seed: Seed = 0,
-    executor: Exec = "auto",
-    overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    shown: Progress = None,
+    running: Running,
 ) -> None:
     """Train one ensemble and save it."""
     from choral.engine.validation import rules_of
@@ -242,54 +183,38 @@ def fit(
     if method is not None and method not in METHODS:
         make(method)
     check_members(method or METHOD, members)
-    check_executor(executor)
-    rules_of(validation or None, None, None, time_limit)
-    ready = prepare_fit(
-        data,
-        columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
-        method=method,
-        epochs=epochs,
-        members=members,
-        model=model,
-        validation=validation,
-        patience=patience,
-        quiet=json or quiet,
-        task=task,
-        likelihood=likelihood,
-        holdout=holdout,
-        rate=rate,
-        optimiser=optimiser,
-        batch_size=batch_size,
-        schedule=schedule,
-    )
+    check_executor(running.executor)
+    rules_of(watching.validation or None, None, None, time_limit)
+    silent = running.json or running.quiet
+    ready = prepare_fit(data, reading, settings, watching, method=method, epochs=epochs, members=members, quiet=silent)
     problem, recipe = ready.problem, ready.recipe
     rules_of(ready.validation, ready.stop, keep, time_limit)
     trained, held = problem.validating(ready.validation)
     folder = out or Path("runs") / f"{_stem(data)}-{recipe.name}"
-    with progress(json or quiet, shown) as bar:
+    with progress(silent, running.shown) as bar:
         ensemble = run(
             ready.build,
             (trained.x_train, trained.y_train),
             recipe,
             run_dir=folder,
-            seed=seed,
-            executor=executor,  # type: ignore[arg-type]  # checked by fit
-            likelihood=likelihood,
+            seed=running.seed,
+            executor=running.executor,  # type: ignore[arg-type]  # checked by fit
+            likelihood=reading.likelihood,
             table=problem.table,
             listener=bar(recipe.name, recipe.epochs),
             progress=False,
-            overwrite=overwrite,
+            overwrite=running.overwrite,
             validation=held,
             stop=ready.stop,
             keep=keep,  # type: ignore[arg-type]  # checked by fit
             time_limit=time_limit,
         )
-    if not (json or quiet):
+    if not silent:
         note(f"choral: understood as {ensemble.task}: {said_of(ensemble.likelihood)}.")
     ended = ended_note(ensemble.info)
     if ended:
         note(ended)
-    _tell(ensemble, problem, folder, json=json)
+    _tell(ensemble, problem, folder, json=running.json)
 
 
 def _tell(ensemble: Any, problem: Any, folder: Path, *, json: bool) -> None:
@@ -321,7 +246,9 @@ def _stem(data: str) -> str:
 
 
 @app.command()
+@spread
 def compare(
+    *,
     data: Data = "digits",
     methods: Annotated[str, typer.Option("--methods", help="Names with commas, or all.")] = "all",
     epochs: Epochs = 60,
@@ -329,49 +256,21 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the comparison; the same command resumes.")
     ] = None,
-    target: Target = None,
-    task: Task = None,
-    likelihood: Outputs = None,
-    drop: Drop = None,
-    id: Id = None,
-    order: Order = None,
-    group: Group = None,
-    time: Time = None,
-    model: Model = None,
-    rate: Rate = None,
-    optimiser: Optimiser = None,
-    batch_size: Batch = None,
-    schedule: Schedule = None,
-    holdout: Holdout = 0.25,
-    seed: Seed = 0,
-    executor: Exec = "auto",
-    overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    shown: Progress = None,
+    reading: Reading,
+    settings: Settings,
+    running: Running,
 ) -> None:
     """Train several methods with the same budget and print one table."""
     from choral.judging.compare import compare as run
     from choral.judging.compare import recipes_for
 
     names = _named(methods)
-    check_executor(executor)
-    problem, build, training = prepare(
-        data,
-        columns_of(target, drop=drop, ids=id, order=order, group=group, time=time),
-        task=task,
-        likelihood=likelihood,
-        holdout=holdout,
-        model=model,
-        quiet=json or quiet,
-        rate=rate,
-        optimiser=optimiser,
-        batch_size=batch_size,
-        schedule=schedule,
-    )
+    check_executor(running.executor)
+    silent = running.json or running.quiet
+    problem, build, training = prepare(data, reading, settings, quiet=silent)
     recipes = recipes_for(names, epochs=epochs, members=members, training=training)
     length = {r.name: r.epochs for r in recipes}
-    with progress(json or quiet, shown) as bar:
+    with progress(silent, running.shown) as bar:
         comparison = run(
             build,
             problem,
@@ -380,13 +279,13 @@ def compare(
             members=members,
             training=training,
             run_dir=out,
-            seed=seed,
-            executor=executor,
-            overwrite=overwrite,
-            likelihood=likelihood,
+            seed=running.seed,
+            executor=running.executor,
+            overwrite=running.overwrite,
+            likelihood=reading.likelihood,
             listener=lambda name: bar(name, length.get(name, epochs)),
         )
-    if json:
+    if running.json:
         write_json(comparison.to_dict())
     else:
         rows = f"{len(problem.x_train)} training rows, {len(problem.x_test)} test rows"
@@ -394,7 +293,7 @@ def compare(
         table(title, _columns(comparison.shown), comparison.rows)
     if out is not None:
         page = reporting.report_of_comparison(out)
-        if not json:
+        if not running.json:
             say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
 
 

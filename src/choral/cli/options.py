@@ -1,7 +1,11 @@
-"""The options that several commands share, each with its words for --help."""
+"""The options that several commands share, each with its words for --help, and those that go together as one value."""
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -69,3 +73,79 @@ Progress = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where the folder holds another run.")]
 Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How data is read, and by which network."""
+
+    target: Target = None
+    task: Task = None
+    likelihood: Outputs = None
+    drop: Drop = None
+    id: Id = None
+    order: Order = None
+    group: Group = None
+    time: Time = None
+    model: Model = None
+    holdout: Holdout = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is said of the optimiser."""
+
+    rate: Rate = None
+    optimiser: Optimiser = None
+    batch_size: Batch = None
+    schedule: Schedule = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """What is said of the rows that training is watched by."""
+
+    validation: Share = None
+    patience: Patience = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How a run goes, and what it shows."""
+
+    seed: Seed = 0
+    executor: Exec = "auto"
+    overwrite: Overwrite = False
+    json: Json = False
+    quiet: Quiet = False
+    shown: Progress = None
+
+
+def given(*values: Any) -> dict[str, Any]:
+    """Return the options with a value, as they are typed.
+
+    >>> given(Settings(batch_size=8), Watching())
+    {'--batch-size': 8}
+    """
+    said = {name: value for options in values for name, value in asdict(options).items()}
+    return {f"--{name.replace('_', '-')}": value for name, value in said.items() if value}
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for the shell, where each option of the values that it takes stands for itself."""
+    own = inspect.signature(command).parameters.values()
+    kinds: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
+    flat: list[inspect.Parameter] = []
+    for p in own:
+        several = [(f.name, f.type, f.default) for f in fields(kinds[p.name])] if p.name in kinds else []
+        for name, annotation, default in several or [(p.name, p.annotation, p.default)]:
+            flat.append(inspect.Parameter(name, p.KEYWORD_ONLY, annotation=annotation, default=default))
+
+    @functools.wraps(command)
+    def call(**typed: Any) -> None:
+        made = {name: kind(**{f.name: typed.pop(f.name) for f in fields(kind)}) for name, kind in kinds.items()}
+        command(**typed, **made)
+
+    call.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]  # what typer reads
+    call.__annotations__ = {p.name: p.annotation for p in flat}
+    return call

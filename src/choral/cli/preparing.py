@@ -1,11 +1,12 @@
 """From the words of a command to data, a network and training settings, and what is said about them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from choral.base.errors import InputError, did_you_mean
+from choral.cli.options import Reading, Settings, Watching
 from choral.cli.output import note, table
 
 METHOD = "deep_ensemble"
@@ -13,26 +14,18 @@ METHOD = "deep_ensemble"
 _SHOWN = 40  # columns of a table that are listed
 
 
-def columns_of(
-    target: str | None,
-    *,
-    drop: list[str] | None,
-    ids: list[str] | None,
-    order: list[str] | None,
-    group: str | None,
-    time: str | None,
-) -> Any:
+def columns_of(reading: Reading) -> Any:
     """Return what a user says about a table's columns."""
     from choral.data.problems import Columns
     from choral.data.recognition import orders_of
 
     return Columns(
-        target=target,
-        drop=tuple(drop or ()),
-        ids=tuple(ids or ()),
-        orders=orders_of(order or []),
-        group=group,
-        time=time,
+        target=reading.target,
+        drop=tuple(reading.drop or ()),
+        ids=tuple(reading.id or ()),
+        orders=orders_of(reading.order or []),
+        group=reading.group,
+        time=reading.time,
     )
 
 
@@ -50,19 +43,14 @@ class Ready:
 
 def prepare_fit(
     data: str,
-    columns: Any,
+    reading: Reading,
+    settings: Settings,
+    watching: Watching,
     *,
     method: str | None,
     epochs: int | None,
     members: int | None,
-    model: str | None,
-    validation: float | None,
-    patience: int | None,
     quiet: bool,
-    task: str | None,
-    likelihood: str | None,
-    holdout: float,
-    **training: Any,
 ) -> Ready:
     """Return what `choral fit` does with some data: what was said, and the usual where nothing was; `--validation 0` holds nothing out."""
     from choral.judging.compare import recipes_for
@@ -71,11 +59,12 @@ def prepare_fit(
     from choral.recipes import make
 
     asked = None if method in (None, METHOD) else make(method)
-    problem = _problem(data, columns, task=task, likelihood=likelihood, holdout=holdout, quiet=quiet)
+    validation, patience = watching.validation, watching.patience
+    problem = _problem(data, reading, quiet=quiet)
     watched = validation != 0 and not (asked is not None and asked.structure.widens_input)
-    name = model or default_model(problem, validated=watched)
-    settings = training_for(problem, model=name if watched else None, **training)
-    found = usual(problem, None if asked is None else asked.plan, settings, model=name if watched else "mlp")
+    name = reading.model or default_model(problem, validated=watched)
+    training = training_for(problem, model=name if watched else None, **asdict(settings))
+    found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
     if epochs is None and members is None:
         members = found.members
     share, wait = validation or None, patience
@@ -83,38 +72,30 @@ def prepare_fit(
         share, wait = found.validation, found.patience
     elif validation is None:
         share = found.validation
-    (recipe,) = recipes_for([method or METHOD], epochs=epochs or found.epochs, members=members, training=settings)
+    (recipe,) = recipes_for([method or METHOD], epochs=epochs or found.epochs, members=members, training=training)
     stop = None if wait is None else EarlyStop(patience=wait)
-    return Ready(problem, factory(problem, name), recipe, settings, share, stop)
+    return Ready(problem, factory(problem, name), recipe, training, share, stop)
 
 
-def prepare(
-    data: str,
-    columns: Any,
-    *,
-    task: str | None,
-    likelihood: str | None = None,
-    holdout: float,
-    model: str | None,
-    quiet: bool = False,
-    **training: Any,
-) -> tuple[Any, Callable[[], Any], Any]:
+def prepare(data: str, reading: Reading, settings: Settings, *, quiet: bool) -> tuple[Any, Callable[[], Any], Any]:
     """Return the problem, the network's factory and the training settings of a comparison; say how a table is read."""
     from choral.judging.defaults import factory, training_for
 
-    problem = _problem(data, columns, task=task, likelihood=likelihood, holdout=holdout, quiet=quiet)
-    return problem, factory(problem, model), training_for(problem, **training)
+    problem = _problem(data, reading, quiet=quiet)
+    return problem, factory(problem, reading.model), training_for(problem, **asdict(settings))
 
 
-def _problem(data: str, columns: Any, *, quiet: bool, **options: Any) -> Any:
+def _problem(data: str, reading: Reading, *, quiet: bool) -> Any:
     """Return the data; say how a table is read."""
     from choral.data.problems import load_problem
 
-    problem = load_problem(data, columns=columns, **options)
+    columns, likelihood = columns_of(reading), reading.likelihood
+    asked: dict[str, Any] = {"task": reading.task, "likelihood": likelihood, "holdout": reading.holdout}
+    problem = load_problem(data, columns=columns, **asked)
     read = problem.table
     if read is not None and read.columns:
         note(f"choral: '{read.target}' is read as a {read.task} target ({read.reason}).")
-        if read.classes and (options.get("likelihood") == "ordinal" or read.target in columns.orders):
+        if read.classes and (likelihood == "ordinal" or read.target in columns.orders):
             note(f"choral: the classes of '{read.target}' are ordered as {' < '.join(read.classes)}.")
         if not quiet:
             show_columns(data, read)
