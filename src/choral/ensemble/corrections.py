@@ -80,6 +80,7 @@ def fit_corrections(
     y: Any,
     *,
     select: int | None = None,
+    greedy: int | None = None,
     temperature: Literal["ensemble", "member"] | None = None,
     stacking: bool = False,
     level: float | None = None,
@@ -92,6 +93,8 @@ def fit_corrections(
         prediction: of held-out rows no member was trained on, without corrections.
         y: labels or targets of those rows.
         select: choose at most this many members greedily by log score.
+        greedy: weigh members by how often greedy selection with replacement takes them in at most this many choices; for every
+            task, averaged as the ensemble averages.
         temperature: divide logits by one number for the 'ensemble' or one for each 'member' (classification).
         stacking: weigh members by the log score of their mixture.
         level: coverage promised by conformal sets or intervals; none are fitted if None.
@@ -108,6 +111,8 @@ def fit_corrections(
         prediction = correct(prediction, [value])
 
     targets = prediction.targets(y)
+    if stacking and greedy is not None:
+        raise InputError("stacking and greedy both weigh the members; give one of them.")
     if select is not None or stacking:
         prediction.check_mixture()
     if select is not None:
@@ -116,6 +121,8 @@ def fit_corrections(
         add(prediction.fit_temperature(targets, per=temperature))
     if stacking:
         add(fit_stacking(prediction.log_scores(targets)))
+    if greedy is not None:
+        add(StackingWeights(weights=prediction.weights_of(prediction.greedy(targets, picks=greedy))))
     if level is not None:
         add(prediction.fit_conformal(targets, level=level, rule=conformal, seed=seed))
     return tuple(found)

@@ -4,6 +4,7 @@ Each fitted thing is a frozen value of plain numbers with an `apply`, so it can 
 """
 
 from choral.posthoc.coverage import conformal_threshold, evaluate_intervals, evaluate_sets
+from choral.posthoc.greedy import GreedySelection, greedy_selection
 from choral.posthoc.intervals import (
     ConformalQuantile,
     ConformalResidual,
@@ -21,6 +22,7 @@ __all__ = [
     "ConformalQuantile",
     "ConformalResidual",
     "ConformalSets",
+    "GreedySelection",
     "MemberSelection",
     "StackingWeights",
     "Temperature",
@@ -33,6 +35,7 @@ __all__ = [
     "fit_residual_intervals",
     "fit_stacking",
     "fit_temperature",
+    "greedy_selection",
     "label_log_scores",
     "select_members",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor
 from choral import metrics
 from choral.base.errors import InputError
 from choral.base.values import Value
+from choral.posthoc.greedy import GreedySelection, Loss, greedy_selection, mixture
 
 UNFITTED = "this ensemble has no conformal rule; fit one on held-out data: ensemble.calibrated(x, y, level=0.9)."
 
@@ -160,6 +161,33 @@ class Prediction(ABC):
     @abstractmethod
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log score of each row for each point. Shapes: targets (batch, ...) -> (member, batch)."""
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return what is averaged over rows, (row, batch, ...), and what an average costs at each point: the ensemble's `score`.
+
+        The mixture of log scores; tasks that average something else, or entry by entry, say so.
+        """
+        return mixture(self.log_scores(targets))
+
+    def greedy(self, targets: Tensor, *, picks: int = 32, weights: Tensor | None = None) -> GreedySelection:
+        """Return how often greedy selection takes each member, its draws as one, by the score of held-out targets.
+
+        Args:
+            targets: of these points, as `targets` gives them.
+            picks: largest number of choices.
+            weights: of the points (batch,), equal if None.
+        """
+        values, loss = self.blend(targets)
+        members = torch.stack([values[rows].mean(0) for rows in self.rows_by_member()])
+        return greedy_selection(members, loss, picks=picks, weights=weights)
+
+    def weights_of(self, selection: GreedySelection) -> tuple[float, ...]:
+        """Return the weight of each row: the members' shares, spread over their draws."""
+        members = self.rows_by_member()
+        if len(members) != len(selection.counts):
+            raise InputError(f"there are {len(members)} members but {len(selection.counts)} counts; choose again.")
+        found = {row: w / len(rows) for rows, w in zip(members, selection.weights) for row in rows}
+        return tuple(found[i] for i in range(len(self)))
 
     @abstractmethod
     def scores(self, targets: Tensor) -> dict[str, float]:

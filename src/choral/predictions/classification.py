@@ -21,6 +21,7 @@ from choral.posthoc import (
     fit_temperature,
     label_log_scores,
 )
+from choral.posthoc.greedy import Loss
 from choral.predictions.base import UNFITTED, Prediction, means_of
 
 _OF_MEMBERS = ("member_accuracy", "member_nll", "disagreement", "pairwise_kl", "member_correlation")
@@ -195,6 +196,27 @@ class Classification(Prediction):
         probs = self.member_probs.movedim(self.axis, -1).gather(-1, known.unsqueeze(-1)).squeeze(-1).double()
         logs = probs.clamp_min(metrics.PROB_FLOOR).log() * counted
         return logs.reshape(*logs.shape[:2], -1).sum(-1)
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return probabilities of the labels that count, position by position; or logits, where those are averaged."""
+        counted = torch.ones_like(targets, dtype=torch.bool) if self.ignore is None else targets != self.ignore
+        known = torch.where(counted, targets, 0)
+        share = counted.double().flatten(1).sum(1).clamp_min(1) if targets.dim() > 1 else torch.ones(len(targets))
+        mixed = self.mixes
+
+        def loss(average: Tensor) -> Tensor:  # (candidate, batch, [class,] ...)
+            if not mixed:
+                average = average.log_softmax(self.axis).movedim(self.axis, -1)
+                rows = average.gather(-1, known.expand(average.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+            else:
+                rows = average.clamp_min(metrics.PROB_FLOOR).log()
+            rows = rows * counted
+            return -(rows if rows.dim() == 2 else rows.flatten(2).sum(-1)) / share
+
+        if not mixed:
+            return self.logits.double(), loss
+        probs = self.member_probs.double().movedim(self.axis, -1)
+        return probs.gather(-1, known.expand(probs.shape[:-1]).unsqueeze(-1)).squeeze(-1), loss
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
         """Return accuracy, nll, Brier and uncertainties of each label that counts."""

@@ -13,6 +13,7 @@ from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.metrics.inputs import PROB_FLOOR, checked_weights
 from choral.posthoc import ConformalLabels, MemberSelection, StackingWeights, Temperature, fit_label_sets
+from choral.posthoc.greedy import Loss, mixture
 from choral.predictions.base import UNFITTED, Prediction, means_of
 
 
@@ -117,6 +118,12 @@ class MultiLabel(Prediction):
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log probability each member gives to each row of labels (member, batch)."""
         return _of_truth(self.member_probs, targets).log().flatten(2).sum(-1)
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return a mixture of rows of labels, which belong together; its cost is that of one label."""
+        values, loss = mixture(self.log_scores(targets))
+        labels = targets[0].numel()
+        return values, lambda average: loss(average) / labels
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
         """Return accuracy by label, exact matches, nll of a row, Brier and uncertainties of each point."""

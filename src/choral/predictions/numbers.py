@@ -20,6 +20,7 @@ from choral.posthoc import (
     fit_quantile_intervals,
     fit_residual_intervals,
 )
+from choral.posthoc.greedy import Loss, mixture
 from choral.predictions.base import UNFITTED, Prediction
 
 LEVELS = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
@@ -123,6 +124,10 @@ class Numbers(Prediction):
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log density each member gives to each row of targets (member, batch)."""
         return self.log_densities(targets).flatten(2).sum(-1)
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return a mixture for each target."""
+        return mixture(self.log_densities(targets))
 
     def nll_rows(self, targets: Tensor) -> Tensor:
         """Return minus the log score of the mixture, the mean over targets (batch,)."""

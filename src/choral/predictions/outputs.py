@@ -12,7 +12,8 @@ from choral import metrics
 from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.posthoc import MemberSelection
+from choral.posthoc import MemberSelection, StackingWeights
+from choral.posthoc.greedy import Loss
 from choral.predictions.base import Prediction, means_of
 
 
@@ -31,7 +32,7 @@ class Outputs(Prediction):
     score: ClassVar[str] = "loss"
     shown: ClassVar[tuple[str, ...]] = ("loss", "member_loss", "spread")
     alarm: ClassVar[str] = "spread"
-    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection,)
+    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights)
 
     member_outputs: Tensor
     function: Callable[[Tensor, Tensor], Tensor]
@@ -84,6 +85,14 @@ class Outputs(Prediction):
         """Refuse: there is no density."""
         self.check_mixture()
         raise AssertionError
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return the members' outputs, and the user's loss of averaged ones."""
+
+        def loss(average: Tensor) -> Tensor:
+            return torch.stack([self._rows(one.to(self.member_outputs.dtype), targets) for one in average])
+
+        return self.member_outputs.double(), loss
 
     def _rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
         each = self.function(outputs, targets)

@@ -11,7 +11,8 @@ from choral import metrics
 from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.posthoc import ConformalQuantile, MemberSelection, fit_quantile_intervals
+from choral.posthoc import ConformalQuantile, MemberSelection, StackingWeights, fit_quantile_intervals
+from choral.posthoc.greedy import Loss
 from choral.predictions.base import UNFITTED, Prediction, means_of
 
 
@@ -30,7 +31,7 @@ class QuantileRegression(Prediction):
     shown: ClassVar[tuple[str, ...]] = ("pinball", "mae", "coverage", "width")
     alarm: ClassVar[str] = "width"
     rules: ClassVar[tuple[str, ...]] = ("quantile",)
-    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, ConformalQuantile)
+    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights, ConformalQuantile)
 
     member_quantiles: Tensor
     levels: tuple[float, ...]
@@ -107,6 +108,16 @@ class QuantileRegression(Prediction):
         """Refuse: there is no density."""
         self.check_mixture()
         raise AssertionError
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return the members' quantiles, and the pinball loss of averaged ones."""
+        shares = torch.tensor(self.levels, dtype=torch.float64)
+
+        def loss(average: Tensor) -> Tensor:
+            errors = targets.unsqueeze(-1) - average
+            return torch.maximum(shares * errors, (shares - 1) * errors).flatten(2).mean(-1)
+
+        return self.member_quantiles.double(), loss
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
         """Return pinball loss, absolute error of the median and coverage of the outermost levels."""
