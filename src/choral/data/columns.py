@@ -23,6 +23,7 @@ from choral.data.cells import FORMATS, LARGEST, Cells
 LONGEST = 10_000  # characters of a name or of one category
 _FAR = 20  # deviations from the mean of training; most cells beyond them are in other units
 MOST = 100_000  # categories of a column, classes of a target
+NO_VALUE = "(no value)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,21 @@ class Column(Value, ABC):
         return cells.absent
 
     _filled = "they are coded as none of its values"
+
+    def said(self, code: np.ndarray) -> str:
+        """Return the cell that became these numbers (width,), in words."""
+        return NO_VALUE if self.missing and code[-1] > 0.5 else self._said(code)
+
+    @abstractmethod
+    def _said(self, code: np.ndarray) -> str:
+        """Return the same for a cell that has a value."""
+
+    def places(self, codes: np.ndarray) -> np.ndarray | None:
+        """Return where cells (row, width) lie on a line (row,), NaN without a value; None where values have no order."""
+        return None
+
+    def _with_gaps(self, places: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        return np.where(codes[:, -1] > 0.5, np.nan, places) if self.missing else places
 
 
 def say(text: str) -> None:
@@ -210,6 +226,13 @@ class NumberColumn(Column):
             )
         return coded[:, None]
 
+    def _said(self, code: np.ndarray) -> str:
+        return f"{self.scale.undo(float(code[0])):.6g}"
+
+    def places(self, codes: np.ndarray) -> np.ndarray | None:
+        """Return the numbers."""
+        return self._with_gaps(np.asarray(self.scale.undo(codes[:, 0])), codes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DateColumn(Column):
@@ -279,6 +302,14 @@ class DateColumn(Column):
             parts += [np.where(absent, 0.0, np.sin(turn)), np.where(absent, 0.0, np.cos(turn))]
         return np.column_stack(parts)
 
+    def _said(self, code: np.ndarray) -> str:
+        days = float(self.scale.undo(float(code[0])))
+        return str(np.datetime64("1970-01-01", "D") + np.timedelta64(round(days), "D"))
+
+    def places(self, codes: np.ndarray) -> np.ndarray | None:
+        """Return days since 1970."""
+        return self._with_gaps(np.asarray(self.scale.undo(codes[:, 0])), codes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutColumn(Column):
@@ -309,6 +340,9 @@ class LeftOutColumn(Column):
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
         return np.zeros((len(cells), 0))
+
+    def _said(self, code: np.ndarray) -> str:
+        return NO_VALUE
 
 
 def check_names(names: tuple[str, ...], what: str) -> None:

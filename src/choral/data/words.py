@@ -10,6 +10,7 @@ from choral.data.cells import Cells
 from choral.data.columns import Column, check_names, say
 
 _KEPT = 64  # categories of a column that have a number of their own
+UNKNOWN = "(unknown)"  # a word that training did not have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,9 @@ class FlagColumn(Column):
         found = np.array([known[word] for word in cells.words])
         _say_odd(cells, (found == 0) & ~absent, self.name, (self.yes, self.no), path)
         return np.where(absent, 0.0, found)[:, None]
+
+    def _said(self, code: np.ndarray) -> str:
+        return self.yes if code[0] > 0.5 else self.no if code[0] < -0.5 else UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,12 @@ class CategoryColumn(Column):
             _say_odd(cells, odd, self.name, self.values, path)
         return found
 
+    def _said(self, code: np.ndarray) -> str:
+        place = int(np.argmax(code[: self.codes]))
+        if code[place] < 0.5:
+            return UNKNOWN
+        return self.values[place] if place < len(self.values) else "(others)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedColumn(Column):
@@ -134,6 +144,16 @@ class OrderedColumn(Column):
         _say_odd(cells, (ranks < 0) & ~absent, self.name, self.values, path)
         steps = (ranks[:, None] > np.arange(self.codes)).astype(np.float64)
         return np.where((ranks < 0)[:, None], 0.5, steps)
+
+    def _said(self, code: np.ndarray) -> str:
+        steps = code[: self.codes]
+        return UNKNOWN if ((steps > 0.25) & (steps < 0.75)).all() else self.values[int((steps > 0.5).sum())]
+
+    def places(self, codes: np.ndarray) -> np.ndarray | None:
+        """Return the steps that are reached."""
+        steps = codes[:, : self.codes]
+        unknown = ((steps > 0.25) & (steps < 0.75)).all(1)
+        return self._with_gaps(np.where(unknown, np.nan, steps.sum(1)), codes)
 
 
 def _say_odd(cells: Cells, odd: np.ndarray, name: str, values: tuple[str, ...], path: str) -> None:
