@@ -34,6 +34,7 @@ ORDER = [
     "preview",
     "report",
     "judging",
+    "tabular",
     "cli",
     "__main__",
 ]

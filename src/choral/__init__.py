@@ -32,6 +32,7 @@ _WHERE = {
     "ensemble_of": "choral.ensemble.given",
     "every": "choral.plan",
     "fit": "choral.fit",
+    "fit_table": "choral.tabular.fitting",
     "fork": "choral.plan",
     "load": "choral.fit",
     "repeat": "choral.plan",
@@ -77,6 +78,7 @@ __all__ = [  # defined by __getattr__
     "ensemble_of",
     "every",
     "fit",
+    "fit_table",
     "fork",
     "load",
     "repeat",
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
     from choral.preview import show
     from choral.recipes.recipe import Recipe
     from choral.recipes.training import Training
+    from choral.tabular.fitting import fit_table
 
 
 class _Package(ModuleType):

@@ -27,11 +27,8 @@ from choral.cli.options import (
 )
 from choral.cli.output import note, progress, say, table, write_json
 from choral.cli.preparing import (
-    METHOD,
-    Ready,
     baseline_note,
     check_executor,
-    check_members,
     ended_note,
     prepare,
     prepare_fit,
@@ -99,6 +96,7 @@ def plan(
     from choral.plan import EarlyStop
     from choral.preview import show
     from choral.recipes import make
+    from choral.tabular.preparing import check_members
 
     known = make(name)
     check_members(name, members)
@@ -113,7 +111,7 @@ def plan(
     _show_plan(ready, reading.likelihood, json=json)
 
 
-def _show_plan(ready: Ready, likelihood: str | None, *, json: bool) -> None:
+def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     """Print the plan of a fit, and what is known of its data and network."""
     from choral.preview import show
 
@@ -177,8 +175,8 @@ def fit(
     """Train one ensemble and save it."""
     from choral.engine.validation import rules_of
     from choral.ensemble.describing import said_of
-    from choral.fit import fit as run
     from choral.recipes import METHODS, make
+    from choral.tabular.preparing import METHOD, check_members
 
     if method is not None and method not in METHODS:
         make(method)
@@ -189,24 +187,16 @@ def fit(
     ready = prepare_fit(data, reading, settings, watching, method=method, epochs=epochs, members=members, quiet=silent)
     problem, recipe = ready.problem, ready.recipe
     rules_of(ready.validation, ready.stop, keep, time_limit)
-    trained, held = problem.validating(ready.validation)
     folder = out or Path("runs") / f"{_stem(data)}-{recipe.name}"
     with progress(silent, running.shown) as bar:
-        ensemble = run(
-            ready.build,
-            (trained.x_train, trained.y_train),
-            recipe,
+        ensemble = ready.run(
             run_dir=folder,
             seed=running.seed,
-            executor=running.executor,  # type: ignore[arg-type]  # checked by fit
-            likelihood=reading.likelihood,
-            table=problem.table,
+            executor=running.executor,
             listener=bar(recipe.name, recipe.epochs),
             progress=False,
             overwrite=running.overwrite,
-            validation=held,
-            stop=ready.stop,
-            keep=keep,  # type: ignore[arg-type]  # checked by fit
+            keep=keep,
             time_limit=time_limit,
         )
     if not silent:

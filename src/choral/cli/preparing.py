@@ -1,7 +1,7 @@
 """From the words of a command to data, a network and training settings, and what is said about them."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,8 +9,6 @@ from choral.base.errors import InputError, did_you_mean
 from choral.cli.options import Reading, Settings, Watching
 from choral.cli.output import note, table
 
-METHOD = "deep_ensemble"
-"""What fit does where no method is named."""
 _SHOWN = 40  # columns of a table that are listed
 
 
@@ -29,18 +27,6 @@ def columns_of(reading: Reading) -> Any:
     )
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Everything that one fit needs."""
-
-    problem: Any
-    build: Callable[[], Any]
-    recipe: Any
-    training: Any
-    validation: float | None
-    stop: Any
-
-
 def prepare_fit(
     data: str,
     reading: Reading,
@@ -51,30 +37,13 @@ def prepare_fit(
     epochs: int | None,
     members: int | None,
     quiet: bool,
-) -> Ready:
-    """Return what `choral fit` does with some data: what was said, and the usual where nothing was; `--validation 0` holds nothing out."""
-    from choral.judging.compare import recipes_for
-    from choral.judging.defaults import default_model, factory, training_for, usual
-    from choral.plan import EarlyStop
-    from choral.recipes import make
+) -> Any:
+    """Return what `choral fit` does with some data, a `choral.tabular.preparing.Ready`; say how a table is read."""
+    from choral.tabular.preparing import prepared
 
-    asked = None if method in (None, METHOD) else make(method)
-    validation, patience = watching.validation, watching.patience
     problem = _problem(data, reading, quiet=quiet)
-    watched = validation != 0 and not (asked is not None and asked.structure.widens_input)
-    name = reading.model or default_model(problem, validated=watched)
-    training = training_for(problem, model=name if watched else None, **asdict(settings))
-    found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
-    if epochs is None and members is None:
-        members = found.members
-    share, wait = validation or None, patience
-    if validation is None and patience is None:
-        share, wait = found.validation, found.patience
-    elif validation is None:
-        share = found.validation
-    (recipe,) = recipes_for([method or METHOD], epochs=epochs or found.epochs, members=members, training=training)
-    stop = None if wait is None else EarlyStop(patience=wait)
-    return Ready(problem, factory(problem, name), recipe, training, share, stop)
+    said: dict[str, Any] = {"method": method, "epochs": epochs, "members": members, "model": reading.model}
+    return prepared(problem, **said, **asdict(watching), **asdict(settings))
 
 
 def prepare(data: str, reading: Reading, settings: Settings, *, quiet: bool) -> tuple[Any, Callable[[], Any], Any]:
@@ -117,20 +86,6 @@ def check_executor(name: str) -> None:
     known = get_args(Executor)
     if name not in known:
         raise InputError(f"--executor is {name!r}; give {', '.join(known)}.{did_you_mean(name, known)}")
-
-
-def check_members(method: str, members: int | None) -> None:
-    """Raise InputError if members are asked of a method that has no choice of them."""
-    from choral.recipes import METHODS
-
-    if members is None or members == 1:
-        return
-    option = METHODS[method].options.get("members")
-    if option is None or option.default == 1:
-        raise InputError(
-            f"--members is {members}, but {method} trains one network and has no choice; leave it out, or take a method "
-            "with members such as deep_ensemble."
-        )
 
 
 def baseline_note(found: dict[str, Any]) -> str | None:

@@ -12,7 +12,8 @@ import torch
 from choral.base.errors import InputError, did_you_mean
 from choral.data.arrays import read_problem
 from choral.data.cells import Cells
-from choral.data.sheets import ENDINGS, ending, read_table
+from choral.data.sheets import ENDINGS, as_frame, ending, is_frame, read_table
+from choral.data.sources import as_weights
 from choral.data.splitting import Seen, split, split_by_group, split_by_time
 from choral.data.tables import Kind, Table, check_column, learn_table, with_target
 from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood
@@ -33,6 +34,7 @@ class Problem:
         image_shape: height and width, where inputs are images stored flat.
         likelihood: what outputs are to mean, by name (`choral.objectives.likelihoods.NAMES`); None is decided by the targets.
         groups, times: the column that decides which rows are held out together, or last, at the training rows.
+        weights: what each training row counts, equal if None.
     """
 
     name: str
@@ -45,6 +47,18 @@ class Problem:
     likelihood: str | None = None
     groups: Cells | None = None
     times: Cells | None = None
+    weights: np.ndarray | None = None
+
+    @property
+    def points(self) -> tuple[np.ndarray, ...]:
+        """The training data as `fit` takes it: inputs, targets and, if there are any, weights."""
+        return (self.x_train, self.y_train, *(() if self.weights is None else (self.weights,)))
+
+    def of_rows(self, rows: np.ndarray) -> "Problem":
+        """Return the problem with some of its training rows alone; nothing says any more how to hold out others."""
+        weights = None if self.weights is None else self.weights[rows]
+        kept = {"x_train": self.x_train[rows], "y_train": self.y_train[rows], "weights": weights}
+        return replace(self, **kept, groups=None, times=None)
 
     def validating(self, share: Any, seed: int = 0) -> tuple["Problem", Any]:
         """Return the problem to train on and what to validate on, held out as test rows are.
@@ -64,8 +78,7 @@ class Problem:
         else:
             assert self.times is not None
             train, held = split_by_time(self.times, share)
-        kept = replace(self, x_train=self.x_train[train], y_train=self.y_train[train], groups=None, times=None)
-        return kept, (self.x_train[held], self.y_train[held])
+        return self.of_rows(train), self.of_rows(held).points
 
     @property
     def task(self) -> str:
@@ -87,11 +100,11 @@ class Problem:
         return 2 * (1 if self.y_train.ndim == 1 else self.y_train.shape[1])
 
 
-def _built_in(name: str, holdout: float, seed: int) -> Problem:
+def _built_in(name: str, holdout: float | None, seed: int) -> Problem:
     from sklearn import datasets
 
     x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    train, test = split(len(x), holdout, seed)
+    train, test = _split(len(x), holdout, seed)
     if name == "digits":
         x = (x / 16.0).astype(np.float32)
     else:
@@ -103,13 +116,18 @@ def _built_in(name: str, holdout: float, seed: int) -> Problem:
     return Problem(name, x[train], y[train], x[test], y[test], table, image_shape=shape)
 
 
-def origin_of(name: str, holdout: float) -> str:
+def _split(rows: int, holdout: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return row numbers for training and test; all are trained on if nothing is held out."""
+    return (np.arange(rows), np.arange(0)) if holdout is None else split(rows, holdout, seed)
+
+
+def origin_of(name: str, holdout: float | None) -> str:
     """Return how a built-in problem is asked for.
 
     >>> origin_of("wine", 0.25)
     'wine --holdout 0.25'
     """
-    return f"{name} --holdout {holdout:g}"
+    return f"{name} --holdout {0 if holdout is None else holdout:g}"
 
 
 def _from_npz(path: Path, likelihood: str | None) -> Problem:
@@ -144,24 +162,50 @@ class Columns:
         return [n for n, v in (held | {"--group": self.group, "--time": self.time}).items() if v]
 
 
-def _from_table(
-    path: Path, said: Columns, task: Kind | None, holdout: float, seed: int, *, ordered: bool = False
-) -> Problem:
+@dataclass(frozen=True)
+class _Sheet:
+    """A table's rows, and what to call it."""
+
+    frame: Any
+    name: str
+    where: str
+    weights: Any = None
+
+
+def _sheet_of(data: Any, said: Columns, weights: Any) -> _Sheet:
+    """Return the rows of a table that have a target, and what each of them counts."""
+    where, name = ("the data frame", "table") if is_frame(data) else (str(data), Path(data).name)
     if said.target is None:
-        raise InputError(f"{path} is a table, so the column to predict must be named; add --target COLUMN.")
-    if said.group is not None and said.time is not None:
-        raise InputError("--group and --time both decide which rows are held out; give one of them.")
-    where = str(path)
-    frame = with_target(read_table(path), said.target, where)
+        raise InputError(f"{where} is a table, so the column to predict must be named; add --target COLUMN.")
+    whole = as_frame(data) if is_frame(data) else read_table(Path(data))
+    if isinstance(weights, str):
+        check_column(whole, weights, where)
+        weights = Cells(whole[weights]).numbers()
+    found = None if weights is None else as_weights(weights, len(whole)).numpy()
+    frame = with_target(whole, said.target, where)
+    return _Sheet(frame, name, where, None if found is None else found[frame.index.to_numpy()])
+
+
+def _held_out(sheet: _Sheet, said: Columns, holdout: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return row numbers for training and test, as the columns say."""
     for name in (said.group, said.time):
         if name is not None:
-            check_column(frame, name, where)
-    if said.group is not None:
-        train, test = split_by_group(Cells(frame[said.group]), holdout, seed)
-    elif said.time is not None:
-        train, test = split_by_time(Cells(frame[said.time]), holdout)
-    else:
-        train, test = split(len(frame), holdout, seed)
+            check_column(sheet.frame, name, sheet.where)
+    if holdout is not None and said.group is not None:
+        return split_by_group(Cells(sheet.frame[said.group]), holdout, seed)
+    if holdout is not None and said.time is not None:
+        return split_by_time(Cells(sheet.frame[said.time]), holdout)
+    return _split(len(sheet.frame), holdout, seed)
+
+
+def _from_sheet(
+    sheet: _Sheet, said: Columns, task: Kind | None, holdout: float | None, seed: int, *, ordered: bool = False
+) -> Problem:
+    if said.group is not None and said.time is not None:
+        raise InputError("--group and --time both decide which rows are held out; give one of them.")
+    assert said.target is not None
+    frame, where = sheet.frame, sheet.where
+    train, test = _held_out(sheet, said, holdout, seed)
     ids = (*said.ids, *((said.group,) if said.group and said.group not in (*said.ids, *said.drop) else ()))
     table = learn_table(
         frame,
@@ -178,66 +222,83 @@ def _from_table(
         warnings.simplefilter("ignore")  # that held-out rows hold what training rows do not is no surprise,
         warnings.filterwarnings("default", message=".*which is not a number")  # but a footer among them is
         x = table.inputs(frame, path=where)
-    y_train, y_test = (table.targets(frame.iloc[rows], path=where) for rows in (train, test))
+    y_train = table.targets(frame.iloc[train], path=where)
+    y_test = table.targets(frame.iloc[test], path=where) if len(test) else y_train[:0]
     groups, times = (None if n is None else Cells(frame[n].iloc[train]) for n in (said.group, said.time))
+    weights = None if sheet.weights is None else sheet.weights[train]
     table = table.with_seen(x[train], y_train)
-    return Problem(path.name, x[train], y_train, x[test], y_test, table, groups=groups, times=times)
+    return Problem(sheet.name, x[train], y_train, x[test], y_test, table, groups=groups, times=times, weights=weights)
 
 
 def load_problem(
-    data: str,
+    data: Any,
     *,
     target: str | None = None,
     task: Kind | None = None,
-    holdout: float = 0.25,
+    holdout: float | None = 0.25,
     seed: int = 0,
     columns: Columns | None = None,
     likelihood: str | None = None,
+    weights: Any = None,
 ) -> Problem:
-    """Return a problem by name or from a file.
+    """Return a problem by name, from a file or from a data frame.
 
     Args:
         data: a built-in name (digits, diabetes, wine, breast_cancer: they ship inside scikit-learn), an .npz file with x_train,
-            y_train, x_test, y_test, or a table (.csv, .tsv, either with .gz, .parquet, .xlsx).
+            y_train, x_test, y_test, a table (.csv, .tsv, either with .gz, .parquet, .xlsx), or a pandas data frame.
         target: the column to predict, for a table.
         task: 'classification' or 'regression'; guessed from the target if None.
-        holdout: part of the rows kept for testing (not for .npz, which says itself).
+        holdout: part of the rows kept for testing (not for .npz, which says itself); None keeps none.
         seed: decides the split; not the seed of training.
         columns: more about a table's columns; its target counts where none is given here.
         likelihood: what outputs are to mean, by name; it says which task a table's target is.
+        weights: what each row of a table counts: a column, which is then no input, or a number for each row.
     """
+    said = columns or Columns()
+    said = replace(said, target=target or said.target)
+    path = None if is_frame(data) else _path(data)
+    table = path is None or (bool(ending(path)) and data not in BUILT_IN)
     if likelihood is not None:
         kind: Kind = "classification" if likelihood in _OF_CLASSES else "regression"
         likelihood_named(likelihood)
         if task not in (None, kind):
             raise InputError(f"--task is {task}, but --likelihood {likelihood} is of a {kind}; leave one of them out.")
-        task = kind if ending(Path(data)) else None
+        task = kind if table else None
     if task not in (None, "classification", "regression"):
         raise InputError(f"task is {task!r}; give 'classification' or 'regression'.")
-    if not 0 < holdout < 1:
+    if holdout is not None and not 0 < holdout < 1:
         raise InputError(f"holdout is {holdout}; give a part of the rows, above 0 and below 1.")
-    said = columns or Columns()
-    said = replace(said, target=target or said.target)
+    if not table and (said.given or task or weights is not None):
+        word = (said.given or (["--task"] if task else ["weights"]))[0]
+        raise InputError(f"{word} is about a table, and {data} is none; leave it out.")
+    if table:
+        named = (weights,) if isinstance(weights, str) and weights not in said.drop else ()
+        sheet = _sheet_of(data if path is None else path, said, weights)
+        said = replace(said, drop=(*said.drop, *named))
+        problem = _from_sheet(sheet, said, task, holdout, seed, ordered=likelihood == "ordinal")
+    else:
+        assert path is not None
+        problem = _built_in(data, holdout, seed) if data in BUILT_IN else _from_npz(path, likelihood)
+    return replace(problem, likelihood=likelihood)
+
+
+def _path(data: Any) -> Path:
+    """Return where data is, or would be if it is not built in; InputError unless there is such a file."""
+    if not isinstance(data, str | Path):
+        raise InputError(
+            f"data is {type(data).__name__}; give a pandas data frame, the path of a file, or one of {', '.join(BUILT_IN)}."
+        )
     path = Path(data)
-    table = bool(ending(path)) and data not in BUILT_IN
-    if not table and data not in BUILT_IN and path.suffix.lower() != ".npz":
+    if data in BUILT_IN:
+        return path
+    if not ending(path) and path.suffix.lower() != ".npz":
         raise InputError(
             f"data is '{data}'; give one of {', '.join(BUILT_IN)}, or a file ending in .npz, {', '.join(ENDINGS)}."
-            + did_you_mean(data, BUILT_IN)
+            + did_you_mean(str(data), BUILT_IN)
         )
-    if data not in BUILT_IN and not path.exists():
+    if not path.exists():
         raise InputError(f"{path} does not exist; check the path of the data.")
-    if not table and (said.given or task):
-        word = (said.given or ["--task"])[0]
-        raise InputError(f"{word} is about a table, and {data} is none; leave it out.")
-    if data in BUILT_IN:
-        problem = _built_in(data, holdout, seed)
-    else:
-        ordered = likelihood == "ordinal"
-        problem = (
-            _from_table(path, said, task, holdout, seed, ordered=ordered) if table else _from_npz(path, likelihood)
-        )
-    return replace(problem, likelihood=likelihood)
+    return path
 
 
 def likelihood_named(name: str) -> Likelihood:

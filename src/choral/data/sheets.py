@@ -6,6 +6,7 @@ cells in view, and not by the reader of the file.
 
 import csv
 import io
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,24 @@ def read_table(path: Path) -> Any:
         raise InputError(f"{path} does not exist; check the path of the table.")
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the file of a table.")
-    frame = _typed(path, kind) if kind in (".parquet", ".xlsx") else _text(path, kind)
+    return as_frame(_typed(path, kind) if kind in (".parquet", ".xlsx") else _text(path, kind), str(path))
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a pandas data frame, without loading pandas where nobody did."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
+
+
+def as_frame(frame: Any, where: str = "the table") -> Any:
+    """Return a data frame with text for column names and rows counted from 0; InputError without rows, or for a name twice."""
     if not len(frame):
-        raise InputError(f"{path} has no rows; give at least one row below the header.")
-    frame.columns = [str(c) for c in frame.columns]
-    twice = sorted({c for c in frame.columns if list(frame.columns).count(c) > 1})
+        raise InputError(f"{where} has no rows; give at least one row below the header.")
+    names = [str(c) for c in frame.columns]
+    twice = sorted({c for c in names if names.count(c) > 1})
     if twice:
-        raise InputError(f"{path} has more than one column named '{short(twice[0])}'; give each its own name.")
-    return frame.reset_index(drop=True)
+        raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
+    return frame.set_axis(names, axis=1).reset_index(drop=True)
 
 
 def _typed(path: Path, kind: str) -> Any:

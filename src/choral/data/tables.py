@@ -114,7 +114,15 @@ class Table(Value):
             path: what to call it in an error.
         """
         check_column(frame, self.target, path)
-        cells = Cells(frame[self.target])
+        return self._targets(Cells(frame[self.target]), path)
+
+    def targets_of(self, values: Any) -> np.ndarray:
+        """Return targets as `targets` does, of values as the target column holds them: class names, numbers as text."""
+        import pandas as pd
+
+        return self._targets(Cells(pd.Series(np.asarray(values), name=self.target)), "y")
+
+    def _targets(self, cells: Cells, path: str) -> np.ndarray:
         if self.task == "regression":
             return np.asarray(target_numbers(cells, self.comma, path))
         place = {name: i for i, name in enumerate(self.classes)}

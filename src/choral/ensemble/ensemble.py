@@ -16,6 +16,7 @@ from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.inputs import Transforms, written
+from choral.data.sheets import as_frame, is_frame
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.data.tables import Table
 from choral.data.tensors import cast_targets
@@ -130,6 +131,7 @@ class Ensemble:
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
+        x = self._of_frame(x)
         parts = inputs_of(x)
         if len(parts) > 1 or parts[0] is not x:
             options: dict[str, Any] = {"batch_size": batch_size, "device": device, "precision": precision}
@@ -150,6 +152,18 @@ class Ensemble:
             raise
         except Exception as error:  # forward code of the user's may fail in any way
             raise InputError(self.interface.why_not_predicted(ready, error)) from error
+
+    def _of_frame(self, x: Any) -> Any:
+        """Return the inputs of a data frame's rows, for an ensemble fitted on a table; anything else as it is."""
+        if self.table is None or not self.table.columns or not is_frame(x):
+            return x
+        return self.table.inputs(as_frame(x, "x"), path="x")
+
+    def _targets_of(self, x: Any, y: Any) -> Any:
+        """Return the targets of a data frame's rows, from its target column if None are given; of anything else, those given."""
+        if self.table is None or not self.table.columns or not is_frame(x):
+            return y
+        return self.table.targets(as_frame(x, "x"), path="x") if y is None else self.table.targets_of(y)
 
     def _read(self, x: Any) -> Batch:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
@@ -188,8 +202,8 @@ class Ensemble:
 
         Args:
             x: inputs as given to fit (arrays or tensors, or a dict, tuple or list of them), or a Dataset or DataLoader, also of a stream,
-                whose targets are not looked at; for an ensemble fitted on a table, what `ensemble.table.inputs(frame)` makes of its rows, as
-                `choral predict` does.
+                whose targets are not looked at; for an ensemble fitted on a table, a pandas data frame with its columns, read as
+                `choral predict` does, or what `ensemble.table.inputs(frame)` makes of it.
             batch_size: points evaluated at once, at most.
             device: where to evaluate.
             precision: 'fp32' or 'bf16' (autocast).
@@ -205,17 +219,19 @@ class Ensemble:
         return self.likelihood.predict(outputs, about)
 
     @guarded
-    def evaluate(self, x: Any, y: Any, *, weights: Any = None, **options: Any) -> dict[str, float]:
+    def evaluate(self, x: Any, y: Any = None, *, weights: Any = None, **options: Any) -> dict[str, float]:
         """Return every score of the predictions of some inputs against their labels or targets.
 
         `choral.judging.judge.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
 
         Args:
             x: inputs, as given to predict.
-            y: their labels or targets, in their own units.
+            y: their labels or targets, in their own units; of a data frame as its target column has them,
+                which is read if they are left out.
             weights: what each row counts, as in `fit`; scores that are no means over rows are then left out.
             options: further arguments of predict.
         """
+        y = self._targets_of(x, y)
         outputs = self.outputs(x, **options)
         self._check_targets(y, outputs)
         prediction = corrections.correct(self._uncorrected(outputs), self.posthoc)
@@ -244,16 +260,18 @@ class Ensemble:
         return twin
 
     @guarded
-    def calibrated(self, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
+    def calibrated(self, x: Any, y: Any = None, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
         """Return the same members with corrections fitted on held-out data (rows no member was trained on).
 
         Args:
             x: held-out inputs, as given to predict.
-            y: their labels or targets.
+            y: their labels or targets; of a data frame as its target column has them, which is
+                read if they are left out.
             batch_size: points evaluated at once.
             options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
                 stacking=True, level=0.9.
         """
+        y = self._targets_of(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
         self._check_targets(y, outputs)
         return self.with_posthoc(*corrections.fit_corrections(self._uncorrected(outputs), y, **options))

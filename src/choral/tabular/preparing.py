@@ -1,0 +1,109 @@
+"""What a fit does with some data: what was said, and the usual where nothing was."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from choral.base.errors import InputError
+from choral.data.problems import Problem
+from choral.ensemble.ensemble import Ensemble
+from choral.fit import fit
+from choral.judging.compare import recipes_for
+from choral.judging.defaults import default_model, factory, training_for, usual
+from choral.plan import EarlyStop
+from choral.recipes import METHODS, make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
+
+METHOD = "deep_ensemble"
+"""What is done where no method is named."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Everything that one fit needs.
+
+    Attributes:
+        problem: the data.
+        build: makes the network.
+        recipe: the method with its budget.
+        training: its settings.
+        validation: the part of the training rows that watches, data of its own, or None.
+        stop: when a member stops by itself.
+    """
+
+    problem: Problem
+    build: Callable[[], nn.Module]
+    recipe: Recipe
+    training: Training
+    validation: Any
+    stop: EarlyStop | None
+
+    def run(self, **options: Any) -> Ensemble:
+        """Return the ensemble, trained; `options` as in `choral.fit`."""
+        trained, held = (self.problem, self.validation)
+        if self.shares:
+            trained, held = self.problem.validating(self.validation)
+        known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
+        return fit(self.build, trained.points, self.recipe, validation=held, stop=self.stop, **known, **options)
+
+    @property
+    def shares(self) -> bool:
+        """Whether the rows that watch are a part of the training rows."""
+        return self.validation is None or isinstance(self.validation, int | float)
+
+
+def prepared(
+    problem: Problem,
+    *,
+    method: str | None = None,
+    epochs: int | None = None,
+    members: int | None = None,
+    model: str | None = None,
+    validation: Any = None,
+    patience: int | None = None,
+    **settings: Any,
+) -> Ready:
+    """Return what is done with some data.
+
+    Args:
+        problem: the data.
+        method: its name; the default one if None.
+        epochs: total budget in epochs of one network; by the data's size if None.
+        members: where the method has a choice.
+        model: the network's name in `choral.judging.defaults.SIZES`; by the data if None.
+        validation: part of the training rows that no member is trained on, or data of its own; 0 for none, the usual if None.
+        patience: epochs without a better score after which a member stops.
+        settings: of the optimiser, as in `choral.judging.defaults.training_for`.
+    """
+    check_members(method or METHOD, members)
+    asked = None if method in (None, METHOD) else make(method)
+    none = isinstance(validation, int | float) and validation == 0
+    watched = not none and not (asked is not None and asked.structure.widens_input)
+    name = model or default_model(problem, validated=watched)
+    training = training_for(problem, model=name if watched else None, **settings)
+    found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
+    if epochs is None and members is None:
+        members = found.members
+    share, wait = None if none else validation, patience
+    if validation is None:
+        share, wait = found.validation, found.patience if patience is None else patience
+    elif not isinstance(validation, int | float) and patience is None:
+        wait = found.patience
+    (recipe,) = recipes_for([method or METHOD], epochs=epochs or found.epochs, members=members, training=training)
+    stop = None if wait is None else EarlyStop(patience=wait)
+    return Ready(problem, factory(problem, name), recipe, training, share, stop)
+
+
+def check_members(method: str, members: int | None) -> None:
+    """Raise InputError if members are asked of a method that has no choice of them."""
+    if members is None or members == 1:
+        return
+    option = METHODS[method].options.get("members") if method in METHODS else None
+    if option is None or option.default == 1:
+        raise InputError(
+            f"--members is {members}, but {method} trains one network and has no choice; leave it out, or take a method "
+            "with members such as deep_ensemble."
+        )

@@ -1,0 +1,130 @@
+"""fit_table: the same as `choral fit FILE`, from a data frame or a file, with everything a table may have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import choral
+from choral.base.errors import InputError
+from choral.cli.app import app
+from choral.data.problems import load_problem
+from choral.tabular.preparing import prepared
+
+QUICK: dict[str, Any] = {"members": 2, "epochs": 4, "progress": False}
+
+
+def houses(rows: int = 60, seed: int = 0) -> pd.DataFrame:
+    g = np.random.default_rng(seed)
+    size, town = g.normal(100, 20, rows), g.choice(["Ulm", "Bonn", "Kiel"], rows)
+    price = 3 * size + 50 * (town == "Bonn") + g.normal(0, 10, rows)
+    sold = np.where(price > 310, "yes", "no")
+    return pd.DataFrame({"size": size, "town": town, "price": price, "sold": sold})
+
+
+def test_a_frame_and_its_file_and_the_shell_give_the_same_members(tmp_path: Path) -> None:
+    frame = houses()
+    frame.to_csv(tmp_path / "h.csv", index=False)
+    by_frame = choral.fit_table(frame, "price", **QUICK)
+    by_file = choral.fit_table(tmp_path / "h.csv", "price", **QUICK)
+    assert torch.allclose(by_frame.predict(frame).mean, by_file.predict(frame).mean, rtol=1e-4)
+    held = ["--holdout", "0.25", "--out", str(tmp_path / "run"), "--epochs", "4", "--members", "2", "--json"]
+    done = CliRunner().invoke(app, ["fit", str(tmp_path / "h.csv"), "--target", "price", *held])
+    assert done.exit_code == 0, done.output
+    problem = load_problem(str(tmp_path / "h.csv"), target="price")
+    same = prepared(problem, epochs=4, members=2).run(progress=False)
+    shell = choral.load(tmp_path / "run")
+    assert torch.equal(shell.predict(problem.x_test).mean, same.predict(problem.x_test).mean)
+    assert json.loads(done.stdout)["task"] == "regression"
+
+
+def test_predictions_take_frames_in_any_order_with_blank_and_unseen_cells(tmp_path: Path) -> None:
+    ensemble = choral.fit_table(houses(), "sold", drop=["price"], **QUICK)
+    ensemble.save(tmp_path / "e.choral")
+    new = pd.DataFrame({"else": [1, 2], "town": ["Bonn", "Rome"], "size": ["80", ""]}, index=[7, 3])
+    with pytest.warns(UserWarning, match="town|size"):
+        found = choral.load(tmp_path / "e.choral").predict(new)
+    with pytest.warns(UserWarning, match="town|size"):
+        assert torch.equal(found.mean, ensemble.predict(ensemble.table.inputs(new)).mean)  # type: ignore[union-attr]
+    assert set(found.columns()["prediction"]) <= {"no", "yes"}
+    with pytest.raises(InputError, match="no column 'town'"):
+        ensemble.predict(new.drop(columns="town"))
+
+
+def test_scores_read_the_target_of_a_frame_or_what_is_given_in_its_words() -> None:
+    frame = houses()
+    frame["grade"] = np.where(frame["sold"] == "yes", 2, 1)  # class numbers 0 and 1 are named 1 and 2
+    ensemble = choral.fit_table(frame, "grade", drop=["price", "sold"], **QUICK)
+    whole = ensemble.evaluate(frame)
+    assert ensemble.evaluate(frame.drop(columns="grade"), frame["grade"]) == whole
+    codes = (frame["grade"] - 1).to_numpy()
+    assert ensemble.evaluate(ensemble.table.inputs(frame), codes) == whole  # type: ignore[union-attr]
+    assert ensemble.calibrated(frame, level=0.8).predict(frame).conformal.level == 0.8
+    with pytest.raises(InputError, match="did not have"):
+        ensemble.evaluate(frame, [3] * 60)
+
+
+def test_weights_are_a_column_or_numbers_and_a_row_twice_is_a_weight_of_two() -> None:
+    frame = houses(40)
+    frame.loc[3, "price"] = np.nan  # left out, with its weight
+    weights = np.where(np.arange(40) % 2, 1.0, 2.0)
+    options: dict[str, Any] = {**QUICK, "batch_size": 100, "optimiser": "sgd", "rate": 0.01}
+    with pytest.warns(UserWarning, match="no value of the target"):
+        by_numbers = choral.fit_table(frame, "price", weights=weights, **options)
+    with pytest.warns(UserWarning, match="no value of the target"):
+        by_column = choral.fit_table(frame.assign(w=weights), "price", weights="w", **options)
+    assert torch.equal(by_numbers.predict(frame).mean, by_column.predict(frame.assign(w=1)).mean)
+    assert by_column.table is not None
+    assert {c["column"]: c["read_as"] for c in by_column.table.describe()}["w"] == "left out"
+    with pytest.raises(InputError, match="weights"):
+        choral.fit_table(frame, "price", weights=[1.0, 2.0], **options)
+
+
+def test_rows_that_watch_are_a_share_or_a_frame_and_groups_stay_together() -> None:
+    frame = houses(120)
+    wild: dict[str, Any] = {"members": 2, "epochs": 100, "rate": 0.5, "patience": 1, "progress": False}
+    own = choral.fit_table(frame, "price", drop=["sold"], validation=houses(30, seed=1), **wild)
+    assert own.info["counted"]["epochs"] < 100
+    frame["owner"] = np.arange(120) // 4
+    problem = load_problem(frame, target="price", holdout=None)
+    assert len(problem.x_test) == 0
+    assert prepared(problem).validation == 0.2
+    grouped = choral.fit_table(frame, "price", drop=["sold"], group="owner", **QUICK)
+    assert grouped.table is not None
+    assert "owner" in grouped.table.beside
+    with pytest.raises(InputError, match="data frame with the target"):
+        choral.fit_table(frame, "price", validation=(1, 2), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        (houses(), {"target": "prize"}, "no column 'prize'.*price"),
+        (houses(), {}, "column to predict must be named"),
+        ([[1, 2]], {"target": "a"}, "give a pandas data frame"),
+        (houses().iloc[:0], {"target": "price"}, "has no rows"),
+        (houses().assign(price=1.0), {"target": "price"}, "nothing to learn"),
+        (houses().set_axis(["a", "a", "b", "c"], axis=1), {"target": "b"}, "more than one column named 'a'"),
+        (houses(), {"target": "price", "method": "single", "members": 3}, "trains one network"),
+        (houses(), {"target": "price", "members": 0}, "members"),
+        ("nowhere.csv", {"target": "price"}, "does not exist"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(data: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        choral.fit_table(data, **options)
+
+
+def test_columns_named_by_numbers_and_a_run_folder(tmp_path: Path) -> None:
+    g = np.random.default_rng(0)
+    frame = pd.DataFrame(g.normal(size=(40, 3)))
+    ensemble = choral.fit_table(frame, "2", run_dir=tmp_path / "run", **QUICK)
+    again = choral.fit_table(frame, "2", run_dir=tmp_path / "run", **QUICK)
+    assert torch.equal(ensemble.predict(frame).mean, again.predict(frame).mean)
+    assert len(frame.columns) == 3
+    assert list(frame.columns) == [0, 1, 2]  # the user's frame is left alone
