@@ -19,6 +19,7 @@ from choral.engine.events import Listener
 from choral.engine.executors import Executor
 from choral.engine.folder import claimed, run_of
 from choral.engine.job import understood
+from choral.engine.parts import parts_of
 from choral.engine.process import settled_process
 from choral.engine.settling import settle
 from choral.engine.threads import checked, using
@@ -65,6 +66,9 @@ def fit(
     extend: bool = False,
     process_wide: bool = True,
     threads: int | None = None,
+    data_parallel: bool = False,
+    accumulate: int = 1,
+    batch_norm: str = "whole",
 ) -> Ensemble:
     """Train an ensemble.
 
@@ -116,15 +120,22 @@ def fit(
         threads: how many torch's operations get in this thread; None gives small networks one, and larger ones as many as
             `torch.get_num_threads()` says if a short trial shows that they gain. The run folder keeps the number, and a resumed
             run goes on with it: another one changes the last bits of sums. Afterwards the user's setting is in force again.
+        data_parallel: whether the processes of torch's default group (`torchrun`, `torch.distributed.init_process_group`) share every
+            batch; each must make the same call. Results agree with those of one process to rounding; the first process writes.
+        accumulate: parts in which each process takes its batches one after the other, for less memory; the gradient is that of the
+            whole batch to rounding.
+        batch_norm: 'whole' gives BatchNorm the statistics of whole batches also where processes share them, 'part' those of each part.
     """
     started = time.perf_counter()
     checked(threads)
     rules = rules_of(validation, stop, keep, time_limit)
-    chosen, folder = recipe_of(recipe), None if run_dir is None else Path(run_dir)
+    parts = parts_of(data_parallel=data_parallel, accumulate=accumulate, batch_norm=batch_norm)
+    chosen, folder = recipe_of(recipe), None if run_dir is None or not parts.writes else Path(run_dir)
     points: dict[str, Any] = {"target": target, "weights": weights, "validation": validation, "seed": seed}
     options: dict[str, Any] = {"inputs": inputs, "output": output, "likelihood": likelihood, "standardise": standardise}
     with settled_process(process_wide):
-        job = understood(build, data, chosen, rules, **points, **options, device=device, precision=precision)
+        options |= {"device": device, "precision": precision, "parts": parts}
+        job = understood(build, data, chosen, rules, **points, **options)
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
             plan, width = settle(
@@ -139,7 +150,7 @@ def fit(
             )
             with (
                 using(threads or plan["environment"]["threads"]),
-                watched(chosen.name, chosen.epochs, listener, progress) as hear,
+                watched(chosen.name, chosen.epochs, listener, progress if parts.writes else False) as hear,
             ):
                 store, costs = carry_out(
                     job, folder, plan, width, hear, seed=seed, seconds=checkpoint_seconds, started=started

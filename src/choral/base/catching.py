@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from choral.base.streams import dropout, keep_mask, normal, now, uniform
@@ -19,7 +20,7 @@ def _dropout_channels(x: Tensor, rate: float, dims: int) -> Tensor:
     if rate >= 1:
         return x * 0
     shape = tuple(x.shape[: x.dim() - dims]) + (1,) * dims
-    return x * (keep_mask(shape, rate, device=x.device).to(x.dtype) * (1.0 / (1.0 - rate)))
+    return x * (keep_mask(shape, rate, device=x.device, rows=0).to(x.dtype) * (1.0 / (1.0 - rate)))
 
 
 def _alpha_dropout(x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
@@ -27,7 +28,7 @@ def _alpha_dropout(x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
     if rate <= 0:
         return x
     saturation = -1.7580993408473766
-    keep = keep_mask(shape, rate, device=x.device).to(x.dtype)
+    keep = keep_mask(shape, rate, device=x.device, rows=0).to(x.dtype)
     a = ((1 - rate) * (1 + rate * saturation**2)) ** -0.5
     return a * (x * keep + saturation * (1 - keep)) - a * saturation * rate
 
@@ -95,6 +96,11 @@ def _caught_alpha(by_channel: bool) -> Callable[..., Tensor]:
     return catch
 
 
+def _rows(x: Tensor) -> int | None:
+    """Return the axis of the batch; none in weights."""
+    return None if isinstance(x, Parameter) else 0
+
+
 _CAUGHT: dict[Any, Callable[..., Tensor]] = {
     torch.dropout: _caught,
     F.dropout: _caught_functional,
@@ -103,9 +109,9 @@ _CAUGHT: dict[Any, Callable[..., Tensor]] = {
     F.dropout3d: _caught_channels(3),
     F.alpha_dropout: _caught_alpha(by_channel=False),
     F.feature_alpha_dropout: _caught_alpha(by_channel=True),
-    torch.rand_like: _noting(lambda x, **_: uniform(x.shape, like=x)),
-    torch.randn_like: _noting(lambda x, **_: normal(x.shape, like=x)),
-    torch.bernoulli: _noting(lambda x, **_: (uniform(x.shape, like=x) < x).to(x.dtype)),
+    torch.rand_like: _noting(lambda x, **_: uniform(x.shape, like=x, rows=_rows(x))),
+    torch.randn_like: _noting(lambda x, **_: normal(x.shape, like=x, rows=_rows(x))),
+    torch.bernoulli: _noting(lambda x, **_: (uniform(x.shape, like=x, rows=_rows(x)) < x).to(x.dtype)),
 }
 
 

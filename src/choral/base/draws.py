@@ -4,7 +4,8 @@ A draw is a hash of (key, step, site, element): the n-th random call of a forwar
 generator state, so it works under `torch.func.vmap` with one key per member and gives the same numbers under every
 executor, after a resume and on every device. Layers call `uniform`, `normal`, `integers` or `dropout`; within a
 `keyed` block these follow the key, outside of one they use torch's own generator, so that the layers also work in
-anybody's own training loop. `keyed` also catches `torch.nn.functional.dropout` and its relatives in networks that are
+anybody's own training loop. Draws for each row of a batch say which axis is the batch (`rows`), so that a part of a batch
+(`part`) draws what it would draw in the whole one; those without, such as weights, are the same for all parts. `keyed` also catches `torch.nn.functional.dropout` and its relatives in networks that are
 not ours.
 """
 
@@ -16,11 +17,13 @@ from torch import Tensor
 from choral.base.catching import Catch
 from choral.base.streams import (
     Branch,
+    Part,
     Stream,
     active,
     branch,
     common,
     dropout,
+    folded,
     index,
     integers,
     keep_mask,
@@ -35,10 +38,12 @@ from choral.base.streams import (
 
 __all__ = [
     "Branch",
+    "Part",
     "active",
     "branch",
     "common",
     "dropout",
+    "folded",
     "index",
     "integers",
     "keep_mask",
@@ -53,7 +58,9 @@ __all__ = [
 
 
 @contextmanager
-def keyed(key: int | Tensor, step: int | Tensor = 0, *, catch: bool = True) -> Iterator[Stream]:
+def keyed(
+    key: int | Tensor, step: int | Tensor = 0, *, catch: bool = True, part: Part | None = None
+) -> Iterator[Stream]:
     """Make every draw of the block follow (key, step).
 
     Args:
@@ -61,9 +68,10 @@ def keyed(key: int | Tensor, step: int | Tensor = 0, *, catch: bool = True) -> I
         step: any integer; another step gives other draws. An int32 scalar may be mapped by vmap.
         catch: also redirect torch's own dropout functions; leave out when the network is known to have none,
             since catching costs a few microseconds for each torch call.
+        part: which rows of a batch the block is given; None for all.
     """
     stream = Stream(key, step)
-    with under(stream=stream):
+    with under(stream=stream, part=part):
         if catch:
             with Catch():
                 yield stream

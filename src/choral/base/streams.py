@@ -60,6 +60,11 @@ class Stream:
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return a generator for the next site, for functions of torch that draw in ways of their own."""
+        if now().part is not None:
+            raise InputError(
+                "the network draws by a function of torch whose numbers cannot be counted by row, so parts of a batch cannot draw what the "
+                "whole would; draw with choral.base.draws, or train without data_parallel and accumulate."
+            )
         first, second = self.next_words()
         if not isinstance(first, int):
             raise InputError(
@@ -80,6 +85,21 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Which rows of a batch a forward pass is given, so that rows draw what they would draw in the whole batch.
+
+    Args:
+        start: the first of them.
+        rows: how many.
+        of: rows of the whole batch.
+    """
+
+    start: int
+    rows: int
+    of: int
+
+
+@dataclass(frozen=True)
 class Circumstances:
     """What a forward pass is told from outside."""
 
@@ -88,6 +108,8 @@ class Circumstances:
     component: int | Tensor | None = None  # what patched layers take if they all take the same
     outer: Stream | None = None  # what members of a joint network were given streams from
     kept: Kept | None = None  # drawn weights of earlier calls
+    part: Part | None = None  # None gives it whole batches
+    folded: int = 1  # members laid one after the other on the batch axis
 
 
 _NONE = Circumstances()
@@ -109,13 +131,41 @@ def under(**changes: Any) -> Iterator[None]:
         _now.reset(token)
 
 
-def _bits(shape: Sequence[int], device: torch.device, stream: Stream) -> Tensor:
+def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int | None) -> Tensor:
     """Return int32 hash values, uniform over all 2^32 patterns, for the next site of a stream."""
     first, second = stream.next_words()
     n = math.prod(shape)
     stream.drawn += n
+    part = None if rows is None else _now.get().part
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        return bits(n, first, second, device).view(tuple(shape))
+        if part is None or rows is None:
+            return bits(n, first, second, device).view(tuple(shape))
+        blocks = math.prod(shape[:rows]) * (_now.get().folded if rows == 0 else 1)
+        if n % (blocks * part.rows):
+            raise InputError(
+                f"the network draws numbers of shape {tuple(shape)} for {part.rows} rows of a batch of {part.of}, and their first axis is "
+                "not the batch, so parts of a batch cannot draw what the whole would; put the batch axis first, or train without "
+                "data_parallel and accumulate."
+            )
+        each = n // (blocks * part.rows)
+        starts = [
+            (block * part.of + part.start) * each for block in range(blocks)
+        ]  # numbers are counted in the whole batch
+        found = [bits(part.rows * each, _moved(first, start), second, device) for start in starts]
+        return (found[0] if len(found) == 1 else torch.cat(found)).view(tuple(shape))
+
+
+def _moved(first: Any, start: int) -> Any:
+    """Return the first word of a site whose count begins at `start`."""
+    step = signed(start * GOLDEN)
+    return signed(first + step) if isinstance(first, int) else first + step
+
+
+@contextmanager
+def folded(members: int) -> Iterator[None]:
+    """Say that members lie one after the other on the batch axis of what the block computes."""
+    with under(folded=members):
+        yield
 
 
 def active() -> bool:
@@ -123,22 +173,22 @@ def active() -> bool:
     return _now.get().stream is not None
 
 
-def uniform(shape: Sequence[int], *, like: Tensor) -> Tensor:
+def uniform(shape: Sequence[int], *, like: Tensor, rows: int | None = None) -> Tensor:
     """Return uniform draws on (0, 1), open at both ends, in `like`'s dtype and device."""
     stream = _now.get().stream
     if stream is None:
         return torch.rand(tuple(shape), dtype=like.dtype, device=like.device)
     # 23 bits and a half step: every value and its distance to 0 and 1 is exact in float32
-    bits = (_bits(shape, like.device, stream) >> 9) & 0x7FFFFF
+    bits = (_bits(shape, like.device, stream, rows) >> 9) & 0x7FFFFF
     return ((bits.to(torch.float32) + 0.5) * 2.0**-23).to(like.dtype)
 
 
-def normal(shape: Sequence[int], *, like: Tensor) -> Tensor:
+def normal(shape: Sequence[int], *, like: Tensor, rows: int | None = None) -> Tensor:
     """Return standard normal draws in `like`'s dtype and device (within 5.2 standard deviations when keyed)."""
     stream = _now.get().stream
     if stream is None:
         return torch.randn(tuple(shape), dtype=like.dtype, device=like.device)
-    bits = _bits(shape, like.device, stream) >> 9
+    bits = _bits(shape, like.device, stream, rows) >> 9
     if not stream.by_number:  # mapped: what writes into tensors cannot be recorded
         centred = ((bits & 0x7FFFFF).to(torch.float32) + (0.5 - 2.0**22)) * 2.0**-22
         return (torch.erfinv(centred) * 2.0**0.5).to(like.dtype)
@@ -146,12 +196,12 @@ def normal(shape: Sequence[int], *, like: Tensor) -> Tensor:
     return torch.erfinv(centred).mul_(2.0**0.5).to(like.dtype)
 
 
-def integers(high: int, shape: Sequence[int], *, device: torch.device) -> Tensor:
+def integers(high: int, shape: Sequence[int], *, device: torch.device, rows: int | None = None) -> Tensor:
     """Return integer draws (int64), uniform on 0..high-1."""
     stream = _now.get().stream
     if stream is None:
         return torch.randint(high, tuple(shape), device=device)
-    bits = (_bits(shape, device, stream).to(torch.int64) & MASK32) * high
+    bits = (_bits(shape, device, stream, rows).to(torch.int64) & MASK32) * high
     return bits >> 32
 
 
@@ -173,22 +223,28 @@ def index(high: int, *, device: torch.device) -> int | Tensor:
     return integers(high, (1,), device=device)
 
 
-def keep_mask(shape: Sequence[int], rate: float, *, device: torch.device) -> Tensor:
+def keep_mask(shape: Sequence[int], rate: float, *, device: torch.device, rows: int | None = None) -> Tensor:
     """Return a boolean mask that is False with probability `rate`, element by element."""
     stream = _now.get().stream
     if stream is None:
         return torch.rand(tuple(shape), device=device) >= rate
     threshold = min(int(rate * 2.0**32), MASK32) - (1 << 31)
-    return _bits(shape, device, stream) >= threshold
+    return _bits(shape, device, stream, rows) >= threshold
 
 
-def dropout(x: Tensor, rate: float) -> Tensor:
-    """Return x with elements zeroed with probability `rate` and the rest scaled by 1 / (1 - rate)."""
+def dropout(x: Tensor, rate: float, *, rows: int | None = 0) -> Tensor:
+    """Return x with elements zeroed with probability `rate` and the rest scaled by 1 / (1 - rate).
+
+    Args:
+        x: activations, or weights.
+        rate: of zeroes.
+        rows: the axis of the batch; None for weights, which all rows share.
+    """
     if rate <= 0:
         return x
     if rate >= 1:
         return x * 0
-    return x * (keep_mask(x.shape, rate, device=x.device).to(x.dtype) * (1.0 / (1.0 - rate)))
+    return x * (keep_mask(x.shape, rate, device=x.device, rows=rows).to(x.dtype) * (1.0 / (1.0 - rate)))
 
 
 def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:

@@ -195,13 +195,18 @@ class DatasetSource(Source):
         return next(self._load([[(0, i, i) for i in range(min(count, self.points))]]))
 
     def epoch(
-        self, order: Tensor, batch_size: int, *, keys: Sequence[int] | None = None
+        self,
+        order: Tensor,
+        batch_size: int,
+        *,
+        keys: Sequence[int] | None = None,
+        among: tuple[int, int] = (0, 1),
     ) -> Iterator[tuple[Batch, Tensor]]:
         """Yield batches made by the loader."""
         rows = order if order.dim() == 2 else order.unsqueeze(0)
         keyed = zip(keys or [0] * len(rows), rows.tolist())
         each = [[(key, i, number) for i, number in enumerate(row)] for key, row in keyed]
-        places = bounds(order.shape[-1], batch_size)
+        places = bounds(order.shape[-1], batch_size, among)
         if order.dim() == 1:
             yield from self._load([each[0][a:b] for a, b in places])
         elif self.is_ragged:

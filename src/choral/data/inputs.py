@@ -73,7 +73,7 @@ class PadCrop(Transform):
     def __call__(self, x: Tensor) -> Tensor:
         """Return shifted images (batch, channel, height, width)."""
         batch, _, height, width = x.shape
-        corners = draws.integers(2 * self.pixels + 1, (2, batch), device=x.device)
+        corners = draws.integers(2 * self.pixels + 1, (2, batch), device=x.device, rows=1)
         rows = corners[0].unsqueeze(1) + torch.arange(height, device=x.device)
         columns = corners[1].unsqueeze(1) + torch.arange(width, device=x.device)
         padded = F.pad(x, (self.pixels,) * 4).movedim(1, -1)
@@ -92,7 +92,7 @@ class HorizontalFlip(Transform):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return images, half of them mirrored."""
-        keep = draws.keep_mask((x.shape[0],), 0.5, device=x.device)
+        keep = draws.keep_mask((x.shape[0],), 0.5, device=x.device, rows=0)
         return torch.where(keep.view(-1, *(1,) * (x.dim() - 1)), x, x.flip(-1))
 
 

@@ -176,7 +176,12 @@ class Source(ABC):
 
     @abstractmethod
     def epoch(
-        self, order: Tensor, batch_size: int, *, keys: Sequence[int] | None = None
+        self,
+        order: Tensor,
+        batch_size: int,
+        *,
+        keys: Sequence[int] | None = None,
+        among: tuple[int, int] = (0, 1),
     ) -> Iterator[tuple[Batch, Tensor]]:
         """Yield the batches of one epoch in an order given as indices.
 
@@ -184,6 +189,7 @@ class Source(ABC):
             order: which points, in which order.
             batch_size: points in a batch.
             keys: of what the items draw while they are read, one for each branch; None reads all under one key.
+            among: number of this process and of all that share each batch: only its part is read.
 
         Shapes: order (point,) gives x (batch, ...); order (branch, point) gives x (branch, batch, ...).
         """
@@ -201,9 +207,15 @@ class Source(ABC):
         """Return the same points with targets as a likelihood reads them; the digest stays that of the data."""
 
 
-def bounds(points: int, batch_size: int) -> list[tuple[int, int]]:
-    """Return where the batches of an epoch begin and end."""
-    return [(i * batch_size, min((i + 1) * batch_size, points)) for i in range(batches_in(points, batch_size))]
+def bounds(points: int, batch_size: int, among: tuple[int, int] = (0, 1)) -> list[tuple[int, int]]:
+    """Return where the batches of an epoch begin and end, or the parts of them that one of several processes takes.
+
+    >>> bounds(10, 6), bounds(10, 6, (1, 2))
+    ([(0, 6), (6, 10)], [(3, 6), (8, 10)])
+    """
+    whole = [(i * batch_size, min((i + 1) * batch_size, points)) for i in range(batches_in(points, batch_size))]
+    rank, size = among
+    return [(a + (b - a) * rank // size, a + (b - a) * (rank + 1) // size) for a, b in whole]
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:
@@ -248,10 +260,15 @@ class TensorSource(Source):
         return self._pick(index), self.y[index]
 
     def epoch(
-        self, order: Tensor, batch_size: int, *, keys: Sequence[int] | None = None
+        self,
+        order: Tensor,
+        batch_size: int,
+        *,
+        keys: Sequence[int] | None = None,
+        among: tuple[int, int] = (0, 1),
     ) -> Iterator[tuple[Batch, Tensor]]:
         """Yield batches by indexing; arrays draw nothing."""
-        for start, end in bounds(order.shape[-1], batch_size):
+        for start, end in bounds(order.shape[-1], batch_size, among):
             index = order[..., start:end]
             yield self._pick(index), _rows(self.y, index)
 

@@ -84,18 +84,15 @@ def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: fl
         plan: the settled plan.
         started: when the call began, by time.perf_counter.
     """
-    count = len(run.member_of)
-    if folder is None:
+    count, parts = len(run.member_of), run.task.parts
+    stands = parts.agreed(None if folder is None else _standing(run, folder, plan, count))
+    if stands is None:
         run.execute()
-        return _shown(run, _costs(run, count, time.perf_counter() - started))
-    assert run.checkpoints is not None
-    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
-    costs = _kept_costs(folder, run.log)
-    lost = _lost(run, folder, count, costs)
-    if lost:
-        compare_environment(folder, plan["environment"], stacklevel=4)
+        return _shown(run, parts.agreed(_costs(run, count, time.perf_counter() - started)))
+    finished, costs, lost = stands
+    _hand_out(run, [number for number in range(count) if number not in lost], costs)
     added = plan.get("extended")
-    if finished or not (lost or run.checkpoints):
+    if finished:
         mend(run, lost)
     elif added is not None:
         run.add(lost, added["counted"])
@@ -106,11 +103,34 @@ def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: fl
         run.execute()
     if not costs:
         if not run.counted["epochs"]:
-            run.counted = last_counted(folder / "log.jsonl")
-        costs = _costs(run, count, time.perf_counter() - started)
-        write_json(folder / "results.json", costs, within=folder)
-    run.checkpoints.clear()
+            run.counted = parts.agreed({} if folder is None else last_counted(folder / "log.jsonl"))
+        costs = parts.agreed(_costs(run, count, time.perf_counter() - started))
+        if folder is not None:
+            write_json(folder / "results.json", costs, within=folder)
+    if run.checkpoints is not None:
+        run.checkpoints.clear()
     return _shown(run, costs)
+
+
+def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple[bool, dict[str, Any], dict[int, str]]:
+    """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
+    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
+    costs = _kept_costs(folder, run.log)
+    lost = _lost(run, folder, count, costs)
+    if lost:
+        compare_environment(folder, plan["environment"], run.task.parts.environment, stacklevel=5)
+    return finished or not (lost or run.checkpoints), costs, lost
+
+
+def _hand_out(run: Run, present: list[int], costs: dict[str, Any]) -> None:
+    """Give the members that are there to processes without the folder, so that each returns the whole ensemble."""
+    parts = run.task.parts
+    if parts.group is None:
+        return
+    for number in costs.get("kept", present):
+        state = parts.agreed(run.store.get(number) if parts.writes else None)
+        if state is not None and not parts.writes:
+            run.store.put(number, state)
 
 
 def _lost(run: Run, folder: Path, count: int, costs: dict[str, Any]) -> dict[int, str]:

@@ -13,7 +13,7 @@ from choral.engine.checkpoint import Branch
 from choral.engine.context import BranchContext, applied
 from choral.engine.flops import Flops
 from choral.engine.ledger import Ledger
-from choral.engine.points import order_of, picked, target_shift, weights_of
+from choral.engine.points import order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.task import Task
 from choral.engine.trainers import PlainTrainer, StackedTrainer
 from choral.engine.validation import Rules, Validation
@@ -114,13 +114,16 @@ class Crew:
         trainer.catch = True
         order = self._order(epoch)
         keys = [rng.key(key, "items", epoch) for key in self.keys]
-        for i, (x, y) in enumerate(self.setting.source.epoch(order, phase.batch_size, keys=keys)):
+        among = self.setting.task.parts.among
+        read = self.setting.source.epoch(order, phase.batch_size, keys=keys, among=among)
+        places = parts_in(order.shape[-1], phase.batch_size, among)
+        for i, ((x, y), (start, part)) in enumerate(zip(read, places)):
             step = epoch * self.per_epoch + i
             if self.shift is not None:
-                y = y + picked(self.shift, order, i * phase.batch_size, y)
+                y = y + picked(self.shift, order, start, y)
             progress = step / self.steps if phase.annealing else 1.0
-            own = None if self.weights is None else picked(self.weights, order, i * phase.batch_size, y)
-            trainer.step(x, y, step, progress, phase.schedule.rate(step, self.steps), own)
+            own = None if self.weights is None else picked(self.weights, order, start, y)
+            trainer.step(x, y, step, progress, phase.schedule.rate(step, self.steps), own, part)
             self._apply("steps", step + 1, self.steps)
         self._apply("epochs", epoch + 1, phase.epochs)
 

@@ -96,8 +96,8 @@ class Epochs:
             losses |= {b.place: loss for b, loss in zip(crew.branches, crew.trainer.losses()) if b.goes_on}
             if len(self.crews) > 1:
                 crew.take_out()
-        self._count(trained, time.perf_counter() - started)
-        seconds = time.perf_counter() - started
+        seconds = self.setting.task.parts.agreed(time.perf_counter() - started)
+        self._count(trained, seconds)
         values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
         self._tell(epoch, trained, losses, values, seconds)
         self.setting.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
@@ -166,7 +166,7 @@ class Epochs:
             elif better:
                 watch.best, watch.best_epoch = value, epoch + 1
                 watch.state = branch.state if rules.keep == "best" else None
-        self.setting.ledger.count(validation_seconds=time.perf_counter() - started)
+        self.setting.ledger.count(validation_seconds=self.setting.task.parts.agreed(time.perf_counter() - started))
         return {branch.place: value for branch, value in zip(branches, values)}
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:

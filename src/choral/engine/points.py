@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from choral.base import rng
+from choral.base.draws import Part
 from choral.data.sampling import Sampling
 from choral.data.sources import Source
+from choral.data.tensors import bounds
 from choral.plan.state import State
 
 
@@ -26,6 +28,18 @@ def weights_of(source: Source, subsets: Sequence[torch.Tensor | None]) -> torch.
         return None
     each = [held / (held if s is None else held[s]).mean() for s in subsets]
     return each[0] if len(each) == 1 else torch.stack(each)
+
+
+def parts_in(points: int, batch_size: int, among: tuple[int, int]) -> list[tuple[int, Part | None]]:
+    """Return where this process's part of each batch begins in the order, and which rows of the batch it is.
+
+    >>> parts_in(10, 6, (1, 2))
+    [(3, Part(start=3, rows=3, of=6)), (8, Part(start=2, rows=2, of=4))]
+    """
+    whole, own = bounds(points, batch_size), bounds(points, batch_size, among)
+    if among[1] == 1:
+        return [(a, None) for a, _ in whole]
+    return [(c, Part(c - a, d - c, b - a)) for (a, b), (c, d) in zip(whole, own)]
 
 
 def picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:

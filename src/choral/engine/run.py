@@ -89,7 +89,8 @@ class Run:
 
     def begin(self) -> None:
         """Go to the last whole checkpoint, if there is one; the log forgets what came after it."""
-        self.snapshot = None if self.checkpoints is None else self.checkpoints.latest()
+        latest = None if self.checkpoints is None else self.checkpoints.latest()
+        self.snapshot = self.task.parts.agreed(latest)
         self.log.rewind(0 if self.snapshot is None else self.snapshot.log_bytes)
         for message in [] if self.checkpoints is None else self.checkpoints.messages:
             self.log.event(kind="warning", message=message)
@@ -107,7 +108,7 @@ class Run:
             counted: what the shorter run had counted.
         """
         self.counted |= counted
-        if self.checkpoints:
+        if self.task.parts.agreed(bool(self.checkpoints)):
             self.begin()
         places = {number: place for place, number in self.member_of.items()}
         self.wanted = {number: places[number] for number in lost}

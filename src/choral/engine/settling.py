@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from choral.base.errors import RunError
+from choral.base.errors import InputError, RunError
 from choral.data.tables import Table
 from choral.engine.executors import check_executor, choose, choose_kernel, choose_threads
 from choral.engine.extending import extended
@@ -18,6 +18,7 @@ from choral.engine.job import Job
 from choral.engine.threads import using
 from choral.plan.phases import Fork
 
+_NOTHING: dict[str, Any] = {}
 ANEW = "use another run_dir (--out), overwrite=True (--overwrite) to start again in this one, or extend=True to add members"
 
 
@@ -49,7 +50,13 @@ def settle(
         check_ours(folder, overwrite=overwrite)
         if overwrite:
             clear(folder)
-    task, source, recipe = job.task, job.source, job.recipe
+    task, source, recipe, parts = job.task, job.source, job.recipe, job.task.parts
+    if parts.group is not None:
+        executor = _apart(executor)
+    if not parts.writes:  # what the first process settles holds for all
+        plan = parts.agreed(_NOTHING)
+        choose_kernel(task, source, recipe.plan, settled=plan["kernel"])
+        return plan, choose(plan["executor"], task, source, recipe.plan, settled=plan["executor"]).width
     settings: dict[str, Any] = {"seed": seed, "executor": executor, "watched": job.watched}
     identity = None if folder is None else identity_of(task, source, recipe, **settings)
     stored = None if folder is None else read_plan(folder)
@@ -70,7 +77,7 @@ def settle(
         count = choose_threads(task, source, recipe.plan, stacked=True)
     plan = stored or {
         "identity": identity,
-        "environment": environment(count),
+        "environment": environment(count) | parts.environment,
         "executor": settled.name,
         "kernel": kernel,
         "measured": settled.measured | seconds,
@@ -82,7 +89,15 @@ def settle(
         keep_table(folder, plan, table)
         if stored is None:
             write_json(folder / "plan.json", plan, within=folder)
-    return plan, settled.width
+    return parts.agreed(plan), settled.width
+
+
+def _apart(executor: str) -> str:
+    if executor == "vectorised":
+        raise InputError(
+            "executor='vectorised' trains stacks of networks in one process; with data_parallel=True leave it out, or give 'sequential'."
+        )
+    return "sequential"
 
 
 def _check_known(folder: Path, old: dict[str, Any]) -> None:
@@ -111,9 +126,16 @@ def environment(threads: int) -> dict[str, Any]:
     return {"threads": threads, "torch": torch.__version__}
 
 
-def compare_environment(folder: Path, begun: dict[str, Any], *, stacklevel: int) -> None:
-    """Warn if a run goes on in another environment than it was begun in."""
-    now = environment(torch.get_num_threads())
+def compare_environment(folder: Path, begun: dict[str, Any], own: dict[str, int], *, stacklevel: int) -> None:
+    """Warn if a run goes on in another environment than it was begun in.
+
+    Args:
+        folder: of the run.
+        begun: the environment it was begun in.
+        own: what this one has besides.
+        stacklevel: of the call to blame.
+    """
+    now = environment(torch.get_num_threads()) | own
     if begun != now:
         warnings.warn(
             f"{folder} was begun with {begun} and goes on with {now}; members agree with an unbroken run to "

@@ -16,12 +16,14 @@ from choral.data.inputs import Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, usable
 from choral.engine.looking import look, running_in
+from choral.engine.parts import Parts, check_parts
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
 from choral.structures.independence import check_independence
 
+_WHOLE = Parts()
 _LOOKED_AT = 256  # items of a dataset whose targets decide what the task is
 
 
@@ -39,6 +41,7 @@ class Task:
     output_shape: tuple[int, ...] = ()  # of one point of one member
     floats: torch.dtype = torch.float32  # in which networks read real numbers
     ragged: bool = False  # whether batches of equally many points may have different shapes
+    parts: Parts = _WHOLE  # how batches are taken
     remembers: str | None = None  # a tensor attribute that the network changes in training, which no stack can carry
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(
         default_factory=dict, compare=False
@@ -73,7 +76,8 @@ class Task:
         given = y if weights is None else torch.arange(len(y), device=y.device)
         with self.autocast():
             inputs, targets = self.structure.feed(self.prepared(x, training=True), given)
-            outputs = self.structure.unfold(network(inputs))
+            with draws.folded(self.structure.members) if self.structure.folds_members else nullcontext():
+                outputs = self.structure.unfold(network(inputs))
         assert targets is not None
         if weights is None:
             return self.likelihood.loss(self.widened(outputs), targets)
@@ -99,11 +103,13 @@ def make_task(
     standardise: bool | None = None,
     device: str | torch.device = "cpu",
     precision: str = "fp32",
+    parts: Parts = _WHOLE,
 ) -> Task:
     """Return the checked task of a run: the network is built once and tried on the first points.
 
     Args:
         build, recipe, inputs, output, likelihood, standardise, device, precision: as in `choral.fit`.
+        parts: how batches are taken.
         source: training data; its targets decide what is left open of the likelihood.
     """
     if precision not in ("fp32", "bf16"):
@@ -115,6 +121,8 @@ def make_task(
     blueprint = Blueprint(build, recipe.structure, device=place, images=images, interface=seen.interface)
     network = blueprint.network().eval()
     _check_trainable(network)
+    check_parts(parts, recipe.structure, network, source.drawn(), recipe.plan)
+    parts.settle(network)
     outputs = _outputs(network, recipe.structure, seen.ready(x))
     check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
     shape = tuple(outputs.shape[2:])
@@ -133,6 +141,7 @@ def make_task(
         shape,
         seen.floats,
         source.is_ragged,
+        parts,
     )
 
 

@@ -15,9 +15,12 @@ from torch.func import grad_and_value
 
 from choral.base import batches, draws, rng, tree
 from choral.base.batches import Batch
+from choral.base.draws import Part
+from choral.base.errors import InputError
 from choral.base.mapping import vmap
 from choral.base.types import Params
 from choral.engine.blueprint import state_of
+from choral.engine.parts import Piece
 from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.task import Task
 from choral.engine.tracing import record
@@ -53,8 +56,17 @@ class Trainer(ABC):
         """Take the states in, with the key of each network's draws."""
 
     @abstractmethod
-    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float, weights: Tensor | None = None) -> None:
-        """Take one step."""
+    def step(
+        self,
+        x: Batch,
+        y: Tensor,
+        step: int,
+        progress: float,
+        rate: float,
+        weights: Tensor | None = None,
+        part: Part | None = None,
+    ) -> None:
+        """Take one step; `part` says which rows of a batch x and y are, None all."""
 
     @abstractmethod
     def states(self) -> list[State]:
@@ -86,20 +98,34 @@ class PlainTrainer(Trainer):
         self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros((), device=device), 0
 
-    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float, weights: Tensor | None = None) -> None:
+    def step(
+        self,
+        x: Batch,
+        y: Tensor,
+        step: int,
+        progress: float,
+        rate: float,
+        weights: Tensor | None = None,
+        part: Part | None = None,
+    ) -> None:
         """Take one step, as a hand-written loop would."""
-        task, optimiser = self.task, self.optimiser
+        task = self.task
         x, y = batches.moved(x, task.device), y.to(task.device)
         weights = None if weights is None else weights.to(task.device)
-        lending = rng.seeded(self.key, "unkeyed", step) if self.lend else nullcontext()
-        with lending as lent, draws.keyed(self.key, step, catch=self.catch) as stream:
-            loss = self.sharing.likelihood(task.forward_loss(self.network, x, y, weights))
-        self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
-        if task.objective.penalties:
-            params = self.sharing.for_penalty(self.params)
-            loss = loss + task.objective.penalty(params, self.slots, progress, self.points[0])
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        self.optimiser.zero_grad(set_to_none=True)
+        catch, lend = self.catch, self.lend
+        for piece in task.parts.of(x, y, weights, task.likelihood, part):
+            lending = rng.seeded(self.key, "unkeyed", step) if lend else nullcontext()
+            with (
+                lending as lent,
+                task.parts.norms(part),
+                draws.keyed(self.key, step, catch=catch, part=piece.part) as stream,
+            ):
+                loss = self.sharing.likelihood(task.forward_loss(self.network, piece.x, piece.y, piece.weights))
+            self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
+            self._add(loss, piece, progress)
+        if part is not None:
+            task.parts.gather(self.trained)
         self.sharing.weigh(self.params)
         self._clip()
         self.stepper.step(rate)
@@ -107,8 +133,22 @@ class PlainTrainer(Trainer):
             with torch.no_grad():
                 for p, m in self.mask:
                     p.mul_(m)
-        self.total += self.sharing.logged(loss.detach())
         self.count += 1
+
+    def _add(self, loss: Tensor, piece: Piece, progress: float) -> None:
+        """Add the gradient of one part of a batch; penalties come with the first."""
+        if piece.part is not None:
+            if self.lend:
+                raise InputError(
+                    "the network draws by a function of torch whose numbers cannot be counted by row (dropout between layers of a recurrent "
+                    "network, for one), so parts of a batch cannot draw what the whole would; train without data_parallel and accumulate."
+                )
+            loss = loss * piece.share
+        if self.task.objective.penalties and piece.first:
+            params = self.sharing.for_penalty(self.params)
+            loss = loss + self.task.objective.penalty(params, self.slots, progress, self.points[0])
+        loss.backward()
+        self.total += self.sharing.logged(loss.detach())
 
     def states(self) -> list[State]:
         """Copy the values out."""
@@ -118,7 +158,7 @@ class PlainTrainer(Trainer):
 
     def losses(self) -> list[float]:
         """Return the mean loss."""
-        mean = float(self.total) / max(self.count, 1)
+        mean = float(self.task.parts.summed(self.total)) / max(self.count, 1)
         self.total, self.count = torch.zeros_like(self.total), 0
         return [mean]
 
@@ -190,7 +230,16 @@ class StackedTrainer(Trainer):
             loss = loss + penalty / points
         return loss, buffers
 
-    def step(self, x: Batch, y: Tensor, step: int, progress: float, rate: float, weights: Tensor | None = None) -> None:
+    def step(
+        self,
+        x: Batch,
+        y: Tensor,
+        step: int,
+        progress: float,
+        rate: float,
+        weights: Tensor | None = None,
+        part: Part | None = None,
+    ) -> None:
         """Take one step for all networks."""
         device = self.task.device
         self._settings = (step, progress)

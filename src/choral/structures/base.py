@@ -27,6 +27,9 @@ class Structure(Value, ABC):
     widens_input: ClassVar[bool] = False
     """Whether the first layer that learns must read the input itself, because members' inputs are laid side by side."""
 
+    folds_members: ClassVar[bool] = False
+    """Whether `feed` lays members one after the other on the batch axis."""
+
     undecayed: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -38,6 +41,11 @@ class Structure(Value, ABC):
     def draws(self) -> int:
         """Stochastic passes for each member at prediction; 1 means deterministic."""
         return 1
+
+    @property
+    def by_row(self) -> bool:
+        """Whether every member reads a batch row by row, so that a part of the batch is a part of what it reads."""
+        return True
 
     @abstractmethod
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:

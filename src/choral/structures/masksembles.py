@@ -74,6 +74,11 @@ class Masksembles(JointStructure):
             joint.kernel = "matmul"  # parts of a batch together: a step of LeNet-S in 0.90 of the time of one member after the other
         return joint.train(network.training)
 
+    @property
+    def by_row(self) -> bool:
+        """Only if every member reads all rows."""
+        return self.repetition
+
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Split a training batch over the members; give a prediction batch, or with repetition any, to all of them."""
         if y is None or self.repetition:

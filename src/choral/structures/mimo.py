@@ -89,6 +89,11 @@ class Mimo(Structure):
             _widen_outputs(last, joint.get_submodule(last), self.members, generator)
         return joint
 
+    @property
+    def by_row(self) -> bool:
+        """No: rows are mixed among members."""
+        return False
+
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Put the inputs of all members side by side: different examples in training, the same one at prediction."""
         if not isinstance(x, Tensor):

@@ -68,6 +68,8 @@ class RankOneGaussian(Structure):
             )
         return swap(joint, by_member)
 
+    folds_members = True
+
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Repeat the batch for every member, member by member."""
         repeated = batches.mapped(lambda t: t.repeat((self.members,) + (1,) * (t.dim() - 1)), x)

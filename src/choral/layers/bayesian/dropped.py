@@ -59,7 +59,8 @@ class Dropped(nn.Module):
         after = _UNITS.get(self.kind, x.dim() - 2 if self.kind is nn.FeatureAlphaDropout else 0)
         points = x.shape[:1] if self.training else (1,)
         shape = (*points, *x.shape[1 : x.dim() - after]) + (1,) * after  # one decision for all that a channel holds
-        keep = draws.keep_mask(shape, self.rate, device=x.device).to(x.dtype)
+        by_row = 0 if self.training else None
+        keep = draws.keep_mask(shape, self.rate, device=x.device, rows=by_row).to(x.dtype)
         if self.kind not in _ALPHA:
             return x * (keep * (1.0 / (1.0 - self.rate)))
         scale = ((1 - self.rate) * (1 + self.rate * _SATURATION**2)) ** -0.5
@@ -91,7 +92,7 @@ class DroppedOutput(WeightLayer):
         outputs = self.operate(x, self.weight, self.bias)
         if self.training:
             return draws.dropout(outputs, self.rate)
-        return outputs * draws.dropout(torch.ones_like(outputs[:1]), self.rate)
+        return outputs * draws.dropout(torch.ones_like(outputs[:1]), self.rate, rows=None)
 
     def plain(self) -> nn.Module:
         """Return the plain layer."""
@@ -118,7 +119,9 @@ class DropConnect(WeightLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs under one draw of the weights, the same for the whole batch."""
-        return self.operate(x, draws.remembered(self.weight, lambda: draws.dropout(self.weight, self.rate)), self.bias)
+        return self.operate(
+            x, draws.remembered(self.weight, lambda: draws.dropout(self.weight, self.rate, rows=None)), self.bias
+        )
 
     def plain(self) -> nn.Module:
         """Return the plain layer."""

@@ -169,7 +169,8 @@ class Joint(nn.Module):
         def folded(t: Tensor) -> Tensor:
             return fold(t if self.own_inputs else t.expand(self.members, *t.shape))
 
-        return unfold(self.network(batches.mapped(folded, x)), self.members)
+        with draws.folded(self.members):
+            return unfold(self.network(batches.mapped(folded, x)), self.members)
 
     def member(self, index: int) -> nn.Module:
         """Return member `index` as a plain network with tensors of its own, in the training mode of this one."""

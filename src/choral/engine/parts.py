@@ -1,0 +1,291 @@
+"""Batches taken in parts: by several processes at once, or by one process one part after the other.
+
+Each part has the draws, the share of the loss and, between processes, the BatchNorm statistics that its rows have in the whole
+batch, so the gradient is that of the whole batch to rounding. Processes take the same steps on the summed gradient and so hold the
+same weights; only the first one writes.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from choral.base import batches
+from choral.base.batches import Batch
+from choral.base.draws import Part
+from choral.base.errors import InputError
+from choral.layers.joint.network import Joint
+from choral.objectives.likelihoods import Likelihood
+from choral.plan.cost import batches_in
+from choral.plan.phases import Phase
+from choral.plan.walk import trainings
+from choral.structures.base import Structure
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes that train together: torch's default process group."""
+
+    rank: int
+    size: int
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """Return the sum over processes, in place."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def agreed(self, value: T) -> T:
+        """Return the first process's value in all of them."""
+        held: list[Any] = [value]
+        dist.broadcast_object_list(held)
+        return held[0]  # type: ignore[no-any-return]  # what the first process gave
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a batch, and what they are of it."""
+
+    x: Batch
+    y: Tensor
+    weights: Tensor | None
+    part: Part | None  # None for a whole batch
+    share: Tensor | float  # of the loss
+    first: bool  # whether penalties are counted with this one
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a batch is taken.
+
+    Args:
+        accumulate: parts that each process takes one after the other.
+        group: the processes that share each batch; None for one.
+        whole_norm: whether BatchNorm takes statistics of the whole batch, or of each part.
+    """
+
+    accumulate: int = 1
+    group: Group | None = None
+    whole_norm: bool = True
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes what the run leaves."""
+        return self.group is None or self.group.rank == 0
+
+    @property
+    def among(self) -> tuple[int, int]:
+        """Number of this process, and how many there are."""
+        return (0, 1) if self.group is None else (self.group.rank, self.group.size)
+
+    @property
+    def environment(self) -> dict[str, int]:
+        """What decides the last bits of sums, where it is not the usual."""
+        found = {"processes": self.among[1], "accumulate": self.accumulate}
+        return {name: count for name, count in found.items() if count > 1}
+
+    def agreed(self, value: T) -> T:
+        """Return the first process's value."""
+        return value if self.group is None else self.group.agreed(value)
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Return the sum over processes."""
+        return tensor if self.group is None else self.group.total(tensor.clone())
+
+    def of(
+        self, x: Batch, y: Tensor, weights: Tensor | None, likelihood: Likelihood, part: Part | None
+    ) -> Sequence[Piece]:
+        """Return a batch in parts.
+
+        Args:
+            x, y, weights: what this process is given of the batch.
+            likelihood: what the loss is a mean of.
+            part: where that lies in the batch; None if it is all of it.
+        """
+        if part is None and self.accumulate == 1:
+            return (Piece(x, y, weights, None, 1.0, first=True),)
+        begin, whole = (0, len(y)) if part is None else (part.start, part.of)
+        cuts = [len(y) * i // self.accumulate for i in range(self.accumulate + 1)]
+        found = [
+            Piece(
+                batches.part(x, slice(a, b)),
+                y[a:b],
+                None if weights is None else weights[a:b],
+                Part(begin + a, b - a, whole),
+                (b - a) / whole,
+                first=begin + a == 0,
+            )
+            for a, b in itertools.pairwise(cuts)
+            if b > a
+        ]
+        return self._weighed(found, likelihood, whole, shared=part is not None)
+
+    def _weighed(self, pieces: list[Piece], likelihood: Likelihood, whole: int, *, shared: bool) -> list[Piece]:
+        """Return the pieces with shares by the positions that count, where some do not."""
+        counted = [likelihood.counted(piece.y.unsqueeze(0)) for piece in pieces]
+        if counted[0] is None:
+            return pieces
+        sums = []
+        for piece, mask in zip(pieces, counted):
+            assert mask is not None
+            each = torch.ones(len(piece.y), device=piece.y.device) if piece.weights is None else piece.weights.float()
+            mass = (mask.flatten(2).float() * each.view(1, -1, 1)).sum()
+            sums.append(torch.stack((mass, each.sum())))
+        total = torch.stack(sums).sum(0)
+        mass, weight = self.summed(total) if shared else total
+        least = torch.finfo(torch.float32).tiny
+        return [
+            Piece(
+                piece.x,
+                piece.y,
+                piece.weights,
+                piece.part,
+                own[0] / mass.clamp_min(least) * (weight / whole) * (len(piece.y) / own[1].clamp_min(least)),
+                first=piece.first,
+            )
+            for piece, own in zip(pieces, sums)
+        ]
+
+    def gather(self, params: Mapping[str, Tensor]) -> None:
+        """Give every process the sum of the gradients; a parameter that none of them used keeps none."""
+        if self.group is None:
+            return
+        used = torch.tensor([float(p.grad is not None) for p in params.values()])
+        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1) for p in params.values()]
+        by_type: dict[torch.dtype, list[int]] = {}
+        for i, t in enumerate(flat):
+            by_type.setdefault(t.dtype, []).append(i)
+        self.group.total(used)
+        for numbers in by_type.values():
+            joined = self.group.total(torch.cat([flat[i] for i in numbers]))
+            for i, own in zip(numbers, joined.split([flat[i].numel() for i in numbers])):
+                flat[i] = own
+        for p, grad, times in zip(params.values(), flat, used.tolist()):
+            if times:
+                made = torch.empty_like(p)  # in the layout of the weights, which the optimiser relies on
+                made.copy_(grad.view(p.shape))
+                p.grad = made
+
+    def norms(self, part: Part | None) -> AbstractContextManager[Any]:
+        """Return the context in which BatchNorm takes the statistics it should."""
+        return _WholeNorm(part) if self.group is not None and part is not None and self.whole_norm else nullcontext()
+
+    def settle(self, network: nn.Module) -> None:
+        """Let members of a joint network run one after the other where processes must agree on statistics, which no map can do."""
+        if self.group is None or not _normalises(network):
+            return
+        for module in network.modules():
+            if isinstance(module, Joint):
+                module.kernel = "loop"
+
+
+class _Summed(torch.autograd.Function):
+    """The sum over processes; so is its gradient, since each process has its own part of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
+class _WholeNorm(TorchFunctionMode):
+    """Let BatchNorm take means and variances over the rows of all processes."""
+
+    def __init__(self, part: Part):
+        super().__init__()
+        self.part = part
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        return self._normalised(*args, **(kwargs or {}))
+
+    def _normalised(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        axes = [0, *range(2, input.dim())]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        wide = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
+        count = wide.numel() / wide.shape[1] * self.part.of / self.part.rows
+        mean = _Summed.apply(wide.sum(axes)) / count
+        centred = wide - mean.view(shape)
+        var = _Summed.apply(centred.square().sum(axes)) / count
+        with torch.no_grad():
+            if running_mean is not None and running_var is not None:
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                running_var.lerp_((var * (count / max(count - 1.0, 1.0))).to(running_var.dtype), momentum)
+        found = (centred * (var + eps).rsqrt().view(shape)).to(input.dtype)
+        if weight is not None:
+            found = found * weight.view(shape)
+        return found if bias is None else found + bias.view(shape)
+
+
+def parts_of(*, data_parallel: bool, accumulate: int, batch_norm: str) -> Parts:
+    """Return how batches are taken; raises InputError where the arguments of `choral.fit` cannot be met."""
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise InputError(f"accumulate is {accumulate!r}; give the number of parts of each batch, 1 or more.")
+    if batch_norm not in ("whole", "part"):
+        raise InputError(f"batch_norm is {batch_norm!r}; give 'whole' or 'part'.")
+    group = None
+    if data_parallel:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise InputError(
+                "data_parallel=True, but this process belongs to no group; start it with torchrun and call "
+                "torch.distributed.init_process_group('gloo') first ('nccl' on GPUs), or use the shell: torchrun -m choral fit ..."
+            )
+        group = Group(dist.get_rank(), dist.get_world_size())
+    return Parts(accumulate, group, batch_norm == "whole")
+
+
+def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: int, plan: Phase) -> None:
+    """Raise InputError, before anything is trained, where batches cannot be taken in parts."""
+    size = parts.among[1]
+    if size == 1 and parts.accumulate == 1:
+        return
+    if not structure.by_row:
+        raise InputError(
+            f"{type(structure).__name__} lays rows of a batch out among its members, so a part of a batch is not a part of what they "
+            "read; train without data_parallel and accumulate, or use another method."
+        )
+    if parts.accumulate > 1 and parts.whole_norm and _normalises(network):
+        raise InputError(
+            f"accumulate={parts.accumulate}, but the network has BatchNorm, whose statistics over the whole batch are not known part by "
+            "part; give batch_norm='part' to let each part have its own, or train with accumulate=1."
+        )
+    for phase in trainings(plan):
+        last = points - (batches_in(points, phase.batch_size) - 1) * phase.batch_size if phase.epochs else size
+        if min(phase.batch_size, last) < size:
+            raise InputError(
+                f"a batch of {min(phase.batch_size, last)} row(s) cannot be shared by {size} processes; give another batch_size "
+                f"(it is {phase.batch_size} for {points} points), or fewer processes."
+            )
+
+
+def _normalises(network: nn.Module) -> bool:
+    held = any(name.endswith("running_mean") for name, _ in network.named_buffers())
+    return held or any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
