@@ -106,7 +106,8 @@ def fit(
             left out, and `ensemble.info` says so. The time of all parts of a resumed run counts.
         executor: 'sequential', 'vectorised' (equal-shaped branches trained together), or 'auto', which measures both.
         device: where to train.
-        precision: 'fp32' or 'bf16' (autocast).
+        precision: 'fp32', or 'bf16' or 'fp16' by autocast; with 'fp16' losses are scaled, steps whose gradients overflow are left out, and
+            branches are trained one by one.
         checkpoint_seconds: least time between two checkpoints; they are taken at the ends of epochs and phases, and so far apart
             that they take at most 2 % of the time. 0 takes one at every such end.
         listener: called with every event, a dict as `choral.engine.events` says; one function or several (`choral.listeners`).

@@ -81,6 +81,12 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
         return min(branches, widest)
 
     wanted = settled or executor
+    if task.precision == "fp16":  # each network has a scale of its own
+        if wanted == "vectorised":
+            raise InputError(
+                "precision='fp16' scales the losses of each network apart; give executor='sequential', or precision='bf16'."
+            )
+        return Settled("sequential", _sequential)
     if wanted == "sequential":
         return Settled("sequential", _sequential)
     if wanted == "vectorised":

@@ -47,7 +47,7 @@ class Group:
         """Return the first process's value in all of them."""
         held: list[Any] = [value]
         dist.broadcast_object_list(held)
-        return held[0]  # type: ignore[no-any-return]  # what the first process gave
+        return held[0]
 
 
 @dataclass(frozen=True)

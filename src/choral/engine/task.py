@@ -24,6 +24,7 @@ from choral.structures.base import Structure
 from choral.structures.independence import check_independence
 
 _WHOLE = Parts()
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LOOKED_AT = 256  # items of a dataset whose targets decide what the task is
 
 
@@ -49,9 +50,9 @@ class Task:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the precision context of forward passes."""
-        if self.precision == "bf16":
+        if self.precision in _HALF:
             torch.clear_autocast_cache()  # within an autocast of the caller's it holds the weights of the step before
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+            return torch.autocast(self.device.type, dtype=_HALF[self.precision])
         return nullcontext()
 
     def prepared(self, x: Batch, *, training: bool) -> Batch:
@@ -112,8 +113,8 @@ def make_task(
         parts: how batches are taken.
         source: training data; its targets decide what is left open of the likelihood.
     """
-    if precision not in ("fp32", "bf16"):
-        raise InputError(f"precision is {precision!r}; give 'fp32' or 'bf16'.")
+    if precision not in ("fp32", *_HALF):
+        raise InputError(f"precision is {precision!r}; give 'fp32', 'bf16' or 'fp16'.")
     place = usable(device)
     seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place)
     x, _ = source.example()

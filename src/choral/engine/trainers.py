@@ -19,6 +19,7 @@ from choral.base.draws import Part
 from choral.base.errors import InputError
 from choral.base.mapping import vmap
 from choral.base.types import Params
+from choral.engine import scaling
 from choral.engine.blueprint import state_of
 from choral.engine.parts import Piece
 from choral.engine.sharing import Sharing, sharing_of
@@ -94,8 +95,10 @@ class PlainTrainer(Trainer):
             for p, m in self.mask:
                 p.mul_(m)
         self.optimiser = self.phase.optimiser.make(self.trained, undecayed=self.task.structure.undecayed)
-        restore_memory(self.optimiser, self.trained, self.state.memory)
+        remembered = {n: t for n, t in self.state.memory.items() if n != scaling.NAME}
+        restore_memory(self.optimiser, self.trained, remembered)
         self.stepper = Stepper(self.phase.optimiser, self.optimiser)
+        self.scale = scaling.LossScale(self.state.memory) if self.task.precision == "fp16" else None
         self.total, self.count = torch.zeros((), device=device), 0
 
     def step(
@@ -126,9 +129,10 @@ class PlainTrainer(Trainer):
             self._add(loss, piece, progress)
         if part is not None:
             task.parts.gather(self.trained)
-        self.sharing.weigh(self.params)
-        self._clip()
-        self.stepper.step(rate)
+        if self.scale is None or self.scale.divide(self.trained.values()):
+            self.sharing.weigh(self.params)
+            self._clip()
+            self.stepper.step(rate)
         if self.mask:
             with torch.no_grad():
                 for p, m in self.mask:
@@ -147,13 +151,14 @@ class PlainTrainer(Trainer):
         if self.task.objective.penalties and piece.first:
             params = self.sharing.for_penalty(self.params)
             loss = loss + self.task.objective.penalty(params, self.slots, progress, self.points[0])
-        loss.backward()
+        (loss if self.scale is None else loss * self.scale.factor).backward()
         self.total += self.sharing.logged(loss.detach())
 
     def states(self) -> list[State]:
         """Copy the values out."""
         now = state_of(self.network)
         memory = {n: t.cpu() for n, t in memory_of(self.optimiser, self.trained).items()}
+        memory |= {} if self.scale is None else self.scale.memory()
         return [self.state.having(params=now.params, buffers=now.buffers, memory=memory)]
 
     def losses(self) -> list[float]:

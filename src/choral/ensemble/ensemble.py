@@ -206,7 +206,7 @@ class Ensemble:
                 `choral predict` does, or what `ensemble.table.inputs(frame)` makes of it.
             batch_size: points evaluated at once, at most.
             device: where to evaluate.
-            precision: 'fp32' or 'bf16' (autocast).
+            precision: 'fp32', or 'bf16' or 'fp16' by autocast.
             threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
         """
         outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision, threads=threads)

@@ -1,0 +1,69 @@
+"""One of several processes that share every batch: rank, processes, meeting point, folder, epochs, methods."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import choral
+from choral import recipes
+from choral.recipes.training import Training
+
+
+def build():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Dropout2d(0.2),
+        nn.Flatten(),
+        nn.Linear(72, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(16, 2),
+    )
+
+
+def main():
+    rank, size, meeting, folder, epochs, *methods = sys.argv[1:]
+    torch.set_num_threads(1)
+    if int(size) > 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(size))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(77, 3, 8, 8, generator=generator)
+    y = (x.mean((1, 2, 3)) > 0).long()
+
+    for method in methods:
+        losses: list[float] = []
+
+        def hear(event, losses=losses):
+            if event["kind"] == "epoch":
+                losses.append(event["losses"][0])
+
+        ensemble = choral.fit(
+            build,
+            (x, y),
+            recipes.make(
+                method, epochs=int(epochs), training=Training(rate=0.1, optimiser=choral.plan.SGD(), batch_size=32)
+            ),
+            run_dir=Path(folder) / method,
+            inputs=(choral.data.PadCrop(pixels=1), choral.data.HorizontalFlip()),
+            validation=0.2,
+            executor="sequential",
+            data_parallel=int(size) > 1,
+            checkpoint_seconds=0,
+            listener=hear,
+        )
+        members = [dict(state.params) for state in ensemble.states()]
+        torch.save({"losses": losses, "members": members}, Path(folder) / f"{method}-{rank}.pt")
+    if int(size) > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""A batch taken in parts gives the step of the whole batch: one part after the other, or one in each process."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import choral
+from choral import recipes
+from choral.base import draws
+from choral.base.errors import InputError
+from choral.engine.scaling import LossScale
+from choral.objectives.likelihoods import Categorical
+from choral.recipes.training import Training
+
+SCRIPT = Path(__file__).parent / "shared_run.py"
+
+
+def rows(count=70):
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
+    return x, (x[:, 0] > 0).long()
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+
+
+def members_of(data, recipe, build=perceptron, **options):
+    ensemble = choral.fit(build, data, recipe, executor="sequential", progress=False, **options)
+    return [state.params for state in ensemble.states()]
+
+
+def distance(some, others):
+    return max(float((a[name] - b[name]).abs().max()) for a, b in zip(some, others, strict=True) for name in a)
+
+
+def training(**options):
+    return Training(rate=0.1, optimiser="sgd", batch_size=32, **options)
+
+
+@pytest.mark.parametrize("rows_at", [0, 1])
+@pytest.mark.parametrize("key", [5, draws.words(5)])
+def test_rows_of_a_part_draw_what_they_draw_in_the_whole_batch(rows_at, key):
+    def drawn(count, part):
+        shape = (count, 4, 3) if rows_at == 0 else (2, count, 3)
+        with draws.keyed(key, 2, part=part):
+            first = draws.uniform(shape, like=torch.zeros(()), rows=rows_at)
+            shared = draws.normal((7, 5), like=torch.zeros(()))
+            return first, shared, draws.keep_mask(shape, 0.4, device=torch.device("cpu"), rows=rows_at)
+
+    whole = drawn(10, None)
+    parts = [drawn(4, draws.Part(0, 4, 10)), drawn(6, draws.Part(4, 6, 10))]
+    for i in (0, 2):
+        assert torch.equal(torch.cat([p[i] for p in parts], rows_at), whole[i])
+    assert torch.equal(parts[0][1], whole[1])
+    assert torch.equal(parts[1][1], whole[1])
+
+
+def test_members_folded_into_the_batch_draw_by_row():
+    def drawn(count, part):
+        with draws.keyed(3, part=part), draws.folded(2):
+            return draws.dropout(torch.ones(2 * count, 5), 0.5).view(2, count, 5)
+
+    parts = [drawn(3, draws.Part(0, 3, 8)), drawn(5, draws.Part(3, 5, 8))]
+    assert torch.equal(torch.cat(parts, 1), drawn(8, None))
+
+
+def test_draws_without_a_batch_axis_are_refused():
+    with draws.keyed(3, part=draws.Part(0, 4, 8)), pytest.raises(InputError, match="first axis"):
+        draws.dropout(torch.ones(7, 5), 0.5)
+
+
+@pytest.mark.parametrize(
+    "method", ["packed", "bnn", "mc_dropout", "batch_ensemble", "emp", "rank1_bnn", "drop_connect", "ssbnn"]
+)
+def test_accumulated_parts_equal_the_whole_batch(method):
+    recipe = recipes.make(method, epochs=2, training=training())
+    assert distance(members_of(rows(), recipe), members_of(rows(), recipe, accumulate=5)) < 1e-6
+
+
+def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens():
+    x = torch.randn(200, 5, 6, generator=torch.Generator().manual_seed(1))
+    y = (x[..., 0] > 0).long()
+    y[x[..., 1] > 0.3] = -1  # rows have unequally many positions that count
+    y[::7, 1:] = -1
+    weights = torch.rand(200, generator=torch.Generator().manual_seed(2)) + 0.1
+    recipe = recipes.single(epochs=2, training=Training(rate=0.1, optimiser="sgd", batch_size=128))
+    given = {"likelihood": Categorical(ignore=-1, axis=2), "weights": weights, "build": perceptron}
+    whole = members_of((x, y), recipe, **given)
+    assert distance(whole, members_of((x, y), recipe, accumulate=4, **given)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("build", "method", "options", "said"),
+    [
+        (
+            lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)),
+            "packed",
+            {"accumulate": 2},
+            "BatchNorm",
+        ),
+        (perceptron, "mimo", {"accumulate": 2}, "lays rows"),
+        (perceptron, "single", {"accumulate": 0}, "accumulate is 0"),
+        (perceptron, "single", {"accumulate": True}, "accumulate is True"),
+        (perceptron, "single", {"batch_norm": "none"}, "batch_norm is"),
+        (perceptron, "single", {"data_parallel": True}, "torchrun"),
+    ],
+)
+def test_what_cannot_be_parted_is_refused_before_training(build, method, options, said):
+    with pytest.raises(InputError, match=said):
+        choral.fit(build, rows(), recipes.make(method, epochs=1), progress=False, **options)
+
+
+def test_a_recurrent_networks_own_dropout_is_refused():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True)
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(self.cells(x.view(-1, 2, 3))[0][:, -1])
+
+    with pytest.raises(InputError, match="recurrent"):
+        choral.fit(Reads, rows(), recipes.single(epochs=1), progress=False, accumulate=2)
+
+
+def test_parts_may_keep_statistics_of_their_own():
+    build = lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))  # noqa: E731
+    recipe = recipes.single(epochs=1, training=training())
+    parts = members_of(rows(), recipe, build, accumulate=2, batch_norm="part")
+    assert distance(parts, members_of(rows(), recipe, build)) > 1e-4
+
+
+def start(rank, size, folder, meeting, epochs, *methods):
+    command = [sys.executable, str(SCRIPT), str(rank), str(size), str(meeting), str(folder), str(epochs), *methods]
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+
+
+def together(folder, meeting, epochs, *methods):
+    both = [start(rank, 2, folder, meeting, epochs, *methods) for rank in range(2)]
+    for process in both:
+        _, said = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+
+
+@pytest.mark.slow
+def test_two_processes_agree_with_one(tmp_path):
+    methods = ("packed", "emp", "bnn", "deep_ensemble")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    alone = start(0, 1, tmp_path / "one", "", 4, *methods)
+    assert alone.communicate(timeout=240)
+    together(tmp_path / "two", tmp_path / "meeting", 4, *methods)
+    for method in methods:
+        one, first, second = (torch.load(tmp_path / n) for n in _results(method))
+        assert distance(first["members"], second["members"]) == 0
+        assert distance(one["members"], first["members"]) < 1e-4
+        assert first["losses"] == pytest.approx(one["losses"], rel=1e-5)
+        assert len(list((tmp_path / "two" / method / "members").iterdir())) == len(one["members"])
+
+
+def _results(method):
+    return f"one/{method}-0.pt", f"two/{method}-0.pt", f"two/{method}-1.pt"
+
+
+@pytest.mark.slow
+def test_a_killed_process_changes_nothing(tmp_path):
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    together(tmp_path / "whole", tmp_path / "meeting", 60, "packed")
+    both = [start(rank, 2, tmp_path / "killed", tmp_path / "first", 60, "packed") for rank in range(2)]
+    held = tmp_path / "killed" / "packed" / "checkpoints"
+    while not (held.exists() and any(held.iterdir())) and both[0].poll() is None:
+        time.sleep(0.01)
+    both[1].kill()  # the one that writes is left waiting for the other, and is ended as torchrun would
+    time.sleep(0.2)
+    both[0].kill()
+    for process in both:
+        process.communicate(timeout=60)
+    assert not (tmp_path / "killed" / "packed" / "results.json").exists()
+    together(tmp_path / "killed", tmp_path / "second", 60, "packed")
+    parts = [sorted((tmp_path / name / "packed" / "members").iterdir()) for name in ("whole", "killed")]
+    assert [p.read_bytes() for p in parts[0]] == [p.read_bytes() for p in parts[1]]
+
+
+def test_half_precision_scales_losses_and_leaves_out_steps_that_overflow(tmp_path):
+    x, y = rows(96)
+
+    def trained(**options):
+        recipe = recipes.single(epochs=3, training=training())
+        return choral.fit(perceptron, (x, y), recipe, progress=False, checkpoint_seconds=0, **options)
+
+    half, whole = trained(precision="fp16"), trained()
+    assert 0 < distance([s.params for s in half.states()], [s.params for s in whole.states()]) < 0.02
+
+    def stop(event):
+        if event["kind"] == "epoch" and event["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(precision="fp16", run_dir=tmp_path, listener=stop)
+    resumed = trained(precision="fp16", run_dir=tmp_path)
+    assert distance([s.params for s in resumed.states()], [s.params for s in half.states()]) == 0
+
+
+def test_a_scale_too_large_is_halved_until_gradients_are_finite():
+    weight = torch.ones(1, requires_grad=True)
+    scale = LossScale({})
+    taken = []
+    for _ in range(4):
+        weight.grad = torch.full((1,), 1e36) * scale.factor  # beyond float32 from a factor of 340 on
+        taken.append(scale.divide([weight]))
+    assert taken == [False] * 4
+    assert scale.factor == 2.0**12
+    again = LossScale(scale.memory())
+    assert again.factor == scale.factor
+    for _ in range(6):
+        weight.grad = torch.full((1,), 1e36) * again.factor
+        taken.append(again.divide([weight]))
+    assert taken[-1]
+    assert float(weight.grad) == pytest.approx(1e36)
