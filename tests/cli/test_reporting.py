@@ -77,3 +77,31 @@ def test_mistakes_are_answered_with_one_sentence(run, tmp_path):
     saved = run / "ensemble.choral"
     assert "--keep writes into a run folder" in sentence(choral("evaluate", saved, "digits", "--keep", expect=2))
     assert "holds no run" in sentence(choral("report", tmp_path, expect=2))
+
+
+def test_importance_is_shown_kept_and_drawn(tmp_path):
+    draw = np.random.default_rng(0)
+    kind = draw.choice(["a", "b", "c"], 160)
+    lines = [f"{k},{draw.normal():.3f},{'yes' if k == 'b' else 'no'}" for k in kind]
+    (tmp_path / "t.csv").write_text("kind,noise,bought\n" + "\n".join(lines) + "\n")
+    choral("fit", tmp_path / "t.csv", "--target", "bought", "--epochs", 30, "--out", tmp_path / "run", "--json")
+    call = ["evaluate", tmp_path / "run", tmp_path / "t.csv", "--held-out", "--importance"]
+    found = json.loads(choral(*call, "--json", "--keep").stdout)["evaluation"]
+    assert [r["column"] for r in found["importance"]["columns"]] == ["kind", "noise"]
+    assert found["importance"]["dependence"][0]["values"] == ["a", "b", "c"]
+    assert len(found["classes"]["average_precision"]) == 2
+    text = choral(*call).stdout
+    assert "nll worse by" in text
+    assert "average_precision" in text
+    page = _page(tmp_path / "run", tmp_path / "page")
+    assert '<section id="importance">' in page
+    assert '<section id="classes">' in page
+
+
+def test_importance_of_images_is_refused(tmp_path):
+    x, other = np.random.default_rng(0).random((2, 40, 1, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "images.npz", x_train=x, y_train=np.arange(40) % 2, x_test=other, y_test=np.arange(40) % 2)
+    choral("fit", tmp_path / "images.npz", "--method", "single", "--epochs", 1, "--out", tmp_path / "run", "--json")
+    np.savez(tmp_path / "new.npz", x=other, y=np.arange(40) % 2)
+    refused = choral("evaluate", tmp_path / "run", tmp_path / "new.npz", "--importance", expect=2)
+    assert "x has shape (40, 1, 8, 8), whose columns have no meaning" in sentence(refused)

@@ -11,6 +11,8 @@ from choral.cli.output import note, say, table, write_json
 from choral.cli.predicting import predicted
 from choral.cli.preparing import baseline_note
 
+_LISTED = 40  # columns of a table of importance
+
 
 def evaluate(
     ensemble: Saved,
@@ -26,11 +28,17 @@ def evaluate(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Of a table, measure only rows that were not trained on.")
     ] = False,
+    importance: Annotated[
+        bool,
+        typer.Option("--importance", help="Show how much worse the scores get without each column, and what it does."),
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the result in the run folder, for choral report.")] = False,
     json: Json = False,
 ) -> None:
     """Measure a saved ensemble on labelled data."""
     from choral.fit import load
+    from choral.judging.importance import importance as weigh
+    from choral.judging.importance import parts_of
     from choral.judging.judge import judge, row_of
     from choral.judging.judge import keep as write
     from choral.judging.trial import make_trial
@@ -48,7 +56,9 @@ def evaluate(
         x, y, ood=other, ood_name=f"the inputs of {ood}", corruptions=corruptions or (), image_shape=shape
     )
     _check_labels(loaded, x, y, data)
-    found = judge(loaded, trial)
+    if importance:
+        parts_of(loaded, x)  # refuses images before anything is measured
+    found = judge(loaded, trial) | ({"importance": weigh(loaded, x, y)} if importance else {})
     if keep:
         write(ensemble, loaded, found, trial)
     worse = baseline_note(found)
@@ -69,6 +79,7 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
         held = found["classes"]
         rows = [
             {"class": name, "rows": held["counts"][i], "recall": held["recall"][i], "precision": held["precision"][i]}
+            | ({"average_precision": held["average_precision"][i]} if "average_precision" in held else {})
             | {
                 f"said {other}": held["confusion"][i][j]
                 for j, other in enumerate(held["names"])
@@ -77,6 +88,8 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
             for i, name in enumerate(held["names"][:50])
         ]
         table("by class", list(rows[0]), rows)
+    if "importance" in found:
+        _show_importance(**found["importance"])
     if "ood" in found:
         rows = [{"score": name} | values for name, values in found["ood"]["scores"].items()]
         table(f"{data} against {ood}", list(rows[0]), rows)
@@ -87,6 +100,20 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
             for s, cell in zip(found["corruptions"]["severities"], cells)
         ]
         table(f"corruptions of {found['corruptions']['rows']} rows", list(rows[0]), rows)
+
+
+def _show_importance(measure: str, columns: list[dict[str, Any]], **_: Any) -> None:
+    """Print what each column does for the scores; members are alike where lowest and highest are near each other."""
+    others = [n for n in columns[0]["worse"] if n != measure]
+    rows = [
+        {"column": r["column"], f"{measure} worse by": r["worse"][measure], "error": r["error"][measure]}
+        | {"lowest member": min(r["members"][measure]), "highest member": max(r["members"][measure])}
+        | {f"{name} worse by": r["worse"][name] for name in others}
+        for r in columns[:_LISTED]
+    ]
+    table("scores when the cells of one column are exchanged between rows", list(rows[0]), rows)
+    if len(columns) > _LISTED:
+        say(f"{len(columns) - _LISTED:,} more columns matter less; --json has them.")
 
 
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:

@@ -254,11 +254,12 @@ def _some(x: Any, y: Any, most: int, seed: int) -> tuple[Batch, Any]:
 
 
 def importance(ensemble: Ensemble, x: Any, y: Any, *, shown: int = 6, seed: int = 0) -> dict[str, Any]:
-    """Return what an evaluation keeps: `columns` as `permutation_importance` has them, `dependence` on the most important ones."""
+    """Return what an evaluation keeps: `columns` as `permutation_importance` has them, by `measure`, and `dependence` on the first of them."""
     columns = permutation_importance(ensemble, x, y, seed=seed)
     parts = {p.name: p for p in parts_of(ensemble, x)}
     curves = [r["column"] for r in columns if parts[r["column"]].places is not None][:shown]
     return {
+        "measure": next(iter(columns[0]["worse"])),
         "columns": columns,
         "dependence": [partial_dependence(ensemble, x, name, seed=seed) for name in curves],
     }

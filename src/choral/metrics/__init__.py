@@ -5,7 +5,7 @@
 """
 
 from choral.metrics.calibration import ReliabilityTable, adaptive_ece, ece, mce, reliability_table
-from choral.metrics.classes import class_report
+from choral.metrics.classes import average_precision, class_report, precision_curves, precision_recall
 from choral.metrics.corruption import (
     corrupted_means,
     corruption_errors,
@@ -72,6 +72,7 @@ __all__ = [
     "aupr",
     "auroc",
     "average_draws",
+    "average_precision",
     "brier",
     "class_report",
     "correlation_matrix",
@@ -110,6 +111,8 @@ __all__ = [
     "nll",
     "ood_scores",
     "pairwise_kl",
+    "precision_curves",
+    "precision_recall",
     "relative_corruption_errors",
     "relative_mean_corruption_error",
     "reliability_table",

@@ -271,9 +271,10 @@ class Classification(Prediction):
         probs, labels = self._flat(self.probs, targets)
         table, count = metrics.reliability_table(probs, labels), probs.shape[-1]
         classes = {"names": list(self.names or map(str, range(count)))}
+        told = metrics.class_report(probs.argmax(-1), labels, count) | metrics.precision_curves(probs, labels)
         return {
             "reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")},
-            "classes": classes | metrics.class_report(probs.argmax(-1), labels, count),
+            "classes": classes | told,
         }
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:

@@ -159,9 +159,14 @@ class MultiLabel(Prediction):
         return {n: found[n] for n in ("accuracy", "nll", "ece")}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the reliability table over all labels."""
-        table = metrics.reliability_table(*self._two_classes(targets))
-        return {"reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")}}
+        """Return the reliability table over all labels, and of a single label how well its two classes are told."""
+        probs, labels = self._two_classes(targets)
+        table = metrics.reliability_table(probs, labels)
+        found = {"reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")}}
+        if self.probs[0].numel() > 1:
+            return found
+        told = metrics.class_report(probs.argmax(-1), labels, 2) | metrics.precision_curves(probs, labels)
+        return found | {"classes": {"names": list(self.names or ("0", "1"))} | told}
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how often two members differ about a label."""

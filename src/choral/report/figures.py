@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_CURVES = 6  # columns whose dependence is drawn, at most
 PanelDraw = Callable[["Axes", Theme, dict[str, Any]], None]
 
 
@@ -211,6 +212,16 @@ def all_panels(content: Content) -> list[Panels]:
         Panels("diversity", panels.diversity, _diverse(content), square, left=8),
         Panels("intervals", panels.intervals, _evaluations(content, "intervals"), (330.0, 210.0), left=40),
     ]
+    told = {m: e for m, e in _evaluations(content, "classes").items() if panels.rarest(e["classes"]) is not None}
+    found.append(Panels("precision", panels.precision, told, square))
+    weighed = _evaluations(content, "importance")
+    rows = max((len(e["importance"]["columns"]) for e in weighed.values()), default=0)
+    tall = 50.0 + 17 * min(rows, panels.BARS)
+    found.append(Panels("importance", panels.importance, weighed, (330.0, tall), left=112))
+    for i in range(_CURVES):
+        curves = {m: e["importance"]["dependence"][i:] for m, e in weighed.items()}
+        shown = {m: c[0] for m, c in curves.items() if c}
+        found.append(Panels(f"dependence-{i}", panels.dependence, shown, (220.0, 150.0), left=44))
     kept = {m: content.results["history"][m] for m in content.methods if m in content.results["history"]}
     found.append(Panels("rate", panels.rate, {m: h for m, h in kept.items() if h["rate"]}, (250.0, 120.0), left=40))
     found.append(Panels("loss", panels.loss, {m: h for m, h in kept.items() if h["loss"]}, (250.0, 120.0), left=40))

@@ -7,9 +7,13 @@ from xml.etree.ElementTree import Element
 
 from choral.base.lettering import short
 from choral.corruptions import COMMON, EXTRA
+from choral.report.columns import sections_of
 from choral.report.content import COSTS, Content
 from choral.report.figures import Panels, Picture
 from choral.report.markup import Inside, element, policy, rules_of, written
+from choral.report.sections import frames as _frames
+from choral.report.sections import key as _key
+from choral.report.sections import section as _section
 from choral.report.tables import RANKED, is_number, label, number, pairs, table
 from choral.report.theme import DARK, LIGHT, SERIES, variables
 
@@ -30,6 +34,7 @@ def render(content: Content, pictures: Sequence[Picture], panels: Sequence[Panel
     sections = [
         *_ranked(content, drawn),
         *_calibration(content, drawn, frames),
+        *sections_of(content, frames),
         *_strange(content, frames),
         *_corrupted(content, drawn),
         *_members(content, drawn, frames),
@@ -71,10 +76,6 @@ def _document(title: str, body: Element) -> str:
 
 def _part(name: str) -> str:
     return files("choral.report").joinpath(name).read_text(encoding="utf8")
-
-
-def _section(name: str, title: str, text: Inside, *parts: Inside) -> Element:
-    return element("section", element("h2", title), element("p", text), *parts, id=name)
 
 
 def _lead(content: Content) -> Inside:
@@ -149,27 +150,6 @@ def _legend(content: Content) -> Inside:
 def _pictures(content: Content, found: Sequence[Picture]) -> Inside:
     figures = [element("figure", element("figcaption", p.title), p.inline(content.methods), id=p.name) for p in found]
     return element("div", figures, class_="wide") if figures else None
-
-
-def _frames(panels: Panels, notes: dict[str, Inside], *, large: bool = False) -> Element:
-    figures = [
-        element(
-            "figure",
-            element("figcaption", short(m), " ", element("small", notes.get(m))),
-            panels.inline(m),
-            data_method=m,
-        )
-        for m in panels.data
-    ]
-    return element("div", figures, class_="frames large" if large else "frames")
-
-
-def _key(*entries: tuple[str, str]) -> Element:
-    """Return a key of colours: (name of the colour, what it stands for)."""
-    dots = [
-        element("span", element("i", class_="dot"), text, style=f"--tint: var(--{colour})") for colour, text in entries
-    ]
-    return element("div", dots, class_="key")
 
 
 def _noted(content: Content, name: str, text: str) -> dict[str, Inside]:

@@ -5,6 +5,8 @@ Every function draws on empty axes from a method's evaluation or history.
 
 from typing import TYPE_CHECKING, Any
 
+from choral.base.lettering import short
+from choral.report.tables import label
 from choral.report.theme import Theme
 
 if TYPE_CHECKING:
@@ -130,3 +132,82 @@ def intervals(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
     axes.plot(range(len(rows)), [row["mean"] for row in rows], color=theme["accent"], linewidth=1.2)
     axes.set_xticks([])
     axes.set_xlabel("rows by predicted mean")
+
+
+def rarest(told: dict[str, Any]) -> int | None:
+    """Return the class with a curve that has fewest rows; None if none has one."""
+    known = [i for i, curve in enumerate(told.get("curves") or ()) if curve]
+    return min(known, key=lambda i: told["counts"][i]) if known else None
+
+
+def precision(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
+    """Draw precision by recall of each class, the rarest strongest, and the share of its rows, which chance would reach."""
+    told = found["classes"]
+    main = rarest(told)
+    assert main is not None
+    for i, curve in enumerate(told["curves"]):
+        if curve and i != main:
+            axes.step(*zip(*curve), where="pre", color=theme["muted"], linewidth=0.8, alpha=0.6)
+    axes.step(*zip(*told["curves"][main]), where="pre", color=theme["accent"], linewidth=1.8)
+    share = told["counts"][main] / max(sum(told["counts"]), 1)
+    axes.plot([0, 1], [share, share], color=theme["muted"], linewidth=1, dashes=(3, 2))
+    _unit_square(axes)
+    axes.set_xlabel("recall")
+
+
+BARS = 10  # columns of a picture of importance, at most
+
+
+def importance(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
+    """Draw how much worse a measure gets without each column; lines reach from the lowest to the highest member."""
+    rows, measure = found["importance"]["columns"][:BARS], found["importance"]["measure"]
+    places = [-i for i in range(len(rows))]
+    axes.barh(places, [r["worse"][measure] for r in rows], height=0.7, color=theme["accent"], alpha=0.55)
+    for place, row in zip(places, rows):
+        alone = row["members"][measure]
+        axes.plot([min(alone), max(alone)], [place, place], color=theme["ink"], linewidth=1.2)
+    axes.axvline(0, color=theme["muted"], linewidth=0.8)
+    axes.set_yticks(places, [short(r["column"], most=18) for r in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"{label(measure)} worse by")
+
+
+def dependence(axes: "Axes", theme: Theme, curve: dict[str, Any]) -> None:
+    """Draw the mean prediction by the value of a column, each member as a pale line behind it.
+
+    Of several outputs the one that moves most is drawn, of two the second.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    output = output_of(curve)
+    places = curve["at"] or list(range(len(curve["values"])))
+    marker = None if curve["at"] and len(places) > 8 else "o"
+    for member in curve["members"]:
+        axes.plot(places, [row[output] for row in member], color=theme["accent"], alpha=0.3, linewidth=0.8)
+    means = [row[output] for row in curve["mean"]]
+    axes.plot(places, means, color=theme["accent"], linewidth=1.8, marker=marker, markersize=3)
+    if curve["at"] is None or _words(curve["values"]):
+        shown = range(0, len(places), -(-len(places) // 4))
+        axes.set_xticks([places[i] for i in shown], [short(curve["values"][i], most=10) for i in shown])
+        axes.margins(x=0.16)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def output_of(curve: dict[str, Any]) -> int:
+    """Return the output that is drawn."""
+    count = len(curve["outputs"])
+    if count <= 2:
+        return count - 1
+    moved = [[row[i] for row in curve["mean"]] for i in range(count)]
+    return max(range(count), key=lambda i: max(moved[i]) - min(moved[i]))
+
+
+def _words(values: list[str]) -> bool:
+    """Return whether values are no numbers: ordered words, or dates."""
+    try:
+        [float(v) for v in values]
+    except ValueError:
+        return True
+    return False

@@ -115,7 +115,56 @@ def _reachable(found: dict[str, Any]) -> bool:
     return all(isinstance(i, int) and i in members for path in found["chains"] for i in path)
 
 
+def _as_many(told: dict[str, Any]) -> bool:
+    """Return whether a class report says as much of every class."""
+    each = (told.get(n) for n in ("counts", "recall", "precision", "average_precision", "curves"))
+    return all(held is None or len(held) == len(told["names"]) for held in each)
+
+
+def _weighed(found: dict[str, Any]) -> bool:
+    """Return whether every column has the same measures, and every curve a point for each value and output."""
+    measures = [set(row[n]) for row in found["columns"] for n in ("worse", "error", "members")]
+    shaped = all(
+        len(rows) == len(d["values"]) and all(len(r) == len(d["outputs"]) for r in rows)
+        for d in found["dependence"]
+        for rows in (d["mean"], *d["members"])
+    )
+    placed = all(d["at"] is None or len(d["at"]) == len(d["values"]) for d in found["dependence"])
+    return all(found["measure"] in m and m == measures[0] for m in measures) and shaped and placed
+
+
+_MEASURES = every(numeric)
 PARTS: dict[str, Check] = {
+    "classes": also(
+        fields(
+            names=many(words, least=1),
+            counts=NUMBERS,
+            recall=many(optional(numeric)),
+            precision=many(optional(numeric)),
+            average_precision=optional(many(optional(numeric))),
+            curves=optional(many(many(also(NUMBERS, lambda p: len(p) == 2)))),
+        ),
+        _as_many,
+    ),
+    "importance": also(
+        fields(
+            measure=words,
+            columns=many(
+                fields(column=words, worse=_MEASURES, error=_MEASURES, members=every(many(numeric, least=1))), least=1
+            ),
+            dependence=many(
+                fields(
+                    column=words,
+                    values=many(words, least=1),
+                    at=optional(NUMBERS),
+                    outputs=many(words, least=1),
+                    mean=many(NUMBERS, least=1),
+                    members=many(many(NUMBERS, least=1), least=1),
+                )
+            ),
+        ),
+        _weighed,
+    ),
     "sizes": also(
         many(also(every(numeric), lambda row: "members" in row and len(row) > 1), least=1),
         lambda rows: all(row.keys() == rows[0].keys() for row in rows),

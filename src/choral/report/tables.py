@@ -43,6 +43,7 @@ LABELS = {
     "crps": "CRPS",
     "mutual_information": "mutual information",
     "coverage_95": "coverage 95 %",
+    "average_precision": "average precision",
     "ood_auroc": "AUROC, strange",
     "c_accuracy": "cAcc",
     "c_nll": "cNLL",
@@ -103,17 +104,23 @@ def best_of(rows: Sequence[dict[str, Any]], column: str) -> Any:
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[dict[str, Any]], *, caption: str, heat: str | None = None
+    columns: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+    *,
+    caption: str,
+    heat: str | None = None,
+    of: str = "method",
 ) -> list[Element]:
     """Return a sortable table with the method at the left; the best value of each column is marked.
 
     Args:
         columns: keys of the numbers.
-        rows: each with "method", and "before" for elements in front of the name.
+        rows: each with "method" (or what `of` says), and "before" for elements in front of the name.
         caption: read out before the table.
         heat: "higher" or "lower": shade all cells by how good they are.
+        of: what the rows are; those of anything but methods are not followed through the figures, and have no best ones.
     """
-    best = {c: best_of(rows, c) for c in columns}
+    best = {c: best_of(rows, c) if of == "method" else None for c in columns}
     values = [r[c] for r in rows for c in columns if is_number(r.get(c))] if heat else []
 
     def cell(value: Any, column: str) -> Element:
@@ -121,13 +128,13 @@ def table(
             return _shaded(value, values, heat)
         return number(value, css="best" if is_number(value) and value == best[column] else None)
 
-    head = element("tr", [element("th", element("button", n), scope="col") for n in ("method", *map(label, columns))])
+    head = element("tr", [element("th", element("button", n), scope="col") for n in (of, *map(label, columns))])
     body = [
         element(
             "tr",
-            element("th", row.get("before"), short(row["method"]), scope="row", data_value=row["method"]),
+            element("th", row.get("before"), short(row[of]), scope="row", data_value=row[of]),
             [cell(row.get(c), c) for c in columns],
-            data_method=row["method"],
+            data_method=row["method"] if of == "method" else None,
         )
         for row in rows
     ]
