@@ -40,11 +40,11 @@ def test_sequential_anchored_members_are_those_of_the_papers_tables(epochs, memb
     ("options", "shape"),
     [
         ({"epochs": 24}, [12, 2, 2, 2, 2, 2, 2]),
-        ({"epochs": 3}, [2]),
+        ({"epochs": 3}, [3]),
         ({"epochs": 1}, [1]),
         ({"epochs": 20, "members": 6}, [10, 2, 2, 2, 2, 2]),
         ({"epochs": 20, "members": 1}, [20]),
-        ({"epochs": 20, "chains": 2}, [5, 2, 2] * 2),
+        ({"epochs": 20, "chains": 2}, [6, 2, 2] * 2),
         ({"epochs": 500, "members": 3}, [100, 200, 200]),
         ({"epochs": 20, "first_epochs": 4, "step_epochs": 8}, [4, 8, 8]),
     ],

@@ -233,7 +233,7 @@ def trained(recipe):
     [
         ({}, [150, 50, 50, 50, 50, 50, 50]),
         ({"epochs": 850, "members": 7}, [150] + 14 * [50]),
-        ({"epochs": 450, "members": 7}, [150] + 14 * [21]),
+        ({"epochs": 450, "members": 7}, [156] + 14 * [21]),
         ({"epochs": 16, "members": 3}, [7, 2, 1, 2, 1, 2, 1]),
         ({"epochs": 40, "members": 2, "explore_epochs": 0}, [0, 10, 10, 10, 10]),
     ],

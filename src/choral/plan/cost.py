@@ -51,6 +51,19 @@ def cost(plan: Phase) -> Cost:
     return sum(found, Cost())
 
 
+def begun(plan: Phase) -> int:
+    """Return how many networks a plan begins: branches that start anew, not rounds that go on.
+
+    >>> from choral.plan.operators import Reset
+    >>> from choral.plan.phases import Collect, fork, repeat, seq
+    >>> begun(fork(3, Reset(), Collect())), begun(seq(Reset(), repeat(4, Collect())))
+    (3, 1)
+    """
+    found: list[int] = []
+    walk(plan, None, Visitor[None](start=lambda phase, place, _: found.append(1)))
+    return len(found)
+
+
 def batches_in(points: int, batch_size: int) -> int:
     """Return the steps of one epoch: the last, smaller batch counts unless it is a single point.
 

@@ -176,6 +176,7 @@ class Train(Phase):
         memory: 'fresh' starts the optimiser anew, 'carried' goes on with the memory of the phase before.
         every: operators applied while training.
         annealing: whether penalties that rise over a phase rise in this one; if not, they have their full weight at once.
+        least_steps: steps below which the phase does not what its method needs; see `choral.plan.needs`.
 
     Weights are held at exactly zero wherever the state's slot 'mask' is False.
     """
@@ -187,6 +188,7 @@ class Train(Phase):
     memory: Literal["fresh", "carried"] = "fresh"
     every: tuple[Every, ...] = ()
     annealing: bool = True
+    least_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ fork's branches all begin with what the fork was reached with, and the walk goes
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Starter, Train
@@ -167,6 +167,20 @@ def once(node: Repeat) -> Iterable[int]:
 def first(node: Fork, place: Place, carried: C) -> Iterator[tuple[Place, C]]:
     """Yield the first branch of a fork, for `Visitor.branches`."""
     yield place.then("fork", 0), carried
+
+
+def mapped(plan: Phase, train: Callable[[Train], Train]) -> Phase:
+    """Return a plan whose training phases are changed.
+
+    >>> from choral.plan.phases import repeat
+    >>> mapped(repeat(2, Train(epochs=3)), lambda phase: Train(epochs=5)).body.epochs
+    5
+    """
+    if isinstance(plan, Seq):
+        return Seq(phases=tuple(mapped(phase, train) for phase in plan.phases))
+    if isinstance(plan, Repeat | Fork):
+        return replace(plan, body=mapped(plan.body, train))
+    return train(plan) if isinstance(plan, Train) else plan
 
 
 def trainings(plan: Phase) -> list[Train]:

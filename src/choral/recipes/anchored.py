@@ -7,9 +7,9 @@ Reference: Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approx
 from choral.bayes.walks import IID
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
-from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Reset, fork
+from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, share
+from choral.recipes.training import Training, forked
 
 PRIOR_STD = 0.2**0.5
 ADAM = Training(rate=0.002, optimiser=Adam())
@@ -27,7 +27,7 @@ def anchored(
     """Independent networks, each pulled to its own anchor drawn from the prior.
 
     Args:
-        epochs: total budget; each member gets epochs // members.
+        epochs: total budget; shared evenly by the members.
         members: networks trained; one for every 100 epochs if None, but at least 2.
         prior_std: standard deviation of the Gaussian prior on every parameter; the default is the authors' for residual
             networks on CIFAR-10 (variance 0.2).
@@ -42,8 +42,8 @@ def anchored(
     count = max(2, epochs // 100) if members is None else members
     draw: list[Operator] = [DrawAnchor(walk=IID(), prior_std=prior_std)]
     draw += [DrawTargetShift(walk=IID(), prior_std=prior_std)] if target_noise else []
-    train = training.without_decay().phase(share(epochs, count))
-    plan = fork(count, Reset(), *draw, train, Collect())
+    pulled = training.without_decay()
+    plan = forked(epochs, count, lambda each: (Reset(), *draw, pulled.phase(each), Collect()))
     return Recipe(
         name="anchored", plan=plan, objective=Objective(penalties=(Anchored(prior_std=prior_std),)), combine=combine
     )

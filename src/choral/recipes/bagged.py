@@ -5,9 +5,9 @@ Tune Ensembles", AAAI 2022, arXiv:2202.11782, Table 1.
 """
 
 from choral.base.errors import InputError
-from choral.plan import Bag, Collect, Reset, fork
+from choral.plan import Bag, Collect, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, share
+from choral.recipes.training import Training, forked
 
 
 def bagged(
@@ -22,7 +22,7 @@ def bagged(
     """Independent networks, each on its own random 90 % of the training points.
 
     Args:
-        epochs: total budget; each member gets epochs // members passes over its own part.
+        epochs: total budget; shared evenly as passes of each member over its own part.
         members: networks trained.
         fraction: size of each part relative to all points, in (0, 1].
         replace: draw with replacement (the bootstrap).
@@ -31,6 +31,6 @@ def bagged(
     """
     if not 0 < fraction <= 1:
         raise InputError(f"fraction is {fraction}; give a number above 0 and at most 1.")
-    each = training.phase(share(epochs, members))
     bag = Bag(fraction=fraction, replace=replace)
-    return Recipe(name="bagged", plan=fork(members, Reset(), bag, each, Collect()), combine=combine)
+    plan = forked(epochs, members, lambda each: (Reset(), bag, training.phase(each), Collect()))
+    return Recipe(name="bagged", plan=plan, combine=combine)

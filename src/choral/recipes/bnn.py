@@ -6,9 +6,9 @@ al., 2022, arXiv:2206.00794, appendix B.
 
 from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
-from choral.plan import SGD, Collect, Reset, Schedule, Steps, fork
+from choral.plan import SGD, Collect, Reset, Schedule, Steps
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, share
+from choral.recipes.training import Training, forked
 from choral.structures import Gaussian
 
 VARIATIONAL = Training(rate=0.1, optimiser=SGD(momentum=0.9, clip=1.0), schedule="steps")
@@ -35,7 +35,7 @@ def bnn(
     """One network whose weights are Gaussian, drawn anew in every pass; predictions average several draws.
 
     Args:
-        epochs: total budget; each network gets epochs // members.
+        epochs: total budget; shared evenly by the networks.
         members: networks, each with a posterior of its own.
         draws: passes averaged at prediction for each network (1 or 5 in the paper).
         prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalisation.
@@ -48,6 +48,6 @@ def bnn(
             1 unless it says otherwise.
     """
     objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
-    train = training.clipped(1.0).with_rates(_rho=rho_rate).phase(share(epochs, members), settling(training))
-    plan = fork(members, Reset(), train, Collect())
+    chosen = training.clipped(1.0).with_rates(_rho=rho_rate)
+    plan = forked(epochs, members, lambda each: (Reset(), chosen.phase(each, settling(training)), Collect()))
     return Recipe(name="bnn", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective, combine=combine)

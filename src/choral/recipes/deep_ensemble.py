@@ -4,9 +4,9 @@ Reference: Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive
 Ensembles", NeurIPS 2017, arXiv:1612.01474.
 """
 
-from choral.plan import Collect, Reset, fork
+from choral.plan import Collect, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, share
+from choral.recipes.training import Training, forked
 
 
 def deep_ensemble(
@@ -15,12 +15,12 @@ def deep_ensemble(
     """Independent networks from different random starts; the budget is split evenly.
 
     Args:
-        epochs: total budget; each member gets epochs // members.
+        epochs: total budget; shared evenly; the first members get an epoch more where it cannot be.
         members: networks trained.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
 
     Differs from the paper: no adversarial training.
     """
-    each = training.phase(share(epochs, members))
-    return Recipe(name="deep_ensemble", plan=fork(members, Reset(), each, Collect()), combine=combine)
+    plan = forked(epochs, members, lambda each: (Reset(), training.phase(each), Collect()))
+    return Recipe(name="deep_ensemble", plan=plan, combine=combine)

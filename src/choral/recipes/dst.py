@@ -4,9 +4,9 @@ Reference: Liu et al., "Deep Ensembling with No Overhead for either Training or 
 Sparsity", ICLR 2022, arXiv:2106.14568, section 3.1; Evci et al., 2020, arXiv:1911.11134 for the updates.
 """
 
-from choral.plan import Collect, ErdosRenyi, Every, Prune, Regrow, Reset, fork
+from choral.plan import Collect, ErdosRenyi, Every, Prune, Regrow, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, share
+from choral.recipes.training import Training, forked
 
 
 def dst(
@@ -33,9 +33,6 @@ def dst(
         training: optimiser, rate, batch size and schedule of each member.
     """
     move = Every(count=interval, phase=Regrow(rate=rate), stop=moving)
-    each = training.phase(share(epochs, members), every=(move,))
-    return Recipe(
-        name="dst",
-        plan=fork(members, Reset(), Prune(masks=ErdosRenyi(sparsity=sparsity)), each, Collect()),
-        combine=combine,
-    )
+    cut = Prune(masks=ErdosRenyi(sparsity=sparsity))
+    plan = forked(epochs, members, lambda each: (Reset(), cut, training.phase(each, every=(move,)), Collect()))
+    return Recipe(name="dst", plan=plan, combine=combine)

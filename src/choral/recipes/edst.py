@@ -4,10 +4,12 @@ Reference: Liu et al., "Deep Ensembling with No Overhead for either Training or 
 Sparsity", ICLR 2022, arXiv:2106.14568, section 3.2.
 """
 
+from typing import Any
+
 from choral.base.errors import InputError
 from choral.plan import Collect, Constant, ErdosRenyi, Every, Prune, Regrow, Reset, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import FEW_STEPS, Training
 
 
 def edst(
@@ -28,8 +30,8 @@ def edst(
     Args:
         epochs: total budget, exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
         members: networks kept; they share evenly what exploration leaves.
-        explore_epochs: epochs before the first member settles. If None, 150; a third of budgets below 450, with the epochs that
-            cannot be shared evenly.
+        explore_epochs: epochs before the first member settles. If None, 150, or a third of budgets below 450, with the epochs
+            that cannot be shared evenly.
         sparsity: share of weights that are zero at any time (Erdos-Renyi-Kernel densities).
         interval: steps between two moves.
         rate: share of living weights moved each time.
@@ -49,10 +51,11 @@ def edst(
             "members."
         )
     move = (Every(count=interval, phase=Regrow(rate=rate), stop=moving),)
-    rest = epochs - members * settle if explore_epochs is None and planned < 150 else planned
+    rest = epochs - members * settle if explore_epochs is None else planned
     explore = training.phase(rest, Constant(training.rate), every=move)
-    first = training.phase(settle - settle // 2, Constant(training.rate / 10), every=move)
-    second = training.phase(settle // 2, Constant(training.rate / 100), memory="carried", every=move)
+    short: dict[str, Any] = {"every": move, "least_steps": FEW_STEPS}
+    first = training.phase(settle - settle // 2, Constant(training.rate / 10), **short)
+    second = training.phase(settle // 2, Constant(training.rate / 100), memory="carried", **short)
     kept = (first, second, Collect())
     plan = seq(
         Reset(),

@@ -27,7 +27,7 @@ from choral.plan import (
     repeat,
     seq,
 )
-from choral.recipes.training import Training
+from choral.recipes.training import FEW_STEPS, Training
 
 Exploitation = Literal["stepwise", "cosine", "linear_fge", "linear_1"]
 Narrowing = Literal["small", "redraw", "keep"]
@@ -132,7 +132,8 @@ def sequential_phases(
     training = training.clipped(1.0)
     explore = training.phase(first, Constant(training.rate))
     settle, again = (
-        training.phase(each, s, memory=memory, annealing=False) for s in schedules(schedule, training.rate)
+        training.phase(each, s, memory=memory, annealing=False, least_steps=2 * FEW_STEPS)
+        for s in schedules(schedule, training.rate)
     )
     fit_norms = [Recalibrate()] if recalibrate else []
     narrow = [] if reset == "keep" else [ResetStds(how=reset, rho=rho)]

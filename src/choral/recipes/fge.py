@@ -4,10 +4,12 @@ Reference: Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensemblin
 arXiv:1802.10026, section 5.
 """
 
+from typing import Any
+
 from choral.base.errors import InputError
 from choral.plan import Collect, Linear, Part, Phase, Reset, fork, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import FEW_STEPS, Training
 
 
 def fge(
@@ -55,11 +57,12 @@ def fge(
     early = round(first * 120 / 156) if starts == 2 else first
     rate, high, low = training.rate, training.rate / 2, training.rate / 200
     falling = Linear(((0.0, rate), (0.5, rate), (0.9, rate / 100)))
-    down = training.phase(half, Linear(((0.0, high), (1.0, low))), memory="carried")
-    up = training.phase(half, Linear(((0.0, low), (1.0, high))), memory="carried")
+    short: dict[str, Any] = {"memory": "carried", "least_steps": FEW_STEPS // 2}
+    down = training.phase(half, Linear(((0.0, high), (1.0, low))), **short)
+    up = training.phase(half, Linear(((0.0, low), (1.0, high))), **short)
     swing: tuple[Phase, ...] = (down, Collect(), repeat(kept // starts - 1, up, down, Collect()))
     begin = (Reset(), training.phase(early, Part(falling, 0.0, early / epochs)))
-    later = training.phase(first - early, Part(falling, early / epochs, first / epochs), memory="carried")
+    later = training.phase(first - early, Part(falling, early / epochs, first / epochs), **short)
     return Recipe(
         name="fge", plan=seq(*begin, *((fork(1, *swing), later) if starts == 2 else ()), *swing), combine=combine
     )

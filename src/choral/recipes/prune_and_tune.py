@@ -28,7 +28,7 @@ from choral.plan import (
     seq,
 )
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import FEW_STEPS, Training
 
 
 def prune_and_tune(
@@ -81,7 +81,8 @@ def prune_and_tune(
     body += [Recalibrate()] if recalibrate else []
     body += [Bag(fraction=bagging)] if bagging is not None else []
     start = [Start()] if parent == 0 else [Reset(), training.phase(parent)]
-    plan = seq(*start, fork(members, *body, training.phase(child, _schedule(tuning, training)), Collect()))
+    tune = training.phase(child, _schedule(tuning, training), least_steps=FEW_STEPS)
+    plan = seq(*start, fork(members, *body, tune, Collect()))
     return Recipe(name="prune_and_tune", plan=plan, combine=combine)
 
 

@@ -10,10 +10,20 @@ from choral.base.errors import InputError
 from choral.bayes.walks import GuidedWalk, Walk
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
-from choral.plan import Collect, DrawAnchor, DrawTargetShift, Operator, Reset, StepAnchor, StepTargetShift, fork, repeat
+from choral.plan import (
+    Collect,
+    DrawAnchor,
+    DrawTargetShift,
+    Operator,
+    Phase,
+    Reset,
+    StepAnchor,
+    StepTargetShift,
+    repeat,
+)
 from choral.recipes.anchored import ADAM, PRIOR_STD
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, share
+from choral.recipes.training import FEW_STEPS, Training, forked, shares
 
 GUIDED = GuidedWalk(step_std=0.02)
 
@@ -41,7 +51,8 @@ def sequential_anchored(
         epochs: total budget, split evenly over the chains.
         members: networks kept; as many as the budget holds if None.
         chains: independent chains; the whole part of sqrt(epochs / 100) if None (a divisor of `members` if those are given).
-        first_epochs: epochs of a chain's first member; 100 if None, or half of the chain's budget if that is less.
+        first_epochs: epochs of a chain's first member; 100 if None, or half of the chain's budget if that is less, and
+            what the steps leave.
         step_epochs: epochs of every other member; 2 if None (10 in the paper's small regression problems), or what
             `members` leaves.
         prior_std: as in `anchored`.
@@ -56,7 +67,7 @@ def sequential_anchored(
         chains = max(1, isqrt(epochs // 100))
         if members is not None:
             chains = max(c for c in range(1, chains + 1) if members % c == 0)
-    budget = share(epochs, chains)
+    budget = shares(epochs, chains)[-1][1]
     if members is not None and (members < 1 or members % chains):
         raise InputError(f"members is {members}, but {chains} chains have equally many; give a multiple of {chains}.")
     first = (budget if members == chains else min(100, budget - budget // 2)) if first_epochs is None else first_epochs
@@ -76,9 +87,13 @@ def sequential_anchored(
     if target_noise:
         draw.append(DrawTargetShift(walk=walk, prior_std=prior_std))
         move.append(StepTargetShift(walk=walk, prior_std=prior_std))
-    short = (step_training or training).without_decay().phase(max(length, 1))
-    plan = fork(
-        chains, Reset(), *draw, training.without_decay().phase(first), Collect(), repeat(steps, *move, short, Collect())
-    )
+    long, short = training.without_decay(), (step_training or training).without_decay()
+    again = repeat(steps, *move, short.phase(max(length, 1), least_steps=FEW_STEPS // 2), Collect())
+
+    def chain(each: int) -> tuple[Phase, ...]:
+        rest = each - steps * length if first_epochs is None else first
+        return Reset(), *draw, long.phase(rest), Collect(), again
+
+    plan = forked(epochs, chains, chain)
     objective = Objective(penalties=(Anchored(prior_std=prior_std),))
     return Recipe(name="sequential_anchored", plan=plan, objective=objective, combine=combine)

@@ -3,9 +3,9 @@
 Reference: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", ICLR 2017, arXiv:1704.00109, Equation 2.
 """
 
-from choral.plan import Collect, Cosine, Reset, repeat, seq
+from choral.plan import Collect, Cosine, Reset, Train, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, share
+from choral.recipes.training import FEW_STEPS, Training, repeated
 
 
 def snapshot(
@@ -14,10 +14,13 @@ def snapshot(
     """One run of cosine cycles restarting at the full rate; a member at each low point.
 
     Args:
-        epochs: total budget; each cycle gets epochs // members.
+        epochs: total budget; shared evenly by the cycles, the first ones longer where it cannot be.
         members: cycles.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate (where each cycle starts) and batch size.
     """
-    cycle = training.phase(share(epochs, members), Cosine(training.rate), memory="carried")
-    return Recipe(name="snapshot", plan=seq(Reset(), repeat(members, cycle, Collect())), combine=combine)
+
+    def cycle(epochs: int) -> tuple[Train, Collect]:
+        return training.phase(epochs, Cosine(training.rate), memory="carried", least_steps=2 * FEW_STEPS), Collect()
+
+    return Recipe(name="snapshot", plan=seq(Reset(), *repeated(epochs, members, cycle)), combine=combine)

@@ -6,11 +6,11 @@ arXiv:2108.11000; as used by Jantre et al., 2022, arXiv:2206.00794, section 3.1 
 
 from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
-from choral.plan import Collect, Recalibrate, Reset, fork
+from choral.plan import Collect, Recalibrate, Reset
 from choral.recipes.bnn import VARIATIONAL, settling
 from choral.recipes.exploration import GateClipping, gates_clipped
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, share
+from choral.recipes.training import Training, forked
 from choral.structures import SpikeSlab
 
 
@@ -51,6 +51,7 @@ def ssbnn(
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
     chosen = gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate)
-    train = chosen.phase(share(epochs, members), settling(training))
-    plan = fork(members, Reset(), train, Recalibrate(), Collect())
+    plan = forked(
+        epochs, members, lambda each: (Reset(), chosen.phase(each, settling(training)), Recalibrate(), Collect())
+    )
     return Recipe(name="ssbnn", plan=plan, structure=structure, objective=Objective(penalties=(kl,)), combine=combine)

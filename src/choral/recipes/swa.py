@@ -7,7 +7,7 @@ arXiv:1803.05407, Algorithm 1.
 from choral.base.errors import InputError
 from choral.plan import Collect, Constant, Linear, Recalibrate, Reset, Train, UpdateMoments, UseMean, every, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import FEW_STEPS, Training
 
 
 def averaging_phases(epochs: int, rank: int, start: float, training: Training) -> tuple[Train, Train]:
@@ -21,7 +21,9 @@ def averaging_phases(epochs: int, rank: int, start: float, training: Training) -
     half = training.rate / 2
     down = training.phase(first, Linear(((0.0, training.rate), (0.6, training.rate), (1.0, half))))
     collect = every(1, UpdateMoments(rank=rank), unit="epochs")
-    return down, training.phase(epochs - first, Constant(half), memory="carried", every=(collect,))
+    return down, training.phase(
+        epochs - first, Constant(half), memory="carried", every=(collect,), least_steps=2 * FEW_STEPS
+    )
 
 
 def swa(

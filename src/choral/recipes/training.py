@@ -1,7 +1,7 @@
 """Training: how plain training phases are run, said once and shared by the phases of a recipe."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from choral.base.values import Value
 from choral.plan.operators import Reset, Start
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
 from choral.plan.own import OwnOptimiser, OwnRate
-from choral.plan.phases import Collect, Every, Operator, Seq, Train, seq
+from choral.plan.phases import Collect, Every, Operator, Phase, Repeat, Seq, Train, fork, repeat, seq
 from choral.plan.schedule import Constant, Cosine, Linear, Schedule, Steps
 
 OPTIMISERS: dict[str, Optimiser] = {
@@ -21,6 +21,10 @@ OPTIMISERS: dict[str, Optimiser] = {
     "adamw": AdamW(),
 }
 SCHEDULES = ("cosine", "constant", "steps", "linear_drop")
+LEAST_STEPS = 500
+"""Steps that a network needs from its first weights on; with fewer, ensembles of several are behind one on small tables."""
+FEW_STEPS = 100
+"""Steps that a network needs to settle again from weights that were trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,7 @@ class Training(Value):
         *,
         memory: Literal["fresh", "carried"] = "fresh",
         every: tuple[Every, ...] = (),
+        least_steps: int = LEAST_STEPS,
         **changes: Any,
     ) -> Train:
         """Return a training phase with these settings; the schedule of a full training if none is given."""
@@ -103,6 +108,7 @@ class Training(Value):
             batch_size=self.batch_size,
             memory=memory,
             every=every,
+            least_steps=least_steps,
             **changes,
         )
 
@@ -153,11 +159,13 @@ def optimiser_of(given: Any) -> Optimiser:
     )
 
 
-def share(epochs: int, members: int, *, least: int = 1) -> int:
-    """Return the epochs each of `members` members gets of a total; refuses too few.
+def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:
+    """Return how many of `members` members get how many epochs of a total, all of which is given away; refuses too few.
 
-    >>> share(200, 6)
-    33
+    The longer shares come first.
+
+    >>> shares(200, 4), shares(24, 5)
+    (((4, 50),), ((4, 5), (1, 4)))
     """
     for name, value in (("epochs", epochs), ("members", members)):
         if not is_whole(value):
@@ -165,9 +173,31 @@ def share(epochs: int, members: int, *, least: int = 1) -> int:
     epochs, members = int(epochs), int(members)
     if members < 1:
         raise InputError(f"members is {members}; give 1 or more.")
-    if epochs < members * least:
+    if epochs < members:
         raise InputError(
-            f"epochs is {epochs}, too few for {members} members of at least {least} epoch(s) each; "
-            f"give at least {members * least} epochs or fewer members."
+            f"epochs is {epochs}, too few for {members} members of at least 1 epoch each; "
+            f"give at least {members} epochs or fewer members."
         )
-    return epochs // members
+    each, longer = divmod(epochs, members)
+    return tuple((n, length) for n, length in ((longer, each + 1), (members - longer, each)) if n)
+
+
+def forked(epochs: int, members: int, body: Callable[[int], Sequence[Phase]]) -> Phase:
+    """Return branches that share a budget and use all of it: one fork, or two where one has an epoch more than the other.
+
+    Args:
+        epochs: the budget.
+        members: branches.
+        body: gives the phases of a branch of so many epochs.
+
+    >>> from choral.plan.cost import cost
+    >>> cost(forked(11, 4, lambda each: (Train(epochs=each), Collect())))
+    Cost(epochs=11, networks=4, phases=4)
+    """
+    parts = [fork(count, *body(each)) for count, each in shares(epochs, members)]
+    return parts[0] if len(parts) == 1 else seq(*parts)
+
+
+def repeated(epochs: int, members: int, body: Callable[[int], Sequence[Phase]]) -> tuple[Repeat, ...]:
+    """Return rounds that share a budget and use all of it: one repeat, or two where one has an epoch more than the other."""
+    return tuple(repeat(count, *body(each)) for count, each in shares(epochs, members))
