@@ -6,6 +6,7 @@ from torch import nn
 
 from choral.base.types import Build
 from choral.plan.cost import cost
+from choral.plan.needs import warning
 from choral.plan.stopping import EarlyStop
 from choral.recipes.recipe import Recipe
 
@@ -16,6 +17,7 @@ def show(
     data: Any = None,
     *,
     stop: EarlyStop | None = None,
+    validation: Any = None,
     target: str | int | None = None,
     output: Any = None,
     inputs: Any = (),
@@ -28,6 +30,7 @@ def show(
         build: the network; adds parameters of all members.
         data: training data (x, y); adds training and prediction operations (FLOPs).
         stop: when training ends early, as in `choral.fit`; says that epochs and operations are upper bounds.
+        validation: as in `choral.fit`; what is held out is not trained on, and costs nothing.
         target, output, inputs, likelihood: as in `choral.fit`, where data needs them.
 
     >>> from choral.recipes import deep_ensemble
@@ -46,6 +49,7 @@ def show(
     from choral.engine.flops import Flops
     from choral.engine.forecast import forecast
     from choral.engine.task import make_task
+    from choral.engine.validation import set_apart
     from choral.structures.base import Independent
 
     networks = cost(recipe.plan).networks
@@ -63,7 +67,7 @@ def show(
             f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})"
         )
         return "\n".join(text)
-    source = source_of(data, target)
+    source, _ = set_apart(source_of(data, target), validation, 0)
     options: dict[str, Any] = {"output": output, "inputs": inputs, "likelihood": likelihood}
     alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan), **options)
     one = Flops(alone, source)
@@ -77,4 +81,5 @@ def show(
         f"training: {found.train_flops:.3g} FLOPs ({epochs:.1f} epochs of the plain network, {epochs / recipe.epochs:.4f} x its "
         f"operations in {recipe.epochs}); prediction: {found.predict_flops / one.predict(None):.2f} x the plain network"
     )
-    return "\n".join(text)
+    lacking = warning(recipe.plan, source.points)
+    return "\n".join([*text, *([f"warning: {lacking}"] if lacking else [])])

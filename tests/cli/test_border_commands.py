@@ -102,7 +102,7 @@ def test_a_plan_is_what_fit_does(table, tmp_path):
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert planned["tree"] == plan["describe"]["tree"]
     assert [c["column"] for c in planned["columns"]] == ["a", "b"]
-    assert "60 epochs" in choral("plan", "single", "--data", table, "--target", "y").stdout
+    assert "250 epochs" in choral("plan", "single", "--data", table, "--target", "y").stdout  # 500 steps
     assert "200 epochs" in choral("plan", "single").stdout
 
 
@@ -123,9 +123,11 @@ def test_a_changed_option_is_named_and_overwrite_starts_again(table, tmp_path):
 
 def test_progress_where_there_is_no_terminal(table, tmp_path):
     words = ["fit", table, "--target", "y", "--method", "single", "--epochs", 20, "--json"]
-    assert "epochs" not in choral(*words, "--out", tmp_path / "a").stderr
+    assert "epochs, loss" not in choral(*words, "--out", tmp_path / "a").stderr
     told = [
-        line for line in choral(*words, "--out", tmp_path / "b", "--progress").stderr.splitlines() if "epochs" in line
+        line
+        for line in choral(*words, "--out", tmp_path / "b", "--progress").stderr.splitlines()
+        if "epochs, loss" in line
     ]
     assert len(told) == 10
     assert told[-1].startswith("choral: single: 20 of 20 epochs, loss ")

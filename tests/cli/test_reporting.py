@@ -67,7 +67,7 @@ def test_without_matplotlib_a_comparison_still_ends_well(tmp_path, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "matplotlib" else real(n, *a))
     done = choral("compare", "--data", "wine", "--methods", "single", "--epochs", 2, "--out", tmp_path / "c", "-q")
-    assert "matplotlib is missing" in sentence(done)
+    assert "matplotlib is missing" in done.stderr
     assert not (tmp_path / "c" / "report.html").exists()
 
 

@@ -59,7 +59,7 @@ def test_what_is_said_goes_before_the_usual(tmp_path):
     assert (found.recipe.members, found.validation, found.stop) == (8, 0.2, EarlyStop(patience=20))
     assert ready(tmp_path, method="deep_ensemble").recipe == found.recipe
     found = ready(tmp_path, validation=0.0)
-    assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 60, None, None)
+    assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 156, None, None)
     assert choral.models.spec_of(found.build())["name"] == "mlp"
     found = ready(tmp_path, epochs=40, patience=3)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop.patience) == (4, 40, 0.2, 3)

@@ -13,6 +13,7 @@ from choral.cli.options import (
     Bound,
     Data,
     Epochs,
+    Equal,
     Given,
     Json,
     Kept,
@@ -32,6 +33,7 @@ from choral.cli.preparing import (
     ended_note,
     prepare,
     prepare_fit,
+    warned,
 )
 
 app = typer.Typer(
@@ -116,7 +118,9 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     from choral.preview import show
 
     problem = ready.problem
-    text = show(ready.recipe, ready.build, (problem.x_train, problem.y_train), stop=ready.stop, likelihood=likelihood)
+    trained, held = problem.validating(ready.validation)
+    points = (trained.x_train, trained.y_train)
+    text = show(ready.recipe, ready.build, points, stop=ready.stop, validation=held, likelihood=likelihood)
     if json:
         read = problem.table.describe() if problem.table else []
         stops: dict[str, Any] = (
@@ -193,7 +197,7 @@ def fit(
             run_dir=folder,
             seed=running.seed,
             executor=running.executor,
-            listener=bar(recipe.name, recipe.epochs),
+            listener=warned(bar(recipe.name, recipe.epochs), recipe, ready.rows),
             progress=False,
             overwrite=running.overwrite,
             keep=keep,
@@ -242,6 +246,7 @@ def compare(
     data: Data = "digits",
     methods: Annotated[str, typer.Option("--methods", help="Names with commas, or all.")] = "all",
     epochs: Epochs = 60,
+    equal: Equal = "operations",
     members: Members = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the comparison; the same command resumes.")
@@ -252,20 +257,22 @@ def compare(
 ) -> None:
     """Train several methods with the same budget and print one table."""
     from choral.judging.compare import compare as run
-    from choral.judging.compare import recipes_for
+    from choral.judging.compare import recipes_for, spending_of
 
     names = _named(methods)
     check_executor(running.executor)
     silent = running.json or running.quiet
     problem, build, training = prepare(data, reading, settings, quiet=silent)
-    recipes = recipes_for(names, epochs=epochs, members=members, training=training)
-    length = {r.name: r.epochs for r in recipes}
+    spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
+    recipes = recipes_for(names, epochs=epochs, members=members, training=training, spending=spending)
+    known = {recipe.name: recipe for recipe in recipes}
     with progress(silent, running.shown) as bar:
         comparison = run(
             build,
             problem,
-            names,
+            recipes,
             epochs=epochs,
+            equal=equal,  # type: ignore[arg-type]  # checked by spending_of
             members=members,
             training=training,
             run_dir=out,
@@ -273,7 +280,7 @@ def compare(
             executor=running.executor,
             overwrite=running.overwrite,
             likelihood=reading.likelihood,
-            listener=lambda name: bar(name, length.get(name, epochs)),
+            listener=lambda name: warned(bar(name, known[name].epochs), known[name], len(problem.x_train)),
         )
     if running.json:
         write_json(comparison.to_dict())

@@ -41,6 +41,10 @@ Group = Annotated[str | None, typer.Option("--group", help="Column whose equal v
 Time = Annotated[str | None, typer.Option("--time", help="Column of dates or numbers; the last rows are held out.")]
 Model = Annotated[str | None, typer.Option("--model", help="mlp, mlp_wide, lenet_s, lenet_m, lenet_l or resnet20.")]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Total budget in epochs of one network.")]
+Equal = Annotated[
+    str,
+    typer.Option("--equal", help="What is the same for all methods: operations of training, or epochs."),
+]
 Bound = Annotated[
     int | None,
     typer.Option("--epochs", min=1, help="Total budget in epochs of one network; by the data's size if not given."),

@@ -88,6 +88,21 @@ def check_executor(name: str) -> None:
         raise InputError(f"--executor is {name!r}; give {', '.join(known)}.{did_you_mean(name, known)}")
 
 
+def warned(listener: Callable[[dict[str, Any]], None], recipe: Any, points: int) -> Callable[[dict[str, Any]], None]:
+    """Return a listener that first says whether the recipe's budget is below what it needs on so many training rows."""
+    from choral.plan.needs import warning
+
+    lacking = [warning(recipe.plan, points)]
+
+    def hear(event: dict[str, Any]) -> None:
+        sentence = lacking.pop() if lacking else ""
+        if sentence:
+            note(f"choral: {recipe.name}: {sentence}.")
+        listener(event)
+
+    return hear
+
+
 def baseline_note(found: dict[str, Any]) -> str | None:
     """Return a sentence if an ensemble is no better than naming the commonest class every time, else None."""
     classes = found.get("classes")

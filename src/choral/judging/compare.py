@@ -1,16 +1,16 @@
 """compare: several methods on the same network and data at equal budget, in one table."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
 from choral import __version__
 from choral.base.border import guarded, is_whole
-from choral.base.errors import InputError, RunError
+from choral.base.errors import InputError, RunError, did_you_mean
 from choral.base.types import Build
 from choral.data.images import holds_images, strange
 from choral.data.inputs import Transform
@@ -22,8 +22,10 @@ from choral.fit import fit
 from choral.judging.comparison import Comparison, over_seeds
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
+from choral.judging.spending import Spending, within
 from choral.judging.trial import Trial, first_rows, make_trial, rows_of, shuffled
-from choral.recipes import METHODS, make, recipe_of
+from choral.plan.needs import warning
+from choral.recipes import METHODS, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
@@ -31,11 +33,18 @@ __all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
 
 
 def recipes_for(
-    methods: str | Sequence[str | Recipe], *, epochs: int, members: int | None, training: Training
+    methods: str | Sequence[str | Recipe],
+    *,
+    epochs: int,
+    members: int | None,
+    training: Training,
+    spending: Spending | None = None,
+    said: Mapping[str, Any] | None = None,
 ) -> list[Recipe]:
-    """Return recipes at the same budget; names take the shared settings, recipes stay as they are.
+    """Return recipes at the same budget; names take the shared settings (`within`), recipes stay as they are.
 
     `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
+    `said` are settings that replace also those that a method depends on.
     """
     if isinstance(methods, str | Recipe):
         methods = list(METHODS) if methods == "all" else [methods]
@@ -49,12 +58,9 @@ def recipes_for(
         if not isinstance(method, str):
             found.append(recipe_of(method))
             continue
-        options: dict[str, Any] = {"epochs": epochs, "training": training}
-        default = METHODS[method].options.get("members") if method in METHODS else None
-        if members is not None and default is not None and default.default != 1:
-            options["members"] = members
         try:
-            found.append(make(method, **options))
+            options: dict[str, Any] = {"members": members, "training": training, "spending": spending}
+            found.append(within(method, epochs=epochs, **options, **(said or {})))
         except InputError as error:
             raise InputError(f"{method}: {error}") from error
     if not found:
@@ -69,6 +75,7 @@ def compare(
     methods: str | Sequence[str | Recipe],
     *,
     epochs: int = 60,
+    equal: Literal["operations", "epochs"] = "operations",
     members: int | None = None,
     training: Training = Training(),
     run_dir: str | Path | None = None,
@@ -86,9 +93,12 @@ def compare(
         build: the network, as for `fit`.
         data: (x_train, y_train, x_test, y_test) or a problem.
         methods: names or recipes; 'all' is all methods.
-        epochs: total budget of each method.
-        members: members where a method has a choice; its own default if None.
-        training: optimiser, rate, batch size and schedule shared by all.
+        epochs: total budget of each method named, in epochs of one plain network.
+        equal: what is the same for all: 'operations' gives methods that run several members on each batch fewer epochs, and sparse
+            ones no more; 'epochs' counts epochs alone.
+        members: members where a method has a choice; if None its own default, or as many as have the steps they need.
+        training: optimiser, rate, batch size and schedule shared by all but the methods that depend on their own, which take the batch
+            size.
         run_dir: a folder for all runs: each resumes by itself; `comparison.json` holds the table.
         seed: root seed of every method.
         seeds: several root seeds instead: the table holds means, with standard deviations and the differences to a baseline
@@ -99,12 +109,14 @@ def compare(
         corruptions: names of corruptions, 'all' or none; images only.
         options: passed on to `fit`.
     """
-    recipes = recipes_for(methods, epochs=epochs, members=members, training=training)
     problem = _problem(data)
+    options |= {"inputs": inputs}
+    spending = spending_of(build, problem, options, equal=equal)
+    recipes = recipes_for(methods, epochs=epochs, members=members, training=training, spending=spending)
     trial = trial_of(problem, ood=ood, corruptions=corruptions)
     settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
-    options |= {"inputs": inputs}
+    settings |= {"equal": equal, "below": below(recipes, len(problem.y_train))}
 
     def of_seed(own: int, folder: Path | None) -> Comparison:
         rows, details = _measured(build, problem, recipes, trial, folder, listener, options | {"seed": own})
@@ -120,6 +132,23 @@ def compare(
     if place is not None:
         _write_changes(place / "comparison.json", comparison.to_dict() | comparison.details)
     return comparison
+
+
+def spending_of(
+    build: Build | nn.Module, problem: Problem, options: Mapping[str, Any], *, equal: str = "operations"
+) -> Spending | None:
+    """Return what counts the operations of methods on a problem; None where budgets are counted in epochs."""
+    if equal not in ("operations", "epochs"):
+        raise InputError(
+            f"equal is {equal!r}; give 'operations' or 'epochs'.{did_you_mean(str(equal), ('operations', 'epochs'))}"
+        )
+    return None if equal == "epochs" else Spending(build, (problem.x_train, problem.y_train), options)
+
+
+def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
+    """Return, by method, a sentence on a budget that is below what it needs."""
+    said = {recipe.name: warning(recipe.plan, points) for recipe in recipes}
+    return {name: sentence for name, sentence in said.items() if sentence}
 
 
 def _checked_seeds(seeds: Any) -> list[int]:

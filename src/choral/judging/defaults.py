@@ -12,7 +12,8 @@ from choral import models
 from choral.base.errors import InputError, did_you_mean
 from choral.data.problems import Problem
 from choral.layers.features import quantile_edges
-from choral.plan import AdamW, Fork, Phase
+from choral.plan import AdamW, Phase
+from choral.plan.cost import begun
 from choral.recipes.training import OPTIMISERS, Training
 
 BINS = 48
@@ -140,5 +141,4 @@ def usual(problem: Problem, plan: Phase | None, training: Training, *, model: st
     each = max(30, min(300, 60_000 // max(steps, 1)))
     if plan is None:
         return Usual(epochs=each * MEMBERS, members=MEMBERS, validation=SHARE, patience=PATIENCE)
-    branches = plan.branches if isinstance(plan, Fork) else 1
-    return Usual(epochs=each * branches, validation=SHARE, patience=PATIENCE)
+    return Usual(epochs=each * begun(plan), validation=SHARE, patience=PATIENCE)

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from choral.base.border import is_whole
@@ -35,6 +35,7 @@ from choral.recipes.snapshot import snapshot
 from choral.recipes.ssbnn import ssbnn
 from choral.recipes.swa import swa
 from choral.recipes.swag import swag
+from choral.recipes.training import Training
 from choral.recipes.treenet import treenet
 
 __all__ = [
@@ -74,10 +75,28 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: its builder and the family it belongs to."""
+    """A registered method: its builder, the family it belongs to, and whether it depends on settings of its own.
+
+    Attributes:
+        build: makes the recipe.
+        family: the table it stands in.
+        depends: whether it needs its own optimiser, rate and schedule (the builder's default), so that a comparison does not
+            replace them by those it gives to all.
+    """
 
     build: Callable[..., Recipe]
     family: str
+    depends: bool = False
+
+    def trained(self, shared: Training, **said: Any) -> Training:
+        """Return the settings it is trained with where others share some: those, or its own with their batch size.
+
+        Args:
+            shared: the settings of all.
+            said: settings that the user chose for this method, which replace its own too.
+        """
+        own = self.options["training"].default
+        return replace(own, batch_size=shared.batch_size, **said) if self.depends else shared
 
     @property
     def summary(self) -> str:
@@ -119,11 +138,11 @@ METHODS: dict[str, Method] = {
     "ecmp": Method(ecmp, "shared"),
     "anchored": Method(anchored, "bayesian"),
     "sequential_anchored": Method(sequential_anchored, "bayesian"),
-    "bnn": Method(bnn, "bayesian"),
-    "bnn_sequential": Method(bnn_sequential, "bayesian"),
-    "ssbnn": Method(ssbnn, "bayesian"),
-    "sebays_freeze": Method(sebays_freeze, "bayesian"),
-    "sebays_no_freeze": Method(sebays_no_freeze, "bayesian"),
+    "bnn": Method(bnn, "bayesian", depends=True),
+    "bnn_sequential": Method(bnn_sequential, "bayesian", depends=True),
+    "ssbnn": Method(ssbnn, "bayesian", depends=True),
+    "sebays_freeze": Method(sebays_freeze, "bayesian", depends=True),
+    "sebays_no_freeze": Method(sebays_no_freeze, "bayesian", depends=True),
     "rank1_bnn": Method(rank1_bnn, "bayesian"),
 }
 

@@ -1,7 +1,7 @@
 """What a fit does with some data: what was said, and the usual where nothing was."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,7 @@ from choral.fit import fit
 from choral.judging.compare import recipes_for
 from choral.judging.defaults import default_model, factory, training_for, usual
 from choral.plan import EarlyStop
+from choral.plan.needs import raised
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
@@ -48,6 +49,12 @@ class Ready:
             trained, held = self.problem.validating(self.validation)
         known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
         return fit(self.build, trained.points, self.recipe, validation=held, stop=self.stop, **known, **options)
+
+    @property
+    def rows(self) -> int:
+        """The rows that are trained on."""
+        rows, part = len(self.problem.x_train), self.validation
+        return max(1, rows - round(rows * part)) if self.shares and part and 0 < part < 1 else rows
 
     @property
     def shares(self) -> bool:
@@ -92,9 +99,14 @@ def prepared(
         share, wait = found.validation, found.patience if patience is None else patience
     elif not isinstance(validation, int | float) and patience is None:
         wait = found.patience
-    (recipe,) = recipes_for([method or METHOD], epochs=epochs or found.epochs, members=members, training=training)
+    said = {option: value for option, value in settings.items() if value is not None}
+    budget = epochs or found.epochs
+    (recipe,) = recipes_for([method or METHOD], epochs=budget, members=members, training=training, said=said)
     stop = None if wait is None else EarlyStop(patience=wait)
-    return Ready(problem, factory(problem, name), recipe, training, share, stop)
+    ready = Ready(problem, factory(problem, name), recipe, training, share, stop)
+    if epochs is not None:
+        return ready
+    return replace(ready, recipe=replace(recipe, plan=raised(recipe.plan, ready.rows)))
 
 
 def check_members(method: str, members: int | None) -> None:

@@ -1,0 +1,107 @@
+"""Spending: what methods may spend in a comparison, in operations of training, and recipes that keep within it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from choral.base.errors import InputError
+from choral.base.types import Build
+from choral.data.sources import source_of
+from choral.engine.flops import Flops
+from choral.engine.forecast import forecast
+from choral.engine.task import make_task
+from choral.plan.needs import short
+from choral.recipes import METHODS, make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
+
+_OF_TASK = ("inputs", "output", "likelihood", "standardise", "device")
+_SLACK = 1.005
+
+
+class Spending:
+    """Counts what recipes would spend on a network and data, in epochs of the plain network.
+
+    Args:
+        build: the network.
+        data: the training data (x, y).
+        options: those of `choral.fit`; the ones that say how data and outputs are read are used.
+    """
+
+    def __init__(self, build: Build | nn.Module, data: Any, options: Mapping[str, Any]):
+        self._build = build
+        self._source = source_of(data, options.get("target"))
+        self._options = {name: options[name] for name in _OF_TASK if options.get(name) is not None}
+        self._plain: float | None = None
+
+    @property
+    def points(self) -> int:
+        """Training points."""
+        return self._source.points
+
+    def epochs(self, recipe: Recipe) -> float:
+        """Return the epochs of the plain network that cost as many operations as a recipe's training."""
+        task = make_task(self._build, self._source, recipe, **self._options)
+        return forecast(task, self._source, recipe.plan).train_flops / self._one(recipe)
+
+    def _one(self, recipe: Recipe) -> float:
+        """Return the operations of an epoch of the plain network, without what only the recipe's objective adds."""
+        if self._plain is None:
+            plain = Recipe(name="plain", plan=recipe.plan)
+            task = make_task(self._build, self._source, plain, **self._options)
+            self._plain = Flops(task, self._source).train(None) * self._source.points
+        return self._plain
+
+
+def within(
+    name: str, *, epochs: int, members: int | None, training: Training, spending: Spending | None = None, **said: Any
+) -> Recipe:
+    """Return the recipe of a method that takes at most a budget.
+
+    The budget is the operations of so many epochs of the plain network: a method that runs several members on each batch gets
+    fewer epochs. Members that the user leaves open are as many as the method has by default, or as many as have the steps they
+    need. A sparse method is not given more epochs for the operations that it saves.
+
+    Args:
+        name: of the method.
+        epochs: the budget.
+        members: members where the method has a choice; None leaves it open.
+        training: settings shared by all methods but those that have their own.
+        spending: counts operations; None takes the budget for epochs, whatever they cost, and every default as it is.
+        said: settings (rate, optimiser, schedule) that replace also those that a method depends on.
+    """
+    if name not in METHODS:
+        make(name)
+    options: dict[str, Any] = {"epochs": epochs, "training": METHODS[name].trained(training, **said)}
+    chosen = METHODS[name].options.get("members")
+    if members is not None and chosen is not None and chosen.default != 1:
+        options["members"] = members
+    first = _affordable(name, options, spending)
+    if spending is None or members is not None or not short(first.plan, spending.points):
+        return first
+    fewer = (_affordable(name, options | {"members": count}, spending) for count in _counts(first, chosen))
+    return next((recipe for recipe in fewer if not short(recipe.plan, spending.points)), first)
+
+
+def _counts(recipe: Recipe, option: Any) -> Iterator[int]:
+    """Yield smaller numbers of members, down to two, where the method has a choice."""
+    if option is not None and option.default != 1:
+        yield from range(recipe.members - 1, 1, -1)
+
+
+def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -> Recipe:
+    """Return a recipe within the budget of its epochs, or the cheapest there is."""
+    recipe = make(name, **options)
+    if spending is None:
+        return recipe
+    budget = epochs = options["epochs"]
+    spent = spending.epochs(recipe)
+    while spent > budget * _SLACK and epochs > 1:
+        epochs = max(1, min(epochs - 1, int(epochs * budget / spent)))
+        try:
+            recipe = make(name, **options | {"epochs": epochs})
+        except InputError:  # too few for its members: what it takes at least is a little more than the budget
+            break
+        spent = spending.epochs(recipe)
+    return recipe

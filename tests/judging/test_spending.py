@@ -1,0 +1,99 @@
+"""Equal budgets: counted in operations, with the members and the optimiser that a method needs."""
+
+import pytest
+import torch
+
+from choral import models
+from choral.base.errors import InputError
+from choral.data.problems import Problem, load_problem
+from choral.judging.compare import below, compare, recipes_for, spending_of
+from choral.judging.spending import Spending, within
+from choral.plan import SGD, Adam
+from choral.plan.needs import short
+from choral.plan.walk import trainings
+from choral.recipes import METHODS, deep_ensemble, make, sebays_freeze
+from choral.recipes.training import Training
+
+SHARED = Training(rate=0.003, optimiser=Adam(), batch_size=32)
+G = torch.Generator().manual_seed(0)
+POINTS = 1344  # 42 steps
+DATA = torch.randn(POINTS, 8, generator=G), torch.arange(POINTS) % 3
+
+
+def build():
+    return models.mlp(8, 3, hidden=(16, 16))
+
+
+def spending():
+    return Spending(build, DATA, {})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_spends_more_than_the_budget_and_dense_ones_spend_it(name):
+    counts = spending()
+    recipe = within(name, epochs=60, members=None, training=SHARED, spending=counts)
+    spent = counts.epochs(recipe)
+    assert spent <= 60 * 1.005
+    assert recipe.epochs <= 60
+    pruned = any("Prune" in line for line in str(recipe).splitlines())
+    assert spent > (10 if pruned else 54)
+
+
+def test_members_on_every_batch_are_counted_at_what_they_cost():
+    counts = spending()
+    assert counts.epochs(make("single", epochs=10, training=SHARED)) == pytest.approx(10)
+    assert counts.epochs(make("deep_ensemble", epochs=10, members=2, training=SHARED)) == pytest.approx(10)
+    assert counts.epochs(make("batch_ensemble", epochs=10, members=4, training=SHARED)) > 40
+    recipe = within("batch_ensemble", epochs=60, members=4, training=SHARED, spending=counts)
+    assert recipe.epochs < 15
+
+
+def test_members_left_open_are_as_many_as_have_their_steps():
+    counts = spending()
+    few = within("deep_ensemble", epochs=24, members=None, training=SHARED, spending=counts)
+    assert (few.members, few.epochs) == (2, 24)
+    assert not short(few.plan, POINTS)
+    many = within("deep_ensemble", epochs=60, members=None, training=SHARED, spending=counts)
+    assert many.members == 4
+    said = within("deep_ensemble", epochs=24, members=4, training=SHARED, spending=counts)
+    assert said.members == 4
+    assert list(below([few, said], POINTS)) == ["deep_ensemble"]
+
+
+def test_what_never_suffices_keeps_its_default_and_is_said():
+    recipe = within("deep_ensemble", epochs=4, members=None, training=SHARED, spending=spending())
+    assert recipe == deep_ensemble(epochs=4, training=SHARED)
+    assert "give at least 48 epochs in all" in below([recipe], POINTS)["deep_ensemble"]
+
+
+@pytest.mark.parametrize("name", ["bnn", "bnn_sequential", "ssbnn", "sebays_freeze", "sebays_no_freeze"])
+def test_a_method_keeps_the_optimiser_it_depends_on(name):
+    (recipe,) = recipes_for([name], epochs=60, members=None, training=SHARED)
+    phase = trainings(recipe.plan)[0]
+    assert isinstance(phase.optimiser, SGD)
+    assert (phase.schedule.at(0.0), phase.batch_size) == (0.1, 32)
+    own = sebays_freeze(epochs=60, training=SHARED)
+    assert recipes_for([own], epochs=60, members=None, training=SHARED) == [own]
+
+
+def test_the_others_share_theirs():
+    for recipe in recipes_for(["single", "anchored", "packed"], epochs=60, members=None, training=SHARED):
+        assert isinstance(trainings(recipe.plan)[0].optimiser, Adam)
+
+
+def test_a_comparison_says_what_was_equal_and_who_lacks_steps():
+    whole = load_problem("wine")
+    problem = Problem("wine", whole.x_train, whole.y_train, whole.x_test, whole.y_test)
+
+    def small():
+        return models.mlp(13, 3, hidden=(4,))
+
+    found = compare(small, problem, ["single", "batch_ensemble"], epochs=8, training=SHARED)
+    assert found.settings["equal"] == "operations"
+    assert set(found.settings["below"]) == {"single", "batch_ensemble"}
+    assert [row["epochs"] for row in found.rows] == [8, 1]
+    by_epochs = compare(small, problem, ["batch_ensemble"], epochs=2, equal="epochs", training=SHARED)
+    assert by_epochs.rows[0]["epochs"] == 2
+    assert spending_of(small, problem, {}, equal="epochs") is None
+    with pytest.raises(InputError, match="equal is 'flops'; give 'operations' or 'epochs'"):
+        compare(small, problem, ["single"], equal="flops")  # type: ignore[arg-type]
