@@ -16,5 +16,7 @@ def main() -> None:
 
 def _run() -> int:
     from choral.cli.app import app
+    from choral.cli.processes import processes
 
-    return app(standalone_mode=False) or 0
+    with processes():
+        return app(standalone_mode=False) or 0

@@ -10,6 +10,7 @@ import typer
 from choral import __version__
 from choral.cli import predicting, reporting
 from choral.cli.options import (
+    Accumulate,
     Bound,
     Data,
     Epochs,
@@ -35,6 +36,7 @@ from choral.cli.preparing import (
     prepare_fit,
     warned,
 )
+from choral.cli.processes import joined
 
 app = typer.Typer(
     name="choral",
@@ -174,6 +176,7 @@ def fit(
     watching: Watching,
     keep: Kept = None,
     time_limit: Limit = None,
+    accumulate: Accumulate = 1,
     running: Running,
 ) -> None:
     """Train one ensemble and save it."""
@@ -192,7 +195,8 @@ def fit(
     problem, recipe = ready.problem, ready.recipe
     rules_of(ready.validation, ready.stop, keep, time_limit)
     folder = out or Path("runs") / f"{_stem(data)}-{recipe.name}"
-    with progress(silent, running.shown) as bar:
+    shared = joined()
+    with progress(silent or not shared.speaks, running.shown) as bar:
         ensemble = ready.run(
             run_dir=folder,
             seed=running.seed,
@@ -202,7 +206,11 @@ def fit(
             overwrite=running.overwrite,
             keep=keep,
             time_limit=time_limit,
+            data_parallel=shared.several,
+            accumulate=accumulate,
         )
+    if not shared.speaks:
+        return
     if not silent:
         note(f"choral: understood as {ensemble.task}: {said_of(ensemble.likelihood)}.")
     ended = ended_note(ensemble.info)

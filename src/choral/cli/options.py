@@ -70,6 +70,9 @@ Kept = Annotated[
 Limit = Annotated[
     float | None, typer.Option("--time-limit", help="Seconds after which training ends with what is there.")
 ]
+Accumulate = Annotated[
+    int, typer.Option("--accumulate", min=1, help="Parts of each batch, taken one after the other for less memory.")
+]
 Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorised.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, and not how columns are read.")]
 Progress = Annotated[
