@@ -18,7 +18,17 @@ from choral.plan import SGD, Adam, Collect, Constant, Reset, Train, fork, seq
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
-from choral.structures import BatchEnsemble, Independent, Masksembles, Mimo, Packed, RankOneGaussian, Structure, TreeNet
+from choral.structures import (
+    BatchEnsemble,
+    Independent,
+    Masksembles,
+    Mimo,
+    Packed,
+    RankOneGaussian,
+    Structure,
+    TabM,
+    TreeNet,
+)
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 3, 8, 8, generator=G), torch.randint(3, (32,), generator=G)
@@ -202,3 +212,21 @@ def test_shared_networks_learn_digits_at_the_rate_of_a_single_one():
         accuracy[name] = float((found == torch.as_tensor(problem.y_test)).float().mean())
     assert accuracy["single"] > 0.95
     assert all(value > accuracy["single"] - 0.02 for value in accuracy.values()), accuracy
+
+
+def test_a_structure_that_averages_gives_every_parameter_the_gradient_of_the_mean_loss():
+    structure = TabM(members=3)
+    phase = Train(epochs=1, optimiser=SGD(momentum=0.0), batch_size=32)
+    recipe = Recipe(name="r", structure=structure, plan=seq(Reset(), phase))
+    task = make_task(convolving, source_of((X, Y)), recipe)
+    state = task.blueprint.fresh(0, "here")
+    network = task.blueprint.load(state).train()
+    loss = nn.functional.cross_entropy(network(X).flatten(0, 1), Y.repeat(3))
+    expected = dict(
+        zip(state.params, torch.autograd.grad(loss, [dict(network.named_parameters())[n] for n in state.params]))
+    )
+    trainer = PlainTrainer(task, phase, [len(X)])
+    trainer.mount([state], [11])
+    trainer.step(X, Y, 0, 0.0, 0.5)
+    for n, p in trainer.states()[0].params.items():
+        assert torch.allclose((state.params[n] - p) / 0.5, expected[n].contiguous(), atol=2e-6, rtol=1e-4), n

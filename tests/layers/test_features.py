@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from choral.base.errors import InputError
 from choral.layers import Piecewise, piecewise_embedding, quantile_edges
+from choral.layers.features import Apiece
 
 rtdl = pytest.importorskip("rtdl_num_embeddings")
 G = torch.Generator().manual_seed(0)
@@ -92,3 +93,12 @@ def test_edges_that_do_not_rise_are_refused(edges):
 def test_edges_need_rows_of_finite_numbers(x):
     with pytest.raises(InputError, match="finite numbers of shape"):
         quantile_edges(x)
+
+
+def test_predictions_take_the_maps_of_all_features_at_once():
+    maps = Apiece(5, 3, 4)
+    x = torch.randn(7, 15, generator=G)
+    trained = maps(x)
+    with torch.no_grad():
+        torch.testing.assert_close(maps(x), trained, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(maps(x[::2]), trained[::2], rtol=1e-5, atol=1e-6)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base.errors import PlanError
+from choral.base.errors import InputError, PlanError
 from choral.fit import fit
 from choral.recipes import make
 
@@ -110,3 +110,10 @@ def test_training_goes_on_from_the_given_weights():
     given = network[3].weight
     near, far = ((e.member(0).get_parameter("3.weight") - given).norm() / given.norm() for e in (ensemble, fresh))
     assert near < 0.3 < 0.6 < far
+
+
+def test_rank_one_members_that_would_stay_the_same_are_refused():
+    with pytest.raises(InputError, match=r"spread is 0.*the same for ever; give a spread above 0"):
+        make("batch_ensemble", epochs=5, spread=0.0)
+    assert make("batch_ensemble", epochs=5, spread=0.0, members=1).members == 1
+    assert make("batch_ensemble", epochs=5, spread=0.0, start="signs").members == 4

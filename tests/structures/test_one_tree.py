@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from choral.base import draws
 from choral.base.values import from_dict
 from choral.layers.joint.network import KERNELS, Joint
-from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TreeNet, check_independence
+from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TabM, TreeNet, check_independence
 
 STARTS = {"lenet": "conv2", "chain": "2", "resnet": "layer1.1", "vit": "norm2", "concatenating": "join"}
 
@@ -23,6 +23,8 @@ def structures(name):
         "batch_ensemble_norms": BatchEnsemble(members=2, own_norms=True, start="signs"),
         "masksembles": Masksembles(members=3, scale=1.7),
         "treenet": TreeNet(members=3, start=STARTS.get(name, "")),
+        "tabm": TabM(members=3),
+        "tabm_mini": TabM(members=3, adapters="first", start="normal"),
         "mimo": Mimo(members=3),
     }
 
@@ -65,7 +67,7 @@ def test_members_are_plain_networks(kind, name):
     member = structure.member(joint, 0)
     kinds = {type(m).__module__ for m in member.modules()}
     assert not any("choral.layers" in k for k in kinds - {"choral.layers.conversion.attention", "choral.layers.frn"})
-    if kind != "batch_ensemble" and kind != "batch_ensemble_norms":
+    if not kind.startswith(("batch_ensemble", "tabm")):  # they open attention
         assert [n for n, _ in member.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choral.base import rng, tree
+from choral.base import batches, rng, tree
+from choral.base.batches import Batch
 from choral.data.sources import Source
 from choral.engine.checkpoint import Branch
 from choral.engine.context import BranchContext, applied
 from choral.engine.flops import Flops
 from choral.engine.ledger import Ledger
-from choral.engine.points import order_of, parts_in, picked, target_shift, weights_of
+from choral.engine.points import for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.task import Task
 from choral.engine.trainers import PlainTrainer, StackedTrainer
 from choral.engine.validation import Rules, Validation
@@ -87,6 +88,11 @@ class Crew:
         self.shift = target_shift([branch.reached for branch in self.branches])
         kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
         self.weights = weights_of(setting.source, self.subsets)
+        structure, stacked = setting.task.structure, len(self.branches) > 1
+        if self.shift is not None:
+            self.shift = for_members(self.shift, structure, stacked=stacked)
+        if self.weights is not None:
+            self.weights = for_members(self.weights, structure, stacked=stacked)
         self.trainer = kind(setting.task, phase, [setting.source.mass(s) for s in self.subsets])
         self.trainer.steps = self.steps
 
@@ -113,7 +119,7 @@ class Crew:
         phase, trainer = self.phase, self.trainer
         trainer.catch = True
         order = self._order(epoch)
-        keys = [rng.key(key, "items", epoch) for key in self.keys]
+        keys = [rng.key(key, "items", epoch) for key, _, _ in self._readers()]
         among = self.setting.task.parts.among
         read = self.setting.source.epoch(order, phase.batch_size, keys=keys, among=among)
         places = parts_in(order.shape[-1], phase.batch_size, among)
@@ -123,14 +129,32 @@ class Crew:
                 y = y + picked(self.shift, order, start, y)
             progress = step / self.steps if phase.annealing else 1.0
             own = None if self.weights is None else picked(self.weights, order, start, y)
+            x, y, own = self._by_branch(x, y, own)
             trainer.step(x, y, step, progress, phase.schedule.rate(step, self.steps), own, part)
             self._apply("steps", step + 1, self.steps)
         self._apply("epochs", epoch + 1, phase.epochs)
 
     def _order(self, epoch: int) -> Tensor:
         sampling = self.setting.source.sampling
-        orders = [order_of(k, epoch, n, s, sampling) for k, n, s in zip(self.keys, self.points, self.subsets)]
+        orders = [order_of(k, epoch, n, s, sampling) for k, n, s in self._readers()]
         return orders[0] if len(orders) == 1 else torch.stack(orders)
+
+    def _readers(self) -> list[tuple[int, int, Tensor | None]]:
+        """Return who reads batches: key, points and subset of each branch, or of each member that has batches of its own."""
+        branches, structure = list(zip(self.keys, self.points, self.subsets)), self.setting.task.structure
+        if not structure.own_batches:
+            return branches
+        return [(rng.key(k, "member", m), n, s) for k, n, s in branches for m in range(structure.members)]
+
+    def _by_branch(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
+        """Return what all readers read as (branch, member, batch, ...), where members of several branches read."""
+        if len(self.branches) == 1 or not self.setting.task.structure.own_batches:
+            return x, y, weights
+
+        def apart(t: Tensor) -> Tensor:
+            return t.unflatten(0, (len(self.branches), -1))
+
+        return batches.mapped(apart, x), apart(y), None if weights is None else apart(weights)
 
     def _apply(self, unit: str, finished: int, total: int) -> None:
         """Apply the rules that are due after so many steps or epochs."""

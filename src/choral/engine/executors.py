@@ -13,9 +13,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from choral.base import batches
 from choral.base.errors import ChoralError, InputError
 from choral.data.sources import Source
 from choral.engine.looking import running_in
+from choral.engine.points import for_members
 from choral.engine.run import WIDEST
 from choral.engine.task import Task
 from choral.engine.threads import Threads, operations
@@ -227,7 +229,10 @@ def _time(
     )  # long phases are recorded, and measured so; one step shows only that it can be done
     slots = {s: {n: torch.zeros_like(p) for n, p in states[0].params.items()} for s in task.objective.slots}
     trainer.mount([s.having(slots=slots) for s in states], list(range(len(states))))
-    x, y = next(iter(source.epoch(order, phase.batch_size)))
+    rows = for_members(order, task.structure, stacked=order.dim() > 1)
+    x, y = next(iter(source.epoch(rows, phase.batch_size)))
+    if task.structure.own_batches and order.dim() > 1:
+        x, y = batches.mapped(lambda t: t.unflatten(0, (len(order), -1)), x), y.unflatten(0, (len(order), -1))
     best = float("inf")
     for step in range(steps):
         started = time.perf_counter()

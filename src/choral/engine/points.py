@@ -10,6 +10,7 @@ from choral.data.sampling import Sampling
 from choral.data.sources import Source
 from choral.data.tensors import bounds
 from choral.plan.state import State
+from choral.structures.base import Structure
 
 
 def target_shift(states: Sequence[State]) -> torch.Tensor | None:
@@ -40,6 +41,18 @@ def parts_in(points: int, batch_size: int, among: tuple[int, int]) -> list[tuple
     if among[1] == 1:
         return [(a, None) for a, _ in whole]
     return [(c, Part(c - a, d - c, b - a)) for (a, b), (c, d) in zip(whole, own)]
+
+
+def for_members(values: torch.Tensor, structure: Structure, *, stacked: bool) -> torch.Tensor:
+    """Return values (..., point) or (branch, ...) for structures whose members have batches of their own: a row for each of them.
+
+    Shapes: (point, ...) -> (member, point, ...); stacked, (branch, point, ...) -> (branch * member, point, ...).
+    """
+    if not structure.own_batches:
+        return values
+    if not stacked:
+        return values.expand(structure.members, *values.shape)
+    return values.repeat_interleave(structure.members, 0)
 
 
 def picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,7 @@ class Sharing:
 def sharing_of(structure: Structure, network: nn.Module) -> Sharing:
     """Return how the members of a joint network share it, as its structure declares."""
     shared = structure.shared(network)
-    if structure.members == 1 or not shared:
+    if structure.members == 1 or not (shared or structure.averages):
         return Sharing(structure.members)
-    return Sharing(structure.members, tuple(n for n, _ in network.named_parameters() if n not in shared), True)
+    owned = () if structure.averages else tuple(n for n, _ in network.named_parameters() if n not in shared)
+    return Sharing(structure.members, owned, True)

@@ -69,11 +69,19 @@ class Task:
             ready, _ = self.structure.feed(self.prepared(batches.moved(x, self.device), training=False), None)
             return self.structure.unfold(network(ready))
 
-    def forward_loss(self, network: Any, x: Batch, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    def forward_loss(
+        self, network: Any, x: Batch, y: Tensor, weights: Tensor | None = None, *, by_member: bool = False
+    ) -> Tensor:
         """Return the likelihood's loss of one batch, summed over members; draws follow the running stream.
+
+        Args:
+            by_member: whether there is a batch for each member, for structures that train on such; all axes below then have the
+                member axis in front.
 
         Shapes: y (batch, ...), weights (batch,), 1 on average over the points a network is trained on.
         """
+        if self.structure.own_batches:
+            return self._loss_by_member(network, x, y, weights, by_member=by_member)
         given = y if weights is None else torch.arange(len(y), device=y.device)
         with self.autocast():
             inputs, targets = self.structure.feed(self.prepared(x, training=True), given)
@@ -84,6 +92,23 @@ class Task:
             return self.likelihood.loss(self.widened(outputs), targets)
         wide = self.widened(outputs)
         return self.likelihood.loss(wide, y[targets], weights[targets].to(wide.dtype))  # rows as members read them
+
+    def _loss_by_member(self, network: Any, x: Batch, y: Tensor, weights: Tensor | None, *, by_member: bool) -> Tensor:
+        """Return the loss of members with batches of their own; a batch without a member axis is every member's."""
+        each = self.structure.members
+
+        def apart(t: Tensor) -> Tensor:
+            return t.unflatten(0, (each, -1)) if by_member else t.expand(each, *t.shape)
+
+        with self.autocast():
+            ready = self.prepared(batches.mapped(lambda t: t.flatten(0, 1), x) if by_member else x, training=True)
+            inputs, targets = self.structure.feed(batches.mapped(apart, ready), y if by_member else apart(y))
+            outputs = self.structure.unfold(network(inputs))
+        assert targets is not None
+        wide = self.widened(outputs)
+        if weights is None:
+            return self.likelihood.loss(wide, targets)
+        return self.likelihood.loss(wide, targets, (weights if by_member else apart(weights)).to(wide.dtype))
 
 
 def check_runnable(recipe: Recipe) -> None:

@@ -18,9 +18,10 @@ from torch.fx import GraphModule, Node
 
 _ops = torch.ops.aten
 _SAME_SHAPE = {_ops.view.default, _ops._unsafe_view.default, _ops.expand.default}
+_RESHAPES = {_ops.view.default, _ops._unsafe_view.default}
 _BATCH_LAST = 32  # rows from which results lie with the batch last
 _VIEWS = {_ops.view.default, _ops.transpose.int, _ops.unsqueeze.default}
-_NEW = {_ops.bmm.default, _ops.mm.default}
+_NEW = {_ops.bmm.default, _ops.mm.default, _ops.baddbmm.default, _ops.addcmul.default}
 _OVER = {_ops.add.Tensor: _ops.add_.Tensor, _ops.add.Scalar: _ops.add_.Scalar, _ops.relu.default: _ops.relu_.default}
 _LIKE = {_ops.ones_like.default, _ops.zeros_like.default}  # constants, though they take a tensor
 _BY_NUMBER = {_ops.mul.Tensor: _ops.mul.Scalar, _ops.add.Tensor: _ops.add.Scalar, _ops.sub.Tensor: _ops.sub.Scalar}
@@ -48,12 +49,15 @@ def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[...,
     if any(_mutates(node) for node in module.graph.nodes):
         return module.forward
     _fold_constants(module)
-    for simplify in (_without_change, _two_transposes, _constant_weights, _in_place, _flexible):
+    for simplify in (_without_change, _two_views, _two_transposes, _constant_weights, _in_place, _flexible):
         for node in list(module.graph.nodes):
             if node.op == "call_function" and node.args and isinstance(node.args[0], Node):
                 simplify(node)
         module.graph.eliminate_dead_code()
     module.recompile()
+    for node in module.graph.nodes:
+        if node.op == "get_attr":  # found at once, not by the search through parameters, buffers and modules
+            module.__dict__[str(node.target)] = getattr(module, str(node.target))
     return module.forward
 
 
@@ -131,6 +135,14 @@ def _without_change(node: Node) -> None:
     one = node.target in (_ops.mul.Scalar, _ops.pow.Tensor_Scalar) and node.args[1] == 1
     if same and (node.target in _SAME_SHAPE or one):
         node.replace_all_uses_with(first)
+
+
+def _two_views(node: Node) -> None:
+    """Take the view of a view from what the first one shows."""
+    first = node.args[0]
+    assert isinstance(first, Node)
+    if node.target in _RESHAPES and first.target in _RESHAPES:
+        node.args = (first.args[0], *node.args[1:])
 
 
 def _two_transposes(node: Node) -> None:

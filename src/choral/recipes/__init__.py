@@ -35,6 +35,8 @@ from choral.recipes.snapshot import snapshot
 from choral.recipes.ssbnn import ssbnn
 from choral.recipes.swa import swa
 from choral.recipes.swag import swag
+from choral.recipes.tabm import tabm
+from choral.recipes.tabm_mini import tabm_mini
 from choral.recipes.training import Training
 from choral.recipes.treenet import treenet
 
@@ -69,6 +71,8 @@ __all__ = [
     "ssbnn",
     "swa",
     "swag",
+    "tabm",
+    "tabm_mini",
     "treenet",
 ]
 
@@ -134,6 +138,8 @@ METHODS: dict[str, Method] = {
     "mimo": Method(mimo, "shared"),
     "masksembles": Method(masksembles, "shared"),
     "treenet": Method(treenet, "shared"),
+    "tabm": Method(tabm, "shared"),
+    "tabm_mini": Method(tabm_mini, "shared"),
     "emp": Method(emp, "shared"),
     "ecmp": Method(ecmp, "shared"),
     "anchored": Method(anchored, "bayesian"),

@@ -6,6 +6,7 @@ arXiv:2002.06715, Equation 1.
 
 from typing import Literal
 
+from choral.base.errors import InputError
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Training
 from choral.structures import BatchEnsemble
@@ -36,6 +37,11 @@ def batch_ensemble(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; the factors take no weight decay.
     """
+    if epochs and members > 1 and start == "normal" and spread == 0:
+        raise InputError(
+            "batch_ensemble: spread is 0, so that all factors start at 1 and members that read the same batches stay the same for ever; give "
+            "a spread above 0, or start='signs'."
+        )
     structure = BatchEnsemble(members=members, start=start, spread=spread, own_norms=own_norms, kernel=kernel)
     return Recipe(
         name="batch_ensemble", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine

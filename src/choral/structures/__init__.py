@@ -11,6 +11,7 @@ from choral.structures.patched import Patched
 from choral.structures.rank_one_gaussian import RankOneGaussian
 from choral.structures.spike_slab import SpikeSlab
 from choral.structures.stochastic import Stochastic
+from choral.structures.tabm import TabM
 from choral.structures.treenet import TreeNet
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "SpikeSlab",
     "Stochastic",
     "Structure",
+    "TabM",
     "TreeNet",
     "check_independence",
 ]

@@ -32,6 +32,9 @@ class Structure(Value, ABC):
 
     undecayed: ClassVar[tuple[str, ...]] = ()
 
+    averages: ClassVar[bool] = False
+    """Whether a member's own parameters too get the gradient of the mean over members, 1/M of what their member would give alone."""
+
     @property
     def members(self) -> int:
         """Members in one joint network."""
@@ -46,6 +49,11 @@ class Structure(Value, ABC):
     def by_row(self) -> bool:
         """Whether every member reads a batch row by row, so that a part of the batch is a part of what it reads."""
         return True
+
+    @property
+    def own_batches(self) -> bool:
+        """Whether each member is trained on batches of its own: `feed` then reads inputs and targets (member, batch, ...)."""
+        return False
 
     @abstractmethod
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
@@ -70,7 +78,8 @@ class Structure(Value, ABC):
     def shared(self, network: nn.Module) -> frozenset[str]:
         """Return the names of the joint network's parameters that all members use; every other one belongs to a member.
 
-        Shared parameters get the mean of the members' gradients, the others the gradient their member would give alone.
+        Shared parameters get the mean of the members' gradients, the others the gradient their member would give alone (unless the
+        structure `averages`).
         """
         return frozenset()
 

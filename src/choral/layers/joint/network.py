@@ -6,7 +6,8 @@ like that can be run
 - `loop`: member after member, each pass with that member's slices - the plain layers, the plain kernels;
 - `grouped`: all members side by side, under `torch.func.vmap` or, for most packed networks of convolutions, on the channel axis -
   convolutions become grouped convolutions, and what does not depend on the member (a shared trunk) is computed once;
-- `matmul`: all members together with the members folded into the batch axis - matrix products become batched ones.
+- `matmul`: all members together with the members folded into the batch axis - matrix products become batched ones. Layers at the
+  beginning of a plain chain that are the same for all members (flattening, embeddings) are computed once.
 
 In the first two a layer sees tensors without the member axis and is the plain layer. In the third it sees the member
 axis and must know what to do: layers that do are `Foldable`. The result is the same up to rounding (with `matmul`, dropout
@@ -17,7 +18,7 @@ import copy
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -92,6 +93,7 @@ class Joint(nn.Module):
         self.own_inputs = own_inputs
         self._fusible = any(isinstance(m, _FUSIBLE) for m in network.modules())
         self._ties = ties_of(network)
+        self._trunk = 0 if own_inputs else _common(network, self.stacked)
         self.kernel = usual_kernel(self) if kernel in ("auto", "measured") else self.checked(kernel)
 
     def checked(self, kernel: str) -> str:
@@ -147,6 +149,11 @@ class Joint(nn.Module):
                     b[i].copy_(own[n])
         return torch.stack(outputs)
 
+    def apart(self) -> Iterator[nn.Module]:
+        """Yield the modules that members run each for themselves, when they are folded into the batch."""
+        common = {m for layer in list(self.network._modules.values())[: self._trunk] if layer for m in layer.modules()}
+        return (m for m in self.network.modules() if m not in common)
+
     def is_faster_together(self) -> bool:
         """Return whether convolutions of all members at once are faster than one member after the other on a CPU."""
         return False
@@ -170,7 +177,14 @@ class Joint(nn.Module):
             return fold(t if self.own_inputs else t.expand(self.members, *t.shape))
 
         with draws.folded(self.members):
-            return unfold(self.network(batches.mapped(folded, x)), self.members)
+            if not self._trunk:
+                return unfold(self.network(batches.mapped(folded, x)), self.members)
+            assert isinstance(x, Tensor), "a chain reads one tensor"
+            now: Tensor = x
+            for i, layer in enumerate(self.network._modules.values()):  # a layer that stands in two places runs twice
+                assert layer is not None
+                now = layer(now if i != self._trunk else folded(now))
+            return unfold(now, self.members)
 
     def member(self, index: int) -> nn.Module:
         """Return member `index` as a plain network with tensors of its own, in the training mode of this one."""
@@ -209,6 +223,18 @@ class Joint(nn.Module):
         return f"members={self.members}, kernel={self.kernel!r}"
 
 
+def _common(network: nn.Module, stacked: frozenset[str]) -> int:
+    """Return how many layers at the beginning of a plain chain do the same for every member, so that one pass serves them all."""
+    if type(network) is not nn.Sequential:
+        return 0
+    for i, (name, layer) in enumerate(network._modules.items()):
+        assert layer is not None
+        draws_by_member = any(isinstance(m, nn.modules.dropout._DropoutNd | Foldable) for m in layer.modules())
+        if draws_by_member or any(n.startswith(f"{name}.") for n in stacked):
+            return i
+    return 0
+
+
 def channels_last(network: nn.Module) -> nn.Module:
     """Return the network with channels last in the weights of its convolutions; stacks of other layers keep their order.
 
@@ -237,9 +263,10 @@ def usual_kernel(joint: Joint) -> str:
     the channel axis, and other convolutional networks member by member (densenet121 in 0.6 of the time of grouped convolutions with one
     thread, 0.77 with two). On other devices, where every launch costs, convolutions are always grouped.
     """
-    kinds = [type(m) for m in joint.network.modules()]
+    modules = list(joint.apart())
+    kinds = [type(m) for m in modules]
     convolving = any(issubclass(k, CONVOLUTIONS + TRANSPOSED) for k in kinds) or any(
-        m.dims for m in joint.network.modules() if isinstance(m, Foldable)
+        m.dims for m in modules if isinstance(m, Foldable)
     )
     device = next((p.device.type for p in joint.network.parameters()), "cpu")
     if any(issubclass(k, _LOOPED) for k in kinds) or joint.obstacle("grouped"):

@@ -14,7 +14,7 @@ from choral.layers.joint.batched import by_hand
 from choral.layers.joint.network import Foldable
 from choral.layers.joint.weighted import WeightLayer, fold, unfold
 
-STARTS = ("normal", "signs")
+STARTS = ("normal", "signs", "ones")
 
 
 class RankOneLayer(WeightLayer, Foldable):
@@ -23,7 +23,7 @@ class RankOneLayer(WeightLayer, Foldable):
     Args:
         layer: the plain layer; its parameters become this layer's own (the bias is repeated for every member).
         members: how many members, at least 1. A single member starts as the plain layer: r = s = 1.
-        start: 'normal' draws r and s from N(1, spread^2), 'signs' from {-1, 1}.
+        start: 'normal' draws r and s from N(1, spread^2), 'signs' from {-1, 1}; 'ones' leaves all at 1.
         spread: standard deviation of the normal start.
         generator: draws r and s; torch's own if None.
 
@@ -55,8 +55,8 @@ class RankOneLayer(WeightLayer, Foldable):
         self.members = members
         self.own = ("r", "s") if self.bias is None else ("r", "s", "bias")
         for name, size in (("r", self.outputs), ("s", self.inputs)):
-            if members == 1:
-                vectors = torch.ones(1, size)
+            if members == 1 or start == "ones":
+                vectors = torch.ones(members, size)
             elif start == "signs":
                 vectors = torch.randint(2, (members, size), generator=generator) * 2.0 - 1.0
             else:
@@ -91,6 +91,44 @@ class RankOneLayer(WeightLayer, Foldable):
     def plain(self) -> nn.Module:
         """Return the plain layer, when the tensors are one member's."""
         return self.plain_layer(self._own_weight(), self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the settings of the plain layer and the members."""
+        return f"{super().extra_repr()}, members={self.members}"
+
+
+class ScaledInputs(WeightLayer, Foldable):
+    """A linear map or (transposed) convolution shared by members, bias included, each of which scales its inputs by s.
+
+    Args:
+        layer: the plain layer; its parameters become this layer's own.
+        factors: s of each member (member, input).
+
+    Shapes: as `RankOneLayer`.
+
+    >>> layer = ScaledInputs(nn.Linear(3, 2, bias=False), torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]))
+    >>> one, two = layer(torch.ones(2 * 1, 3))
+    >>> torch.allclose(two, 2 * one)
+    True
+    """
+
+    s: nn.Parameter
+
+    def __init__(self, layer: nn.Module, factors: Tensor):
+        super().__init__(layer)
+        self.members, self.own = len(factors), ("s",)
+        self.s = nn.Parameter(factors.to(self.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return every member's outputs for its part of the batch; of one member if the factors are one member's."""
+        if self.s.dim() == 1:
+            return self.operate(x * self.over_channels(self.s, x), self.weight, self.bias)
+        x = unfold(x, self.members)
+        return self.operate(fold(x * self.over_channels(self.s.unsqueeze(1), x)), self.weight, self.bias)
+
+    def plain(self) -> nn.Module:
+        """Return the plain layer, when the factors are one member's."""
+        return self.plain_layer(self.weight * self.over_inputs(self.s), self.bias)
 
     def extra_repr(self) -> str:
         """Return the settings of the plain layer and the members."""

@@ -1,0 +1,43 @@
+"""TabM: a perceptron for tables whose members share all weights but small adapters and their output layers.
+
+Reference: Gorishniy, Kotelnikov & Babenko, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling", ICLR 2025,
+arXiv:2410.24210, section 3; settings of the authors' package.
+"""
+
+from typing import Literal
+
+from choral.plan import AdamW
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training
+from choral.structures import TabM
+
+TRAINING = Training(rate=2e-3, optimiser=AdamW(weight_decay=3e-4, clip=1.0), batch_size=256, schedule="constant")
+"""The authors' settings."""
+
+
+def tabm(
+    *,
+    epochs: int = 200,
+    members: int = 32,
+    start: Literal["auto", "signs", "normal"] = "auto",
+    own_batches: bool = False,
+    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
+    combine: Combine = "probs",
+    training: Training = TRAINING,
+) -> Recipe:
+    """Members that share weights up to factors and biases of their own, with output layers of their own, for tables.
+
+    In the paper networks are `choral.models.tabular` with three hidden layers of 512 and dropout 0.1 (two behind embeddings), and training
+    stops by the ensemble's score: `fit(..., validation=0.2, stop=EarlyStop(patience=16))`.
+
+    Args:
+        epochs: total budget; with a stop, an upper bound.
+        members: the paper's k, all trained on every batch.
+        start: first factors: random signs, N(0, 1) with one number for each feature, or 'auto': 'normal' behind embedded features.
+        own_batches: whether each member reads batches of its own in training.
+        kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
+        combine: as in `choral.recipes.recipe.Recipe`.
+        training: optimiser, rate, batch size and schedule; the authors' if nothing is said.
+    """
+    structure = TabM(members=members, start=start, own_batches=own_batches, kernel=kernel)
+    return Recipe(name="tabm", plan=training.whole(epochs), structure=structure, combine=combine)

@@ -1,0 +1,31 @@
+"""TabM-mini: one shared perceptron for tables, before which each member scales the inputs in a way of its own.
+
+Reference: Gorishniy, Kotelnikov & Babenko, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling", ICLR 2025,
+arXiv:2410.24210, section 3; settings of the authors' package.
+"""
+
+from typing import Literal
+
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.tabm import TRAINING
+from choral.recipes.training import Training
+from choral.structures import TabM
+
+
+def tabm_mini(
+    *,
+    epochs: int = 200,
+    members: int = 32,
+    start: Literal["auto", "signs", "normal"] = "auto",
+    own_batches: bool = False,
+    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
+    combine: Combine = "probs",
+    training: Training = TRAINING,
+) -> Recipe:
+    """Members that differ in factors of the inputs and in output layers, and share all else, for tables.
+
+    Args:
+        epochs, members, start, own_batches, kernel, combine, training: as in `choral.recipes.tabm.tabm`.
+    """
+    structure = TabM(members=members, adapters="first", start=start, own_batches=own_batches, kernel=kernel)
+    return Recipe(name="tabm_mini", plan=training.whole(epochs), structure=structure, combine=combine)

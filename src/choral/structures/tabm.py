@@ -1,0 +1,160 @@
+"""TabM: members share the body of a network and own what comes first, small adapters, and their output layers.
+
+Reference: Gorishniy, Kotelnikov & Babenko, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling", ICLR 2025,
+arXiv:2410.24210, section 3.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import batches
+from choral.base.batches import Batch
+from choral.base.errors import ConversionError, InputError
+from choral.layers.conversion.attention import open_attention
+from choral.layers.conversion.convert import holds_frozen, swap, tied_layers, within
+from choral.layers.conversion.operations import WEIGHTED, own_kind
+from choral.layers.features import Apiece, Piecewise
+from choral.layers.joint.network import Joint
+from choral.layers.joint.own_statistics import member_norm
+from choral.layers.joint.rank_one import RankOneLayer, ScaledInputs
+from choral.layers.packed.layer import PackedLayer
+from choral.layers.packed.narrow import redrawn
+from choral.structures.one_tree import JointStructure
+
+Adapters = Literal["all", "first"]
+FirstFactors = Literal["auto", "signs", "normal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabM(JointStructure):
+    """Adapters around shared weights, of which only the very first starts at random, and an output layer for each member.
+
+    The first layer behind the features multiplies its inputs by factors of each member: random signs, or where features are
+    embedded (`choral.models.tabular`) one number of N(0, 1) for all columns of a feature. All later factors start at 1. Output
+    layers are other draws from the values of the given one, which the first member keeps. Embeddings, and layers with frozen or
+    tied weights, are shared; normalisation statistics are kept by member.
+
+    Args:
+        members: the paper's k.
+        adapters: 'all' gives every hidden layer factors for its inputs and outputs and a bias by member; 'first' gives factors
+            to the inputs of the first layer alone (the paper's TabM-mini).
+        start: 'signs', 'normal', or 'auto': 'normal' behind embedded features, else 'signs'.
+        own_batches: whether each member is trained on batches of its own instead of the same one.
+        kernel: see `JointStructure`.
+        exclude: patterns of layers that stay wholly shared.
+
+    Every parameter gets the gradient of the mean loss over all members, as in the authors' code, and weight decay.
+
+    Differs from the paper: any network can be converted, not a perceptron alone.
+    """
+
+    averages: ClassVar[bool] = True
+    members: int = 32
+    adapters: Adapters = "all"
+    start: FirstFactors = "auto"
+    own_batches: bool = False
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, words in (("adapters", get_args(Adapters)), ("start", get_args(FirstFactors))):
+            if getattr(self, name) not in words:
+                raise InputError(f"TabM: {name}={getattr(self, name)!r}; give {' or '.join(map(repr, words))}.")
+
+    @property
+    def by_row(self) -> bool:
+        """Not where there is a batch for each member."""
+        return not self.own_batches
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network with adapters, and with an output layer for each member."""
+        tree = open_attention(network, exclude=self.exclude)
+        layers = self._layers(tree)
+
+        def own(name: str, layer: nn.Module) -> nn.Module | None:
+            if name == layers.last:
+                return _apart(layer, self.members, generator)
+            if name == layers.first:
+                return self._first(layer, _widths(tree, name, layer), generator)
+            if name in layers.between and self.adapters == "all":
+                return RankOneLayer(layer, members=self.members, start="ones")
+            return None
+
+        tree = swap(tree, own)
+        tree = swap(tree, lambda _, m: member_norm(m, members=self.members))
+        joint = Joint(tree, members=self.members, kernel=self.kernel, own_inputs=self.own_batches)
+        return joint.train(network.training)
+
+    def _layers(self, tree: nn.Module) -> "_Layers":
+        """Return the names of the layers that members adapt or own."""
+        tied = tied_layers(tree)
+        embedding = [name for name, m in tree.named_modules() if isinstance(m, Apiece)]
+        kept = (*embedding, *self.exclude)
+        free = [
+            name
+            for name, m in tree.named_modules()
+            if own_kind(m, WEIGHTED) and name not in tied and not holds_frozen(m) and not within(name, kept)
+        ]
+        if not free:
+            raise ConversionError(
+                f"TabM found no linear map or convolution to be trained in {type(tree).__name__}, so its members would be the same for "
+                "ever; leave at least the first or the last layer free."
+            )
+        return _Layers(free[0] if len(free) > 1 else None, frozenset(free[1:-1]), free[-1])
+
+    def _first(self, layer: nn.Module, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        """Return the first layer with random factors for its inputs, the same for all `widths` columns of a feature."""
+        made = RankOneLayer(copy.deepcopy(layer), members=self.members, start="ones")
+        if self.members == 1:
+            return made
+        normal = self.start == "normal" or (self.start == "auto" and bool(widths))
+        each = widths or (1,) * made.inputs
+        if normal:
+            drawn = torch.randn(self.members, len(each), generator=generator)
+        else:
+            drawn = torch.randint(2, (self.members, len(each)), generator=generator) * 2.0 - 1.0
+        factors = drawn.repeat_interleave(torch.tensor(each), 1)
+        if self.adapters == "first":
+            return ScaledInputs(layer, factors)
+        made.s = nn.Parameter(factors.to(made.s))
+        return made
+
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
+        """Give every member the batch, or in training its own batch where it has one."""
+        if not self.own_batches:
+            return super().feed(x, y)
+        if y is not None:
+            return x, y
+        return batches.mapped(lambda t: t.expand(self.members, *t.shape), x), None
+
+
+class _Layers(NamedTuple):
+    """Names: of the layer with the first factors (None if the network is one layer), of hidden ones, of the output layer."""
+
+    first: str | None
+    between: frozenset[str]
+    last: str
+
+
+def _apart(layer: nn.Module, members: int, generator: torch.Generator) -> PackedLayer:
+    """Return a layer with weights for every member, drawn from the values of the given ones."""
+    made = copy.deepcopy(layer)
+    for name, p in layer.named_parameters():
+        own = redrawn(p, p.shape, members=members, spread=1.0, generator=generator)
+        setattr(made, name, nn.Parameter(own, p.requires_grad))
+    return PackedLayer(made, members=members)
+
+
+def _widths(tree: nn.Module, first: str, layer: nn.Module) -> tuple[int, ...]:
+    """Return how many columns each feature has in front of the first layer; () if features are not embedded there."""
+    found: tuple[int, ...] = ()
+    for name, module in tree.named_modules():
+        if name == first:
+            break
+        if isinstance(module, Piecewise | Apiece):
+            found = module.widths
+    return found if isinstance(layer, nn.Linear) and sum(found) == layer.in_features else ()
