@@ -27,6 +27,7 @@ ORDER = [
     "recipes",
     "data",
     "engine",
+    "scale",
     "ensemble",
     "listeners",
     "fit",

@@ -25,6 +25,7 @@ _WHERE = {
     "Reset": "choral.plan",
     "SGD": "choral.plan",
     "Start": "choral.plan",
+    "Store": "choral.scale.remote",
     "Train": "choral.plan",
     "Training": "choral.recipes.training",
     "compare": "choral.judging.compare",
@@ -34,8 +35,11 @@ _WHERE = {
     "fit": "choral.fit",
     "fit_table": "choral.tabular.fitting",
     "fork": "choral.plan",
+    "leaves": "choral.scale.calls",
     "load": "choral.fit",
+    "prepare": "choral.scale.calls",
     "repeat": "choral.plan",
+    "run_leaf": "choral.scale.calls",
     "seq": "choral.plan",
     "show": "choral.preview",
 }
@@ -71,6 +75,7 @@ __all__ = [  # defined by __getattr__
     "Recipe",
     "Reset",
     "Start",
+    "Store",
     "Train",
     "Training",
     "compare",
@@ -80,8 +85,11 @@ __all__ = [  # defined by __getattr__
     "fit",
     "fit_table",
     "fork",
+    "leaves",
     "load",
+    "prepare",
     "repeat",
+    "run_leaf",
     "seq",
     "show",
 ]  # fmt: skip
@@ -100,6 +108,8 @@ if TYPE_CHECKING:
     from choral.preview import show
     from choral.recipes.recipe import Recipe
     from choral.recipes.training import Training
+    from choral.scale.calls import leaves, prepare, run_leaf
+    from choral.scale.remote import Store
     from choral.tabular.fitting import fit_table
 
 

@@ -18,21 +18,23 @@ from choral.engine.completing import carry_out
 from choral.engine.events import Listener
 from choral.engine.executors import Executor
 from choral.engine.folder import claimed, run_of
-from choral.engine.job import understood
 from choral.engine.parts import parts_of
 from choral.engine.process import settled_process
 from choral.engine.settling import settle
-from choral.engine.threads import checked, using
-from choral.engine.validation import rules_of
+from choral.engine.threads import using
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
-from choral.ensemble.saving import check_same, load_file, load_folder
+from choral.ensemble.saving import Saved, check_same, in_memory, load_file, load_folder
 from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.stopping import EarlyStop, Keep
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
+from choral.scale.calls import OPTIONS, Call, carry_out_leaves, cut_for
+from choral.scale.gathering import fetched
+from choral.scale.remote import Store, is_far
+from choral.scale.sites import opened, publish
 
 _LOG = logging.getLogger("choral")
 
@@ -43,7 +45,7 @@ def fit(
     data: Any,
     recipe: Recipe | str,
     *,
-    run_dir: str | Path | None = None,
+    run_dir: str | Path | Store | None = None,
     seed: int = 0,
     inputs: Transforms = (),
     target: str | int | None = None,
@@ -83,7 +85,7 @@ def fit(
             network's parameters.
         recipe: the method, for example `choral.recipes.snapshot(epochs=60)`; or its name, for the recipe with its defaults.
         run_dir: folder for the plan, log, checkpoints and members. The same call with the same folder resumes; another plan,
-            seed or data in that folder is refused.
+            seed or data in that folder is refused. A URL that fsspec knows ('s3://bucket/run', `choral.Store`) keeps the run there.
         seed: root of every random draw.
         inputs: transforms of input batches (`choral.data`), by key for a dict of inputs: inputs={'image': (...)}; augmentations apply
             to training only.
@@ -128,15 +130,12 @@ def fit(
         batch_norm: 'whole' gives BatchNorm the statistics of whole batches also where processes share them, 'part' those of each part.
     """
     started = time.perf_counter()
-    checked(threads)
-    rules = rules_of(validation, stop, keep, time_limit)
+    options = {name: value for name, value in locals().items() if name in OPTIONS}
     parts = parts_of(data_parallel=data_parallel, accumulate=accumulate, batch_norm=batch_norm)
-    chosen, folder = recipe_of(recipe), None if run_dir is None or not parts.writes else Path(run_dir)
-    points: dict[str, Any] = {"target": target, "weights": weights, "validation": validation, "seed": seed}
-    options: dict[str, Any] = {"inputs": inputs, "output": output, "likelihood": likelihood, "standardise": standardise}
-    with settled_process(process_wide):
-        options |= {"device": device, "precision": precision, "parts": parts}
-        job = understood(build, data, chosen, rules, **points, **options)
+    chosen = recipe_of(recipe)
+    call = Call(build, data, chosen, options, time_limit)
+    with settled_process(process_wide), opened(run_dir if parts.writes else None) as (folder, objects):
+        job = call.job(parts)
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
             plan, width = settle(
@@ -148,14 +147,21 @@ def fit(
                 overwrite=overwrite,
                 extend=extend,
                 threads=threads,
+                cut=cut_for(call, run_dir, parts),
             )
             with (
                 using(threads or plan["environment"]["threads"]),
                 watched(chosen.name, chosen.epochs, listener, progress if parts.writes else False) as hear,
             ):
-                store, costs = carry_out(
-                    job, folder, plan, width, hear, seed=seed, seconds=checkpoint_seconds, started=started
-                )
+                if "leaves" in plan:
+                    publish(objects, folder, overwrite=overwrite)
+                    store, costs = carry_out_leaves(
+                        call, job, folder, objects, plan, hear, extend=extend, started=started
+                    )
+                else:
+                    store, costs = carry_out(
+                        job, folder, plan, width, hear, seed=seed, seconds=checkpoint_seconds, started=started
+                    )
             ensemble = Ensemble(
                 build,
                 chosen,
@@ -173,7 +179,7 @@ def fit(
 
 @guarded
 def load(
-    path: str | Path,
+    path: str | Path | Store,
     build: Builds | None = None,
     *,
     partial: bool = False,
@@ -184,7 +190,7 @@ def load(
     """Return a saved ensemble, from a file made by `Ensemble.save` or from a run folder.
 
     Args:
-        path: the file or folder.
+        path: the file or folder, or the URL of a run.
         build: the network factory; not needed for networks of choral's own zoo. Several, for an ensemble of networks that differ.
         partial: from a run folder where some members are missing or damaged (a branch diverged, a run was interrupted),
             load the others with a warning instead of refusing.
@@ -193,15 +199,24 @@ def load(
         check_build: whether a network with other layers, settings or forward code than the one it was fitted with is refused;
             False trusts `build` as long as the weights fit.
     """
-    path = Path(path)
+    if is_far(path):
+        with fetched(path) as folder:
+            saved = in_memory(load_folder(folder, build, partial=partial, output=output, likelihood=likelihood))
+        return _ensemble(saved, str(path), build, check_build)
+    path = Path(str(path))
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
     if path.is_file():
         saved = load_file(path, build, output=output, likelihood=likelihood)
     else:
         saved = load_folder(path, build, partial=partial, output=output, likelihood=likelihood)
+    return _ensemble(saved, str(path), build, check_build)
+
+
+def _ensemble(saved: Saved, where: str, build: Builds | None, check_build: bool) -> Ensemble:
+    """Return the ensemble that saved parts make."""
     if build is not None and check_build:
-        check_same(saved, path)
+        check_same(saved, where)
     try:
         return Ensemble(
             saved.build,
@@ -216,4 +231,4 @@ def load(
             posthoc=saved.posthoc,
         )
     except InputError as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
+        raise RunError(f"{where} cannot be read: {error}") from error

@@ -62,11 +62,12 @@ def _can_hear(value: Any) -> bool:
 
 _SWITCH = Rule(lambda value: isinstance(value, bool), "True or False")
 _PATH = Rule(lambda value: isinstance(value, str | os.PathLike) and bool(str(value)), "a path")
+_PLACE = Rule(lambda value: _PATH.accepts(value) or hasattr(value, "url"), _PATH.words)  # or a choral.Store
 _COUNT = Rule(lambda value: is_whole(value, 1), "a whole number of 1 or more")
 RULES = {
     "seed": Rule(is_whole, "a whole number"),
-    "path": _PATH,
-    "run_dir": _or_none(_PATH),
+    "path": _PLACE,
+    "run_dir": _or_none(_PLACE),
     "batch_size": _COUNT,
     "epochs": Rule(lambda value: is_whole(value, 0), "a whole number of 0 or more"),
     "members": _or_none(_COUNT),
@@ -77,6 +78,7 @@ RULES = {
     "listener": _or_none(Rule(_can_hear, "a function of an event, or a list of such functions")),
     "progress": _or_none(_SWITCH),
     "standardise": _or_none(_SWITCH),
+    "stack": _or_none(_COUNT),
     "overwrite": _SWITCH,
     "extend": _SWITCH,
     "process_wide": _SWITCH,

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from choral import __version__
-from choral.cli import predicting, reporting
+from choral.cli import predicting, reporting, scaling
 from choral.cli.options import (
     Accumulate,
+    Apart,
     Bound,
     Data,
     Epochs,
@@ -177,6 +178,7 @@ def fit(
     keep: Kept = None,
     time_limit: Limit = None,
     accumulate: Accumulate = 1,
+    apart: Apart,
     running: Running,
 ) -> None:
     """Train one ensemble and save it."""
@@ -190,11 +192,17 @@ def fit(
     check_members(method or METHOD, members)
     check_executor(running.executor)
     rules_of(watching.validation or None, None, None, time_limit)
+    scaling.check_apart(apart, time_limit)
     silent = running.json or running.quiet
-    ready = prepare_fit(data, reading, settings, watching, method=method, epochs=epochs, members=members, quiet=silent)
+    asked = {"method": method, "epochs": epochs, "members": members}
+    words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)
+    ready = words.understood(quiet=silent)
     problem, recipe = ready.problem, ready.recipe
     rules_of(ready.validation, ready.stop, keep, time_limit)
     folder = out or Path("runs") / f"{_stem(data)}-{recipe.name}"
+    if apart.prepare:
+        scaling.tell_prepared(words, ready, folder, apart, running)
+        return
     shared = joined()
     with progress(silent or not shared.speaks, running.shown) as bar:
         ensemble = ready.run(
@@ -322,3 +330,4 @@ def _named(methods: str) -> list[str]:
 
 app.command()(predicting.predict)
 reporting.register(app)
+scaling.register(app)

@@ -78,6 +78,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, an
 Progress = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="Show progress; only in a terminal if left out.")
 ]
+Prepared = Annotated[
+    bool, typer.Option("--prepare", help="Make the run folder without training; see choral leaves and run-leaf.")
+]
+Stacked = Annotated[
+    int | None,
+    typer.Option("--stack", min=1, help="Networks a leaf trains together, at most, where they are stacked."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where the folder holds another run.")]
 Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]
 
@@ -114,6 +121,14 @@ class Watching:
 
     validation: Share = None
     patience: Patience = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Whether, and how, a run is trained by other processes."""
+
+    prepare: Prepared = False
+    stack: Stacked = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from choral.base.errors import RunError
 from choral.engine.files import Part, checksum, pack_parts, parse_json, read_checked, unpack_tensors, write_bytes
@@ -95,7 +95,39 @@ class Snapshot:
     log_bytes: int = 0
 
 
-def _pack(branches: Sequence[Branch]) -> list[Part]:
+class Keeper(Protocol):
+    """Where checkpoints are kept, as a run sees it."""
+
+    messages: list[str]
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        ...
+
+    def save(
+        self,
+        open_stacks: Sequence[Stack],
+        *,
+        position: int,
+        epoch: int,
+        failed: dict[Place, str],
+        counted: dict[str, float],
+        stopped: list[dict[str, Any]],
+        log_bytes: int,
+    ) -> None:
+        """Keep where a run stands."""
+        ...
+
+    def latest(self) -> Snapshot | None:
+        """Return the newest checkpoint that is whole."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all of them."""
+        ...
+
+
+def pack_branches(branches: Sequence[Branch]) -> list[Part]:
     """Return the file of a stack: the states of its branches, then the best ones of those that are validated."""
     states = [branch.state for branch in branches] + [b.watch.state if b.watch else None for b in branches]
     tensors = {f"{i}/{n}": t for i, s in enumerate(states) if s is not None for n, t in s.flat().items()}
@@ -108,7 +140,8 @@ def _pack(branches: Sequence[Branch]) -> list[Part]:
     return pack_parts(tensors, header)
 
 
-def _unpack(data: bytes, name: str, places: Sequence[Place]) -> list[Branch]:
+def unpack_branches(data: bytes, name: str, places: Sequence[Place]) -> list[Branch]:
+    """Return the branches of such a file, which stand at these places."""
     tensors, header = unpack_tensors(data, name, quiet=True)
     parts: list[dict[str, Any]] = [{} for _ in header["empty"]]
     for full, tensor in tensors.items():
@@ -160,7 +193,7 @@ class Checkpoints:
         for stack in open_stacks:
             file = f"{stack.name}.safetensors"
             if file not in self._whole:
-                data = _pack(stack.branches)
+                data = pack_branches(stack.branches)
                 self._whole[file] = write_bytes(self.folder / file, data, within=self.folder.parent)
             places = [branch.place.to_list() for branch in stack.branches]
             entries.append({"file": file, "checksum": self._whole[file], "places": places})
@@ -214,7 +247,7 @@ class Checkpoints:
                     break
                 self._whole[entry["file"]] = entry["checksum"]
                 places = [Place.from_list(place) for place in entry["places"]]
-                branches |= {branch.place: branch for branch in _unpack(data, entry["file"], places)}
+                branches |= {branch.place: branch for branch in unpack_branches(data, entry["file"], places)}
             else:
                 self._trusted = [path]
                 numbers = (content["position"], content["epoch"])

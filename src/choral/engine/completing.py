@@ -115,11 +115,18 @@ def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: fl
 def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple[bool, dict[str, Any], dict[int, str]]:
     """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
     finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
-    costs = _kept_costs(folder, run.log)
+    costs = kept_costs(folder, run.log)
     lost = _lost(run, folder, count, costs)
     if lost:
         compare_environment(folder, plan["environment"], run.task.parts.environment, stacklevel=5)
     return finished or not (lost or run.checkpoints), costs, lost
+
+
+def write_costs(run: Run, folder: Path, *, started: float) -> dict[str, Any]:
+    """Write results.json: what a complete run has counted, and what its members cost; return it."""
+    costs = _costs(run, len(run.member_of), time.perf_counter() - started)
+    write_json(folder / "results.json", costs, within=folder)
+    return costs
 
 
 def _hand_out(run: Run, present: list[int], costs: dict[str, Any]) -> None:
@@ -154,7 +161,8 @@ def _shown(run: Run, costs: dict[str, Any]) -> dict[str, Any]:
     return costs
 
 
-def _kept_costs(folder: Path, log: Log) -> dict[str, Any]:
+def kept_costs(folder: Path, log: Log) -> dict[str, Any]:
+    """Return what results.json says, nothing if it is missing or damaged."""
     try:
         return read_costs(folder)
     except RunError as error:

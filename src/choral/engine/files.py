@@ -128,10 +128,15 @@ def digest_of(content: Any) -> str:
 
 def write_json(path: Path, content: Any, *, within: Path | None = None) -> str:
     """Write JSON whole or not at all; a dict is sealed."""
+    return write_bytes(path, sealed_json(content), within=within)
+
+
+def sealed_json(content: Any) -> bytes:
+    """Return the bytes of a JSON file; a dict is sealed."""
     if isinstance(content, dict):
         content = {k: v for k, v in content.items() if k != _SEAL}
         content[_SEAL] = {"format": FORMAT, "sha256": digest_of(content)}
-    return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode(), within=within)
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 
 def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str, Any] | None:
@@ -150,12 +155,17 @@ def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str,
         raise RunError(f"{path} cannot be read ({error.strerror}); {advice}.") from error
     if size > _LONGEST:
         raise RunError(f"{path} holds {size} bytes of JSON; at most {_LONGEST} are read; {advice}.")
-    content = parse_json(data, str(path), advice=advice)
+    return open_json(data, str(path), advice=advice)
+
+
+def open_json(data: bytes, path: str, *, advice: str = "copy or make it again") -> dict[str, Any]:
+    """Return the dict that the bytes of a JSON file hold, without its seal; RunError if they are damaged."""
+    content = parse_json(data, path, advice=advice)
     if not isinstance(content, dict):
         raise RunError(f"{path} holds a {type(content).__name__} where a dict belongs; {advice}.")
     seal = content.pop(_SEAL, None)
     if seal is None and b"sha256" not in data:
-        _warn_old(str(path))
+        _warn_old(path)
     elif not isinstance(seal, dict) or seal.get("sha256") != digest_of(content):
         raise RunError(f"{path} is damaged or was changed: its content does not have its checksum; {advice}.")
     elif seal.get("format") != FORMAT:

@@ -1,10 +1,12 @@
 """The run folder: who holds it, and the plan it keeps.
 
 plan.json      what is run: the identity every later call must repeat, and what was measured and settled at the start
+command.json   the words of `choral fit --prepare`, from which `choral run-leaf` reads the data again
 table.json     how a table's columns became inputs; the plan keeps its digest
 log.jsonl      one event on each line
 checkpoints/   where the run stands; empty once it is complete
 members/       one file for each collected network
+leaves/        of a run that is cut into leaves (`choral.scale`): where each of them stands
 likelihood.json  what was estimated on the members' residuals (a noise); made again if it is lost
 results.json   what it cost; made again if it is lost
 Others write beside it: evaluation.json (judging), report.json, report.html and figures/ (the report), and into the folder of a
@@ -36,11 +38,13 @@ _PLAN = {
     "network": (None, {"name": str, "arguments": dict}),
     "table?": (None, str),
     "extended?": {"counted": {str: float}},
+    "leaves?": {"stack": int},
 }
 
 
-_FILES = (
+RUN_FILES = (
     "plan.json",
+    "command.json",
     "table.json",
     "likelihood.json",
     "log.jsonl",
@@ -50,7 +54,7 @@ _FILES = (
     "report.html",
     "ensemble.choral",
 )
-_BESIDE = ("members", "checkpoints", "figures", "comparison.json", ".lock")
+_BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
 _OPENINGS = {".json": b'{\n "', ".jsonl": b'{"time": '}
 _COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept")
 
@@ -74,8 +78,9 @@ def claimed(folder: Path | None) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise RunError(f"{folder} is in use by another process; wait for it or use another run_dir.") from error
-        sweep(folder / "members")
-        sweep(folder / "checkpoints")
+        if not (folder / "leaves").exists():  # else others may be writing just now
+            sweep(folder / "members")
+            sweep(folder / "checkpoints")
         yield
 
 
@@ -123,7 +128,7 @@ def check_ours(folder: Path, *, overwrite: bool = False) -> None:
     planned = (folder / "plan.json").exists()
     if planned and not overwrite:
         return
-    for name in _FILES:
+    for name in RUN_FILES:
         path = folder / name
         if path.exists() and not _is_ours(path) and not (planned and _was_ours(path)):
             raise RunError(
@@ -159,15 +164,29 @@ def belongs_to(folder: Path, path: Path) -> bool:
     inside, root = path.resolve(), folder.resolve()
     if root not in inside.parents:
         return False
-    return inside.relative_to(root).parts[0] in (*_FILES, *_BESIDE)
+    return inside.relative_to(root).parts[0] in (*RUN_FILES, *_BESIDE)
 
 
 def clear(folder: Path) -> None:
     """Remove what choral wrote into a run folder, and nothing else."""
     MemberStore(folder / "members").clear()
     Checkpoints(folder / "checkpoints").clear()
-    for name in _FILES:
+    _clear_leaves(folder / "leaves")
+    for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
+
+
+def _clear_leaves(folder: Path) -> None:
+    """Remove what leaves wrote; folders in which something else lies stay."""
+    inside = [] if folder.is_symlink() else sorted(folder.rglob("*"), reverse=True)  # a folder behind what is in it
+    for path in inside:
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        elif path.suffix in (".json", ".jsonl", ".safetensors", ".part"):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def run_of(plan: dict[str, Any]) -> str:

@@ -6,11 +6,11 @@ position and the open states.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from choral.base.errors import DivergedError
 from choral.data.sources import Source
-from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
+from choral.engine.checkpoint import Branch, Keeper, Snapshot, Stack
 from choral.engine.context import applied, begun
 from choral.engine.crew import Setting, alike
 from choral.engine.epochs import Epochs
@@ -55,7 +55,7 @@ class Run:
         seed: int,
         width: Callable[[Fork, int], int],
         store: MemberStore,
-        checkpoints: Checkpoints | None,
+        checkpoints: Keeper | None,
         log: Log,
         seconds: float,
         validation: Validation | None = None,
@@ -117,6 +117,10 @@ class Run:
     def execute(self) -> None:
         """Run the plan from where it begins to its end; raises DivergedError if a branch was lost."""
         self.walk()
+        self.refuse_lost()
+
+    def refuse_lost(self) -> None:
+        """Raise DivergedError if a branch was lost."""
         if self.ledger.failed:
             raise DivergedError("; ".join(self.ledger.failed.values()) + ". " + self._advice())
 
@@ -132,10 +136,23 @@ class Run:
 
     def walk(self) -> None:
         """Walk the whole plan."""
-        visitor = Visitor(
+        walk(self.plan, Stack([Branch(Place())]), self._visitor)
+
+    def follow(self, steps: Sequence[tuple[Phase, Place]], stack: Stack) -> None:
+        """Take one stack through some phases of the plan, no fork among them; positions count from the first.
+
+        Args:
+            steps: the phases, each with its place from where the branches begin.
+            stack: the branches, with the states they reach the first phase with.
+        """
+        for phase, suffix in steps:
+            walk(phase, stack, self._visitor, suffix)
+
+    @property
+    def _visitor(self) -> Visitor[Stack]:
+        return Visitor(
             start=self._start, change=self._change, train=self._train, collect=self._collect, branches=self._branches
         )
-        walk(self.plan, Stack([Branch(Place())]), visitor)
 
     def twin(self, log: Log) -> "Run":
         """Return another run of the same plan into the same store, which takes no checkpoints."""

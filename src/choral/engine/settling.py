@@ -9,7 +9,7 @@ import torch
 
 from choral.base.errors import InputError, RunError
 from choral.data.tables import Table
-from choral.engine.executors import check_executor, choose, choose_kernel, choose_threads
+from choral.engine.executors import Settled, check_executor, choose, choose_kernel, choose_threads
 from choral.engine.extending import extended
 from choral.engine.files import digest_of, write_json
 from choral.engine.folder import check_ours, clear, keep_table, read_plan
@@ -32,6 +32,7 @@ def settle(
     threads: int | None = None,
     overwrite: bool = False,
     extend: bool = False,
+    cut: Callable[[Settled], dict[str, Any]] | None = None,
 ) -> tuple[dict[str, Any], Callable[[Fork, int], int]]:
     """Return the plan of a run and the width rule of its executor; RunError if the folder holds another run.
 
@@ -44,6 +45,7 @@ def settle(
         threads: as many as the user asked for; None keeps those the run was begun with, or settles them.
         overwrite: whether what the folder holds of another run is removed first.
         extend: whether a shorter run in the folder becomes a part of this one.
+        cut: gives how a new run is cut into leaves, from its executor; None leaves it whole. A run that was begun stays as it is.
     """
     check_executor(executor)
     if folder is not None:
@@ -67,7 +69,7 @@ def settle(
             noted = extended(folder, stored, identity)
             stored = stored | {"identity": identity, "describe": recipe.describe(), "extended": noted}
             write_json(folder / "plan.json", stored, within=folder)
-        _check_same(folder, stored["identity"], identity)
+        check_same(str(folder), stored["identity"], identity)
     wanted = threads or held.get("environment", {}).get("threads")
     count = wanted or choose_threads(task, source, recipe.plan, stacked=False)
     with using(count):
@@ -85,6 +87,8 @@ def settle(
         "describe": recipe.describe(),
         "table": None if table is None else digest_of(table.to_dict()),
     }
+    if cut is not None and stored is None:
+        plan["leaves"] = cut(settled)
     if folder is not None:
         keep_table(folder, plan, table)
         if stored is None:
@@ -108,17 +112,18 @@ def _check_known(folder: Path, old: dict[str, Any]) -> None:
         )
 
 
-def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise RunError if the run of a place is another one, with all that differs."""
     lines = differences(old, new)
     limit = old.get("time_limit")
     if limit is not None and limit != new.get("time_limit") and len(lines) == 1:
         raise RunError(
-            f"{folder} was begun with another limit: {lines[0]}. A run keeps its limit, since a member that the clock ended cannot go "
+            f"{where} was begun with another limit: {lines[0]}. A run keeps its limit, since a member that the clock ended cannot go "
             f"on from there. Call with time_limit={limit:g} to finish or read it; to train it whole, use another run_dir (--out), or "
             "overwrite=True (--overwrite) to start again in this one."
         )
     if lines:
-        raise RunError(f"{folder} holds another run: {'; '.join(lines[:4])}. Repeat the old call, or {ANEW}.")
+        raise RunError(f"{where} holds another run: {'; '.join(lines[:4])}. Repeat the old call, or {ANEW}.")
 
 
 def environment(threads: int) -> dict[str, Any]:

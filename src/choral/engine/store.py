@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,33 @@ class MemberStore:
         folder: where member files are; None keeps them in memory.
         run: the digest of the run they belong to, written into each file.
         numbers: which of them this store shows, as its members 0, 1, ...; all if None.
+        keep: takes the number and the file of each member in place of the folder: they go elsewhere.
     """
 
-    def __init__(self, folder: Path | None = None, *, run: str | None = None, numbers: Sequence[int] | None = None):
-        self.folder, self.run, self.numbers = folder, run, numbers
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        run: str | None = None,
+        numbers: Sequence[int] | None = None,
+        keep: Callable[[int, bytes], None] | None = None,
+    ):
+        self.folder, self.run, self.numbers, self.keep = folder, run, numbers, keep
         self._held: dict[int, State] = {}
         self._said_old = False
 
     def path(self, number: int) -> Path:
         """Return the file of a member."""
         assert self.folder is not None
-        return self.folder / f"{number:05d}.safetensors"
+        return self.folder / file_name(number)
 
     def put(self, number: int, state: State) -> None:
         """Keep what prediction needs of a state: parameters, buffers, form and mask."""
         slots = {MASK: state.mask} if state.mask else {}
         kept = State(state.params, state.buffers, slots, {}, state.form)
-        if self.folder is None:
+        if self.keep is not None:
+            self.keep(number, encode_member(kept, number=number, run=self.run))
+        elif self.folder is None:
             self._held[number] = kept
         else:
             data = encode_member(kept, number=number, run=self.run)
@@ -101,6 +111,15 @@ class MemberStore:
 
     def _files(self) -> Iterator[Path]:
         return iter(()) if self.folder is None else self.folder.glob("[0-9][0-9][0-9][0-9][0-9]*.safetensors")
+
+
+def file_name(number: int) -> str:
+    """Return the name of a member's file.
+
+    >>> file_name(7)
+    '00007.safetensors'
+    """
+    return f"{number:05d}.safetensors"
 
 
 def encode_member(state: State, *, number: int = 0, run: str | None = None) -> bytes:

@@ -155,6 +155,14 @@ def load_folder(
         return _checked(about, store, count, build, where, output=output, table=read_table(path, plan), info=info)
 
 
+def in_memory(saved: Saved) -> Saved:
+    """Return the same with its members in memory, for a folder that will be gone."""
+    store = MemberStore()
+    for i in range(saved.count):
+        store.put(i, saved.store.get(i))
+    return replace(saved, store=store)
+
+
 def _expected(info: dict[str, Any], count: int) -> Sequence[int]:
     """Return the numbers of the members a run has: all its plan names, or those before its time was up."""
     kept = info.get("kept")
@@ -292,7 +300,7 @@ def _build_for(spec: dict[str, Any] | None, build: Builds | None, where: str) ->
     return lambda: models.rebuild(spec)
 
 
-def check_same(saved: Saved, where: Path) -> None:
+def check_same(saved: Saved, where: str) -> None:
     """Raise RunError if the network that is built is not the one the members were trained in."""
     if saved.fingerprint is None:
         return

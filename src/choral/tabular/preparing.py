@@ -44,11 +44,16 @@ class Ready:
 
     def run(self, **options: Any) -> Ensemble:
         """Return the ensemble, trained; `options` as in `choral.fit`."""
+        (build, data, recipe), known = self.arguments()
+        return fit(build, data, recipe, **known, **options)
+
+    def arguments(self) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
+        """Return the network, data and recipe that `choral.fit` gets, and the options that go with them."""
         trained, held = (self.problem, self.validation)
         if self.shares:
             trained, held = self.problem.validating(self.validation)
-        known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
-        return fit(self.build, trained.points, self.recipe, validation=held, stop=self.stop, **known, **options)
+        known = {"likelihood": self.problem.likelihood, "table": self.problem.table}
+        return (self.build, trained.points, self.recipe), known | {"validation": held, "stop": self.stop}
 
     @property
     def rows(self) -> int:

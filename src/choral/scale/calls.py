@@ -1,0 +1,287 @@
+"""The calls of users: prepare a run that is trained leaf by leaf, list its leaves, train one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from choral.base.border import guarded
+from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
+from choral.base.types import Build
+from choral.engine.events import Listener
+from choral.engine.executors import Settled
+from choral.engine.folder import claimed, read_plan
+from choral.engine.job import Job, understood
+from choral.engine.parts import Parts, parts_of
+from choral.engine.process import settled_process
+from choral.engine.run import WIDEST
+from choral.engine.settling import settle
+from choral.engine.store import MemberStore
+from choral.engine.threads import checked
+from choral.engine.validation import rules_of
+from choral.plan.phases import Fork, Phase
+from choral.plan.walk import Visitor, walk
+from choral.recipes import recipe_of
+from choral.recipes.recipe import Recipe
+from choral.scale.cutting import leaves_of
+from choral.scale.farm import Here, conclude, states, train_all
+from choral.scale.leaf import Field, admit, train_leaf
+from choral.scale.objects import Objects
+from choral.scale.remote import Store, is_far
+from choral.scale.sites import opened, publish
+
+OPTIONS: dict[str, Any] = {
+    "seed": 0,
+    "inputs": (),
+    "target": None,
+    "output": None,
+    "weights": None,
+    "likelihood": None,
+    "standardise": None,
+    "validation": None,
+    "stop": None,
+    "keep": None,
+    "executor": "auto",
+    "device": "cpu",
+    "precision": "fp32",
+    "table": None,
+    "threads": None,
+    "checkpoint_seconds": 5.0,
+    "accumulate": 1,
+    "batch_norm": "whole",
+}
+"""What `fit` takes that decides the members of a run, or how they are trained, and what it is if it is left out."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments that make a run what it is, as `fit` got them: any process can understand them again."""
+
+    build: Any
+    data: Any
+    recipe: Recipe
+    options: dict[str, Any]
+    time_limit: float | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.options[name]
+
+    def job(self, parts: Parts | None = None) -> Job:
+        """Return what is to be done; raises InputError or PlanError where it cannot be.
+
+        Args:
+            parts: how batches are taken, by one process if None.
+        """
+        checked(self["threads"])
+        rules = rules_of(self["validation"], self["stop"], self["keep"], self.time_limit)
+        points = {name: self[name] for name in ("target", "weights", "validation", "seed")}
+        names = ("inputs", "output", "likelihood", "standardise", "device", "precision")
+        how = {name: self[name] for name in names}
+        how["parts"] = parts or parts_of(
+            data_parallel=False, accumulate=self["accumulate"], batch_norm=self["batch_norm"]
+        )
+        return understood(self.build, self.data, self.recipe, rules, **points, **how)
+
+
+def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
+    """Return the call that arguments make; InputError for one that a run in leaves does not take."""
+    for name in options:
+        if name not in OPTIONS:
+            raise InputError(
+                f"a run in leaves has no argument {name!r}; it takes {', '.join(OPTIONS)}.{did_you_mean(name, OPTIONS)}"
+            )
+    return Call(build, data, recipe_of(recipe), OPTIONS | options)
+
+
+def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], dict[str, Any]]:
+    """Return what says how a run is cut: branches stacked in a leaf, at most.
+
+    Args:
+        plan: the plan.
+        stack: as many as the user asked for; None takes all that fit into memory, or shares them out.
+        slots: leaves that can be trained at once, among which the branches of the largest fork are shared.
+    """
+    forks: list[int] = []
+
+    def note(phase: Phase, place: Any) -> None:
+        if isinstance(phase, Fork):
+            forks.append(phase.branches)
+
+    walk(plan, None, Visitor(enter=note))
+    largest = max(forks, default=1)
+
+    def cut(settled: Settled) -> dict[str, Any]:
+        if settled.name == "sequential":
+            return {"stack": 1}
+        most = settled.width(Fork(branches=WIDEST, body=plan), WIDEST)
+        shared = -(-largest // slots) if slots else WIDEST
+        return {"stack": min(most, stack or shared)}
+
+    return cut
+
+
+def cut_for(call: Call, run_dir: Any, parts: Parts) -> Callable[[Settled], dict[str, Any]] | None:
+    """Return how `fit` cuts a new run into leaves: not at all in a folder of this machine."""
+    if not is_far(run_dir):
+        return None
+    if parts.group is not None:
+        raise InputError(
+            f"data_parallel=True trains in a folder of this machine, and run_dir is {run_dir}; give a path, or leave one of them out."
+        )
+    if call.time_limit is not None:
+        raise InputError(
+            f"time_limit is {call.time_limit!r}, a clock of one process, but a run in {run_dir} is trained leaf by leaf; leave it out."
+        )
+    return cut_by(call.recipe.plan, None)
+
+
+def settle_leaves(
+    call: Call, job: Job, folder: Path, *, stack: int | None, slots: int | None = None, overwrite: bool = False
+) -> dict[str, Any]:
+    """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
+    if stack is not None and call["executor"] == "sequential" and stack > 1:
+        raise InputError(
+            f"stack is {stack}, but executor='sequential' trains one network at a time; leave one of them out."
+        )
+    names = ("seed", "executor", "table", "threads")
+    plan, _ = settle(
+        folder,
+        job,
+        **{name: call[name] for name in names},
+        overwrite=overwrite,
+        cut=cut_by(call.recipe.plan, stack, slots),
+    )
+    _check_cut(folder, plan, stack)
+    return plan
+
+
+def _check_cut(folder: Path, plan: dict[str, Any], stack: int | None) -> None:
+    if "leaves" not in plan and not (folder / "results.json").exists():
+        raise RunError(
+            f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
+            "was begun, or use another run_dir (--out), or overwrite=True (--overwrite)."
+        )
+    held = plan.get("leaves", {}).get("stack")
+    if stack is not None and held is not None and held != stack:
+        raise RunError(
+            f"{folder} is cut into leaves of at most {held} network(s), now {stack} are asked for; leave stack out, or use another run_dir."
+        )
+
+
+@guarded
+def prepare(
+    build: Build | nn.Module,
+    data: Any,
+    recipe: Recipe | str,
+    *,
+    run_dir: str | Path | Store,
+    stack: int | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Make a run folder without training: the plan, settled once for all, cut into leaves. Return where each leaf stands.
+
+    Args:
+        build, data, recipe: as in `choral.fit`.
+        run_dir: a folder that every process that trains a leaf can see, or the URL of one ('s3://bucket/run', `choral.Store`).
+        stack: networks that one leaf trains together, at most, where the executor stacks them; None: as many as fit.
+        overwrite: start again in a folder that holds another run.
+        options: as in `choral.fit`: seed, validation, executor, threads and so on.
+    """
+    call = call_of(build, data, recipe, options)
+    with settled_process(True), opened(run_dir) as (folder, objects):
+        job = call.job()
+        with claimed(folder):
+            plan = settle_leaves(call, job, folder, stack=stack, overwrite=overwrite)
+            publish(objects, folder, overwrite=overwrite)
+        return states(objects, plan)
+
+
+@guarded
+def leaves(run_dir: str | Path | Store) -> list[dict[str, Any]]:
+    """Return the leaves of a prepared run: path, state, number of networks, members, the leaf each goes on from, epochs.
+
+    A leaf is 'ready', 'begun' (there is a checkpoint), 'waiting' for the one it goes on from, 'done', or 'diverged'.
+    """
+    with opened(run_dir) as (folder, objects):
+        return states(objects, _planned(folder, objects))
+
+
+@guarded
+def run_leaf(
+    run_dir: str | Path | Store,
+    path: str,
+    build: Build | nn.Module,
+    data: Any,
+    recipe: Recipe | str,
+    *,
+    listener: Listener | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train one leaf of a prepared run, or find it trained; return its members' files, each with its SHA-256.
+
+    Killed and called again, here or elsewhere, it goes on from its newest checkpoint.
+
+    Args:
+        run_dir: the folder.
+        path: the leaf, as `choral.leaves` names it.
+        build, data, recipe: as they were given to `choral.prepare`; anything else is refused.
+        listener: called with every event.
+        options: as they were given to `choral.prepare`.
+    """
+    call = call_of(build, data, recipe, options)
+    with opened(run_dir) as (folder, objects):
+        plan = _planned(folder, objects)
+        known = {leaf.path: leaf for leaf in leaves_of(plan)}
+        if path not in known:
+            raise InputError(
+                f"{objects.where} has no leaf {path!r}; it has {', '.join(list(known)[:8])}"
+                f"{', ...' if len(known) > 8 else ''}.{did_you_mean(path, known)}"
+            )
+        with settled_process(True):
+            job = call.job()
+            admit(objects, plan, job, seed=call["seed"], executor=call["executor"])
+            field = Field(objects, plan, job, known, call["checkpoint_seconds"])
+            manifest = train_leaf(field, path, listener)
+    if manifest.failed:
+        raise DivergedError(f"leaf {path!r}: {'; '.join(manifest.failed.values())}; its other members are kept.")
+    return {"leaf": path, "members": manifest.members, "digest": manifest.digest}
+
+
+def carry_out_leaves(
+    call: Call,
+    job: Job,
+    folder: Path,
+    objects: Objects,
+    plan: dict[str, Any],
+    listener: Listener | None,
+    *,
+    extend: bool,
+    started: float,
+) -> tuple[MemberStore, dict[str, Any]]:
+    """Train what is not yet trained of a run in leaves; return its members and what it cost.
+
+    Args:
+        call, job: what is to be done, as it was said and as it was understood.
+        folder: where the files of the run are written.
+        objects: where its leaves are.
+        plan: the settled plan.
+        listener: called with every event.
+        extend: whether the user wants to add members, which a run in leaves cannot.
+        started: when the call began, by time.perf_counter.
+    """
+    if extend or job.task.parts.group is not None:
+        what = "extended" if extend else "trained by processes that share batches (data_parallel)"
+        raise RunError(f"{folder} is a run in leaves, which cannot be {what}; use another run_dir.")
+    field = Field(objects, plan, job, {x.path: x for x in leaves_of(plan)}, call["checkpoint_seconds"])
+    return conclude(field, folder, train_all(field, Here(), listener), started=started)
+
+
+def _planned(folder: Path, objects: Objects) -> dict[str, Any]:
+    plan = read_plan(folder)
+    if plan is None or "leaves" not in plan:
+        what = "no run" if plan is None else "a run that is not cut into leaves"
+        raise RunError(f"{objects.where} holds {what}; make one with choral.prepare or choral fit --prepare.")
+    return plan

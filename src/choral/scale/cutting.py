@@ -1,0 +1,144 @@
+"""Cut a plan into leaves: phases that one process trains without a fork between them.
+
+A stack's phases are cut at every fork. The part before it is a leaf that the branches of the fork begin from; so is the part behind
+it, which goes on from the same state. Every leaf begins from one other leaf, or from nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from choral.base.values import from_dict
+from choral.engine.run import WIDEST
+from choral.plan.phases import Collect, Fork, Phase, Train
+from choral.plan.walk import Place, Visitor, walk
+from choral.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What one process trains at a time.
+
+    Attributes:
+        path: its name: where its first branch begins; `+3` for three more stacked with it, `@1` behind the first fork in it.
+        branches: where its branches begin.
+        origins: the branches of `after` that each of them goes on from.
+        steps: its phases, each with its place from where the branches begin.
+        after: path of the leaf it goes on from, None if it begins from nothing.
+        members: numbers of the members it collects.
+        is_parent: whether other leaves go on from it.
+    """
+
+    path: str
+    branches: tuple[Place, ...]
+    origins: tuple[Place, ...]
+    steps: tuple[tuple[Phase, Place], ...]
+    after: str | None
+    members: tuple[int, ...]
+    is_parent: bool
+
+    @property
+    def folder(self) -> str:
+        """Where it keeps what it makes, below the run's place."""
+        return f"leaves/{self.path.replace('/', '.')}"
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of all its networks."""
+        return len(self.branches) * sum(phase.epochs for phase, _ in self.steps if isinstance(phase, Train))
+
+
+@dataclass
+class _Part:
+    """A leaf on its way."""
+
+    path: str
+    branches: tuple[Place, ...]
+    origins: tuple[Place, ...]
+    after: "_Part | None"
+    steps: list[tuple[Phase, Place]] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
+    is_parent: bool = False
+
+
+@dataclass
+class _Stack:
+    """A stack on its way: where its branches begin, what they go on from, and the leaf it is in, None right behind a fork."""
+
+    branches: tuple[Place, ...]
+    origins: tuple[Place, ...]
+    latest: _Part | None = None
+    open: _Part | None = None
+    parts: int = 0
+
+    @property
+    def name(self) -> str:
+        more = f"+{len(self.branches) - 1}" if len(self.branches) > 1 else ""
+        return f"{self.branches[0]}{more}" + (f"@{self.parts}" if self.parts else "")
+
+
+def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
+    """Return the leaves of a plan, each behind the one it goes on from.
+
+    Args:
+        plan: the plan.
+        stack: branches that are trained together, at most.
+        together: whether all branches of a fork stop together, so that they cannot be trained apart.
+
+    >>> from choral.recipes import prune_and_tune
+    >>> [(leaf.path, leaf.after) for leaf in cut(prune_and_tune(epochs=9, members=2).plan, 1)]
+    [('start', None), ('2/f0', 'start'), ('2/f1', 'start')]
+    """
+    parts: list[_Part] = []
+    numbers: dict[Place, int] = {}
+    walk(plan, None, Visitor(collect=lambda _, place, __: numbers.update({place: len(numbers)})))
+
+    def act(phase: Phase, suffix: Place, stack: _Stack) -> _Stack:
+        if stack.open is None:
+            stack.open = _Part(stack.name, stack.branches, stack.origins, stack.latest)
+            stack.parts += 1
+            parts.append(stack.open)
+        stack.open.steps.append((phase, suffix))
+        if isinstance(phase, Collect):
+            stack.open.members += [numbers[place + suffix] for place in stack.branches]
+        return stack
+
+    def branches(node: Fork, suffix: Place, parents: _Stack) -> Iterator[tuple[Place, _Stack]]:
+        if parents.open is not None:
+            parents.latest, parents.open = parents.open, None
+            parents.origins = parents.branches  # from here on, branches and what is behind the fork begin from them
+        whole = [(place, i) for place in parents.branches for i in range(node.branches)]
+        width = min(len(whole), WIDEST) if together else max(1, stack)
+        for start in range(0, len(whole), width):
+            some = whole[start : start + width]
+            begun = tuple((place + suffix).then("fork", i) for place, i in some)
+            origin = dict(zip(parents.branches, parents.origins))
+            yield Place(), _Stack(begun, tuple(origin[place] for place, _ in some), parents.latest)
+
+    root = _Stack((Place(),), (Place(),))
+    walk(plan, root, Visitor(start=act, change=act, train=act, collect=act, branches=branches))
+    for part in parts:
+        if part.after is not None:
+            part.after.is_parent = True
+    return [_leaf(part) for part in parts]
+
+
+def _leaf(part: _Part) -> Leaf:
+    return Leaf(
+        part.path,
+        part.branches,
+        part.origins,
+        tuple(part.steps),
+        None if part.after is None else part.after.path,
+        tuple(part.members),
+        part.is_parent,
+    )
+
+
+def leaves_of(plan: dict[str, Any]) -> list[Leaf]:
+    """Return the leaves of a run from its plan.json, which keeps how they are cut."""
+    identity = plan["identity"]
+    recipe = from_dict(identity["recipe"])
+    assert isinstance(recipe, Recipe)
+    stop = identity.get("stop") or {}
+    return cut(recipe.plan, plan["leaves"]["stack"], together=stop.get("by") == "ensemble")
