@@ -25,6 +25,7 @@ from choral.cli.options import (
     Running,
     Settings,
     Watching,
+    Weighing,
     given,
     spread,
 )
@@ -175,6 +176,7 @@ def fit(
     members: Members = None,
     settings: Settings,
     watching: Watching,
+    class_weights: Weighing = None,
     keep: Kept = None,
     time_limit: Limit = None,
     accumulate: Accumulate = 1,
@@ -194,7 +196,7 @@ def fit(
     rules_of(watching.validation or None, None, None, time_limit)
     scaling.check_apart(apart, time_limit)
     silent = running.json or running.quiet
-    asked = {"method": method, "epochs": epochs, "members": members}
+    asked = {"method": method, "epochs": epochs, "members": members, "class_weights": class_weights}
     words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)
     ready = words.understood(quiet=silent)
     problem, recipe = ready.problem, ready.recipe

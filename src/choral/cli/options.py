@@ -73,6 +73,10 @@ Limit = Annotated[
 Accumulate = Annotated[
     int, typer.Option("--accumulate", min=1, help="Parts of each batch, taken one after the other for less memory.")
 ]
+Weighing = Annotated[
+    str | None,
+    typer.Option("--class-weights", help="What rows of each class count in training: balanced, or 'yes=5,no=1'."),
+]
 Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorised.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, and not how columns are read.")]
 Progress = Annotated[

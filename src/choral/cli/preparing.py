@@ -37,13 +37,28 @@ def prepare_fit(
     epochs: int | None,
     members: int | None,
     quiet: bool,
+    class_weights: str | None = None,
 ) -> Any:
     """Return what `choral fit` does with some data, a `choral.tabular.preparing.Ready`; say how a table is read."""
     from choral.tabular.preparing import prepared
 
     problem = _problem(data, reading, quiet=quiet)
+    if class_weights is not None:
+        problem = _weighed(problem, class_weights)
     said: dict[str, Any] = {"method": method, "epochs": epochs, "members": members, "model": reading.model}
     return prepared(problem, **said, **asdict(watching), **asdict(settings))
+
+
+def _weighed(problem: Any, asked: str) -> Any:
+    """Return a problem whose rows count by their classes; say how."""
+    from choral.data.balance import balanced
+
+    found, each = balanced(problem, asked)
+    shown = ", ".join(f"{name} {weight:.4g}" for name, weight in list(each.items())[:_SHOWN])
+    note(
+        f"choral: rows count by their classes: {shown}; probabilities are of classes as common as that, not as in the data."
+    )
+    return found
 
 
 def prepare(data: str, reading: Reading, settings: Settings, *, quiet: bool) -> tuple[Any, Callable[[], Any], Any]:

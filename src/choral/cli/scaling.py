@@ -19,7 +19,7 @@ class Words:
     """The words of fit from which its run can be understood again, by another process on another machine.
 
     Attributes:
-        asked: method, epochs and members.
+        asked: method, epochs, members and weights of classes.
     """
 
     data: str

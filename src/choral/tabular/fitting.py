@@ -6,6 +6,7 @@ from typing import Any
 
 from choral.base.border import guarded
 from choral.base.errors import InputError
+from choral.data.balance import balanced
 from choral.data.problems import Columns, Problem, load_problem
 from choral.data.sheets import as_frame, is_frame, read_table
 from choral.data.tables import Kind
@@ -24,6 +25,7 @@ def fit_table(
     validation: Any = None,
     patience: int | None = None,
     weights: Any = None,
+    class_weights: str | Mapping[str, float] | None = None,
     task: Kind | None = None,
     likelihood: str | None = None,
     drop: Sequence[str] = (),
@@ -65,6 +67,8 @@ def fit_table(
             None, a fifth of 100 rows or more.
         patience: epochs without a better score on these after which a member stops.
         weights: what each row counts: a column, which is then no input, or a number for each row.
+        class_weights: 'balanced', or what rows of each class count in training, by its name (others 1); they also count so where they
+            watch. Probabilities are then of classes as common as that.
         task: 'classification' or 'regression'; decided by the target if None.
         likelihood: what the outputs mean, by name; decided by the target if None.
         drop: columns that are no inputs.
@@ -88,6 +92,8 @@ def fit_table(
         time=time,
     )
     problem = load_problem(data, task=task, holdout=None, columns=columns, likelihood=likelihood, weights=weights)
+    if class_weights is not None:
+        problem, _ = balanced(problem, class_weights)
     ready = prepared(
         problem,
         method=method,
