@@ -159,6 +159,89 @@ def test_predictions_of_rows_with_blanks_strange_words_and_other_columns(plain, 
     assert other["mean"][6:].tolist() == pytest.approx(found["mean"][6:].tolist(), rel=1e-5)
 
 
+def customers(rows=240):
+    """Customers as a company keeps them: an id, flags as 0 and 1, services in words, a number column with a few blanks among texts."""
+    rng = np.random.default_rng(1)
+    months = rng.integers(0, 72, rows)
+    monthly = rng.uniform(18, 118, rows).round(2)
+    contract = rng.choice(["Month-to-month", "One year", "Two year"], rows)
+    left = rng.random(rows) < np.where(contract == "Month-to-month", 0.6, 0.1)
+    return pd.DataFrame(
+        {
+            "customerID": [f"{rng.integers(1000, 9999)}-{''.join(rng.choice(list('ABCDEFGH'), 5))}" for _ in months],
+            "SeniorCitizen": rng.integers(0, 2, rows),
+            "Partner": rng.choice(["Yes", "No"], rows),
+            "tenure": months,
+            "OnlineSecurity": rng.choice(["Yes", "No", "No internet service"], rows),
+            "Contract": contract,
+            "MonthlyCharges": monthly,
+            "TotalCharges": [" " if not m else f"{m * c:.2f}" for m, c in zip(months, monthly)],
+            "Churn": np.where(left, "Yes", "No"),
+        }
+    )
+
+
+def test_customers_from_fit_to_a_file_with_blanks_beside_their_ids(tmp_path):
+    frame = customers()
+    assert (frame["TotalCharges"] == " ").any()
+    frame.to_csv(tmp_path / "churn.csv", index=False)
+    done = choral(
+        "fit",
+        tmp_path / "churn.csv",
+        "--target",
+        "Churn",
+        "--members",
+        2,
+        "--epochs",
+        20,
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
+    kinds = {c["column"]: c["read_as"] for c in json.loads(done.stdout)["columns"]}
+    assert kinds["customerID"] == "left out"
+    assert kinds["TotalCharges"] == kinds["tenure"] == kinds["MonthlyCharges"] == kinds["SeniorCitizen"] == "number"
+    assert kinds["Partner"] == "flag"
+    assert kinds["Contract"] == kinds["OnlineSecurity"] == "category"
+    new = customers().head(6).drop(columns="Churn").astype(object)[::-1]
+    for row, column in enumerate(["SeniorCitizen", "Partner", "tenure", "OnlineSecurity", "MonthlyCharges"]):
+        new.iloc[row, new.columns.get_loc(column)] = ""
+    new.insert(0, "region", "north")
+    new.loc[0, "Contract"] = "Three year"
+    new[sorted(new.columns)].to_csv(tmp_path / "new.csv", index=False, sep=";")
+    said = choral("predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert "Three year" in said.stderr
+    assert "'tenure' has 1 cell(s) without a value" in said.stderr
+    table = pd.read_csv(tmp_path / "p.csv")
+    assert list(table.columns[:3]) == ["row", "customerID", "prediction"]
+    assert list(table["customerID"]) == list(new["customerID"])
+    assert set(table["prediction"]) <= {"Yes", "No"}
+    assert (table["p_No"] + table["p_Yes"]).to_numpy() == pytest.approx(np.ones(6), abs=1e-5)
+
+
+def test_a_table_with_everything_wrong_at_once(plain, tmp_path):
+    frame = houses().astype(object)
+    frame["size"] = [f"{v:,.1f} €".replace(".", ",") for v in frame["size"]]
+    frame["built"] = [f"{d[8:]}.{d[5:7]}.{d[:4]}" for d in frame["built"]]
+    frame.loc[[1, 30], "size"] = ["?", " "]
+    frame.loc[[5], "town"] = "n/a"
+    frame.loc[[7, 9], "price"] = ""
+    frame["empty"], frame["same"] = "", "x"
+    frame = frame[["same", "price", *sorted(set(frame.columns) - {"same", "price"}, reverse=True)]]
+    frame.to_csv(tmp_path / "m\u00e4rz.csv", index=False, sep=";", encoding="cp1252", lineterminator="\r\n")
+    row, said = fit(tmp_path / "m\u00e4rz.csv", tmp_path / "run")
+    assert "2 of 120 row(s) have no value of the target" in said
+    kinds = {c["column"]: c["read_as"] for c in row["columns"]}
+    expected = {c["column"]: c["read_as"] for c in plain[1]["columns"]}
+    assert kinds == expected | {"empty": "left out", "same": "left out"}
+    assert row["rmse"] < 2 * plain[1]["rmse"]
+    plain_rows = houses().head(20)[["town", "size", "garden", "state", "built", "notes"]]
+    plain_rows.to_csv(tmp_path / "new.csv", index=False)
+    done = choral("predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert "built" in done.stderr  # dates were day first in training
+    assert len(pd.read_csv(tmp_path / "p.csv")) == 20
+
+
 def test_columns_beside_predictions(plain, tmp_path):
     folder, _ = plain
     frame = houses().head(5).assign(mean=7)
@@ -251,6 +334,12 @@ def test_unbalanced_classes_are_not_praised(tmp_path):
     done = choral("evaluate", tmp_path / "run", tmp_path / "t.csv")
     assert "balanced_accuracy" in done.stdout
     assert "said rare" in done.stdout
+    call = ["fit", tmp_path / "t.csv", "--target", "t", "--class-weights", "balanced", "--epochs", 4, "--members", 2]
+    weighed = choral(*call, "--out", tmp_path / "weighed", "--json")
+    assert "rows count by their classes: rare 18.75, usual 0.5137" in weighed.stderr
+    for target, weights, words in (("t", "rear=2", "the classes are rare, usual"), ("a", "balanced", "is a number")):
+        wrong = ["fit", tmp_path / "t.csv", "--target", target, "--class-weights", weights, "--out", tmp_path / "no"]
+        assert words in choral(*wrong, expect=2).stderr
 
 
 def test_labels_that_cannot_be_are_refused(plain, tmp_path):
