@@ -1,5 +1,5 @@
+import math
 import os
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from choral.base.errors import InputError
 from choral.data import DatasetSource, HorizontalFlip, PadCrop, TensorSource, prepare, source_of
 from choral.plan.cost import batches_in
 from choral.recipes import make
+from choral.recipes.training import Training
 
 X = torch.arange(24.0).view(6, 4)
 Y = torch.arange(6)
@@ -108,17 +109,64 @@ def _line(y, network=lambda: nn.Linear(3, 1)):
     return x, choral.fit(network, (x, y), make("single", epochs=1))
 
 
-def test_targets_that_single_precision_cannot_tell_apart_are_refused():
+def _learned(y, **options):
+    x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
+    recipe = make("deep_ensemble", members=2, epochs=60, training=Training(optimiser="adam", rate=0.03, batch_size=16))
+    return x, choral.fit(lambda: nn.Linear(3, y.shape[1]), (x, y), recipe, **options)
+
+
+@pytest.mark.parametrize(("shift", "size"), [(1.7e9, 1.0), (0.0, 1e20), (0.0, 1e-25), (1e12, 1e3)])
+def test_targets_far_from_zero_and_large_ones_are_learned_in_double_precision(shift, size):
+    draw = torch.Generator().manual_seed(0)
+    slope = torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
+    noise = 0.1 * torch.randn(48, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    plain = torch.randn(48, 3, generator=draw).double() @ slope + noise
+    x, usual = _learned(plain)
+    x, ensemble = _learned(shift + size * plain)
+    expected, found = usual.evaluate(x, plain), ensemble.evaluate(x, shift + size * plain)
+    assert ensemble.predict(x).mean.dtype == torch.float64
+    assert expected["rmse"] < 0.5
+    for name in ("rmse", "mae", "crps"):
+        assert found[name] / size == pytest.approx(expected[name], rel=1e-2), name
+    assert found["nll"] - math.log(size) == pytest.approx(expected["nll"], abs=1e-2)
+    assert found["coverage_90"] == pytest.approx(expected["coverage_90"], abs=0.05)
+    whole = torch.round(1.7e9 + 1000 * plain).long() if shift == 1.7e9 else None
+    if whole is not None:
+        _, ensemble = _learned(whole, likelihood="gaussian")
+        assert ensemble.evaluate(x, whole)["rmse"] / 1000 == pytest.approx(expected["rmse"], rel=1e-2)
+
+
+def test_targets_of_a_dataset_are_scaled_before_they_are_rounded():
+    x = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
+    items = [(row, 1.7e9 + float(row.sum())) for row in x]
+
+    class Items(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(items)
+
+        def __getitem__(self, index):
+            return items[index]
+
+    recipe = make("single", epochs=60, training=Training(optimiser="adam", rate=0.03, batch_size=16))
+    ensemble = choral.fit(lambda: nn.Linear(3, 1), Items(), recipe, validation=0.25)
+    assert ensemble.evaluate(x, np.array([y for _, y in items]))["rmse"] < 0.5
+
+
+def test_targets_that_stay_in_their_units_must_fit_the_type_of_training():
     noise = torch.randn(40, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for far in (1.7e9 + noise, 1.7e9 + 20 * noise, torch.cat([noise, 1.7e9 + noise], 1)):
         with pytest.raises(InputError, match="which float32 rounds away; subtract a constant"):
-            _line(far, partial(nn.Linear, 3, far.shape[1]))
-    for odd in (noise * 1e20, noise * 1e-25, noise.float() * 1e20):
+            _learned(far, standardise=False)
+    for odd in (noise * 1e20, noise * 1e-25):
         with pytest.raises(InputError, match="whose square float32 cannot hold; rescale y"):
-            _line(odd)
+            _learned(odd, standardise=False)
+    for odd in (noise * 1e160, noise * 1e-200):
+        with pytest.raises(InputError, match="the square of its deviation is beyond float64; rescale y"):
+            _learned(odd)
     for fine in (1e4 + noise, noise * 1e6, noise * 1e-6):
         x, ensemble = _line(fine)
         assert bool(torch.isfinite(ensemble.predict(x).std).all())
+        assert ensemble.predict(x).mean.dtype == torch.float32
     far = 1.7e9 + noise
     x, ensemble = _line(far, lambda: nn.Linear(3, 1).double())
     x = x.double()

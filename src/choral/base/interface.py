@@ -29,12 +29,19 @@ class Interface(Value):
         output: what is picked from an output that is not a tensor: a name, a position or a function; None takes it as it is.
         column: whether outputs (batch,) are read as (batch, 1).
         reads: what a batch looks like, as `choral.base.batches.described` says it.
+        columns: the names of the columns of data frames among inputs (x, x['image']) and targets (y), in the order they are read.
     """
 
     spread: bool = False
     output: str | int | Function | None = None
     column: bool = False
     reads: dict[str, Any] | None = None
+    columns: dict[str, tuple[str, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, names in (self.columns or {}).items():
+            if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
+                raise InputError(f"the columns of {name} are {str(names)[:80]}; they must be names.")
 
     def attach(self, network: nn.Module) -> nn.Module:
         """Return the network, which from now on takes a batch and returns its output, in place."""

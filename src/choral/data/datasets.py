@@ -148,7 +148,7 @@ class DatasetSource(Source):
         self._floats = torch.float32
         self._next = _Batches([])
         self._lasting: DataLoader[Any] | None = None
-        self._read: Callable[[Tensor], Tensor] = lambda y: y
+        self._read: Callable[[Tensor], Tensor] | None = None
         self._reading = threading.Lock()  # only one epoch at a time can be read by the lasting workers
         self.points = len(dataset)  # type: ignore[arg-type]  # checked to be map-style by source_of
         if not self.points:
@@ -168,7 +168,9 @@ class DatasetSource(Source):
         try:
             for batch in self._lasting_loader(numbers) if lasting else self._loader(_Batches(numbers)):
                 x, y = parted(batch, self.target)
-                yield as_inputs(x, self._floats), self._read(cast_targets(as_targets(y), self._floats))
+                given = as_targets(y)
+                read = given if self._read is None else cast_targets(self._read(given), self._floats)
+                yield as_inputs(x, self._floats), read
         finally:
             if lasting:
                 self._reading.release()
@@ -266,7 +268,7 @@ class DatasetSource(Source):
     def _hashed(self, numbers: Sequence[int]) -> str:
         wanted = [[(0, n, n) for n in numbers[a : a + _READ]] for a in range(0, len(numbers), _READ)]
         raw = copy.copy(self)
-        raw._read = lambda y: y
+        raw._read = None
         arrays = [array for x, y in raw._load(wanted) for array in arrays_of(x, y)]
         return hashed(arrays if self.weights is None else [*arrays, self.weights.numpy()])
 

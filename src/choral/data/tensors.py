@@ -19,6 +19,7 @@ from choral.base import batches
 from choral.base.arrays import tensor_of
 from choral.base.batches import Batch
 from choral.base.errors import InputError
+from choral.data.frames import columns_in
 from choral.data.sampling import Sampling
 from choral.plan.cost import batches_in
 
@@ -131,6 +132,7 @@ class Source(ABC):
     weights: Tensor | None = None  # of the points (point,), float64; None counts all alike
     sampling: Sampling | None = None
     loader: DataLoader[Any] | None = None  # what the user gave, if it was one
+    columns: dict[str, tuple[str, ...]] | None = None  # names of the columns of data frames, by x and y
 
     def drawn(self, subset: Tensor | None = None) -> int:
         """Return how many points one epoch of a network sees that is trained on all of them, or on some."""
@@ -167,7 +169,7 @@ class Source(ABC):
     def settle(self, floats: torch.dtype) -> None:
         """Give real numbers in the type of the network from now on; raises InputError for numbers it cannot hold.
 
-        Real targets are float64 for a network of double precision and float32 for all others.
+        Targets stay as they were given until a likelihood reads them (`reading`), so that scaling them loses nothing.
         """
 
     @abstractmethod
@@ -204,7 +206,10 @@ class Source(ABC):
 
     @abstractmethod
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same points with targets as a likelihood reads them; the digest stays that of the data."""
+        """Return the same points with targets as a likelihood reads them, in the type of training; the digest stays that of the data.
+
+        Real ones are then float64 for a network of double precision and float32 for all others.
+        """
 
 
 def bounds(points: int, batch_size: int, among: tuple[int, int] = (0, 1)) -> list[tuple[int, int]]:
@@ -232,6 +237,7 @@ class TensorSource(Source):
 
     def __init__(self, x: Any, y: Any):
         self.x, self.y = as_inputs(x), as_targets(y)
+        self.columns = columns_in(x) | columns_in(y, "y") or None
         self.points = batches.rows(self.x)
         if self.points != len(self.y):
             hint = "; a list of arrays is read as that many inputs" if isinstance(x, list) else ""
@@ -239,6 +245,7 @@ class TensorSource(Source):
         if not self.points:
             raise InputError("the training data is empty; give at least one row.")
         self._given: Tensor | None = None  # targets before a likelihood read them
+        self._floats = torch.float32
         self.x = batches.mapped(lambda t: t.permute(0, 2, 3, 1).contiguous() if t.dim() == 4 else t, self.x)
 
     @property
@@ -247,9 +254,8 @@ class TensorSource(Source):
         return False
 
     def settle(self, floats: torch.dtype) -> None:
-        """Cast the arrays once."""
-        _check_resolution(self.y, cast_targets(self.y, floats))
-        self.x, self.y = as_inputs(self.x, floats), cast_targets(self.y, floats)
+        """Cast the inputs once."""
+        self.x, self._floats = as_inputs(self.x, floats), floats
 
     def _pick(self, index: Tensor) -> Batch:
         return batches.mapped(lambda t: _rows(t, index).movedim(-1, -3) if t.dim() == 4 else _rows(t, index), self.x)
@@ -286,7 +292,9 @@ class TensorSource(Source):
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         """Return the same inputs with targets that were read once."""
         twin = copy.copy(self)
-        twin._given, twin.y = self.y, read(self.y)
+        exact = read(self.y)
+        twin._given, twin.y = self.y, cast_targets(exact, self._floats)
+        _check_resolution(exact, twin.y)
         return twin
 
     def digest(self) -> str:

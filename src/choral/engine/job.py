@@ -59,7 +59,7 @@ def understood(
     check_runnable(recipe)
     whole = source_of(data, target)
     check_batches(whole, recipe.plan)
-    source, held = set_apart(whole if weights is None else whole.weighing(weights), validation, seed)
+    source, held = set_apart(whole if weights is None else whole.weighing(weights), validation, seed, target)
     task = make_task(build, source, recipe, **options)
     source = source.reading(task.likelihood.read)
     rules = replace(rules, score=task.likelihood.prediction.score)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -64,7 +64,12 @@ def look(
         seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)
         batch = seen.ready(x)
         given = batches.mapped(torch.clone, batch)
-        reads = Interface(spread=not isinstance(batch, Tensor), output=_chosen(output), reads=batches.described(batch))
+        reads = Interface(
+            spread=not isinstance(batch, Tensor),
+            output=_chosen(output),
+            reads=batches.described(batch),
+            columns=source.columns,
+        )
         try:
             found = called_once(network, reads, batch)
         except ChoralError:
@@ -97,7 +102,7 @@ def _completed(reads: Interface, found: Any, rows: int) -> Interface:
             f"the network gave outputs of shape {tuple(outputs.shape)} for {rows} points; make it return (batch, outputs), "
             "one row for each point."
         )
-    return Interface(spread=reads.spread, output=reads.output, column=outputs.dim() == 1, reads=reads.reads)
+    return replace(reads, column=outputs.dim() == 1)
 
 
 def _refuse_extra_state(network: nn.Module) -> None:

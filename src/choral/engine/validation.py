@@ -16,8 +16,10 @@ from torch import Tensor
 from choral.base import batches, tree
 from choral.base.batches import Batch
 from choral.base.errors import InputError
+from choral.data.frames import arranged
 from choral.data.parts import held_out
 from choral.data.sources import Source, source_of
+from choral.data.tensors import cast_targets
 from choral.engine import passes
 from choral.engine.answering import works
 from choral.engine.evaluators import PlainEvaluator, StackedEvaluator, copied
@@ -71,20 +73,27 @@ def rules_of(validation: Any, stop: EarlyStop | None, keep: str | None, time_lim
     return Rules(stop, kept, time_limit)
 
 
-def set_apart(source: Source, validation: Any, seed: int) -> tuple[Source, Source | None]:
+def set_apart(
+    source: Source, validation: Any, seed: int, target: str | int | None = None
+) -> tuple[Source, Source | None]:
     """Return the points to train on and those to validate on.
 
     Args:
         source: all points given.
         validation: None, a share of them, or data of its own as `fit` takes it.
         seed: root of every draw.
+        target: the key of the targets where data are dicts.
     """
     if validation is None:
         return source, None
     if isinstance(validation, int | float) and not isinstance(validation, bool):
         kept, held = held_out(source, float(validation), seed)
         return _part(source, kept), _part(source, held)
-    return source, source_of(validation)
+    if isinstance(validation, tuple | list) and len(validation) in (2, 3):
+        x, y, *more = validation
+        validation = (arranged(x, source.columns), arranged(y, source.columns, "y"), *more)
+        target = None
+    return source, source_of(validation, target)
 
 
 def _part(source: Source, rows: Tensor) -> Source:
@@ -123,7 +132,7 @@ class Validation:
         self.chunks: list[Batch] = [batches.moved(x, task.device) for x, _ in parts]
         self.y = torch.cat([y for _, y in parts])
         self.weights = source.weights
-        self._read = task.likelihood.read(self.y)
+        self._read = cast_targets(task.likelihood.read(self.y), task.floats)
         self._moment = _Moment()
         self._signature: Any = None
         self._evaluator: PlainEvaluator | StackedEvaluator | None = None

@@ -11,6 +11,7 @@ from choral.base.errors import InputError
 from choral.base.surroundings import full_precision
 from choral.data.inputs import Transform
 from choral.data.sources import Source, as_targets, source_of
+from choral.data.tensors import cast_targets
 from choral.engine.blueprint import state_of
 from choral.engine.sharing import sharing_of
 from choral.engine.store import MemberStore
@@ -56,7 +57,8 @@ class Converted:
             weights: what each point counts, 1 on average over the training data; all alike if None.
         """
         with full_precision():
-            return self._loss(x, self._task.likelihood.read(as_targets(y)), step, progress, weights)
+            targets = cast_targets(self._task.likelihood.read(as_targets(y)), self._task.floats)
+            return self._loss(x, targets, step, progress, weights)
 
     def _loss(self, x: Any, targets: Tensor, step: int, progress: float, weights: Tensor | None) -> Tensor:
         with draws.keyed(self._key, step):

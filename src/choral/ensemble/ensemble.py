@@ -15,11 +15,11 @@ from choral.base.errors import ChoralError, InputError
 from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
+from choral.data.frames import arranged, names_of
 from choral.data.inputs import Transforms, written
 from choral.data.sheets import as_frame, is_frame
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.data.tables import Table
-from choral.data.tensors import cast_targets
 from choral.engine.answering import Evaluation
 from choral.engine.blueprint import Blueprint, usable
 from choral.engine.store import MemberStore
@@ -169,9 +169,18 @@ class Ensemble:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
         if self._floats is None:
             self._floats = self._blueprint.floats
-        ready = as_inputs(x, self._floats)
+        ready = as_inputs(self.arranged(x), self._floats)
         self.interface.check(ready)
         return ready
+
+    def arranged(self, x: Any) -> Any:
+        """Return inputs with the columns of data frames in the order they were fitted in; raises InputError for other columns."""
+        if self.table is not None and self.table.columns and names_of(x):
+            raise InputError(
+                "x is a data frame, but the networks read a table's columns as numbers in units of training; give "
+                "ensemble.table.inputs(frame), or predict its file at the shell."
+            )
+        return arranged(x, self.interface.columns)
 
     def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
         recipe, where = self.recipe, usable(device)
@@ -233,6 +242,7 @@ class Ensemble:
         """
         y = self._targets_of(x, y)
         outputs = self.outputs(x, **options)
+        y = arranged(y, self.interface.columns, "y")
         self._check_targets(y, outputs)
         prediction = corrections.correct(self._uncorrected(outputs), self.posthoc)
         targets = prediction.targets(y)
@@ -243,7 +253,7 @@ class Ensemble:
 
     def _check_targets(self, y: Any, outputs: Tensor) -> None:
         """Raise InputError for targets that these outputs (row, batch, ...) cannot be judged by, as `fit` would."""
-        targets = cast_targets(as_targets(y), self._blueprint.floats)
+        targets = as_targets(y)
         rows = len(targets) if targets.dim() else 1
         if not rows or rows != outputs.shape[1]:
             raise InputError(f"y has {rows} rows and x has {outputs.shape[1]}; give equally many, at least one.")
@@ -273,6 +283,7 @@ class Ensemble:
         """
         y = self._targets_of(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
+        y = arranged(y, self.interface.columns, "y")
         self._check_targets(y, outputs)
         return self.with_posthoc(*corrections.fit_corrections(self._uncorrected(outputs), y, **options))
 

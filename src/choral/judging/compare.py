@@ -12,6 +12,7 @@ from choral import __version__
 from choral.base.border import guarded, is_whole
 from choral.base.errors import InputError, RunError, did_you_mean
 from choral.base.types import Build
+from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
 from choral.data.inputs import Transform
 from choral.data.problems import Problem
@@ -113,7 +114,7 @@ def compare(
     options |= {"inputs": inputs}
     spending = spending_of(build, problem, options, equal=equal)
     recipes = recipes_for(methods, epochs=epochs, members=members, training=training, spending=spending)
-    trial = trial_of(problem, ood=ood, corruptions=corruptions)
+    trial = trial_of(problem, ood=arranged(ood, _columns(data)), corruptions=corruptions)
     settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
     settings |= {"equal": equal, "below": below(recipes, len(problem.y_train))}
@@ -168,7 +169,14 @@ def _problem(data: Any) -> Problem:
             "Problem."
         )
     x_train, y_train, x_test, y_test = data
+    columns = _columns(data)
+    x_test, y_test = arranged(x_test, columns), arranged(y_test, columns, "y")
     return Problem("arrays", rows_of(x_train), np.asarray(y_train), rows_of(x_test), np.asarray(y_test))
+
+
+def _columns(data: Any) -> dict[str, tuple[str, ...]]:
+    """Return the names of the columns of training data that are data frames."""
+    return {} if isinstance(data, Problem) else columns_in(data[0]) | columns_in(data[1], "y")
 
 
 def _measured(

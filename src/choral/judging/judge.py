@@ -16,6 +16,7 @@ from torch import Tensor
 
 from choral import metrics
 from choral.base.errors import RunError
+from choral.data.frames import arranged
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
 from choral.judging.maps import chains, pca
@@ -38,7 +39,9 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
         batch_size: points evaluated at once.
         options: ood, corruptions, severities, ... as in `make_trial`.
     """
-    return judge(ensemble, make_trial(x, y, **options), batch_size=batch_size)
+    options |= {"ood": ensemble.arranged(options["ood"])} if "ood" in options else {}
+    y = arranged(y, ensemble.interface.columns, "y")
+    return judge(ensemble, make_trial(ensemble.arranged(x), y, **options), batch_size=batch_size)
 
 
 def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[str, Any]:
@@ -86,6 +89,7 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Prediction, flo
 def measure(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024) -> dict[str, Any]:
     """Return every scalar measure of an ensemble on labelled data, with what it cost to make, as one flat row."""
     prediction, seconds = _timed(ensemble, x, batch_size)
+    y = arranged(y, ensemble.interface.columns, "y")
     return _row(ensemble, prediction.scores(prediction.targets(y)), _cost(ensemble, seconds))
 
 

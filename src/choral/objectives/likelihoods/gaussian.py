@@ -38,8 +38,8 @@ class RealLikelihood(Likelihood, ABC):
         return True
 
     def read(self, targets: Tensor) -> Tensor:
-        """Return targets as real numbers in units of training."""
-        real = targets if targets.is_floating_point() else targets.float()
+        """Return targets as real numbers in units of training; whole numbers as float64, which holds them."""
+        real = targets if targets.is_floating_point() else targets.double()
         return real if self.scale is None else self.scale.apply(real)
 
     def outputs_for(self, targets: Tensor) -> int:

@@ -10,6 +10,10 @@ from torch import Tensor
 from choral.base.errors import InputError
 from choral.base.values import Value
 
+_FAR = 1e4  # deviations that a mean may be from 0 for predictions in float32, at most
+_LARGE = 1e16  # deviation of targets whose predictions are float32, at most; one over it, at least
+_WIDEST = 1e140  # deviation of targets at all
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetScale(Value):
@@ -42,7 +46,20 @@ class TargetScale(Value):
         mean = (shares * columns).sum(0)
         std = (shares * (columns - mean).square()).sum(0).sqrt()
         flat = std <= 1e-12 * columns.abs().max(0).values
+        odd = ~flat & ((std > _WIDEST) | (std < 1 / _WIDEST) | ~std.isfinite()) | (
+            (columns != mean).any(0) & (std == 0)
+        )
+        if bool(odd.any()):
+            raise InputError(
+                f"y runs from {float(columns.min()):.3g} to {float(columns.max()):.3g}, and the square of its deviation is beyond float64; "
+                "rescale y."
+            )
         return cls(mean=tuple(mean.tolist()), std=tuple(torch.where(flat, 1.0, std).tolist()))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether float32 would round away what predictions differ by, or cannot hold their variance."""
+        return any(abs(m) > _FAR * s or not 1 / _LARGE < s < _LARGE for m, s in zip(self.mean, self.std))
 
     def apply(self, targets: Tensor) -> Tensor:
         """Return targets (..., target) in units of training."""
@@ -50,7 +67,7 @@ class TargetScale(Value):
         return ((targets.double() - mean.double()) / std.double()).to(targets.dtype)
 
     def undo(self, values: Tensor) -> Tensor:
-        """Return values (..., target) in units of the data."""
+        """Return values (..., target) in units of the data, in float64 where float32 is too coarse for them."""
         mean, std = self._as(values)
         return values * std + mean
 
@@ -59,6 +76,6 @@ class TargetScale(Value):
         return spreads * self._as(spreads)[1]
 
     def _as(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(values.dtype, torch.float32)
+        dtype = torch.float64 if self.is_narrow else torch.promote_types(values.dtype, torch.float32)
         mean, std = (torch.tensor(v, dtype=dtype, device=values.device) for v in (self.mean, self.std))
         return mean, std

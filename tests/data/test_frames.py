@@ -1,0 +1,106 @@
+"""Data frames whose columns stand in another order than those fitted on give the same predictions, or a refusal."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import choral
+from choral.base.errors import InputError
+from choral.judging.judge import evaluate
+
+DRAW = np.random.default_rng(0)
+FRAME = pd.DataFrame(DRAW.normal(size=(40, 3)) * (1, 5, 20), columns=["age", "income", "rooms"])
+LABELS = (FRAME["age"] > 0).astype(int)
+OTHER = FRAME[["rooms", "age", "income"]]
+
+
+def build():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    return choral.fit(build, (FRAME, LABELS), choral.recipes.deep_ensemble(epochs=2, members=2))
+
+
+def test_columns_are_found_by_name(ensemble, tmp_path):
+    expected = ensemble.predict(FRAME.to_numpy()).probs
+    assert torch.equal(ensemble.predict(OTHER).probs, expected)
+    assert ensemble.evaluate(OTHER, LABELS) == ensemble.evaluate(FRAME, LABELS)
+    scores = [evaluate(ensemble, frame, LABELS, ood=frame) for frame in (FRAME, OTHER)]
+    assert scores[0]["scores"] == scores[1]["scores"]
+    assert scores[0]["ood"] == scores[1]["ood"]
+    assert ensemble.calibrated(OTHER, LABELS).posthoc == ensemble.calibrated(FRAME, LABELS).posthoc
+    ensemble.save(tmp_path / "e.choral")
+    assert torch.equal(choral.load(tmp_path / "e.choral", build).predict(OTHER).probs, expected)
+
+
+def test_another_frame_is_refused_and_an_array_is_read_by_position(ensemble):
+    with pytest.raises(InputError, match=r"lacks rooms and adds room; give those columns"):
+        ensemble.predict(FRAME.rename(columns={"rooms": "room"}))
+    with pytest.raises(InputError, match="adds id"):
+        ensemble.predict(FRAME.assign(id=1))
+    with pytest.raises(InputError, match="lacks rooms"):
+        ensemble.predict(FRAME[["age", "income"]])
+    counted = pd.DataFrame(FRAME.to_numpy())
+    assert torch.equal(ensemble.predict(counted).probs, ensemble.predict(FRAME).probs)
+
+
+def test_validation_and_test_rows_are_found_by_name():
+    recipe = choral.recipes.single(epochs=3)
+    curves = []
+    for frame in (FRAME, OTHER):
+        heard = []
+        choral.fit(build, (FRAME, LABELS), recipe, validation=(frame, LABELS), listener=heard.append)
+        curves.append([event["validation"] for event in heard if "validation" in event])
+    assert curves[0] == curves[1] != []
+    tables = [
+        choral.compare(build, (FRAME, LABELS, frame, LABELS), ["single"], epochs=2).rows for frame in (FRAME, OTHER)
+    ]
+    assert tables[0][0]["nll"] == tables[1][0]["nll"]
+
+
+def test_several_frames_and_several_targets_are_found_by_name():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 2)
+
+        def forward(self, one, two):
+            return self.layer(torch.cat([one, two], 1))
+
+    y = pd.DataFrame({"low": FRAME["age"] * 2, "high": FRAME["rooms"]})
+    x = {"one": FRAME, "two": FRAME[["age", "rooms"]]}
+    fitted = choral.fit(Two, (x, y), choral.recipes.single(epochs=2))
+    turned = {"one": OTHER, "two": FRAME[["rooms", "age"]]}
+    assert torch.equal(fitted.predict(turned).mean, fitted.predict(x).mean)
+    assert fitted.evaluate(turned, y[["high", "low"]]) == fitted.evaluate(x, y)
+
+
+def test_validation_data_may_be_dicts_as_the_data():
+    data = {"input": torch.randn(12, 3), "label": torch.arange(12) % 2}
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, input):
+            return self.layer(input)
+
+    choral.fit(Named, data, choral.recipes.single(epochs=1), target="label", validation=data)
+
+
+def test_a_raw_frame_is_no_input_of_networks_that_read_a_table():
+    from choral.data.tables import learn_table
+
+    frame = FRAME.assign(price=FRAME["age"] * 2.5)
+    table = learn_table(frame, "price")
+    x = table.inputs(frame)
+    fitted = choral.fit(
+        lambda: nn.Linear(x.shape[1], 1), (x, table.targets(frame)), choral.recipes.single(epochs=1), table=table
+    )
+    with pytest.raises(InputError, match=r"ensemble\.table\.inputs\(frame\)"):
+        fitted.predict(FRAME)
