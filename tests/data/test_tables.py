@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ from choral.base.errors import InputError, RunError
 from choral.data.cells import Cells
 from choral.data.columns import DateColumn, LeftOutColumn, NumberColumn, Scale
 from choral.data.problems import load_problem
+from choral.data.sheets import read_table
 from choral.data.splitting import split
 from choral.data.tables import Table, guess_task, labels, learn_table, table_from, with_target
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
@@ -363,3 +365,95 @@ def test_a_column_in_other_units_than_in_training_is_said():
     table.inputs(frame)
     with pytest.warns(UserWarning, match="4 of 4 cells of 'pct' lie far outside what training had"):
         table.inputs(pd.DataFrame({"pct": ["45", "30", "62", "18"]}))
+
+
+SLASHED = [f"{month:02d}/{day:02d}/2023" for month in range(1, 13) for day in (3, 8, 11, 25)]  # month first
+TURNED = [f"{day:02d}/{month:02d}/2023" for month in range(1, 13) for day in (3, 8, 11, 25)]
+OPEN = [f"{month:02d}/{day:02d}/2023" for month in range(1, 13) for day in (3, 8, 11)]
+
+
+@pytest.mark.parametrize(
+    ("training", "later", "order"), [(SLASHED, TURNED, "month"), (TURNED, SLASHED, "day"), (OPEN, TURNED, "month")]
+)
+@pytest.mark.filterwarnings("ignore:.*may have the day or the month first")
+def test_dates_with_day_and_month_the_other_way_round_than_in_training_are_refused(training, later, order):
+    frame = pd.DataFrame({"c": training, "t": np.arange(len(training)) + 0.5})
+    table = learn_table(frame, "t")
+    assert table.columns[0].read_as == "date"
+    table.inputs(frame)
+    with pytest.raises(
+        InputError, match=rf"training wrote its dates with the {order} first, so every date would be read as another"
+    ):
+        table.inputs(pd.DataFrame({"c": later}))
+    table.inputs(pd.DataFrame({"c": training[:1]}))
+
+
+def test_dates_that_may_have_either_order_are_said_and_more_cells_decide():
+    with pytest.warns(UserWarning, match=r"may have the day or the month first; they are read with the month first"):
+        learned(OPEN)
+    few = [f"{day:02d}/{1 + day % 9:02d}/2023" for day in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12) * 4] + ["13/01/2023"]
+    assert learned(few).form == "%d/%m/%Y"  # one cell in fifty shows it
+    assert learned(["03/03/2023", "04/04/2023"] * 12).read_as == "date"  # the same either way: nothing to say
+
+
+FOOTERS = {
+    "a sum": (["Total", "", "", "9000"], "'Total' and nothing in column 'size'"),
+    "an average": (["Average:", "55.2", "", "300"], "'Average:' and nothing in column 'town'"),
+    "a note": (["Source: registry of 2023", "", "", ""], "'Source: registry of 2023' and nothing in column 'size'"),
+}
+
+
+@pytest.mark.parametrize("name", FOOTERS)
+def test_a_footer_below_a_table_is_said(name, tmp_path):
+    row, said = FOOTERS[name]
+    body = [[f"h{i % 7}", str(20 + i), "Ulm" if i % 3 else "Bonn", str(100 + 7 * i)] for i in range(40)]
+    lines = [",".join(r) for r in [["kind", "size", "town", "price"], *body, row]]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        read_table(tmp_path / "a.csv")
+    for fine in (lines[:-1], [*lines[:-1], "h3,,Ulm,120"], [*lines[:2], "Total,3,,120", *lines[2:-1], "Total,4,,110"]):
+        (tmp_path / "b.csv").write_text("\n".join(fine))
+        read_table(tmp_path / "b.csv")  # warnings are errors
+
+
+WRITTEN = {
+    "thousands as a letter": (["3.1k", "950", "2M", "1.25k"] * 6, [3100, 950, 2e6, 1250], "k = 1,000, M = 1,000,000"),
+    "a unit": (["5 kg", "7.5kg", "12 kg", "0.5 kg"] * 6, [5, 7.5, 12, 0.5], "deviation 4.161 kg"),
+    "a unit with commas": (["5,5 km/h", "7,25 km/h", "12 km/h"] * 6, [5.5, 7.25, 12], "km/h"),
+    "swiss": (["1'234'567", "2'000", "3\u2019456\u2019789.5"] * 6, [1234567, 2000, 3456789.5], "mean"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_numbers_with_units_and_letters_are_read_as_inputs_and_as_targets(name):
+    words, values, detail = WRITTEN[name]
+    column = learned(words)
+    assert column.read_as == "number"
+    assert detail in column.detail
+    read = column.scale.undo(column.encode(cells(words), path="it")[: len(values), 0])
+    assert read == pytest.approx(values)
+    frame = pd.DataFrame({"a": np.arange(len(words)) % 5 + 0.5, "t": words})
+    table = learn_table(frame, "t", task="regression")
+    assert table.targets(frame)[: len(values)] == pytest.approx(values)
+    assert table_from(json.loads(json.dumps(table.to_dict())), "it") == table
+
+
+def test_another_unit_than_that_of_training_is_no_number():
+    column = learned(["5 kg", "7.5 kg", "12 kg"] * 8)
+    with pytest.warns(UserWarning, match=r"holds '500 g' in line 3, which is not a number|without a value") as said:
+        column.encode(cells(["5 kg", "500 g"]), path="it")
+    assert "not a number" in str(said[0].message)
+    frame = pd.DataFrame({"a": np.arange(24.0) % 5, "t": ["5 kg", "7.5 kg", "12 kg"] * 8})
+    table = learn_table(frame, "t", task="regression")
+    with pytest.raises(InputError, match=r"the target 't' holds '500 g' \(line 3\), which is not a number in kg"):
+        table.targets(pd.DataFrame({"t": ["5 kg", "500 g"]}))
+
+
+def test_numbers_in_different_units_are_words_and_said_and_no_targets():
+    mixed = ["5 kg", "500 g", "7 kg", "250 g"] * 6
+    with pytest.warns(UserWarning, match="'5 kg' and '500 g', numbers in different units, so it is read as words"):
+        assert learned(mixed).read_as == "category"
+    with pytest.raises(InputError, match="the target 't' holds '5 kg' and '500 g', numbers in different units"):
+        learn_table(pd.DataFrame({"a": np.arange(24.0), "t": mixed}), "t")
+    assert learned(["12A", "12B", "7C", "9A"] * 6).read_as == "category"  # codes: nothing to say
+    assert learn_table(pd.DataFrame({"a": np.arange(24.0), "t": mixed}), "t", task="classification").classes

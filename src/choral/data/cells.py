@@ -12,19 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from choral.data.numerals import DOUBTFUL, SHOWS_COMMA, SHOWS_POINT, number, unit_of, writes_comma
+
 LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network sees
 _EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "#n/a", "<na>")
 _BLANKS = (*_EMPTY, "none", "-", "--", ".", "missing")
 _SAMPLE = 10_000  # different words that are looked at to see how numbers are written
-_SPACES = re.compile(r"(?<=\d)[\s\u00a0\u2009\u202f'](?=\d{3}(?!\d))")
-_MONEY = re.compile(r"[$€£¥₹₽₩]|\b(?:USD|EUR|GBP|CHF|JPY|CAD|AUD|INR|CNY|SEK|NOK|DKK|PLN)\b", re.IGNORECASE)
 _CODE = re.compile(r"0\d+")
-_PLAIN = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?", re.IGNORECASE)
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
-_COMMA = re.compile(r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d*)?")
-_SHOWS_COMMA = re.compile(r"(?<![\d.,])0,\d|\d,(?:\d{1,2}|\d{4,})\D*$|\.\d{3},\d|\d\.\d{3}\.\d{3}")
-_SHOWS_POINT = re.compile(r"(?<![\d.,])0\.\d|\d\.(?:\d{1,2}|\d{4,})\D*$|,\d{3}\.\d|\d,\d{3},\d{3}")
-_DOUBTFUL = re.compile(r"\D*\d{1,3}[.,]\d{3}\D*")  # thousands, or three decimals
 FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
 _DATE = re.compile(r"\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2} \w{3,9} \d{4}|\w{3,9} \d{1,2}, \d{4})\b")
 FORMATS = {
@@ -46,7 +40,7 @@ FORMATS = {
     "%b %d, %Y": "month first",
     "%B %d, %Y": "month first",
 }
-"""Formats of dates that are tried, in this order, and how they are said."""
+"""Formats of dates that are tried, the first of those that read equally many, and how they are said."""
 
 
 def _cases(words: Iterable[str]) -> list[str]:
@@ -65,7 +59,7 @@ class Cells:
     def __init__(self, series: Any):
         self.series, self.name = series, str(series.name)
         self.usual: bool | None = None  # whether the file's other columns write decimal commas, as far as is known
-        self._numbers: dict[bool, np.ndarray] = {}
+        self._numbers: dict[tuple[bool, str], np.ndarray] = {}
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -141,13 +135,18 @@ class Cells:
 
         return list(pd.unique(pd.Series(self.words[~self.absent], dtype=object)))
 
-    def numbers(self, *, comma: bool = False) -> np.ndarray:
-        """Return the numbers in float64; NaN where there is none, also where a word is not a number."""
-        if comma not in self._numbers:
-            self._numbers[comma] = self._read(comma)
-        return self._numbers[comma]
+    def numbers(self, *, comma: bool = False, unit: str = "") -> np.ndarray:
+        """Return the numbers in float64; NaN where there is none, also where a word is not a number, or one in another unit."""
+        if (comma, unit) not in self._numbers:
+            self._numbers[comma, unit] = self._read(comma, unit)
+        return self._numbers[comma, unit]
 
-    def _read(self, comma: bool) -> np.ndarray:
+    @property
+    def own_numbers(self) -> np.ndarray:
+        """The numbers, read as the column itself shows that they are written."""
+        return self.numbers(comma=self.comma, unit=self.unit)
+
+    def _read(self, comma: bool, unit: str) -> np.ndarray:
         import pandas as pd
 
         if self.is_number or self.is_flag:
@@ -157,7 +156,7 @@ class Cells:
             found = np.array(pd.to_numeric(pd.Series(self.words, dtype=object), errors="coerce"), np.float64)
         rest = ~np.isfinite(found) & ~self.absent  # an endless number is looked at again: 1e400 is one, 'inf' a word
         if rest.any():
-            known = {word: number(word, comma=comma) for word in set(self.words[rest])}
+            known = {word: number(word, comma=comma, unit=unit) for word in set(self.words[rest])}
             found[rest] = [known[word] for word in self.words[rest]]
         return found
 
@@ -167,8 +166,8 @@ class Cells:
         if self.is_number or self.is_flag:
             return ""
         marked = [w for w in self.held[:_SAMPLE] if "," in w or "." in w]
-        shown = any(_SHOWS_COMMA.search(w) or _SHOWS_POINT.search(w) for w in marked)
-        return marked[0] if marked and not shown and all(map(_DOUBTFUL.fullmatch, marked)) else ""
+        shown = any(SHOWS_COMMA.search(w) or SHOWS_POINT.search(w) for w in marked)
+        return marked[0] if marked and not shown and all(map(DOUBTFUL.fullmatch, marked)) else ""
 
     @cached_property
     def shows(self) -> bool | None:
@@ -176,8 +175,8 @@ class Cells:
         if self.is_number or self.is_flag:
             return None
         marked = [w for w in self.held[:_SAMPLE] if "," in w or "." in w]
-        comma, point = (any(map(p.search, marked)) for p in (_SHOWS_COMMA, _SHOWS_POINT))
-        if comma == point or np.isnan([number(w, comma=comma) for w in marked[:100]]).mean() > 0.1:
+        comma, point = (any(map(p.search, marked)) for p in (SHOWS_COMMA, SHOWS_POINT))
+        if comma == point or np.isnan([number(w, comma=comma, unit=self.unit) for w in marked[:100]]).mean() > 0.1:
             return None
         return comma
 
@@ -191,26 +190,53 @@ class Cells:
         return (not plain or shown) and writes_comma(self.held[:_SAMPLE])
 
     @cached_property
+    def unit(self) -> str:
+        """What stands behind nearly all numbers: kg, km/h; empty for none."""
+        return "" if self.is_number or self.is_flag or self.is_date else unit_of(self.held[:_SAMPLE])
+
+    @cached_property
     def is_code(self) -> bool:
         """Whether whole numbers are written with zeros before them: 00123 is a code, not 123."""
         if self.is_number or self.is_flag or not any(map(_CODE.fullmatch, self.held)):
             return False
-        values = self.numbers(comma=self.comma)
+        values = self.own_numbers
         whole = values[np.isfinite(values)]
         return bool((whole == np.round(whole)).all())
 
     @cached_property
     def form(self) -> str | None:
-        """The first of the formats that reads at least nine in ten cells, None if none does; '' for a column of dates."""
+        """The format that reads most cells, at least nine in ten, None if none does; '' for a column of dates."""
         if self.is_date:
             return ""
         if not self.held or not all(map(_DATE.match, self.held[:20])):
             return None
-        return next((f for f in FORMATS if np.isfinite(_days(self.held[:_SAMPLE], f)).mean() >= 0.9), None)
+        shares = {f: float(np.isfinite(_days(self.held[:_SAMPLE], f)).mean()) for f in FORMATS}
+        best = max(shares, key=shares.__getitem__)  # the first of equal ones
+        return best if shares[best] >= 0.9 else None
 
     def days(self, form: str) -> np.ndarray:
         """Return dates as days since 1970, with their fractions; NaN where there is none."""
         return _days(self.series, None) if self.is_date else _days(self.words, form or "ISO8601")
+
+    def turned(self, form: str) -> str:
+        """Return the first cell that shows that dates are written with day and month the other way round; else empty.
+
+        That is one which has no meaning in this format, where as many cells or more have one in the other.
+        """
+        other = _turned(form)
+        if self.is_date or not other:
+            return ""
+        here, there = (np.isfinite(_days(self.words, f)) for f in (form, other))
+        shown = there & ~here
+        return str(self.words[shown][0]) if shown.any() and there.sum() >= here.sum() else ""
+
+    def is_open(self, form: str) -> bool:
+        """Whether every date has a meaning with day and month the other way round, too, and another one in some cell."""
+        other = _turned(form)
+        if self.is_date or not other:
+            return False
+        here, there = (_days(self.held, f) for f in (form, other))
+        return bool(np.isfinite(there[np.isfinite(here)]).all() and (there != here)[np.isfinite(here)].any())
 
     def lines(self, which: np.ndarray) -> str:
         """Return the first of some cells' places as people count them in a file: the header is line 1."""
@@ -218,39 +244,11 @@ class Cells:
         return f"line{'s' if len(found) > 1 else ''} " + ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
 
 
-def writes_comma(words: Iterable[str]) -> bool:
-    """Return whether numbers are written with a decimal comma, as far as any of them shows it.
-
-    >>> writes_comma(["1,5", "2"]), writes_comma(["1,500", "2"]), writes_comma(["1.234,50"]), writes_comma(["1,234.50"])
-    (True, False, True, False)
-    """
-    held = [w for w in words if "," in w or "." in w]
-    return any(map(_SHOWS_COMMA.search, held)) and not any(map(_SHOWS_POINT.search, held))
-
-
-def number(word: str, *, comma: bool = False) -> float:
-    """Return the number a word means, NaN if it means none.
-
-    >>> [number(w) for w in ("$54,321", "1 234.5", "(3)", "12.5%", "-€7", "1e3", "12 Main St")]
-    [54321.0, 1234.5, -3.0, 0.125, -7.0, 1000.0, nan]
-    >>> number("1.234,5", comma=True), number("1,234,5"), number("1,2.3")
-    (1234.5, nan, nan)
-    """
-    word = word.strip()
-    if word.startswith("(") and word.endswith(")"):
-        return -number(word[1:-1], comma=comma)
-    bare = _SPACES.sub("", _MONEY.sub("", word).strip()).replace("\u2212", "-")
-    share = bare.endswith("%")
-    bare = bare.removesuffix("%").strip()
-    sign = -1.0 if bare[:1] == "-" else 1.0
-    bare = bare[1:].strip() if bare[:1] in ("+", "-") else bare
-    if comma and _COMMA.fullmatch(bare):
-        bare = bare.replace(".", "").replace(",", ".")
-    elif not comma and _THOUSANDS.fullmatch(bare):
-        bare = bare.replace(",", "")
-    if not _PLAIN.fullmatch(bare):
-        return np.nan
-    return sign * float(bare) / (100 if share else 1)
+def _turned(form: str) -> str:
+    """Return a format with day and month the other way round; empty for those that leave no doubt."""
+    if "%b" in form or "%B" in form or "%Y" not in form or form.startswith("%Y"):
+        return ""
+    return form.replace("%d", "%_").replace("%m", "%d").replace("%_", "%m")
 
 
 def _days(cells: Any, form: str | None) -> np.ndarray:

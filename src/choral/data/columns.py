@@ -19,6 +19,7 @@ from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.base.values import Value
 from choral.data.cells import FORMATS, LARGEST, Cells
+from choral.data.numerals import factors_in
 
 LONGEST = 10_000  # characters of a name or of one category
 _FAR = 20  # deviations from the mean of training; most cells beyond them are in other units
@@ -135,9 +136,9 @@ def say(text: str) -> None:
     warnings.warn(text, stacklevel=5)
 
 
-def _numbers(cells: Cells, comma: bool, path: str) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(cells: Cells, comma: bool, unit: str, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Return numbers, and which cells hold something that is not one; numbers beyond bounds are refused."""
-    values = cells.numbers(comma=comma)
+    values = cells.numbers(comma=comma, unit=unit)
     wild = np.isinf(values) | (np.abs(values) > LARGEST)
     if wild.any():
         raise InputError(
@@ -164,12 +165,16 @@ class NumberColumn(Column):
         fill: their median.
         comma: whether decimals follow a comma.
         unread: training cells that hold something else.
+        unit: what stands behind the numbers; a number with another behind it is none.
+        factors: the letters that stood for thousands and more, in words.
     """
 
     scale: Scale
     fill: float = 0.0
     comma: bool = False
     unread: int = 0
+    unit: str = ""
+    factors: str = ""
     _filled = "they are read as the median"
 
     def __post_init__(self) -> None:
@@ -180,7 +185,7 @@ class NumberColumn(Column):
     @classmethod
     def learn(cls, cells: Cells, *, path: str) -> Self:
         """Return the column of some training cells."""
-        values, unread = _numbers(cells, cells.comma, path)
+        values, unread = _numbers(cells, cells.comma, cells.unit, path)
         _say_unread(cells, unread, path)
         held = values[~np.isnan(values)]
         return cls(
@@ -190,6 +195,8 @@ class NumberColumn(Column):
             fill=float(np.median(held)),
             comma=cells.comma,
             unread=int(unread.sum()),
+            unit=cells.unit,
+            factors=factors_in(cells.held),
         )
 
     @property
@@ -207,16 +214,17 @@ class NumberColumn(Column):
         """Its mean, and what became of other cells."""
         gaps = f"; cells without a number count as the median, {self.fill:.4g}, and are marked" * self.missing
         odd = f"; {self.unread:,} cell(s) are not numbers" * bool(self.unread)
-        return f"mean {self.scale.mean:.4g}, deviation {self.scale.std:.4g}{odd}{gaps}"
+        unit = f" {short(self.unit, 20)}" * bool(self.unit) + f"; {self.factors}" * bool(self.factors)
+        return f"mean {self.scale.mean:.4g}, deviation {self.scale.std:.4g}{unit}{odd}{gaps}"
 
     def _absent(self, cells: Cells, path: str) -> np.ndarray:
-        values, unread = _numbers(cells, self.comma, path)
+        values, unread = _numbers(cells, self.comma, self.unit, path)
         if not self.unread:
             _say_unread(cells, unread, path)
         return np.isnan(values)
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
-        values = np.where(absent, self.fill, cells.numbers(comma=self.comma))
+        values = np.where(absent, self.fill, cells.numbers(comma=self.comma, unit=self.unit))
         coded = np.asarray(self.scale.apply(values))
         far = (np.abs(coded) > _FAR) & ~absent
         if far.sum() > 0.5 * (~absent).sum():
@@ -254,9 +262,14 @@ class DateColumn(Column):
             raise InputError(f"dates are written as {self.form!r}, which is not one of {', '.join(FORMATS)}.")
 
     @classmethod
-    def learn(cls, cells: Cells, form: str) -> Self:
+    def learn(cls, cells: Cells, form: str, *, path: str) -> Self:
         """Return the column of some training cells."""
         found = cells.days(form)
+        if cells.is_open(form):
+            say(
+                f"{path}: the dates in column '{short(cells.name)}' ({short(cells.held[0])!r}, ...) may have the day or the month first; they are "
+                f"read with the {FORMATS[form]}. Write them as 2024-03-25 if that is wrong."
+            )
         held = found[~np.isnan(found)]
         return cls(
             name=cells.name,
@@ -284,6 +297,12 @@ class DateColumn(Column):
         return f"{how}its days, place in the year and the week{', and the day' if self.times else ''}{gaps}"
 
     def _absent(self, cells: Cells, path: str) -> np.ndarray:
+        turned = cells.turned(self.form)
+        if turned:
+            raise InputError(
+                f"{path}: column '{short(self.name)}' holds {short(turned)!r}, but training wrote its dates with the {FORMATS[self.form]}, so "
+                "every date would be read as another one; write dates as in training, or fit anew on dates such as 2024-03-25."
+            )
         found = np.isnan(cells.days(self.form))
         odd = found & ~cells.absent
         if odd.any():

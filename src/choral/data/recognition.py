@@ -8,7 +8,8 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.cells import FLAGS, Cells
-from choral.data.columns import Column, DateColumn, LeftOutColumn, NumberColumn
+from choral.data.columns import Column, DateColumn, LeftOutColumn, NumberColumn, say
+from choral.data.numerals import mixed_units
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
 _MOSTLY = 0.9  # of the cells that hold something must be numbers, or dates, for the column to be one
@@ -72,7 +73,13 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
             return LeftOutColumn(name=name, reason="an id: its name says so and every value occurs once", beside=True)
         return NumberColumn.learn(cells, path=path)
     if cells.form is not None:
-        return DateColumn.learn(cells, cells.form)
+        return DateColumn.learn(cells, cells.form, path=path)
+    mixed = mixed_units(cells.held[:_SAMPLE])
+    if mixed:
+        say(
+            f"{path}: column '{short(name)}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units, so it is read as words; "
+            "write them all in one unit to have it read as numbers."
+        )
     return _words(cells, rows, unique)
 
 
@@ -109,7 +116,7 @@ def _flag(cells: Cells) -> tuple[str, str] | None:
 def _numeric(cells: Cells, rows: int) -> bool:
     if cells.is_number:
         return True
-    values = cells.numbers(comma=cells.comma)
+    values = cells.own_numbers
     return not cells.is_code and bool(np.isfinite(values).sum() >= _MOSTLY * rows)
 
 

@@ -6,6 +6,7 @@ cells in view, and not by the reader of the file.
 
 import csv
 import io
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -16,6 +17,11 @@ from choral.base.lettering import short
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
 _SEPARATORS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
+_SUMS = re.compile(
+    r"(?:grand|sub|over)?[\s-]*(?:totals?|sum|average|avg|mean|median|count|all|summe|gesamt|insgesamt|somme|suma|totale|итого|合计|合計|总计)"
+    r"(?:\s+(?:general|général|generale|count|rows))?\s*[:.=]?",
+    re.IGNORECASE,
+)
 _UNPACKED = 1 << 30  # bytes that a packed file may hold in any case,
 _RATIO = 100  # and how many times its size beyond that
 
@@ -61,7 +67,32 @@ def as_frame(frame: Any, where: str = "the table") -> Any:
     twice = sorted({c for c in names if names.count(c) > 1})
     if twice:
         raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
-    return frame.set_axis(names, axis=1).reset_index(drop=True)
+    found = frame.set_axis(names, axis=1).reset_index(drop=True)
+    _say_footer(found, where)
+    return found
+
+
+def _say_footer(frame: Any, where: str) -> None:
+    """Warn of a last row that sums up the others, or is a note below them: a word for that, or one cell alone, and gaps beside it."""
+    if len(frame) < 4 or len(frame.columns) < 2:
+        return
+    end = frame.tail(4)
+    rows = [
+        [str(cell).strip() if full else "" for cell, full in zip(*row)]
+        for row in zip(end.to_numpy(object), end.notna().to_numpy())
+    ]
+    last, held = rows[-1], [i for i, cell in enumerate(rows[-1]) if cell]
+    noted = len(held) == 1 and len(frame.columns) > 2 and all(sum(map(bool, row)) > 1 for row in rows[:-1])
+    sums = [i for i in held if _SUMS.fullmatch(last[i]) and len(held) < len(last)]
+    sums = [i for i in sums if (frame.iloc[:-1, i].astype(str).str.strip() != last[i]).all()]
+    if noted or sums:
+        cell = last[(sums or held)[0]]
+        blank = next(str(name) for name, value in zip(frame.columns, last) if not value)
+        warnings.warn(
+            f"{where}: the last row (line {len(frame) + 1}) holds {short(cell)!r} and nothing in column '{short(blank)}', as the footer of a table "
+            "does; it is read as a row like the others, so remove it if it is none.",
+            stacklevel=3,
+        )
 
 
 def _typed(path: Path, kind: str) -> Any:

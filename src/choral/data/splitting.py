@@ -59,7 +59,7 @@ def split_by_time(cells: Cells, holdout: float) -> tuple[np.ndarray, np.ndarray]
         cells: a column of dates or numbers.
         holdout: part of the rows to hold out.
     """
-    when = cells.numbers(comma=cells.comma) if cells.form is None else cells.days(cells.form)
+    when = cells.own_numbers if cells.form is None else cells.days(cells.form)
     if np.isnan(when).any():
         bad = np.isnan(when)
         raise InputError(

@@ -12,8 +12,9 @@ import numpy as np
 from choral.base.errors import InputError, RunError, did_you_mean
 from choral.base.lettering import short
 from choral.base.values import Value, from_dict
-from choral.data.cells import LARGEST, Cells, number
+from choral.data.cells import LARGEST, Cells
 from choral.data.columns import Column, LeftOutColumn, check_names, say
+from choral.data.numerals import factors_in, mixed_units, number
 from choral.data.recognition import ladder, learn_column
 from choral.data.splitting import Seen
 
@@ -38,6 +39,7 @@ class Table(Value):
         reason: why it is read as that task, in words.
         classes: names of the classes, in the order of their numbers; empty for regression.
         comma: whether targets are written with a decimal comma.
+        unit: what stands behind the numbers of the target, kg or km/h.
         seen: the rows it was trained on.
         origin: how the data was asked for, where that decides more than which rows are seen: built-in problems are
             scaled by the rows that are not held out.
@@ -49,6 +51,7 @@ class Table(Value):
     reason: str = ""
     classes: tuple[str, ...] = ()
     comma: bool = False
+    unit: str = ""
     seen: Seen | None = None
     origin: str = ""
 
@@ -124,7 +127,7 @@ class Table(Value):
 
     def _targets(self, cells: Cells, path: str) -> np.ndarray:
         if self.task == "regression":
-            return np.asarray(target_numbers(cells, self.comma, path))
+            return np.asarray(target_numbers(cells, self.comma, self.unit, path))
         place = {name: i for i, name in enumerate(self.classes)}
         words = labels(cells)
         odd = sorted(set(words) - set(place))
@@ -186,21 +189,21 @@ def labels(cells: Cells) -> list[str]:
     return [names[w] for w in cells.words]
 
 
-def target_numbers(cells: Cells, comma: bool, path: str) -> np.ndarray:
+def target_numbers(cells: Cells, comma: bool, unit: str, path: str) -> np.ndarray:
     """Return the targets of a regression; InputError for cells that are no numbers, or too large."""
-    values = cells.numbers(comma=comma)
+    values = cells.numbers(comma=comma, unit=unit)
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         raise InputError(
             f"{path}: the target '{cells.name}' holds {short(cells.words[bad][0])!r} ({cells.lines(bad)}), which "
-            f"is not a number of at most {LARGEST:g} in size; correct or drop it, or use --task classification."
+            f"is not a number{f' in {short(unit)}' if unit else ''} of at most {LARGEST:g} in size; correct or drop it, or use --task classification."
         )
     return values
 
 
 def guess_task(cells: Cells) -> tuple[Kind, str]:
     """Return 'classification' or 'regression' for a target column, and the reason in words."""
-    values, different = cells.numbers(comma=cells.comma), len(cells.different)
+    values, different = cells.own_numbers, len(cells.different)
     if cells.is_flag or np.isnan(values).mean() > 0.1:
         return "classification", f"its {different} values are not numbers"
     if cells.is_code:
@@ -208,7 +211,8 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
     whole = (values[~np.isnan(values)] % 1 == 0).all() and cells.series.dtype.kind != "f"
     if whole and different <= _FEW and not any("." in w or "," in w for w in cells.different):
         return "classification", f"it holds only {different} different whole numbers"
-    return "regression", f"it holds {different} different numbers"
+    said = [f"in {short(cells.unit, 20)}"] * bool(cells.unit) + [factors_in(cells.held)]
+    return "regression", ", ".join([f"it holds {different} different numbers", *filter(None, said)])
 
 
 def learn_table(
@@ -244,6 +248,12 @@ def learn_table(
     targets = Cells(frame[target])
     inputs = {str(n): Cells(trained[n]) for n in frame.columns if n != target}
     _settle_decimals([targets, *inputs.values()], path)
+    mixed = mixed_units(targets.held)
+    if mixed and task != "classification":
+        raise InputError(
+            f"{path}: the target '{target}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units; write them all in one, or "
+            "use --task classification."
+        )
     guessed, reason = guess_task(targets)
     order = (orders or {}).get(target, ())
     decided: Kind = task or ("classification" if order else guessed)
@@ -271,6 +281,7 @@ def learn_table(
         reason=reason if task is None else "as asked",
         classes=classes,
         comma=targets.comma,
+        unit=targets.unit,
     )
 
 
@@ -280,7 +291,7 @@ def _settle_decimals(columns: Sequence[Cells], path: str) -> None:
     for cells in columns:
         if True in known and cells.doubtful:
             cells.usual = known == {True}
-            word, value = cells.doubtful, number(cells.doubtful, comma=cells.comma)
+            word, value = cells.doubtful, number(cells.doubtful, comma=cells.comma, unit=cells.unit)
             if not math.isnan(value):
                 why = "as other columns have decimal commas" if cells.usual else "but other columns do not agree"
                 say(f"{path}: column '{short(cells.name)}' holds {word!r}, which is read as {value:g}, {why}.")
@@ -324,11 +335,11 @@ def _in_order(classes: tuple[str, ...], order: tuple[str, ...], cells: Cells, pa
 
 def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
     """Raise InputError for a target of a regression that holds text, or one value alone."""
-    if np.isnan(cells.numbers(comma=cells.comma)).mean() > 0.5:
+    if np.isnan(cells.own_numbers).mean() > 0.5:
         raise InputError(
             f"{path}: the target '{cells.name}' holds text, so it cannot be a regression; use classification."
         )
-    values = target_numbers(cells, cells.comma, path)
+    values = target_numbers(cells, cells.comma, cells.unit, path)
     held = values if rows is None else values[rows]
     if len(held) > 1 and (held == held[0]).all():
         raise InputError(

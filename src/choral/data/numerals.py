@@ -1,0 +1,118 @@
+"""Numbers as people write them in a cell: with currency, thousands, decimal commas, shares, thousands as a letter, a unit."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+_SPACES = re.compile(r"(?<=\d)[\s\u00a0\u2009\u202f'\u2019`](?=\d{3}(?!\d))")
+_MONEY = re.compile(r"[$€£¥₹₽₩]|\b(?:USD|EUR|GBP|CHF|JPY|CAD|AUD|INR|CNY|SEK|NOK|DKK|PLN)\b", re.IGNORECASE)
+_PLAIN = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_COMMA = re.compile(r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d*)?")
+SHOWS_COMMA = re.compile(r"(?<![\d.,])0,\d|\d,(?:\d{1,2}|\d{4,})\D*$|\.\d{3},\d|\d\.\d{3}\.\d{3}")
+SHOWS_POINT = re.compile(r"(?<![\d.,])0\.\d|\d\.(?:\d{1,2}|\d{4,})\D*$|,\d{3}\.\d|\d,\d{3},\d{3}")
+DOUBTFUL = re.compile(r"\D*\d{1,3}[.,]\d{3}\D*")  # thousands, or three decimals
+_FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "mn": 1e6, "Mio": 1e6, "B": 1e9, "bn": 1e9, "Mrd": 1e9}
+_FACTOR = re.compile(rf"(?<=[\d.,])\s?({'|'.join(_FACTORS)})\.?$")
+_UNIT = re.compile(r"(.*\d[.,]?)\s?([^\W\d_]{1,12}[²³23]?(?:/[^\W\d_]{1,8}[²³23]?)?|°\s?[CF])\.?")
+_MOSTLY = 0.9  # of the words must have a unit for it to be that of the column
+
+
+def number(word: str, *, comma: bool = False, unit: str = "") -> float:
+    """Return the number a word means, NaN if it means none.
+
+    Args:
+        word: a cell.
+        comma: whether decimals follow a comma.
+        unit: what may stand behind the number.
+
+    >>> [number(w) for w in ("$54,321", "1 234.5", "(3)", "12.5%", "-€7", "1e3", "3.1k", "1'234'567", "12 Main St")]
+    [54321.0, 1234.5, -3.0, 0.125, -7.0, 1000.0, 3100.0, 1234567.0, nan]
+    >>> number("1.234,5", comma=True), number("1,234,5"), number("1,2.3"), number("5 kg"), number("5 kg", unit="kg")
+    (1234.5, nan, nan, nan, 5.0)
+    """
+    word = word.strip()
+    if word.startswith("(") and word.endswith(")"):
+        return -number(word[1:-1], comma=comma, unit=unit)
+    parts = _UNIT.fullmatch(word) if unit else None
+    bare = parts[1] if parts and parts[2] == unit else word
+    bare = _SPACES.sub("", _MONEY.sub("", bare).strip()).replace("\u2212", "-")
+    share, factor = bare.endswith("%"), _FACTOR.search(bare)
+    bare = bare.removesuffix("%").strip() if share or not factor else bare[: factor.start()]
+    sign = -1.0 if bare[:1] == "-" else 1.0
+    bare = bare[1:].strip() if bare[:1] in ("+", "-") else bare
+    if comma and _COMMA.fullmatch(bare):
+        bare = bare.replace(".", "").replace(",", ".")
+    elif not comma and _THOUSANDS.fullmatch(bare):
+        bare = bare.replace(",", "")
+    if not _PLAIN.fullmatch(bare):
+        return np.nan
+    found = sign * float(bare) / (100 if share else 1)
+    return found * _FACTORS[factor[1]] if factor and not share else found
+
+
+def factors_in(words: Iterable[str]) -> str:
+    """Return the letters that stand for thousands or more behind some numbers, in words.
+
+    >>> factors_in(["3.1k", "950", "2M", "5 kg"])
+    'k = 1,000, M = 1,000,000'
+    """
+    found = {match[1] for w in words if (match := _FACTOR.search(w)) and not np.isnan(number(w))}
+    return ", ".join(f"{letter} = {_FACTORS[letter]:,.0f}" for letter in sorted(found, key=lambda n: (_FACTORS[n], n)))
+
+
+def units_in(words: Sequence[str]) -> Counter[str]:
+    """Return what stands behind the numbers of some words, and how often; words that are numbers already have none.
+
+    >>> units_in(["5 kg", "7kg", "500 g", "3.1k", "12", "12 Main St"])
+    Counter({'kg': 2, 'g': 1})
+    """
+    found: Counter[str] = Counter()
+    for word in words:
+        parts = _UNIT.fullmatch(word.strip())
+        if (
+            parts
+            and np.isnan(number(word))
+            and not (np.isnan(number(parts[1])) and np.isnan(number(parts[1], comma=True)))
+        ):
+            found[parts[2]] += 1
+    return found
+
+
+def unit_of(words: Sequence[str]) -> str:
+    """Return the unit that nearly all words have behind a number; empty if there is none.
+
+    >>> unit_of(["5 kg", "7.5 kg"]), unit_of(["5 kg", "500 g"]), unit_of(["5", "7"])
+    ('kg', '', '')
+    """
+    found = units_in(words)
+    return next((unit for unit, count in found.most_common(1) if count >= _MOSTLY * len(words)), "")
+
+
+def mixed_units(words: Sequence[str]) -> tuple[str, str] | None:
+    """Return two words that are numbers in different units, if nearly all words of a column are such; codes (12A, 7C) are not.
+
+    >>> mixed_units(["5 kg", "500 g", "7"]), mixed_units(["5 kg", "7 kg"]), mixed_units(["12A", "7C"])
+    (('5 kg', '500 g'), None, None)
+    """
+    found = units_in(words)
+    named = [unit for unit, count in found.items() if count >= 0.05 * len(words)]
+    plain = sum(not np.isnan(number(w)) for w in words)
+    if len(named) < 2 or len(found) > 8 or sum(found.values()) + plain < _MOSTLY * len(words):
+        return None
+    if any(len(unit) == 1 and unit.isupper() for unit in found):
+        return None
+    one, other = (next(w for w in words if units_in([w])[unit]) for unit in named[:2])
+    return one, other
+
+
+def writes_comma(words: Iterable[str]) -> bool:
+    """Return whether numbers are written with a decimal comma, as far as any of them shows it.
+
+    >>> writes_comma(["1,5", "2"]), writes_comma(["1,500", "2"]), writes_comma(["1.234,50"]), writes_comma(["1,234.50"])
+    (True, False, True, False)
+    """
+    held = [w for w in words if "," in w or "." in w]
+    return any(map(SHOWS_COMMA.search, held)) and not any(map(SHOWS_POINT.search, held))
