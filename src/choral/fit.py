@@ -105,7 +105,8 @@ def fit(
         keep: what a training phase leaves: 'best', the state that predicted the held-out points best, or 'last'; 'best' with
             validation, if None.
         time_limit: seconds after which training ends with what is there, at the end of an epoch; members that were not begun are
-            left out, and `ensemble.info` says so. The time of all parts of a resumed run counts.
+            left out, and `ensemble.info` says so. The time of all parts of a resumed run counts. The same call with a larger limit, or
+            none, goes on from there, to the members that it would have given at once.
         executor: 'sequential', 'vectorised' (equal-shaped branches trained together), or 'auto', which measures both.
         device: where to train.
         precision: 'fp32', or 'bf16' or 'fp16' by autocast; with 'fp16' losses are scaled, steps whose gradients overflow are left out, and

@@ -1,5 +1,7 @@
 """The words of a command: what is asked is done or refused, and nothing is ignored."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -189,9 +191,6 @@ def test_an_interrupt_hidden_by_an_import_is_an_interrupt():
         except KeyboardInterrupt as error:
             raise ImportError("numpy is half there") from error
 
-    import contextlib
-    import io
-
     with contextlib.redirect_stderr(io.StringIO()) as said:
         assert guard.guarded(importing) == 130
     assert "interrupted" in said.getvalue()
@@ -218,21 +217,39 @@ def test_an_interrupt_at_any_moment_is_no_traceback(seconds, tmp_path):
     while time.monotonic() < limit and not _begun(process.pid):
         time.sleep(0.01)
     time.sleep(seconds)
-    text = _interrupted(process)
+    process.send_signal(signal.SIGINT)  # once: what a library swallows is repeated by the command
+    try:
+        text = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
     assert process.returncode in (130, -signal.SIGINT), text  # a shell shows both as 130
     assert "Traceback" not in text
 
 
-def _interrupted(process):
-    """Interrupt a process as a person does, again if nothing happens: libraries that are being loaded may swallow the first."""
-    for _ in range(6):
-        process.send_signal(signal.SIGINT)
+def test_an_interrupt_that_is_swallowed_is_repeated_until_it_is_obeyed():
+    cleaned = []
+
+    def swallowing():
         try:
-            return process.communicate(timeout=10)[1]
-        except subprocess.TimeoutExpired:
-            continue
-    process.kill()
-    return process.communicate()[1]
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except BaseException:
+            pass  # as library code that is being imported may
+        try:
+            time.sleep(20)
+        finally:
+            time.sleep(0.5)  # nothing interrupts this: the interrupt is on its way
+            cleaned.append(True)
+        return 0
+
+    before = signal.getsignal(signal.SIGALRM)
+    started, said = time.monotonic(), io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert guard.guarded(swallowing) == 130
+    assert time.monotonic() - started < 10
+    assert cleaned
+    assert "interrupted" in said.getvalue()
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]) == (before, 0.0)
 
 
 def _begun(number):
@@ -263,3 +280,30 @@ def test_test_rows_of_another_share_are_noticed(tmp_path):
     assert "trained on" not in choral("evaluate", tmp_path / "r", "wine", "--holdout", 0.1, "--json").stderr
     assert "fitted on wine --holdout 0.1" in refused("evaluate", tmp_path / "r", "wine")
     assert "diabetes" in refused("evaluate", tmp_path / "r", "diabetes")
+
+
+def test_members_are_added_to_a_run_at_the_shell(tmp_path):
+    words = [
+        "fit",
+        "wine",
+        "--validation",
+        0,
+        "--batch-size",
+        32,
+        "--executor",
+        "sequential",
+        "--json",
+        "--out",
+        tmp_path,
+    ]
+    choral(*words, "--members", 2, "--epochs", 4)
+    first = [(tmp_path / "members" / f"0000{i}.safetensors").read_bytes() for i in (0, 1)]
+    assert "extend=True (--extend) to add members" in refused(*words, "--members", 3, "--epochs", 6)
+    assert "its rate is spread over the whole phase" in refused(*words, "--members", 3, "--epochs", 9, "--extend")
+    assert "give one of them" in refused(*words, "--members", 3, "--epochs", 6, "--extend", "--overwrite")
+    assert json.loads(choral(*words, "--members", 3, "--epochs", 6, "--extend").stdout)["members"] == 3
+    weights = [next(iter(network.parameters())) for network in library.load(tmp_path)]
+    assert len({w.sum().item() for w in weights}) == 3
+    assert [(tmp_path / "members" / f"0000{i}.safetensors").read_bytes()[-64:] for i in (0, 1)] == [
+        b[-64:] for b in first
+    ]

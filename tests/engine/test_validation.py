@@ -1,6 +1,7 @@
 """Validation: what is held out, what stops, what is kept, and that training does not notice."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -314,11 +315,70 @@ def test_nan_of_an_own_measure_is_an_error_and_of_a_score_a_warning(monkeypatch)
     assert sum("is NaN" in str(w.message) for w in said) == 1
 
 
-@pytest.mark.parametrize("limit", [None, 1e9])
-def test_another_time_limit_is_refused_with_what_to_do(tmp_path, limit):
-    fit(build, (X, Y), recipe(), run_dir=tmp_path, time_limit=1e-6)
-    with pytest.raises(
-        RunError, match=r"keeps its limit.*time_limit=1e-06 to finish or read it; to train it whole, .*overwrite=True"
-    ):
-        fit(build, (X, Y), recipe(), run_dir=tmp_path, time_limit=limit)
-    assert "ended" not in fit(build, (X, Y), recipe(), run_dir=tmp_path, time_limit=limit, overwrite=True).info
+LIMITED = {
+    "a stack": ({"executor": "vectorised"}, {}),
+    "one by one": ({"executor": "sequential"}, {}),
+    "stopping by member": ({"executor": "vectorised", "validation": 0.25, "stop": SOON}, {}),
+    "stopping together": (
+        {"executor": "sequential", "validation": 0.25, "stop": EarlyStop(patience=3, by="ensemble")},
+        {},
+    ),
+    "cycles": ({"executor": "sequential"}, {"name": "snapshot"}),
+    "a parent and its children": ({"executor": "vectorised"}, {"name": "prune_and_tune", "members": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_a_run_that_its_limit_ended_goes_on_to_the_members_of_an_unbroken_one(kind, tmp_path, monkeypatch):
+    options, about = LIMITED[kind]
+    made = recipe(**{"epochs": 12, "members": 3} | about)
+    whole = fit(build, (X, Y), made, **options)
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(
+        "choral.engine.epochs.time.perf_counter", lambda: float(next(ticks))
+    )  # an epoch takes 1 or 2 "seconds"
+    seen = set()
+    for limit in (3, 8, 8, 21, 5, 34):
+        part = fit(build, (X, Y), made, run_dir=tmp_path, time_limit=limit, **options)
+        seen.add(part.info.get("ended"))
+        assert_same(flat(part), flat(load(tmp_path, build)))
+    assert "time_limit" in seen
+    rest = fit(build, (X, Y), made, run_dir=tmp_path, **options)
+    assert "ended" not in rest.info
+    assert rest.info["counted"]["epochs"] == whole.info["counted"]["epochs"]
+    assert_same(flat(rest), flat(whole))
+    assert_same(flat(rest), flat(load(tmp_path, build)))
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_going_on_after_a_limit_may_be_interrupted_and_the_limit_set_again(tmp_path, monkeypatch):
+    made, options = (
+        recipe(epochs=12, members=3),
+        {"executor": "sequential", "run_dir": tmp_path, "checkpoint_seconds": 0},
+    )
+    whole = fit(build, (X, Y), made, executor="sequential")
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("choral.engine.epochs.time.perf_counter", lambda: float(next(ticks)))
+
+    def stop(event, kind="epoch"):
+        if event["kind"] == kind:
+            raise Stop
+
+    ended = fit(build, (X, Y), made, time_limit=5, **options | {"run_dir": tmp_path / "ended"})
+    for kind in ("stopped", "collected"):  # while it winds up
+        with pytest.raises(Stop):
+            fit(build, (X, Y), made, time_limit=5, listener=partial(stop, kind=kind), **options)
+    again = fit(build, (X, Y), made, time_limit=5, **options)
+    assert again.info["ended"] == "time_limit"
+    assert_same(flat(again), flat(ended))
+
+    for limit in (40, None, 17):
+        with pytest.raises(Stop):
+            fit(build, (X, Y), made, time_limit=limit, listener=stop, **options)
+    assert_same(flat(fit(build, (X, Y), made, **options)), flat(whole))
+
+
+def test_a_run_that_was_ended_is_extended_once_it_is_whole(tmp_path):
+    fit(build, (X, Y), recipe(epochs=20, members=2), run_dir=tmp_path, time_limit=1e-6)
+    with pytest.raises(RunError, match="train it whole first, by the same call with a larger time_limit or none"):
+        fit(build, (X, Y), recipe(epochs=30, members=3), run_dir=tmp_path, time_limit=1e-6, extend=True)

@@ -39,7 +39,11 @@ class Interface(Value):
     columns: dict[str, tuple[str, ...]] | None = None
 
     def __post_init__(self) -> None:
-        for name, names in (self.columns or {}).items():
+        if self.columns is None:
+            return
+        if not isinstance(self.columns, dict):
+            raise InputError(f"columns are {str(self.columns)[:80]}; they must be names by input.")
+        for name, names in self.columns.items():
             if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
                 raise InputError(f"the columns of {name} are {str(names)[:80]}; they must be names.")
 

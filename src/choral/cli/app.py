@@ -16,6 +16,7 @@ from choral.cli.options import (
     Data,
     Epochs,
     Equal,
+    Extend,
     Given,
     Json,
     Kept,
@@ -180,6 +181,7 @@ def fit(
     keep: Kept = None,
     time_limit: Limit = None,
     accumulate: Accumulate = 1,
+    extend: Extend = False,
     apart: Apart,
     running: Running,
 ) -> None:
@@ -214,6 +216,7 @@ def fit(
             listener=warned(bar(recipe.name, recipe.epochs), recipe, ready.rows),
             progress=False,
             overwrite=running.overwrite,
+            extend=extend,
             keep=keep,
             time_limit=time_limit,
             data_parallel=shared.several,

@@ -25,6 +25,7 @@ from choral.cli.output import note
 
 _USAGE: Any = typer.BadParameter.__mro__[2]  # the base of every error about words of the command line
 _LONGEST = 1000  # characters of a sentence
+_AGAIN = 0.3  # seconds after which an interrupt that had no effect is repeated
 _MISTAKES = (ValueError, RuntimeError, ImportError, EOFError, zipfile.BadZipFile)
 
 
@@ -38,6 +39,8 @@ def guarded(run: Callable[[], int]) -> int:
             sys.stdout.flush()
             return code
         except BaseException as error:
+            if interrupted:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             if isinstance(error, SystemExit):
                 return error.code if isinstance(error.code, int) else int(bool(error.code))
             if os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
@@ -117,25 +120,34 @@ def _internal(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """Remember an interrupt of the keyboard, which an import on its way may turn into some other error."""
+    """Remember an interrupt of the keyboard, and repeat it until it is obeyed.
+
+    An import on its way may turn it into some other error, or swallow it: then the command would go on.
+    """
     heard: list[int] = []
 
     def hear(number: int, frame: Any) -> None:
         heard.append(number)
-        raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
+        if not any(isinstance(e, KeyboardInterrupt) for e in _chain(sys.exc_info()[1])):  # it is not on its way already
+            raise KeyboardInterrupt
 
     try:
-        before = signal.getsignal(signal.SIGINT)
+        before, alarm = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
         if before is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, hear)
+            signal.signal(signal.SIGALRM, hear)
     except ValueError:  # not in the main thread, which alone is interrupted
         yield heard
         return
     try:
         yield heard
     finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+        if heard:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in ((signal.SIGINT, before), (signal.SIGALRM, alarm)):
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -90,6 +90,9 @@ Stacked = Annotated[
     typer.Option("--stack", min=1, help="Networks a leaf trains together, at most, where they are stacked."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where the folder holds another run.")]
+Extend = Annotated[
+    bool, typer.Option("--extend", help="Add members to the run in the folder: --members, and --epochs by as much.")
+]
 Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]
 
 

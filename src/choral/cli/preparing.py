@@ -137,7 +137,10 @@ def ended_note(info: dict[str, Any]) -> str:
     """
     stopped = info.get("stopped", [])
     if info.get("ended") == "time_limit":
-        return f"choral: the time was up: {info['networks']} network(s) are kept, trained as far as they came."
+        return (
+            f"choral: the time was up: {info['networks']} network(s) are kept, trained as far as they came; the same command with a larger "
+            "--time-limit, or none, goes on."
+        )
     if not stopped:
         return ""
     epochs = sorted(one["epoch"] for one in stopped)

@@ -107,7 +107,7 @@ def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: fl
         costs = parts.agreed(_costs(run, count, time.perf_counter() - started))
         if folder is not None:
             write_json(folder / "results.json", costs, within=folder)
-    if run.checkpoints is not None:
+    if run.checkpoints is not None and "ended" not in costs:
         run.checkpoints.clear()
     return _shown(run, costs)
 
@@ -149,7 +149,7 @@ def _lost(run: Run, folder: Path, count: int, costs: dict[str, Any]) -> dict[int
     if gone:
         raise RunError(
             f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); it cannot be trained again to "
-            "where the clock had left it. Use another run_dir."
+            "where the clock had left it. Go on with a larger time_limit or none, or use another run_dir."
         )
     return {}
 
@@ -176,7 +176,7 @@ def _costs(run: Run, count: int, seconds: float) -> dict[str, Any]:
     if not kept:
         raise RunError("the time was up before any member had been trained; give a larger time_limit.")
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
-    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept} if run.setting.is_late else {}
+    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.setting.is_late else {}
     ended |= {"stopped": run.ledger.stopped} if run.ledger.stopped else {}
     return ended | {
         "counted": run.counted,

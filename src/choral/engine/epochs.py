@@ -33,22 +33,34 @@ class Epochs:
         self.apart, self.crews = apart, list[Crew]()
         self._unmeasured = set[Place]()  # whose measure was NaN
 
-    def run(self, begin: int, due: Callable[[], bool], finished: Callable[[int], None]) -> None:
+    def run(
+        self, begin: int, due: Callable[[], bool], finished: Callable[[int], None], late: Callable[[int], None]
+    ) -> None:
         """Train from an epoch on to the end, or until all have stopped.
 
         Args:
             begin: epochs that are done.
             due: whether the states are wanted after this epoch.
             finished: called with the number of epochs done when they are there.
+            late: the same, when the time is up and nobody has stopped because of that.
         """
         if begin == 0:
             self._begin()
         if not self.phase.epochs or (begin == 0 and self.setting.is_late):
             return self._end()
+        if self.setting.is_late:  # a run goes on to wind up
+            self._stop(begin, "time_limit")
+            return self._end()
         self._mount([branch for branch in self.branches if branch.watch is None or branch.watch.mounted])
         self.gated = self.setting.remaining([branch.reached for branch in self.branches]) is not None
         for epoch in range(begin, self.phase.epochs):
             self._epoch(epoch)
+            if epoch + 1 < self.phase.epochs:
+                self._stop(epoch + 1, "patience")
+                if self.setting.is_late and self._going():
+                    self._take_out()
+                    late(epoch + 1)
+                    self._stop(epoch + 1, "time_limit")
             if not self._going():
                 break
             self._leave()
@@ -103,7 +115,6 @@ class Epochs:
         self.setting.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
         for branch in trained:
             branch.is_new = True
-        self._stop(epoch)
 
     def _count(self, trained: Sequence[Branch], seconds: float) -> None:
         crew, count = self.crews[0], len(trained)
@@ -185,26 +196,24 @@ class Epochs:
                 stacklevel=2,
             )
 
-    def _stop(self, epoch: int) -> None:
-        """Stop the branches whose patience, or all whose time, is up."""
-        rules, ledger = self.setting.rules, self.setting.ledger
-        last = epoch + 1 == self.phase.epochs
+    def _stop(self, epoch: int, reason: str) -> None:
+        """Stop, after so many epochs, the branches whose patience is up, or all, since the time is."""
+        stop = self.setting.rules.stop
         for branch in self._going():
             watch = branch.watch = branch.watch or Watch()
-            waited = epoch + 1 - watch.best_epoch
-            tired = rules.stop is not None and waited >= rules.stop.patience
-            if (tired or self.setting.is_late) and not last:
-                self._take_out()
-                watch.stopped = epoch + 1
-                branch.state = watch.state or branch.state
-                ledger.stop(
-                    branch.place + self.suffix,
-                    epoch=epoch + 1,
-                    epochs=self.phase.epochs,
-                    best_epoch=watch.best_epoch,
-                    best=watch.best,
-                    reason="patience" if tired else "time_limit",
-                )
+            if reason == "patience" and (stop is None or epoch - watch.best_epoch < stop.patience):
+                continue
+            self._take_out()
+            watch.stopped = epoch
+            branch.state = watch.state or branch.state
+            self.setting.ledger.stop(
+                branch.place + self.suffix,
+                epoch=epoch,
+                epochs=self.phase.epochs,
+                best_epoch=watch.best_epoch,
+                best=watch.best,
+                reason=reason,
+            )
 
     def _leave(self) -> None:
         """Make the stack smaller when enough have stopped, with what the optimiser remembers of the others."""

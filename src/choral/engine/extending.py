@@ -13,14 +13,13 @@ from choral.base.errors import RunError
 from choral.base.values import from_dict
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.files import digest_of
-from choral.engine.folder import read_costs, run_of
+from choral.engine.folder import MADE_AGAIN, read_costs, run_of
 from choral.engine.identity import differences
 from choral.engine.store import MemberStore
 from choral.plan.phases import Phase
 from choral.plan.walk import Place, Visitor, walk
 
 _GROWS = ("branches", "times")
-_MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json", "report.html", "ensemble.choral")
 
 
 def extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
@@ -32,10 +31,13 @@ def extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> 
     _check_longer(folder, old, identity)
     costs = read_costs(folder)
     if "kept" in costs:
-        raise RunError(f"{folder} was ended by its time limit, so it has no whole plan to extend; use another run_dir.")
+        raise RunError(
+            f"{folder} was ended by its time limit, so it has no whole plan to extend; "
+            "train it whole first, by the same call with a larger time_limit or none."
+        )
     _renumber(folder, run_of(stored), digest_of(identity)[:16], old, identity)
     Checkpoints(folder / "checkpoints").clear()
-    for name in _MADE_AGAIN:
+    for name in MADE_AGAIN:
         (folder / name).unlink(missing_ok=True)
     before = stored.get("extended", {}).get("counted", {})
     return {"counted": costs.get("counted", before)}

@@ -4,7 +4,7 @@ plan.json      what is run: the identity every later call must repeat, and what 
 command.json   the words of `choral fit --prepare`, from which `choral run-leaf` reads the data again
 table.json     how a table's columns became inputs; the plan keeps its digest
 log.jsonl      one event on each line
-checkpoints/   where the run stands; empty once it is complete
+checkpoints/   where the run stands; empty once it is complete, and the moment a time limit ended it otherwise
 members/       one file for each collected network
 leaves/        of a run that is cut into leaves (`choral.scale`): where each of them stands
 likelihood.json  what was estimated on the members' residuals (a noise); made again if it is lost
@@ -39,6 +39,7 @@ _PLAN = {
     "table?": (None, str),
     "extended?": {"counted": {str: float}},
     "leaves?": {"stack": int},
+    "time_limit?": float,
 }
 
 
@@ -56,7 +57,9 @@ RUN_FILES = (
 )
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
 _OPENINGS = {".json": b'{\n "', ".jsonl": b'{"time": '}
-_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept")
+_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept", "cut")
+MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json", "report.html", "ensemble.choral")
+"""Files that are made of finished members."""
 
 
 @contextlib.contextmanager

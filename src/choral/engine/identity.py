@@ -22,7 +22,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """Return what every later call into the same folder must repeat.
 
-    `watched` is what validation and time limits were asked for, None for neither.
+    `watched` is what validation was asked for, None for none.
     """
     network = task.blueprint.fingerprint()
     identity = {

@@ -20,7 +20,7 @@ class Job:
         source: training points.
         validation: measures networks on held-out points; None does not.
         rules: when training ends before its budget, and what is kept of it.
-        watched: what validation and time limits were asked for, as part of the run's identity.
+        watched: what validation was asked for, as part of the run's identity.
     """
 
     recipe: Recipe

@@ -74,6 +74,8 @@ class Run:
         self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
         self.collected_at: dict[int, int] = {}  # position of each member's Collect in the walk
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
+        self.cut: list[int] = []  # members that were collected after the time was up
+        self._is_winding_up = False  # the checkpoint from which a call with more time goes on is there, and stays
         places: list[Place] = []
         walk(plan, None, Visitor(collect=lambda phase, place, _: places.append(place)))
         self.member_of = {place: i for i, place in enumerate(places)}
@@ -199,6 +201,7 @@ class Run:
         if self.snapshot is not None:
             self._restore(stack)
             done, self.snapshot = self.snapshot.epoch, None
+        self._keep_late(stack, self.position - 1, done)
         return [branch for branch in stack.branches if not self.ledger.is_lost(branch)], done
 
     def _sound(self, stack: Stack, suffix: Place) -> list[Branch]:
@@ -238,6 +241,7 @@ class Run:
             branch.is_new = False
             if self.wanted is None or self.wanted.pop(number, None) is not None:
                 self.store.put(number, branch.reached)
+                self.cut += [number] if self._is_winding_up else []
                 self.log.event(kind="collected", place=str(branch.place + suffix))
         return self._end(stack)
 
@@ -257,8 +261,13 @@ class Run:
                 stack.version = (position, before + epoch)
                 self._checkpoint(stack, *stack.version)
 
+            def late(epoch: int, before: int = before) -> None:
+                self._keep_late(stack, position, before + epoch)
+
+            if number:
+                late(max(begin - before, 0))
             epochs = Epochs(self.setting, phase, some, suffix, apart=self._together and self.apart)
-            epochs.run(max(begin - before, 0), self._checkpoint_due, finished)
+            epochs.run(max(begin - before, 0), self._checkpoint_due, finished, late)
         return self._end(stack)
 
     def _is_wanted(self, stack: Stack) -> bool:
@@ -279,8 +288,15 @@ class Run:
                     branch.state, branch.is_new = one.parents[i].state, one.parents[i].is_new
             one.version = (self.snapshot.position, self.snapshot.epoch)
 
-    def _checkpoint(self, stack: Stack, position: int, epoch: int) -> None:
-        if self.checkpoints is None or not self._checkpoint_due():
+    def _keep_late(self, stack: Stack, position: int, epoch: int) -> None:
+        """Take the last checkpoint once the time is up: from there a call with more time goes on."""
+        if self.setting.is_late and not self._is_winding_up:
+            stack.version = max(stack.version, (position, epoch))
+            self._checkpoint(stack, position, epoch, due=True)
+            self._is_winding_up = True
+
+    def _checkpoint(self, stack: Stack, position: int, epoch: int, *, due: bool = False) -> None:
+        if self.checkpoints is None or self._is_winding_up or not (due or self._checkpoint_due()):
             return
         started = time.monotonic()
         self.checkpoints.save(

@@ -15,11 +15,12 @@ from choral.engine.files import digest_of, write_json
 from choral.engine.folder import check_ours, clear, keep_table, read_plan
 from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
+from choral.engine.prolonging import prolonged
 from choral.engine.threads import using
 from choral.plan.phases import Fork
 
 _NOTHING: dict[str, Any] = {}
-ANEW = "use another run_dir (--out), overwrite=True (--overwrite) to start again in this one, or extend=True to add members"
+ANEW = "use another run_dir (--out), overwrite=True (--overwrite) to start again in this one, or extend=True (--extend) to add members"
 
 
 def settle(
@@ -48,6 +49,8 @@ def settle(
         cut: gives how a new run is cut into leaves, from its executor; None leaves it whole. A run that was begun stays as it is.
     """
     check_executor(executor)
+    if overwrite and extend:
+        raise InputError("overwrite starts again and extend goes on; give one of them.")
     if folder is not None:
         check_ours(folder, overwrite=overwrite)
         if overwrite:
@@ -70,6 +73,7 @@ def settle(
             stored = stored | {"identity": identity, "describe": recipe.describe(), "extended": noted}
             write_json(folder / "plan.json", stored, within=folder)
         check_same(str(folder), stored["identity"], identity)
+        stored = prolonged(folder, stored, job.rules.time_limit)
     wanted = threads or held.get("environment", {}).get("threads")
     count = wanted or choose_threads(task, source, recipe.plan, stacked=False)
     with using(count):
@@ -89,6 +93,8 @@ def settle(
     }
     if cut is not None and stored is None:
         plan["leaves"] = cut(settled)
+    if stored is None and job.rules.time_limit is not None:
+        plan["time_limit"] = job.rules.time_limit
     if folder is not None:
         keep_table(folder, plan, table)
         if stored is None:
@@ -105,9 +111,9 @@ def _apart(executor: str) -> str:
 
 
 def _check_known(folder: Path, old: dict[str, Any]) -> None:
-    if not isinstance(old.get("network"), dict):
+    if not isinstance(old.get("network"), dict) or "time_limit" in old:
         raise RunError(
-            f"{folder} was begun by an older version of choral, whose note of the network cannot be compared; finish it with that "
+            f"{folder} was begun by an older version of choral, whose notes cannot be compared; finish it with that "
             f"version, read it with choral.load, or start again: {ANEW}."
         )
 
@@ -115,13 +121,6 @@ def _check_known(folder: Path, old: dict[str, Any]) -> None:
 def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise RunError if the run of a place is another one, with all that differs."""
     lines = differences(old, new)
-    limit = old.get("time_limit")
-    if limit is not None and limit != new.get("time_limit") and len(lines) == 1:
-        raise RunError(
-            f"{where} was begun with another limit: {lines[0]}. A run keeps its limit, since a member that the clock ended cannot go "
-            f"on from there. Call with time_limit={limit:g} to finish or read it; to train it whole, use another run_dir (--out), or "
-            "overwrite=True (--overwrite) to start again in this one."
-        )
     if lines:
         raise RunError(f"{where} holds another run: {'; '.join(lines[:4])}. Repeat the old call, or {ANEW}.")
 

@@ -49,13 +49,12 @@ class Rules:
         return asked or Measure.of(self.score)
 
     def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
-        """Return what a later call into the same folder must repeat; nothing if nothing was asked for."""
-        limit = {} if self.time_limit is None else {"time_limit": self.time_limit}
+        """Return what a later call into the same folder must repeat; nothing if nothing was asked for, and never the limit."""
         if held is None:
-            return limit
+            return {}
         shown = validation if isinstance(validation, int | float) else "data of its own"
         stop = None if self.stop is None else self.stop.to_dict()
-        return limit | {"validation": shown, "held out": held.digest(), "stop": stop, "keep": self.keep}
+        return {"validation": shown, "held out": held.digest(), "stop": stop, "keep": self.keep}
 
 
 def rules_of(validation: Any, stop: EarlyStop | None, keep: str | None, time_limit: float | None) -> Rules:
