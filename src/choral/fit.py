@@ -92,7 +92,8 @@ def fit(
         target: the key of the targets where data, or the items of a Dataset, are dicts.
         output: the name, position or function that picks the output of a network that returns a dict, dataclass or tuple.
             Outputs (batch,) are read as (batch, 1).
-        weights: what each point counts, one number of 0 or more for each: 2 is the point twice, 0 as if it were not there. Losses of
+        weights: what each point counts, one number of 0 or more for each: 2 is the point twice, 0 as if it were not there; or where items
+            of a Dataset hold it, which is then read once: 2 for items (x, y, weight), or the key of items that are dicts. Losses of
             batches are divided by the mean weight of all points, penalties by the sum of weights.
         likelihood: what the outputs mean, a value or a name (`choral.objectives.likelihoods.NAMES`); decided from y and the
             network's outputs if None, refused where they leave a doubt.

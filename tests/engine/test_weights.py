@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 import choral
 from choral import SGD, Objective, Recipe, Reset, Train, Training, fork, models, seq
 from choral.base.errors import InputError
+from choral.judging.judge import evaluate, measure
 from choral.objectives import L2, Bernoulli, Categorical, Poisson
 from choral.plan import Collect
 from choral.plan.schedule import Constant
@@ -109,3 +110,95 @@ def test_weights_come_as_a_third_part_for_datasets_and_in_run_folders(tmp_path):
 def test_wrong_weights_are_refused(weights, said):
     with pytest.raises(InputError, match=said):
         choral.fit(lambda: models.mlp(3, 2), (X, (X[:, 0] > 0).long()), make("single", epochs=1), weights=weights)
+
+
+class Items(torch.utils.data.Dataset):
+    """Items (x, y, weight), or dicts of them."""
+
+    def __init__(self, named=False, rows=None):
+        self.named, self.rows = named, range(24) if rows is None else rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = self.rows[index]
+        x, y, weight = X[row], int(X[row, 0] > 0), float(COUNTS[row])
+        return {"input": x, "label": y, "w": weight} if self.named else (x, y, weight)
+
+
+@pytest.mark.parametrize("kind", ["triples", "dicts", "loader", "tensors", "arrays"])
+def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
+    y = (X[:, 0] > 0).long()
+    recipe = make("single", epochs=2, training=Training(batch_size=8))
+    expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, weights=COUNTS, validation=(X, y, COUNTS))
+    data, options = {
+        "triples": (Items(), {"weights": 2}),
+        "dicts": (Items(named=True), {"weights": "w", "target": "label"}),
+        "loader": (torch.utils.data.DataLoader(Items(), batch_size=8, shuffle=True), {"weights": 2}),
+        "tensors": (TensorDataset(X, y, COUNTS), {"weights": 2}),
+        "arrays": ({"input": X, "label": y, "w": COUNTS}, {"weights": "w", "target": "label"}),
+    }[kind]
+    found = choral.fit(lambda: nn.Linear(3, 2), data, recipe, validation=data, **options)
+    assert torch.equal(found.predict(X if "target" not in options else {"input": X}).probs, expected.predict(X).probs)
+
+
+@pytest.mark.parametrize(
+    ("data", "weights", "said"),
+    [
+        (Items(), None, r"\(x, y, weight\) together with fit\(..., weights=2\)"),
+        (Items(), 1, r"weights=1, but an item of the dataset is a tuple of 3 parts; weights=2 takes items"),
+        (TensorDataset(X, X[:, 0]), 2, r"weights=2, but an item of the dataset is a tuple of 2 parts"),
+        (
+            Items(named=True),
+            "W",
+            r"weights='W' is not among the keys 'input', 'label', 'w' of the data",
+        ),
+        ((X, X[:, 0]), "w", r"weights='w' says which part of an item is its weight, but data is a tuple of 2 parts"),
+        ((X, X[:, 0], COUNTS), COUNTS, "data brings weights as its third part, and weights is given too"),
+        (
+            torch.utils.data.DataLoader(Items(), collate_fn=list),
+            2,
+            "which the DataLoader's collate function would miss",
+        ),
+    ],
+)
+def test_weights_that_items_do_not_have_are_refused(data, weights, said):
+    with pytest.raises(InputError, match=said):
+        choral.fit(lambda: nn.Linear(3, 1), data, "single", weights=weights, target="label" if weights == "W" else None)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
+    y, outputs, likelihood = TASKS[name]
+    rows = [X[ROWS], y[ROWS]]
+    recipe = make("deep_ensemble", members=2, epochs=2)
+    ensemble = choral.fit(lambda: nn.Linear(3, outputs), (X, y), recipe, likelihood=likelihood)
+    repeated, weighted = evaluate(ensemble, *rows), evaluate(ensemble, X, y, weights=COUNTS)
+    assert weighted["weighted"]
+    assert "nll" in weighted["scores"]
+    for key, value in weighted["scores"].items():
+        if "coverage" not in key or name != "counts":  # whose ranks are drawn
+            assert value == pytest.approx(repeated["scores"][key], rel=1e-6), key
+    for one, other in zip(weighted["sizes"], repeated["sizes"]):
+        assert one["nll"] == pytest.approx(other["nll"], rel=1e-6)
+    assert not {"reliability", "coverage", "classes"} & weighted.keys()
+    assert measure(ensemble, X, y, weights=COUNTS)["nll"] == weighted["scores"]["nll"]
+
+
+def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
+    from choral.report import write_report
+
+    y = (X[:, 0] > 0).long()
+    settings = {"epochs": 4, "members": 2, "training": Training(batch_size=8)}
+    data = (X, y, X, y)
+    weighted = choral.compare(
+        lambda: nn.Linear(3, 2), data, ["single", "snapshot"], run_dir=tmp_path, test_weights=COUNTS, **settings
+    )
+    repeated = choral.compare(lambda: nn.Linear(3, 2), (X, y, X[ROWS], y[ROWS]), ["single", "snapshot"], **settings)
+    for one, other in zip(weighted.rows, repeated.rows):
+        assert one["nll"] == pytest.approx(other["nll"], rel=1e-6)
+        assert one["accuracy"] == pytest.approx(other["accuracy"], rel=1e-6)
+    write_report(tmp_path)
+    with pytest.raises(InputError, match="weights has shape"):
+        choral.compare(lambda: nn.Linear(3, 2), data, ["single"], test_weights=COUNTS[:3], **settings)

@@ -27,6 +27,7 @@ from choral.base.errors import InputError
 from choral.data.datasets import DatasetSource, parted
 from choral.data.sampling import Sampling
 from choral.data.tensors import Source, TensorSource, as_inputs, as_targets, as_weights
+from choral.data.weighing import is_key, without_weights
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
 from choral.plan.walk import trainings
@@ -47,16 +48,25 @@ __all__ = [
 _PASSED_ON = ("timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "pin_memory")
 
 
-def source_of(data: Any, target: str | int | None = None) -> Source:
+def source_of(data: Any, target: str | int | None = None, weights: Any = None) -> Source:
     """Return training data as a source.
 
     Args:
         data: see below.
         target: the key of the target where items are dicts.
+        weights: of the points, one number each; or which part of an item is its weight: a key of dicts, or 2 for items (x, y, weight).
 
     Accepts a pair (x, y) of arrays or tensors, or (x, y, weights), a map-style Dataset of (x, y) items, or a DataLoader over one. Several inputs are a
     dict, tuple or list in the place of x; with `target`, data or items are dicts that hold the target too.
     """
+    if is_key(weights):
+        kept, weights = without_weights(data, weights)
+        return source_of(kept, target).weighing(weights)
+    if weights is not None:
+        source = source_of(data, target)
+        if source.weights is not None:
+            raise InputError("data brings weights as its third part, and weights is given too; give one of them.")
+        return source.weighing(weights)
     if isinstance(data, Source):
         return data
     if target is not None and isinstance(data, tuple | list):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from choral.data.sources import Source, check_batches, source_of
+from choral.data.weighing import is_key
 from choral.engine.task import Task, check_runnable, make_task
 from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Rules, Validation, set_apart
@@ -57,9 +58,9 @@ def understood(
         options: further arguments of `make_task`.
     """
     check_runnable(recipe)
-    whole = source_of(data, target)
+    whole = source_of(data, target, weights)
     check_batches(whole, recipe.plan)
-    source, held = set_apart(whole if weights is None else whole.weighing(weights), validation, seed, target)
+    source, held = set_apart(whole, validation, seed, target, weights if is_key(weights) else None)
     task = make_task(build, source, recipe, **options)
     source = source.reading(task.likelihood.read)
     rules = replace(rules, score=task.likelihood.prediction.score)

@@ -73,7 +73,7 @@ def rules_of(validation: Any, stop: EarlyStop | None, keep: str | None, time_lim
 
 
 def set_apart(
-    source: Source, validation: Any, seed: int, target: str | int | None = None
+    source: Source, validation: Any, seed: int, target: str | int | None = None, weights: str | int | None = None
 ) -> tuple[Source, Source | None]:
     """Return the points to train on and those to validate on.
 
@@ -81,7 +81,7 @@ def set_apart(
         source: all points given.
         validation: None, a share of them, or data of its own as `fit` takes it.
         seed: root of every draw.
-        target: the key of the targets where data are dicts.
+        target, weights: the key of the targets, and of the weights, where data are dicts or a Dataset.
     """
     if validation is None:
         return source, None
@@ -91,8 +91,8 @@ def set_apart(
     if isinstance(validation, tuple | list) and len(validation) in (2, 3):
         x, y, *more = validation
         validation = (arranged(x, source.columns), arranged(y, source.columns, "y"), *more)
-        target = None
-    return source, source_of(validation, target)
+        target = weights = None
+    return source, source_of(validation, target, weights)
 
 
 def _part(source: Source, rows: Tensor) -> Source:

@@ -31,7 +31,7 @@ from choral.ensemble.saving import save_file
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
-from choral.predictions import Prediction, means_of
+from choral.predictions import Prediction, scores_of
 from choral.recipes.recipe import Recipe
 
 _PLAIN = Interface()
@@ -246,10 +246,7 @@ class Ensemble:
         self._check_targets(y, outputs)
         prediction = corrections.correct(self._uncorrected(outputs), self.posthoc)
         targets = prediction.targets(y)
-        if weights is None:
-            return prediction.scores(targets)
-        rows = prediction.row_weights(targets, as_weights(weights, len(targets)))
-        return means_of(prediction.row_scores(targets), rows)
+        return scores_of(prediction, targets, None if weights is None else as_weights(weights, len(targets)))
 
     def _check_targets(self, y: Any, outputs: Tensor) -> None:
         """Raise InputError for targets that these outputs (row, batch, ...) cannot be judged by, as `fit` would."""

@@ -86,6 +86,7 @@ def compare(
     listener: Callable[[str], Listener] | None = None,
     ood: Any = None,
     corruptions: Sequence[str] | str = "all",
+    test_weights: Any = None,
     **options: Any,
 ) -> Comparison:
     """Fit several methods with the same budget and return one table.
@@ -108,13 +109,15 @@ def compare(
         listener: gives the event listener of a method by name.
         ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
         corruptions: names of corruptions, 'all' or none; images only.
+        test_weights: what each test row counts in the scores, as `weights` does of training rows.
         options: passed on to `fit`.
     """
     problem = _problem(data)
     options |= {"inputs": inputs}
     spending = spending_of(build, problem, options, equal=equal)
     recipes = recipes_for(methods, epochs=epochs, members=members, training=training, spending=spending)
-    trial = trial_of(problem, ood=arranged(ood, _columns(data)), corruptions=corruptions)
+    strange_rows = arranged(ood, _columns(data))
+    trial = trial_of(problem, weights=test_weights, ood=strange_rows, corruptions=corruptions)
     settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
     settings |= {"equal": equal, "below": below(recipes, len(problem.y_train))}
@@ -226,11 +229,14 @@ def _write_changes(path: Path, content: dict[str, Any]) -> None:
         write_json(path, content, within=path.parent)
 
 
-def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | str = "all") -> Trial:
+def trial_of(
+    problem: Problem, *, weights: Any = None, ood: Any = None, corruptions: Sequence[str] | str = "all"
+) -> Trial:
     """Return what all methods are judged by: the test rows, strange ones, and corrupted ones if they are images.
 
     Args:
         problem: gives the test rows.
+        weights: what each test row counts.
         ood: inputs of another data set; made from the test rows if None.
         corruptions: names of corruptions, 'all' (of images; none of others) or none.
     """
@@ -245,6 +251,7 @@ def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | 
     return make_trial(
         problem.x_test,
         problem.y_test,
+        weights=weights,
         ood=ood,
         ood_name=name,
         corruptions=corruptions,

@@ -17,11 +17,12 @@ from torch import Tensor
 from choral import metrics
 from choral.base.errors import RunError
 from choral.data.frames import arranged
+from choral.data.sources import as_weights
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
 from choral.judging.maps import chains, pca
 from choral.judging.trial import Trial, count_rows, make_trial
-from choral.predictions import Prediction
+from choral.predictions import Prediction, brief_of, scores_of
 
 _SHOWN = 16  # members in matrices, at most
 _BINS = 20
@@ -37,7 +38,7 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
         x: test inputs.
         y: their labels or targets.
         batch_size: points evaluated at once.
-        options: ood, corruptions, severities, ... as in `make_trial`.
+        options: weights, ood, corruptions, severities, ... as in `make_trial`.
     """
     options |= {"ood": ensemble.arranged(options["ood"])} if "ood" in options else {}
     y = arranged(y, ensemble.interface.columns, "y")
@@ -49,22 +50,23 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
 
     Keys: task, rows, members, scores, cost, reliability or coverage and intervals, sizes (measures with members added
     one by one, all draws of a stochastic member at once), diversity (between members, draws averaged), map, and with a second set or corruptions: histograms, ood, corruptions.
+    With weights of the rows, scores are the means by weight; what is no mean over rows, curves of calibration among them, is left out.
     """
     prediction, seconds = _timed(ensemble, trial.x, batch_size)
-    targets = prediction.targets(trial.y)
+    targets, weights = prediction.targets(trial.y), _tensor(trial.weights)
     measure, matrix = _first(prediction, _SHOWN).likeness(targets)
     found: dict[str, Any] = {
         "task": ensemble.task,
         "rows": count_rows(trial.x),
         "members": len(prediction.rows_by_member()),
-        "scores": prediction.scores(targets),
+        "scores": scores_of(prediction, targets, weights),
         "score": prediction.score,
         "shown": list(prediction.shown),
         "cost": _cost(ensemble, seconds),
-        "sizes": _sizes(prediction, targets),
+        "sizes": _sizes(prediction, targets, weights),
         "map": {"chains": chains(ensemble), **pca({"members": sketch(prediction)})},
         "diversity": {"measure": measure, "matrix": plain(matrix)},
-        **plain(prediction.details(targets)),
+        **({"weighted": True} if weights is not None else plain(prediction.details(targets))),
     }
     if trial.corrupted:
         found["corruptions"] = _corruptions(ensemble, trial, batch_size)
@@ -86,11 +88,13 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Prediction, flo
     return prediction, min(seconds)
 
 
-def measure(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024) -> dict[str, Any]:
-    """Return every scalar measure of an ensemble on labelled data, with what it cost to make, as one flat row."""
+def measure(ensemble: Ensemble, x: Any, y: Any, *, weights: Any = None, batch_size: int = 1024) -> dict[str, Any]:
+    """Return every scalar measure of an ensemble on labelled data, with what it cost to make, as one flat row; `weights` as in `fit`."""
     prediction, seconds = _timed(ensemble, x, batch_size)
     y = arranged(y, ensemble.interface.columns, "y")
-    return _row(ensemble, prediction.scores(prediction.targets(y)), _cost(ensemble, seconds))
+    targets = prediction.targets(y)
+    rows = None if weights is None else as_weights(weights, len(targets))
+    return _row(ensemble, scores_of(prediction, targets, rows), _cost(ensemble, seconds))
 
 
 def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
@@ -198,20 +202,24 @@ def _first(prediction: Prediction, count: int) -> Prediction:
     return prediction.of_rows([row for own in prediction.rows_by_member()[:count] for row in own])
 
 
-def _sizes(prediction: Prediction, targets: Tensor) -> list[dict[str, float]]:
+def _tensor(weights: np.ndarray | None) -> Tensor | None:
+    return None if weights is None else torch.from_numpy(weights)
+
+
+def _sizes(prediction: Prediction, targets: Tensor, weights: Tensor | None) -> list[dict[str, float]]:
     members = len(prediction.rows_by_member())
     counts = sorted({round(c) for c in np.geomspace(1, members, 24)} | set(range(1, min(members, 24) + 1)))
-    return [{"members": count, **_first(prediction, count).brief(targets)} for count in counts]
+    return [{"members": count, **brief_of(_first(prediction, count), targets, weights)} for count in counts]
 
 
 def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str, Any]:
     assert trial.corrupted_y is not None
-    count = len(trial.corrupted_y)
+    count, weights = len(trial.corrupted_y), _tensor(trial.corrupted_weights)
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():
         joint = ensemble.predict(np.concatenate(severities), batch_size=batch_size)
         parts = [joint.of_points(slice(i * count, (i + 1) * count)) for i in range(len(severities))]
-        table[name] = [part.brief(part.targets(trial.corrupted_y)) for part in parts]
+        table[name] = [brief_of(part, part.targets(trial.corrupted_y), weights) for part in parts]
     names = next(iter(table.values()))[0]
     levels = [
         {"severity": s} | {n: sum(rows[i][n] for rows in table.values()) / len(table) for n in names}

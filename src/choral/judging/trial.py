@@ -14,7 +14,7 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
 from choral.data.images import from_images, to_images
-from choral.data.sources import as_inputs
+from choral.data.sources import as_inputs, as_weights
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -30,6 +30,8 @@ class Trial:
         corrupted: corruption -> inputs at each severity, all of the rows `corrupted_y` labels.
         corrupted_y: labels of corrupted rows.
         severities: the severities.
+        weights: what each test row counts (row,), float64; None counts all alike.
+        corrupted_weights: the same of corrupted rows.
     """
 
     x: Any
@@ -39,6 +41,8 @@ class Trial:
     corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
     corrupted_y: np.ndarray | None = None
     severities: tuple[int, ...] = SEVERITIES
+    weights: np.ndarray | None = None
+    corrupted_weights: np.ndarray | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -49,6 +53,7 @@ class Trial:
             self.y,
             *_leaves(self.ood),
             self.corrupted_y,
+            self.weights,
             *(x for each in self.corrupted.values() for x in each),
         ):
             if rows is not None:
@@ -60,6 +65,7 @@ def make_trial(
     x: Any,
     y: Any,
     *,
+    weights: Any = None,
     ood: Any = None,
     ood_name: str = "a second data set",
     corruptions: Sequence[str] | str = (),
@@ -73,6 +79,7 @@ def make_trial(
     Args:
         x: test inputs as given to predict.
         y: their labels or targets.
+        weights: what each test row counts, as in `fit`; all alike if None.
         ood: inputs of another data set.
         ood_name: what to call them.
         corruptions: names of `choral.corruptions`, or 'all' for the fifteen common ones; images only (bytes, or numbers from 0 to 1).
@@ -84,11 +91,12 @@ def make_trial(
     x, y, ood = rows_of(x), np.asarray(y), None if ood is None else rows_of(ood)
     if count_rows(x) != len(y) or not len(y):
         raise InputError(f"x has {count_rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
+    rows = None if weights is None else as_weights(weights, len(y)).numpy()
     names = _names(corruptions)
     if names and not isinstance(x, np.ndarray):
         raise InputError(f"corruptions are for images in one array, but x is {batches.in_words(x)}; leave them out.")
     if not names:
-        return Trial(x, y, ood, ood_name)
+        return Trial(x, y, ood, ood_name, weights=rows)
     from choral.corruptions import corrupt
 
     keep = np.sort(np.random.default_rng(seed).permutation(len(x))[:corrupted_rows])
@@ -96,7 +104,8 @@ def make_trial(
     corrupted = {
         name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities] for name in names
     }
-    return Trial(x, y, ood, ood_name, corrupted, y[keep], tuple(severities))
+    kept = None if rows is None else rows[keep]
+    return Trial(x, y, ood, ood_name, corrupted, y[keep], tuple(severities), rows, kept)
 
 
 def rows_of(x: Any) -> Any:

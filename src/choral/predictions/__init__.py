@@ -1,6 +1,6 @@
 """Predictions: what an ensemble says about some points, how sure it is, and how well it did."""
 
-from choral.predictions.base import Prediction, means_of
+from choral.predictions.base import Prediction, brief_of, means_of, scores_of
 from choral.predictions.classification import Classification
 from choral.predictions.labels import MultiLabel
 from choral.predictions.mixture import Counts, Mixture
@@ -19,5 +19,7 @@ __all__ = [
     "Prediction",
     "QuantileRegression",
     "Regression",
+    "brief_of",
     "means_of",
+    "scores_of",
 ]

@@ -230,6 +230,22 @@ class Prediction(ABC):
             raise InputError(f"there are {len(self.weights)} weights for {len(self)} members; give one for each.")
 
 
+def scores_of(prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+    """Return every measure; with weights of the points (batch,), those that are means over points, each point by its weight."""
+    if weights is None:
+        return prediction.scores(targets)
+    return means_of(prediction.row_scores(targets), prediction.row_weights(targets, weights))
+
+
+def brief_of(prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+    """Return the few measures that are followed, by weights of the points (batch,) if there are any."""
+    plain = prediction.brief(targets)
+    if weights is None:
+        return plain
+    weighted = scores_of(prediction, targets, weights)
+    return {name: weighted[name] for name in plain if name in weighted}
+
+
 def means_of(rows: dict[str, Tensor], weights: Tensor | None = None) -> dict[str, float]:
     """Return measures from those of points: their means, by weight; the root of 'mse' as 'rmse'.
 
