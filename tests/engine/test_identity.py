@@ -353,3 +353,27 @@ def test_an_ensemble_in_hand_says_that_its_folder_was_changed(tmp_path, how):
     with pytest.raises(RunError, match=r"extended or overwritten since.*choral\.load\("):
         list(held)
     assert len(list(choral.load(tmp_path, build=Own))) == (3 if how == "extend" else 1)
+
+
+def test_overwrite_keeps_tensors_of_others_under_the_names_of_members(tmp_path):
+    from safetensors.torch import save_file
+
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
+    members, held = tmp_path / "members", (tmp_path / "members" / "00000.safetensors").read_bytes()
+    save_file({"mine": torch.ones(3)}, members / "00007.safetensors")
+    for planned in (True, False):
+        with pytest.raises(RunError, match=r"00007\.safetensors is no member that a run of choral wrote.*move it away"):
+            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+        assert (members / "00000.safetensors").read_bytes() == held
+        if planned:
+            (tmp_path / "plan.json").unlink()
+    (members / "00007.safetensors").unlink()
+    (members / "00000 (copy).safetensors").write_bytes(held)
+    (members / "00003.safetensors").write_bytes(held[:40])  # cut short, and no plan to say whose it was
+    with pytest.raises(RunError, match=r"00003\.safetensors is no member"):
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+    (members / "00003.safetensors").unlink()
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+    (members / "00000.safetensors").write_bytes(held[:40])  # now there is one
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=2, overwrite=True)
+    assert (members / "00000 (copy).safetensors").read_bytes() == held

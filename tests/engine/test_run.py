@@ -450,3 +450,25 @@ def test_an_unfinished_run_of_an_earlier_version_is_refused_with_a_sentence(tmp_
     (tmp_path / "manifest-0.json").write_text(json.dumps(outer))
     with pytest.raises(RunError, match=r"written by an earlier choral.*give another run_dir"):
         Checkpoints(tmp_path).latest()
+
+
+class Fussy(nn.Module):
+    """Fails under vmap with an error that torch itself would not raise."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if torch._C._functorch.is_functorch_wrapped_tensor(self.layer.weight):
+            raise TypeError("no stacks here")
+        return self.layer(x)
+
+
+def test_whatever_keeps_networks_from_being_stacked_trains_them_one_by_one_or_is_said():
+    x, y = torch.randn(16, 4), torch.arange(16) % 2
+    recipe = make("deep_ensemble", epochs=2, members=2)
+    one, auto = (fit(Fussy, (x, y), recipe, executor=e) for e in ("sequential", "auto"))
+    assert torch.equal(one.outputs(x), auto.outputs(x))
+    with pytest.raises(InputError, match="stops with 'no stacks here'; use executor='sequential'"):
+        fit(Fussy, (x, y), recipe, executor="vectorised")

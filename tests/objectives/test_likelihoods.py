@@ -76,3 +76,22 @@ def test_the_likelihood_follows_the_type_of_the_targets():
     assert infer(torch.zeros(4, 3), 6) == LearnedGaussian()
     with pytest.raises(InputError, match="5 outputs for 1 real target"):
         infer(torch.tensor([0.5]), 5)
+
+
+@pytest.mark.parametrize(
+    ("y", "outputs", "likelihood", "said"),
+    [
+        (torch.full((12,), 1), 2, None, "the label of every training point is 1"),
+        (torch.zeros(12, 1), 1, "bernoulli", "the label of every training point is 0"),
+        (torch.full((12,), 2), 3, "ordinal", "the label of every training point is 2"),
+        (torch.tensor([[1.0, 0.0]]).repeat(12, 1), 2, "bernoulli", "every row of y is the same"),
+    ],
+)
+def test_labels_of_one_class_alone_are_said_at_fit(y, outputs, likelihood, said):
+    import choral
+
+    with pytest.warns(UserWarning, match=said):
+        choral.fit(lambda: torch.nn.Linear(3, outputs), (torch.randn(12, 3), y), "single", likelihood=likelihood)
+    known = choral.objectives.Categorical()
+    assert known.doubt(torch.tensor([0, 1, 0])) == known.doubt(torch.tensor([1])) == ""
+    assert choral.objectives.Categorical(ignore=255, axis=1).doubt(torch.tensor([[255, 1], [1, 255]]))

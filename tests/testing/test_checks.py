@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import nn
 
 from choral.objectives import Objective
-from choral.plan import SGD, Collect, Operator, Reset, Train, fork, seq
+from choral.plan import SGD, Adam, Collect, Operator, Reset, Train, fork, seq
 from choral.plan.schedule import Constant
 from choral.recipes.recipe import Recipe
 from choral.testing import CHECKS, check_recipe
@@ -73,3 +74,26 @@ def test_a_plan_that_cannot_run_fails_with_its_reason():
 def test_an_objective_is_part_of_what_is_checked():
     recipe = replace(shaken_by(KeyedShake()), objective=Objective())
     CHECKS["is_sound"](recipe, PROBLEMS["images"])
+
+
+def test_rounding_that_adam_blows_up_is_no_difference_between_executors():
+    def build():
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+    trial = replace(PROBLEMS["classification"], build=build)
+    train = Train(epochs=12, batch_size=16, schedule=Constant(0.03), optimiser=Adam())
+    executors_agree = CHECKS["executors_agree"]
+    executors_agree(Recipe(name="biased", plan=fork(2, Reset(), train, Collect())), trial)
+
+
+def test_a_difference_that_double_precision_keeps_is_one(monkeypatch):
+    from choral.engine.trainers import StackedTrainer
+
+    right = StackedTrainer.states
+    monkeypatch.setattr(
+        StackedTrainer,
+        "states",
+        lambda self: [s.having(params={n: p * 1.01 for n, p in s.params.items()}) for s in right(self)],
+    )
+    with pytest.raises(Nonconforming, match="differs between executors"):
+        CHECKS["executors_agree"](shaken_by(KeyedShake()), PROBLEMS["classification"])

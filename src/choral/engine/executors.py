@@ -21,7 +21,7 @@ from choral.engine.points import for_members
 from choral.engine.run import WIDEST
 from choral.engine.task import Task
 from choral.engine.threads import Threads, operations
-from choral.engine.trainers import PlainTrainer, StackedTrainer, Trainer
+from choral.engine.trainers import UNMAPPED, PlainTrainer, StackedTrainer, Trainer
 from choral.plan.cost import batches_in, cost
 from choral.plan.phases import Fork, Phase, Train
 from choral.plan.state import State
@@ -121,7 +121,7 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
             _time(StackedTrainer, task, source, found[0], [state] * 2, order, steps=1)
         except ChoralError:
             raise
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        except UNMAPPED as error:
             said = str(error).strip().splitlines()[0]
             raise InputError(
                 f"executor='vectorised' cannot train this network: in {modules[-1] if modules else 'its loss'}, torch.func.vmap stops "
@@ -193,7 +193,7 @@ def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[st
         return measured
     try:
         measured["vectorised"] = stacked()
-    except (RuntimeError, NotImplementedError, ValueError):
+    except UNMAPPED:
         return measured  # some networks cannot be mapped (recurrent ones, for example): they are trained one by one
     for _ in range(_AGAIN):
         if max(measured.values()) >= _CLOSE * min(measured.values()):

@@ -230,6 +230,19 @@ def _sealed(data: bytes, start: int) -> str:
     return state.hexdigest()
 
 
+def is_written(path: Path) -> bool | None:
+    """Return whether choral wrote a file of tensors, by its header; None if it has none that can be read."""
+    try:
+        with path.open("rb") as handle:
+            (size,) = struct.unpack("<Q", handle.read(8))
+            header = json.loads(handle.read(size)) if size <= path.stat().st_size else None
+    except (OSError, ValueError, struct.error, RecursionError):
+        return None
+    if not isinstance(header, dict):
+        return None
+    return isinstance(meta := header.get("__metadata__"), dict) and "choral" in meta
+
+
 def unpack_tensors(data: bytes, name: str, *, quiet: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and header of a safetensors file; refuses damaged ones and anything else, above all pickle.
 

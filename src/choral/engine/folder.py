@@ -138,6 +138,12 @@ def check_ours(folder: Path, *, overwrite: bool = False) -> None:
                 f"{folder} holds {name}, which no run of choral wrote and this one would replace; move it away, or use another run_dir "
                 "(--out)."
             )
+    strange = MemberStore(folder / "members").strange(planned=planned) if overwrite else None
+    if strange is not None:
+        raise RunError(
+            f"{strange} is no member that a run of choral wrote, and overwriting would replace it; move it away, or use another run_dir "
+            "(--out)."
+        )
 
 
 def _is_ours(path: Path) -> bool:

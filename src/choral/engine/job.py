@@ -1,11 +1,12 @@
 """Job: all that a run needs, understood and checked before anything is trained."""
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
-from choral.engine.task import Task, check_runnable, make_task
+from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Rules, Validation, set_apart
 from choral.recipes.recipe import Recipe
@@ -62,9 +63,18 @@ def understood(
     check_batches(whole, recipe.plan)
     source, held = set_apart(whole, validation, seed, target, weights if is_key(weights) else None)
     task = make_task(build, source, recipe, **options)
+    _say_doubt(task, source)
     source = source.reading(task.likelihood.read)
     rules = replace(rules, score=task.likelihood.prediction.score)
     say_what_is_lost(build, recipe)
     task = replace(task, remembers=try_training(task, source, recipe.plan))
     watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)
     return Job(recipe, task, source, watch, rules, rules.identity(validation, held))
+
+
+def _say_doubt(task: Task, source: Source) -> None:
+    """Warn of training targets that are legal but doubtful."""
+    known = source.targets()
+    doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
+    if doubt:
+        warnings.warn(f"y: {doubt}", stacklevel=4)

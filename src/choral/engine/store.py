@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from choral.base.errors import RunError
 from choral.engine.events import Listener
-from choral.engine.files import is_sealed, open_kept, pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import is_sealed, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
 from choral.engine.schema import expect
 from choral.plan.sparse import MASK
 from choral.plan.state import State
 
 FORM = {"axes": {str: {str: [int]}}, "attributes": {str: {str: int}}}
+_NAME = re.compile(r"\d{5,}\.safetensors")
 _ADVICE = "run the same command again to train it anew"
 
 
@@ -104,13 +106,20 @@ class MemberStore:
         """Return whether the folder holds member files of any number."""
         return any(self._files())
 
+    def strange(self, *, planned: bool) -> Path | None:
+        """Return a file under a member's name that no run wrote; a damaged one is a run's if there is a plan."""
+        held = ((path, is_written(path)) for path in self._files())
+        return next((path for path, ours in held if ours is False or (ours is None and not planned)), None)
+
     def clear(self) -> None:
-        """Remove all member files."""
+        """Remove all member files that a run wrote, damaged ones too; copies under other names stay."""
         for path in list(self._files()):
-            path.unlink(missing_ok=True)
+            if is_written(path) is not False:
+                path.unlink(missing_ok=True)
 
     def _files(self) -> Iterator[Path]:
-        return iter(()) if self.folder is None else self.folder.glob("[0-9][0-9][0-9][0-9][0-9]*.safetensors")
+        found = () if self.folder is None else self.folder.glob("*.safetensors")
+        return (path for path in found if _NAME.fullmatch(path.name))
 
 
 def file_name(number: int) -> str:

@@ -31,6 +31,8 @@ from choral.plan.phases import Train
 from choral.plan.state import State
 
 _RECORDED_FROM = 100  # steps of a phase that repay recording them
+UNMAPPED = (RuntimeError, NotImplementedError, ValueError, TypeError)
+"""What torch.func stops with, or code of the user's under it, where networks cannot be trained stacked."""
 
 
 class Trainer(ABC):
@@ -308,7 +310,7 @@ class StackedTrainer(Trainer):
             example = [p.detach() for p in self.trained.values()]
             try:
                 graph = record(flat, [*example, *self._constant_inputs(points), *own, y, *batches.leaves(x)])
-            except (RuntimeError, NotImplementedError, ValueError, TypeError):
+            except UNMAPPED:
                 self._recordable = False
                 return None
             if self._drew:

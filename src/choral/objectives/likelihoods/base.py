@@ -68,6 +68,10 @@ class Likelihood(Value, ABC):
             outputs: shape of the network's outputs for one point.
         """
 
+    def doubt(self, targets: Tensor) -> str:
+        """Return what is legal but doubtful about training targets (point, ...), in words; empty for nothing."""
+        return ""
+
     def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Raise InputError for targets that predictions cannot be judged by; the same as `check` if they need not vary either."""
         self.check(targets, outputs)

@@ -174,11 +174,25 @@ class Categorical(Likelihood):
         dense = {} if self.axis is None else {"classes": f"on axis {self.axis} of the outputs"}
         return super().understood() | dense | ({} if self.ignore is None else {"ignored label": str(self.ignore)})
 
+    def doubt(self, targets: Tensor) -> str:
+        """Say that there is one class alone."""
+        return _alone(self.read(targets), self.ignore)
+
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return class probabilities."""
         axis = -1 if self.axis is None else self.axis
         kept = {"axis": axis, "ignore": self.ignore, "unseen": self.unseen}
         return Classification(outputs, about.combine, about.names, learners=about.learners, **kept)  # type: ignore[arg-type]  # of the types of the fields
+
+
+def _alone(labels: Tensor, ignore: int | None = None) -> str:
+    """Return a sentence if all labels (point, ...) are the same, else nothing."""
+    held = labels if ignore is None else labels[labels != ignore]
+    held = held[:, 0] if held.dim() == 2 and held.shape[1] == 1 else held
+    if len(labels) < 2 or not held.numel() or not bool((held == held[:1]).all()):
+        return ""
+    what = f"the label of every training point is {int(held[0])}" if held.dim() < 2 else "every row of y is the same"
+    return f"{what}, so there is nothing to tell apart and members learn to say that; check which column y is."
 
 
 def is_whole(targets: Tensor) -> bool:
@@ -240,6 +254,10 @@ class Bernoulli(Likelihood):
             )
         check_real(targets, outputs, each=1, what="a Bernoulli likelihood")
 
+    def doubt(self, targets: Tensor) -> str:
+        """Say that there is one class alone."""
+        return _alone(targets)
+
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return the probability of each label."""
         return MultiLabel(columns(outputs), about.names, learners=about.learners)
@@ -291,6 +309,10 @@ class Ordinal(Likelihood):
                 f"(batch, ...) = {tuple(targets.shape[1:])} from {float(targets.min()):g} to {float(targets.max()):g} and the "
                 f"outputs are {outputs}."
             )
+
+    def doubt(self, targets: Tensor) -> str:
+        """Say that there is one class alone."""
+        return _alone(self.read(targets))
 
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return class probabilities, the logits being their logarithms."""
