@@ -21,6 +21,7 @@ from choral.objectives.likelihoods import (
     StudentT,
     TargetScale,
 )
+from choral.predictions import Counts, MultiLabel
 
 G = torch.Generator().manual_seed(1)
 SCALE = TargetScale(mean=(10.0,), std=(5.0,))
@@ -203,3 +204,20 @@ def test_every_kind_gives_what_whoever_judges_it_asks_for(likelihood, width, y):
     assert all(v.shape[:1] == (4,) for v in p.row_scores(targets).values())
     weighed = p.weighed((1.0, 0.0, 0.0))
     assert torch.allclose(weighed.mean.double(), p.of_rows([0]).mean.double())
+
+
+def test_scores_are_counted_as_docs_tasks_says():
+    draw = torch.Generator().manual_seed(0)
+    logits, truth = torch.randn(3, 7, 4, generator=draw), (torch.rand(7, 4, generator=draw) > 0.5).double()
+    each = torch.where(truth > 0.5, logits.sigmoid(), 1 - logits.sigmoid()).double()
+    by_hand = -each.prod(2).mean(0).log().mean() / 4
+    assert MultiLabel(logits).scores(truth)["nll"] == pytest.approx(float(by_hand), rel=1e-5)
+    rates = torch.full((1, 4000, 1), 1.2)
+    counts = Counts(rates.log(), lambda outputs: torch.distributions.Poisson(outputs.exp(), validate_args=False))
+    y = torch.poisson(rates[0], generator=draw).double()
+    low, high = counts.interval(0.9)
+    inside = float(((low <= y) & (y <= high)).double().mean())
+    scores = counts.scores(y)
+    assert scores["coverage_90"] == pytest.approx(0.9, abs=0.015)
+    assert inside > 0.92
+    assert scores["coverage_90"] == counts.scores(y)["coverage_90"]
