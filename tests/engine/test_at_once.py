@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from choral.engine.executors import Executor
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
-from choral.plan import SGD
+from choral.plan import SGD, EarlyStop
 from choral.recipes import make
 from choral.recipes.training import Training
 
@@ -130,3 +130,22 @@ def test_a_fit_leaves_the_draws_of_the_program_around_it_alone() -> None:
     _, found = at_once([partial(trained, "mc_dropout"), lambda: [torch.rand(3) for _ in range(200)]])
     assert all(torch.equal(a, b) for a, b in zip(wanted, found))
     assert torch.equal(torch.rand(3), (torch.manual_seed(3), [torch.rand(3) for _ in range(201)])[1][-1])
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("by", ["member", "ensemble"])
+def test_two_threads_fit_with_validation_what_one_fits(executor: Executor, by: Any, tmp_path) -> None:
+    stop = EarlyStop(patience=2, by=by)
+
+    def fitted(seed: int, folder=None) -> Ensemble:
+        recipe = make("deep_ensemble", epochs=24, members=3, training=TRAINING)
+        options: dict[str, Any] = {"executor": executor, "validation": 0.25, "stop": stop, "run_dir": folder}
+        return fit(pictures, (X, Y), recipe, seed=seed, **options)
+
+    alone = [fitted(seed) for seed in (0, 1)]
+    found = at_once([partial(fitted, seed, tmp_path / str(seed)) for seed in (0, 1)])
+    for one, other in zip(alone, found):
+        assert one.info["stopped"] == other.info["stopped"] != []
+        for a, b in zip(one.states(), other.states()):
+            assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+            assert all(torch.equal(a.buffers[n], b.buffers[n]) for n in a.buffers)

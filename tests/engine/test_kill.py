@@ -1,5 +1,6 @@
 """A process killed without warning, again and again, still ends with the same bytes."""
 
+import json
 import os
 import random
 import subprocess
@@ -52,3 +53,24 @@ def test_members_after_kills_equal_those_of_an_unbroken_run(method, optimiser, e
             break
     assert kills
     assert members(tmp_path / "killed") == members(tmp_path / "whole")
+
+
+@pytest.fixture(scope="module")
+def often(tmp_path_factory):
+    """What came of runs with early stopping that were killed at many moments."""
+    call = [sys.executable, str(SCRIPT.with_name("killed_often.py")), str(tmp_path_factory.mktemp("often"))]
+    done = subprocess.run(call, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "setting", ["sequential member", "sequential ensemble", "vectorised member", "vectorised ensemble"]
+)
+def test_early_stopping_survives_kills_at_many_moments(setting, often):
+    found = often[setting]
+    assert found["kills"] >= 5
+    assert found["members"] == len(found["stopped_after"]) == 4
+    assert (len(set(found["stopped_after"])) > 1) == setting.endswith("member")
+    assert found["while_some_had_stopped"] == setting.endswith("member")
+    assert found["same"]
