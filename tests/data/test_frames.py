@@ -93,7 +93,7 @@ def test_validation_data_may_be_dicts_as_the_data():
     choral.fit(Named, data, choral.recipes.single(epochs=1), target="label", validation=data)
 
 
-def test_a_raw_frame_is_no_input_of_networks_that_read_a_table():
+def test_networks_that_read_a_table_read_a_frame_as_one():
     from choral.data.tables import learn_table
 
     frame = FRAME.assign(price=FRAME["age"] * 2.5)
@@ -102,5 +102,8 @@ def test_a_raw_frame_is_no_input_of_networks_that_read_a_table():
     fitted = choral.fit(
         lambda: nn.Linear(x.shape[1], 1), (x, table.targets(frame)), choral.recipes.single(epochs=1), table=table
     )
-    with pytest.raises(InputError, match=r"ensemble\.table\.inputs\(frame\)"):
-        fitted.predict(FRAME)
+    expected = fitted.predict(x).mean
+    assert torch.equal(fitted.predict(OTHER).mean, expected)  # read as the table, not as raw numbers
+    price = pd.Series(frame["price"])
+    for scores in (evaluate(fitted, OTHER, price), evaluate(fitted, x, table.targets(frame))):
+        assert scores["scores"]["rmse"] == pytest.approx(fitted.evaluate(frame)["rmse"])

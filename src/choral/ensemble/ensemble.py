@@ -131,7 +131,7 @@ class Ensemble:
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
-        x = self._of_frame(x)
+        x = self.arranged(x)
         parts = inputs_of(x)
         if len(parts) > 1 or parts[0] is not x:
             options: dict[str, Any] = {"batch_size": batch_size, "device": device, "precision": precision}
@@ -169,18 +169,23 @@ class Ensemble:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
         if self._floats is None:
             self._floats = self._blueprint.floats
-        ready = as_inputs(self.arranged(x), self._floats)
+        ready = as_inputs(x, self._floats)
         self.interface.check(ready)
         return ready
 
     def arranged(self, x: Any) -> Any:
-        """Return inputs with the columns of data frames in the order they were fitted in; raises InputError for other columns."""
-        if self.table is not None and self.table.columns and names_of(x):
+        """Return inputs as the networks were fitted on them: a table's rows as numbers, columns of other data frames in their order."""
+        ready = self._of_frame(x)
+        if self.table is not None and self.table.columns and names_of(ready):
             raise InputError(
-                "x is a data frame, but the networks read a table's columns as numbers in units of training; give "
-                "ensemble.table.inputs(frame), or predict its file at the shell."
+                f"x is a {type(x).__name__}, and the networks read a table as pandas has it; give a pandas data frame, or "
+                "ensemble.table.inputs(frame)."
             )
-        return arranged(x, self.interface.columns)
+        return arranged(ready, self.interface.columns)
+
+    def arranged_targets(self, x: Any, y: Any) -> Any:
+        """Return targets in the order of those fitted on; those of a table's data frame x may be in it."""
+        return arranged(self._targets_of(x, y), self.interface.columns, "y")
 
     def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
         recipe, where = self.recipe, usable(device)
@@ -240,9 +245,8 @@ class Ensemble:
             weights: what each row counts, as in `fit`; scores that are no means over rows are then left out.
             options: further arguments of predict.
         """
-        y = self._targets_of(x, y)
+        y = self.arranged_targets(x, y)
         outputs = self.outputs(x, **options)
-        y = arranged(y, self.interface.columns, "y")
         self._check_targets(y, outputs)
         prediction = corrections.correct(self._uncorrected(outputs), self.posthoc)
         targets = prediction.targets(y)
@@ -278,9 +282,8 @@ class Ensemble:
             options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
                 stacking=True, level=0.9.
         """
-        y = self._targets_of(x, y)
+        y = self.arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
-        y = arranged(y, self.interface.columns, "y")
         self._check_targets(y, outputs)
         return self.with_posthoc(*corrections.fit_corrections(self._uncorrected(outputs), y, **options))
 

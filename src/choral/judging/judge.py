@@ -16,7 +16,6 @@ from torch import Tensor
 
 from choral import metrics
 from choral.base.errors import RunError
-from choral.data.frames import arranged
 from choral.data.sources import as_weights
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
@@ -41,7 +40,7 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
         options: weights, ood, corruptions, severities, ... as in `make_trial`.
     """
     options |= {"ood": ensemble.arranged(options["ood"])} if "ood" in options else {}
-    y = arranged(y, ensemble.interface.columns, "y")
+    y = ensemble.arranged_targets(x, y)
     return judge(ensemble, make_trial(ensemble.arranged(x), y, **options), batch_size=batch_size)
 
 
@@ -91,7 +90,7 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Prediction, flo
 def measure(ensemble: Ensemble, x: Any, y: Any, *, weights: Any = None, batch_size: int = 1024) -> dict[str, Any]:
     """Return every scalar measure of an ensemble on labelled data, with what it cost to make, as one flat row; `weights` as in `fit`."""
     prediction, seconds = _timed(ensemble, x, batch_size)
-    y = arranged(y, ensemble.interface.columns, "y")
+    y = ensemble.arranged_targets(x, y)
     targets = prediction.targets(y)
     rows = None if weights is None else as_weights(weights, len(targets))
     return _row(ensemble, scores_of(prediction, targets, rows), _cost(ensemble, seconds))
