@@ -72,7 +72,7 @@ RULES = {
     "epochs": Rule(lambda value: is_whole(value, 0), "a whole number of 0 or more"),
     "members": _or_none(_COUNT),
     "executor": _one_of("auto", "sequential", "vectorised"),
-    "precision": _one_of("fp32", "bf16", "fp16"),
+    "precision": _one_of("fp32", "bf16", "fp16", "fp64"),
     "checkpoint_seconds": Rule(lambda value: is_number(value, 0), "a number of seconds, 0 or more"),
     "time_limit": _or_none(Rule(lambda value: is_number(value, 0), "a number of seconds, 0 or more")),
     "listener": _or_none(Rule(_can_hear, "a function of an event, or a list of such functions")),

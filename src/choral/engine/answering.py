@@ -34,10 +34,17 @@ _UNMAPPABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what
 
 
 class Evaluation:
-    """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it."""
+    """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it.
 
-    def __init__(self, task: Task, store: States, count: int):
-        self._task, self._store, self._count = task, store, count
+    Args:
+        task: structure, transforms, device, precision.
+        store: where the states are.
+        count: how many there are.
+        plain: run networks one by one, in the type the task's networks have, whatever that of the states is.
+    """
+
+    def __init__(self, task: Task, store: States, count: int, *, plain: bool = False):
+        self._task, self._store, self._count, self._plain = task, store, count, plain
         self._settling = threading.Lock()
         self._settled: list[Evaluator] | None = None
         self._threads = Threads()
@@ -104,7 +111,7 @@ class Evaluation:
         task = self._task
         plain = PlainEvaluator(task, self._store, numbers, keep=keep)
         plain.look(few)
-        found = self._suiting(plain, few)
+        found = plain if self._plain else self._suiting(plain, few)
         found.operations = plain.operations
         return found
 

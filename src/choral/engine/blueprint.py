@@ -93,6 +93,7 @@ class Blueprint:
         device: where networks live.
         images: whether inputs are images, which convolutions read with channels last.
         interface: how the plain network is called, and which of its outputs counts.
+        floats: the type that joint networks are brought to; None leaves them as they are built.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Blueprint:
         device: torch.device,
         images: bool,
         interface: Interface = _PLAIN,
+        floats: torch.dtype | None = None,
     ):
         self._builds = tuple(build) if isinstance(build, tuple | list) else (build,)
         build = self._builds[0] if self._builds else build
@@ -112,6 +114,7 @@ class Blueprint:
         self.device = device
         self.images = images
         self.interface = interface
+        self._floats = floats
         with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
             self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
         self._build = build
@@ -185,7 +188,7 @@ class Blueprint:
         return floats_of(self.network())
 
     def _settle(self, network: nn.Module) -> nn.Module:
-        network = copy.deepcopy(network).to(self.device)
+        network = copy.deepcopy(network).to(self.device, self._floats)
         if self.images:
             network = channels_last(network)
             pointwise.guard(network)
@@ -212,8 +215,8 @@ class Blueprint:
                 f"a member is of network {number}, but build makes {len(self._builds)} kind(s); give as many factories, in the same order."
             )
         build = self._builds[number]
-        twin = Blueprint(build, self.structure, device=self.device, images=self.images, interface=self.interface)
-        return twin.network()
+        options: dict[str, Any] = {"device": self.device, "images": self.images, "interface": self.interface}
+        return Blueprint(build, self.structure, **options, floats=self._floats).network()
 
     def load(self, state: State) -> nn.Module:
         """Return the shared network of the state's form, holding the state's values."""

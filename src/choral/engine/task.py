@@ -139,7 +139,9 @@ def make_task(
         source: training data; its targets decide what is left open of the likelihood.
     """
     if precision not in ("fp32", *_HALF):
-        raise InputError(f"precision is {precision!r}; give 'fp32', 'bf16' or 'fp16'.")
+        raise InputError(
+            f"precision is {precision!r}; networks are trained in 'fp32', 'bf16' or 'fp16', and in double if build returns them so."
+        )
     place = usable(device)
     seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place)
     x, _ = source.example()

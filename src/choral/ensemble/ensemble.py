@@ -35,6 +35,7 @@ from choral.predictions import Prediction, scores_of
 from choral.recipes.recipe import Recipe
 
 _PLAIN = Interface()
+_PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": None, "fp16": None, "fp64": torch.float64}  # what networks become
 
 
 class Ensemble:
@@ -141,7 +142,7 @@ class Ensemble:
                     "the batches of x give outputs of different shapes, which do not make one prediction; predict them one by one."
                 )
             return torch.cat(each, 1)
-        ready = self._read(x)
+        ready = self._read(x, precision)
         images = any(t.dim() == 4 for t in batches.leaves(ready))
         place = (device, precision, images)
         if place not in self._evaluations:
@@ -165,11 +166,11 @@ class Ensemble:
             return y
         return self.table.targets(as_frame(x, "x"), path="x") if y is None else self.table.targets_of(y)
 
-    def _read(self, x: Any) -> Batch:
+    def _read(self, x: Any, precision: str) -> Batch:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
         if self._floats is None:
             self._floats = self._blueprint.floats
-        ready = as_inputs(x, self._floats)
+        ready = as_inputs(x, _PRECISIONS[precision] or self._floats)
         self.interface.check(ready)
         return ready
 
@@ -188,8 +189,10 @@ class Ensemble:
         return arranged(self._targets_of(x, y), self.interface.columns, "y")
 
     def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
-        recipe, where = self.recipe, usable(device)
-        blueprint = Blueprint(self._build, recipe.structure, device=where, images=images, interface=self.interface)
+        recipe, where, floats = self.recipe, usable(device), _PRECISIONS[precision]
+        blueprint = Blueprint(
+            self._build, recipe.structure, device=where, images=images, interface=self.interface, floats=floats
+        )
         task = Task(
             blueprint,
             recipe.structure,
@@ -198,9 +201,9 @@ class Ensemble:
             self.inputs,
             where,
             precision,
-            floats=self._blueprint.floats,
+            floats=floats or self._blueprint.floats,
         )
-        return Evaluation(task, self._store, self._count)
+        return Evaluation(task, self._store, self._count, plain=floats is not None)
 
     @guarded
     def predict(
@@ -220,7 +223,8 @@ class Ensemble:
                 `choral predict` does, or what `ensemble.table.inputs(frame)` makes of it.
             batch_size: points evaluated at once, at most.
             device: where to evaluate.
-            precision: 'fp32', or 'bf16' or 'fp16' by autocast.
+            precision: 'fp32'; 'bf16' or 'fp16' by autocast; or 'fp64', in which what a row gets differs by less than 1e-12 whatever rows
+                stand beside it, and networks are run one by one.
             threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
         """
         outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision, threads=threads)
