@@ -36,6 +36,7 @@ ORDER = [
     "report",
     "judging",
     "tabular",
+    "sklearn",
     "cli",
     "__main__",
 ]

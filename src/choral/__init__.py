@@ -57,6 +57,7 @@ _MODULES = (
     "posthoc",
     "predictions",
     "recipes",
+    "sklearn",
     "structures",
 )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.border import guarded
-from choral.base.errors import InputError, RunError
+from choral.base.errors import RunError
 from choral.base.types import Build, Builds
 from choral.data.inputs import Transforms
 from choral.data.tables import Table
@@ -23,7 +23,7 @@ from choral.engine.process import settled_process
 from choral.engine.settling import settle
 from choral.engine.threads import using
 from choral.ensemble.describing import said_of
-from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.ensemble import Ensemble, ensemble_from
 from choral.ensemble.noise import settle_noise
 from choral.ensemble.saving import Saved, check_same, in_memory, load_file, load_folder
 from choral.listeners import watched
@@ -219,18 +219,4 @@ def _ensemble(saved: Saved, where: str, build: Builds | None, check_build: bool)
     """Return the ensemble that saved parts make."""
     if build is not None and check_build:
         check_same(saved, where)
-    try:
-        return Ensemble(
-            saved.build,
-            saved.recipe,
-            saved.likelihood,
-            saved.store,
-            saved.count,
-            inputs=saved.inputs,
-            interface=saved.interface,
-            table=saved.table,
-            info=saved.info,
-            posthoc=saved.posthoc,
-        )
-    except InputError as error:
-        raise RunError(f"{where} cannot be read: {error}") from error
+    return ensemble_from(saved, where)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.border import guarded
-from choral.base.errors import ChoralError, InputError
+from choral.base.errors import ChoralError, InputError, RunError
 from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
@@ -27,7 +27,7 @@ from choral.engine.task import Task
 from choral.engine.threads import checked
 from choral.ensemble import corrections
 from choral.ensemble.describing import described
-from choral.ensemble.saving import save_file
+from choral.ensemble.saving import Saved, save_bytes, save_file
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
@@ -35,7 +35,12 @@ from choral.predictions import Prediction, scores_of
 from choral.recipes.recipe import Recipe
 
 _PLAIN = Interface()
-_PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": None, "fp16": None, "fp64": torch.float64}  # what networks become
+_PRECISIONS: dict[str, torch.dtype | None] = {
+    "fp32": None,
+    "bf16": None,
+    "fp16": None,
+    "fp64": torch.float64,
+}  # what networks become
 
 
 class Ensemble:
@@ -294,7 +299,14 @@ class Ensemble:
     @guarded
     def save(self, path: str | Path) -> None:
         """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
-        about = {
+        save_file(Path(path), self.states(), self._about())
+
+    def to_bytes(self) -> bytes:
+        """Return what `save` writes."""
+        return save_bytes(self.states(), self._about())
+
+    def _about(self) -> dict[str, Any]:
+        return {
             "recipe": self.recipe.to_dict(),
             "likelihood": self.likelihood.to_dict(),
             "inputs": written(self.inputs),
@@ -305,4 +317,22 @@ class Ensemble:
             "info": self.info,
             "posthoc": [v.to_dict() for v in self.posthoc],
         }
-        save_file(Path(path), self.states(), about)
+
+
+def ensemble_from(saved: Saved, where: str) -> Ensemble:
+    """Return the ensemble of what a file or folder holds; RunError if its parts do not make one."""
+    try:
+        return Ensemble(
+            saved.build,
+            saved.recipe,
+            saved.likelihood,
+            saved.store,
+            saved.count,
+            inputs=saved.inputs,
+            interface=saved.interface,
+            table=saved.table,
+            info=saved.info,
+            posthoc=saved.posthoc,
+        )
+    except InputError as error:
+        raise RunError(f"{where} cannot be read: {error}") from error

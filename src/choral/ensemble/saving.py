@@ -70,19 +70,30 @@ def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> Non
     """Write networks and what is known about them into one file."""
     if path.is_dir():
         raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
+    write_bytes(path, save_bytes(states, about))
+
+
+def save_bytes(states: Iterable[State], about: dict[str, Any]) -> bytes:
+    """Return what `save_file` writes."""
     tensors: dict[str, Tensor] = {}
     forms: list[Any] = []
     for i, state in enumerate(states):
         forms.append(state.form)
         tensors |= {f"{i:05d}/{n}": t for n, t in member_tensors(state).items()}
-    write_bytes(path, pack_tensors(tensors, {"forms": forms} | about))
+    return pack_tensors(tensors, {"forms": forms} | about)
 
 
 def load_file(path: Path, build: Builds | None, *, output: Any = None, likelihood: Likelihood | None = None) -> Saved:
     """Return what a file written by `save_file` holds; arguments as in `choral.load`."""
-    where = str(path)
+    return load_bytes(_bytes(path), str(path), build, output=output, likelihood=likelihood)
+
+
+def load_bytes(
+    data: bytes, where: str, build: Builds | None = None, *, output: Any = None, likelihood: Likelihood | None = None
+) -> Saved:
+    """Return what bytes made by `save_bytes` hold; `where` is what to call them, the rest as in `choral.load`."""
     with _said_of(where):
-        tensors, header = unpack_tensors(_bytes(path), where)
+        tensors, header = unpack_tensors(data, where)
         if "format" not in header:
             raise RunError(f"{where} is not a saved ensemble (a member of a run?); give a file made by Ensemble.save.")
         expect(header, _HEADER, where)

@@ -47,9 +47,10 @@ class RealLikelihood(Likelihood, ABC):
         return self.outputs_each * (1 if targets.dim() == 1 else targets.shape[1])
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse shapes that do not fit, and targets that are all the same."""
+        """Refuse shapes that do not fit, and targets that are all the same unless their scale was given."""
         self.check_judged(targets, outputs)
-        check_varied(targets)
+        if self.scale is None:
+            check_varied(targets)
 
     def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse shapes that do not fit."""

@@ -1,0 +1,9 @@
+"""choral as scikit-learn estimators: `fit`, `predict`, pipelines, searches, and uncertainty that can be used.
+
+Inside this package `sklearn` is scikit-learn itself: imports are absolute.
+"""
+
+from choral.sklearn.classifier import EnsembleClassifier
+from choral.sklearn.regressor import EnsembleRegressor
+
+__all__ = ["EnsembleClassifier", "EnsembleRegressor"]

@@ -1,0 +1,194 @@
+"""What both estimators share: parameters, the way from X and y to an ensemble, and what a pickle holds."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from choral.base.errors import InputError
+from choral.data.tables import Table
+from choral.ensemble.ensemble import Ensemble
+from choral.objectives.likelihoods import Likelihood
+from choral.predictions import Prediction
+from choral.recipes.recipe import Recipe
+from choral.sklearn import inputs
+from choral.sklearn.carrying import laid_open, taken_up
+from choral.sklearn.training import Rows, Wishes, train, usable_device
+from choral.sklearn.weights import REPEATED, checked_weights, counted, repeats
+
+_SEEDS = 2**31 - 1
+
+
+class EnsembleEstimator(BaseEstimator, ABC):
+    """An ensemble of neural networks with scikit-learn's interface.
+
+    Args:
+        method: how members are made: 'auto', the name of a method (`choral methods` lists them), or a recipe, which then has its own
+            members and epochs.
+        n_estimators: members; None leaves it to the method.
+        epochs: passes over the data, shared by all members that are trained apart; an upper bound where rows are held out. None leaves it
+            to the data.
+        time_limit: seconds after which training ends with what is there.
+        validation_fraction: part of the rows that is held out to say when to stop; none of fewer than 100 rows, or with None.
+        device: where to train and predict; 'auto' is a GPU of CUDA if there is one, else the processor.
+        random_state: a whole number makes the same ensemble from the same data, bit for bit on one machine; training then takes one
+            thread, and nothing is decided by measuring. None draws anew, and a RandomState is drawn from, in every `fit`.
+        verbose: 1 shows progress.
+    """
+
+    ensemble_: Ensemble
+    feature_names_in_: np.ndarray
+    n_features_in_: int
+
+    def __init__(
+        self,
+        method: str | Recipe = "auto",
+        *,
+        n_estimators: int | None = None,
+        epochs: int | None = None,
+        time_limit: float | None = None,
+        validation_fraction: float | None = 0.2,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: int = 0,
+    ):
+        self.method = method
+        self.n_estimators = n_estimators
+        self.epochs = epochs
+        self.time_limit = time_limit
+        self.validation_fraction = validation_fraction
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @abstractmethod
+    def _read_targets(self, y: Any) -> np.ndarray:
+        """Return targets (row,) or (row, target) as scikit-learn accepts them."""
+
+    @abstractmethod
+    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood]:
+        """Return targets as numbers to train on, a table that says what they are, and what outputs mean; remember the classes."""
+
+    @abstractmethod
+    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+        """Return more targets in the same way; InputError for classes that training did not have."""
+
+    def _weigh(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+        """Return what each row counts in training, where targets have a say in it."""
+        return weights
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, X_val: Any = None, y_val: Any = None, groups: Any = None
+    ) -> Self:
+        """Train the ensemble.
+
+        Args:
+            X: inputs (n_samples, n_features): an array, or a data frame whose columns may hold categories, text, dates and missing values.
+            y: targets.
+            sample_weight: what each row counts, 0 or more: 0 is a row that is not there. See the page on estimators for how far 2 is the
+                row twice.
+            X_val: rows of your own to say when to stop, in place of `validation_fraction` of X.
+            y_val: their targets.
+            groups: a name for each row of X; rows of one group are held out together.
+        """
+        wishes = self._wishes()
+        if (X_val is None) != (y_val is None):
+            raise InputError(f"{'y_val' if y_val is None else 'X_val'} is missing; give X_val and y_val, or neither.")
+        X = inputs.read(self, X, y, reset=True)
+        y = self._read_targets(y)
+        check_consistent_length(X, y)
+        weights, groups = checked_weights(sample_weight, y), _names(groups, y)
+        rows = counted(weights, len(y))
+        watch = Rows(y, y, held=X_val).holds_out(wishes.share, rows)
+        chosen, weights = _chosen(X, y, weights, repeat=not watch)
+        X, y = X.iloc[chosen] if inputs.is_frame(X) else X[chosen], y[chosen]
+        if len(y) <= REPEATED:
+            order = inputs.order_of(X, np.unique(y, return_inverse=True)[1].reshape(len(y), -1))
+            X, y, chosen = X.iloc[order] if inputs.is_frame(X) else X[order], y[order], chosen[order]
+            weights = None if weights is None else weights[order]
+        targets, table, likelihood = self._learn_targets(y)
+        table = replace(table, columns=inputs.learn_columns(X, inputs.names_of(self, self.n_features_in_)))
+        data = Rows(
+            inputs.encode(table, X),
+            targets,
+            self._weigh(targets, weights),
+            None if groups is None else groups[chosen],
+            None if X_val is None else self._held(table, X_val, y_val),
+        )
+        self.ensemble_ = train(data, table, likelihood, wishes, watch=watch)
+        self.__dict__.pop("calibration_", None)
+        return self
+
+    def _wishes(self) -> Wishes:
+        fixed = self.random_state is not None and not isinstance(self.random_state, np.random.RandomState)
+        seed = int(self.random_state) if fixed else int(check_random_state(self.random_state).randint(_SEEDS))
+        return Wishes(
+            method=self.method,
+            members=self.n_estimators,
+            epochs=self.epochs,
+            seconds=self.time_limit,
+            share=self.validation_fraction or 0.0,
+            seed=seed,
+            device=usable_device(self.device),
+            fixed=fixed,
+            progress=bool(self.verbose),
+        )
+
+    def _held(self, table: Table, X_val: Any, y_val: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows that the user held out, as numbers."""
+        X_val, y_val = inputs.read(self, X_val, reset=False), self._read_targets(y_val)
+        check_consistent_length(X_val, y_val)
+        return inputs.encode(table, X_val), self._encode_targets(y_val)
+
+    def _prediction(self, X: Any) -> Prediction:
+        """Return all the ensemble says about some rows, in double precision: a row gets the same whatever stands beside it."""
+        check_is_fitted(self)
+        X = inputs.read(self, X, reset=False)
+        table = self.ensemble_.table
+        assert table is not None  # given by fit, and kept in every saved form
+        return self.ensemble_.predict(inputs.encode(table, X), precision="fp64", device=usable_device(self.device))
+
+    def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Prediction, np.ndarray]:
+        """Return the prediction for held-out rows and their targets as numbers."""
+        check_is_fitted(self)
+        y = self._read_targets(y)
+        check_consistent_length(X, y)
+        return self._prediction(X), self._encode_targets(y)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return laid_open(super().__getstate__())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(taken_up(state))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.target_tags.required = True
+        return tags
+
+
+def _names(groups: Any, y: np.ndarray) -> np.ndarray | None:
+    if groups is None:
+        return None
+    found = np.asarray(groups)
+    if found.ndim != 1:
+        raise InputError(f"groups has shape {found.shape}; give one name for each row, (n_samples,).")
+    check_consistent_length(y, found)
+    return found
+
+
+def _chosen(X: Any, y: np.ndarray, weights: np.ndarray | None, *, repeat: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the numbers of the rows to train on, as often as they count, and their weights if that does not say it all."""
+    if weights is None:
+        return np.arange(len(y)), None
+    times = repeats(weights) if repeat else None
+    if times is not None:
+        return np.repeat(np.arange(len(y)), times), None
+    chosen = np.flatnonzero(weights)
+    return chosen, weights[chosen]
