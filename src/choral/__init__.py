@@ -21,6 +21,7 @@ _WHERE = {
     "Measure": "choral.plan",
     "Objective": "choral.objectives.combine",
     "Prediction": "choral.predictions",
+    "Ray": "choral.scale.clusters",
     "Recipe": "choral.recipes.recipe",
     "Reset": "choral.plan",
     "SGD": "choral.plan",
@@ -73,6 +74,7 @@ __all__ = [  # defined by __getattr__
     "Measure",
     "Objective",
     "Prediction",
+    "Ray",
     "Recipe",
     "Reset",
     "Start",
@@ -110,6 +112,7 @@ if TYPE_CHECKING:
     from choral.recipes.recipe import Recipe
     from choral.recipes.training import Training
     from choral.scale.calls import leaves, prepare, run_leaf
+    from choral.scale.clusters import Ray
     from choral.scale.remote import Store
     from choral.tabular.fitting import fit_table
 

@@ -31,10 +31,12 @@ from choral.objectives.likelihoods import Likelihood
 from choral.plan.stopping import EarlyStop, Keep
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
+from choral.scale.apart import Asked, check_cluster, train_apart
 from choral.scale.calls import OPTIONS, Call, carry_out_leaves, cut_for
+from choral.scale.clusters import Ray
 from choral.scale.gathering import fetched
 from choral.scale.remote import Store, is_far
-from choral.scale.sites import opened, publish
+from choral.scale.sites import absolute, opened, publish
 
 _LOG = logging.getLogger("choral")
 
@@ -71,6 +73,7 @@ def fit(
     data_parallel: bool = False,
     accumulate: int = 1,
     batch_norm: str = "whole",
+    cluster: Ray | None = None,
 ) -> Ensemble:
     """Train an ensemble.
 
@@ -129,13 +132,20 @@ def fit(
             batch; each must make the same call. Results agree with those of one process to rounding; the first process writes.
         accumulate: parts in which each process takes its batches one after the other, for less memory; the gradient is that of the
             whole batch to rounding.
+        cluster: who trains the leaves of the run: `choral.Ray()`, on this machine or a cluster. The members are those of one process with
+            the same threads and stacks; `run_dir` must be a place that all machines see.
         batch_norm: 'whole' gives BatchNorm the statistics of whole batches also where processes share them, 'part' those of each part.
     """
     started = time.perf_counter()
     options = {name: value for name, value in locals().items() if name in OPTIONS}
     parts = parts_of(data_parallel=data_parallel, accumulate=accumulate, batch_norm=batch_norm)
     chosen = recipe_of(recipe)
-    call = Call(build, data, chosen, options, time_limit)
+    call = Call(build, data, chosen, options, time_limit, process_wide)
+    if cluster is not None:
+        check_cluster(cluster, run_dir, time_limit=time_limit, extend=extend, data_parallel=data_parallel)
+        with watched(chosen.name, chosen.epochs, listener, progress) as hear:
+            train_apart([Asked(call, absolute(run_dir), hear, overwrite)], cluster)
+        listener, progress, overwrite = None, False, False  # all is trained; what follows puts it together
     with settled_process(process_wide), opened(run_dir if parts.writes else None) as (folder, objects):
         job = call.job(parts)
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))

@@ -22,6 +22,7 @@ from choral.cli.options import (
     Kept,
     Limit,
     Members,
+    OnCluster,
     Reading,
     Running,
     Settings,
@@ -221,6 +222,7 @@ def fit(
             time_limit=time_limit,
             data_parallel=shared.several,
             accumulate=accumulate,
+            cluster=scaling.cluster_of(apart.cluster),
         )
     if not shared.speaks:
         return
@@ -274,6 +276,7 @@ def compare(
     ] = None,
     reading: Reading,
     settings: Settings,
+    cluster: OnCluster = None,
     running: Running,
 ) -> None:
     """Train several methods with the same budget and print one table."""
@@ -282,6 +285,7 @@ def compare(
 
     names = _named(methods)
     check_executor(running.executor)
+    scaling.check_place(cluster, out)
     silent = running.json or running.quiet
     problem, build, training = prepare(data, reading, settings, quiet=silent)
     spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
@@ -302,6 +306,7 @@ def compare(
             overwrite=running.overwrite,
             likelihood=reading.likelihood,
             listener=lambda name: warned(bar(name, known[name].epochs), known[name], len(problem.x_train)),
+            cluster=scaling.cluster_of(cluster),
         )
     if running.json:
         write_json(comparison.to_dict())

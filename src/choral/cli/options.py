@@ -89,6 +89,12 @@ Stacked = Annotated[
     int | None,
     typer.Option("--stack", min=1, help="Networks a leaf trains together, at most, where they are stacked."),
 ]
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", help="ray trains on all processors of this machine; auto or ray://host:10001 on a Ray cluster."
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where the folder holds another run.")]
 Extend = Annotated[
     bool, typer.Option("--extend", help="Add members to the run in the folder: --members, and --epochs by as much.")
@@ -136,6 +142,7 @@ class Apart:
 
     prepare: Prepared = False
     stack: Stacked = None
+    cluster: OnCluster = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,10 +60,28 @@ def check_apart(apart: Apart, time_limit: float | None) -> None:
     """Raise InputError for options that do not go together."""
     from choral.base.errors import InputError
 
+    if apart.cluster is not None and (apart.prepare or time_limit is not None):
+        other = "--prepare" if apart.prepare else "--time-limit"
+        raise InputError(f"--cluster trains the run on a cluster, which cannot go with {other}; leave one of them out.")
     if apart.stack is not None and not apart.prepare:
         raise InputError("--stack says how a run is cut into leaves; add --prepare, or leave it out.")
     if apart.prepare and time_limit is not None:
         raise InputError("--time-limit is a clock of one process, and --prepare is for several; leave one of them out.")
+
+
+def check_place(cluster: str | None, out: Path | None) -> None:
+    """Raise InputError for a comparison on a cluster without a folder that its machines see."""
+    from choral.base.errors import InputError
+
+    if cluster is not None and out is None:
+        raise InputError("--cluster needs --out, a folder that all its machines see; give one.")
+
+
+def cluster_of(word: str | None) -> Any:
+    """Return the cluster that a word names, None for none."""
+    from choral.scale.clusters import Ray
+
+    return None if word is None else Ray(address=None if word == "ray" else word)
 
 
 def tell_prepared(words: Words, ready: Any, folder: Path, apart: Apart, running: Running) -> None:

@@ -29,6 +29,9 @@ from choral.plan.needs import warning
 from choral.recipes import METHODS, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
+from choral.scale.apart import Asked, check_cluster, train_apart
+from choral.scale.calls import OPTIONS, call_of
+from choral.scale.clusters import Ray
 
 __all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
 
@@ -87,6 +90,7 @@ def compare(
     ood: Any = None,
     corruptions: Sequence[str] | str = "all",
     test_weights: Any = None,
+    cluster: Ray | None = None,
     **options: Any,
 ) -> Comparison:
     """Fit several methods with the same budget and return one table.
@@ -110,6 +114,7 @@ def compare(
         ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
         corruptions: names of corruptions, 'all' or none; images only.
         test_weights: what each test row counts in the scores, as `weights` does of training rows.
+        cluster: trains all methods and seeds side by side, `choral.Ray()`; needs run_dir.
         options: passed on to `fit`.
     """
     problem = _problem(data)
@@ -127,10 +132,16 @@ def compare(
         return Comparison(rows, settings | {"seed": own}, details)
 
     place = None if run_dir is None else Path(run_dir)
+    owns = [seed] if seeds is None else _checked_seeds(seeds)
+    folders = {own: place if seeds is None or place is None else place / f"seed-{own}" for own in owns}
+    if cluster is not None:
+        check_cluster(cluster, run_dir, time_limit=options.get("time_limit"), extend=options.get("extend"))
+        train_apart(_asked(build, problem, recipes, folders, listener, options), cluster)
+        options, listener = options | {"overwrite": False}, _silent  # all is trained, and was heard
     if seeds is None:
         comparison = of_seed(seed, place)
     else:
-        parts = {own: of_seed(own, None if place is None else place / f"seed-{own}") for own in _checked_seeds(seeds)}
+        parts = {own: of_seed(own, folder) for own, folder in folders.items()}
         names = [row["method"] for row in next(iter(parts.values())).rows]
         comparison = over_seeds(parts, baseline="single" if "single" in names else names[0])
     if place is not None:
@@ -182,6 +193,37 @@ def _columns(data: Any) -> dict[str, tuple[str, ...]]:
     return {} if isinstance(data, Problem) else columns_in(data[0]) | columns_in(data[1], "y")
 
 
+def _named(recipes: Sequence[Recipe]) -> list[tuple[str, Recipe]]:
+    """Return the recipes with names that differ."""
+    twins = [sum(r.name == recipe.name for r in recipes[:number]) for number, recipe in enumerate(recipes)]
+    return [(recipe.name + (f"_{twin + 1}" if twin else ""), recipe) for recipe, twin in zip(recipes, twins)]
+
+
+def _silent(name: str) -> Listener:
+    return lambda event: None
+
+
+def _asked(
+    build: Build | nn.Module,
+    problem: Problem,
+    recipes: Sequence[Recipe],
+    folders: dict[int, Path | None],
+    listener: Callable[[str], Listener] | None,
+    options: dict[str, Any],
+) -> list[Asked]:
+    """Return the runs of all methods and seeds, for a cluster to train."""
+    found = []
+    data, known = (problem.x_train, problem.y_train), {n: v for n, v in options.items() if n in OPTIONS}
+    for own, folder in folders.items():
+        for name, recipe in _named(recipes):
+            assert folder is not None
+            call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
+            hear = None if listener is None else listener(name)
+            place = (folder / folder_name(name)).resolve()
+            found.append(Asked(call, place, hear, bool(options.get("overwrite"))))
+    return found
+
+
 def _measured(
     build: Build | nn.Module,
     problem: Problem,
@@ -193,9 +235,7 @@ def _measured(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Fit and judge every recipe with one seed; return the rows and what a report shows beyond them."""
     rows, evaluations, sketches = [], {}, {}
-    for number, recipe in enumerate(recipes):
-        twin = sum(r.name == recipe.name for r in recipes[:number])
-        name = recipe.name + (f"_{twin + 1}" if twin else "")
+    for name, recipe in _named(recipes):
         folder = None if run_dir is None else run_dir / folder_name(name)
         ensemble = fit(
             build,

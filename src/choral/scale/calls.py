@@ -26,7 +26,7 @@ from choral.plan.walk import Visitor, walk
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 from choral.scale.cutting import leaves_of
-from choral.scale.farm import Here, conclude, states, train_all
+from choral.scale.farm import Here, conclude, logged, manifests_of, plot_of, states, train_all
 from choral.scale.leaf import Field, admit, train_leaf
 from choral.scale.objects import Objects
 from choral.scale.remote import Store, is_far
@@ -64,6 +64,7 @@ class Call:
     recipe: Recipe
     options: dict[str, Any]
     time_limit: float | None = None
+    process_wide: bool = True
 
     def __getitem__(self, name: str) -> Any:
         return self.options[name]
@@ -243,8 +244,7 @@ def run_leaf(
         with settled_process(True):
             job = call.job()
             admit(objects, plan, job, seed=call["seed"], executor=call["executor"])
-            field = Field(objects, plan, job, known, call["checkpoint_seconds"])
-            manifest = train_leaf(field, path, listener)
+            manifest = train_leaf(field_of(call, job, objects, plan), path, listener)
     if manifest.failed:
         raise DivergedError(f"leaf {path!r}: {'; '.join(manifest.failed.values())}; its other members are kept.")
     return {"leaf": path, "members": manifest.members, "digest": manifest.digest}
@@ -275,8 +275,15 @@ def carry_out_leaves(
     if extend or job.task.parts.group is not None:
         what = "extended" if extend else "trained by processes that share batches (data_parallel)"
         raise RunError(f"{folder} is a run in leaves, which cannot be {what}; use another run_dir.")
-    field = Field(objects, plan, job, {x.path: x for x in leaves_of(plan)}, call["checkpoint_seconds"])
-    return conclude(field, folder, train_all(field, Here(), listener), started=started)
+    field = field_of(call, job, objects, plan)
+    with logged(folder, listener) as hear:
+        train_all([plot_of(field, call, folder, hear)], Here())
+    return conclude(field, folder, manifests_of(field), started=started)
+
+
+def field_of(call: Call, job: Job, objects: Objects, plan: dict[str, Any]) -> Field:
+    """Return what the leaves of a run have in common."""
+    return Field(objects, plan, job, {leaf.path: leaf for leaf in leaves_of(plan)}, call["checkpoint_seconds"])
 
 
 def _planned(folder: Path, objects: Objects) -> dict[str, Any]:

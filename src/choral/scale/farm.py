@@ -1,7 +1,9 @@
 """All leaves of a run: where each stands, training them, and the run put together from what their manifests name."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,35 +21,51 @@ from choral.scale.objects import LocalObjects, Objects, get_whole
 Hears = Callable[[str, dict[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class Plot:
+    """The leaves of one run that are to be trained.
+
+    Attributes:
+        field: what they have in common.
+        call: the arguments of the run, for another process to understand; run_dir: where it is, as the user said it.
+        waiting: those that are not trained, in plan order.
+        hear: is told every event, with the leaf's path.
+    """
+
+    field: Field
+    call: Any
+    run_dir: Any
+    waiting: list[Leaf]
+    hear: Hears
+
+
 class Workers(Protocol):
     """Whoever trains leaves."""
 
-    def train(self, field: Field, waiting: Iterable[Leaf], hear: Hears) -> dict[str, str]:
-        """Train leaves, each after the one it goes on from; return those that could not be, with the reason.
-
-        Args:
-            field: what they have in common.
-            waiting: those that are not trained, in plan order.
-            hear: is told every event, with the leaf's path.
-        """
+    def train(self, plots: Sequence[Plot]) -> dict[str, str]:
+        """Train the leaves of runs, each after the one it goes on from; return those that could not be, with the reason."""
         ...
 
 
 class Here:
     """This process: one leaf after the other."""
 
-    def train(self, field: Field, waiting: Iterable[Leaf], hear: Hears) -> dict[str, str]:
+    def train(self, plots: Sequence[Plot]) -> dict[str, str]:
         """Train them in plan order; what goes on from one that could not be trained is left."""
         failed: dict[str, str] = {}
-        for leaf in waiting:
-            if leaf.after in failed:
-                failed[leaf.path] = ""
-                continue
-            try:
-                train_leaf(field, leaf.path, lambda event, path=leaf.path: hear(path, event))  # type: ignore[misc]
-            except ChoralError as error:
-                failed[leaf.path] = str(error)
+        for plot in plots:
+            own: dict[str, str] = {}
+            for leaf in plot.waiting:
+                own |= {leaf.path: ""} if leaf.after in own else self._tried(plot, leaf)
+            failed |= {f"{plot.run_dir} {path}": why for path, why in own.items()}
         return failed
+
+    def _tried(self, plot: Plot, leaf: Leaf) -> dict[str, str]:
+        try:
+            train_leaf(plot.field, leaf.path, lambda event: plot.hear(leaf.path, event))
+        except ChoralError as error:
+            return {leaf.path: str(error)}
+        return {}
 
 
 def states(objects: Objects, plan: dict[str, Any]) -> list[dict[str, Any]]:
@@ -92,6 +110,17 @@ class Chorus:
             self.listener(event)
 
 
+@contextmanager
+def logged(folder: Path, listener: Listener | None) -> Iterator[Listener]:
+    """Yield a listener that writes events to log.jsonl while they come; `conclude` puts them in plan order."""
+    log = Log(folder / "log.jsonl", listener)
+    try:
+        log.rewind(0)
+        yield lambda event: log.event(**event)
+    finally:
+        log.close()
+
+
 def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
     """Return the sums of counts.
 
@@ -105,9 +134,9 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def train_all(field: Field, workers: Workers, listener: Listener | None) -> dict[str, Manifest]:
-    """Train the leaves that are not trained yet; return the manifests of all. RunError names those that could not be."""
-    chorus, waiting = Chorus(listener), []
+def plot_of(field: Field, call: Any, run_dir: Any, listener: Listener | None) -> Plot:
+    """Return the leaves of a run that are not trained yet; one of which something is lost is not."""
+    chorus, waiting = Chorus(listener), list[Leaf]()
     for leaf in field.leaves.values():
         manifest, damage = whole_manifest(field.objects, key_of(field.plan, leaf), leaf)
         if damage:
@@ -116,10 +145,19 @@ def train_all(field: Field, workers: Workers, listener: Listener | None) -> dict
             waiting.append(leaf)
         else:
             chorus.count(leaf.path, manifest.counted)
-    if waiting:
-        failed = workers.train(field, waiting, chorus.hear)
-        if failed:
-            _refuse(field, failed)
+    return Plot(field, call, run_dir, waiting, chorus.hear)
+
+
+def train_all(plots: Sequence[Plot], workers: Workers) -> None:
+    """Train all that is waiting; RunError names the leaves that could not be."""
+    waiting = [plot for plot in plots if plot.waiting]
+    failed = workers.train(waiting) if waiting else {}
+    if failed:
+        _refuse(plots, failed)
+
+
+def manifests_of(field: Field) -> dict[str, Manifest]:
+    """Return the manifests of all leaves; RunError if one is missing."""
     return {path: _manifest(field, leaf) for path, leaf in field.leaves.items()}
 
 
@@ -132,12 +170,13 @@ def _manifest(field: Field, leaf: Leaf) -> Manifest:
     return found
 
 
-def _refuse(field: Field, failed: dict[str, str]) -> None:
+def _refuse(plots: Sequence[Plot], failed: dict[str, str]) -> None:
     """Raise RunError for leaves that could not be trained; the first is told whole."""
     reasons = [why for why in failed.values() if why]
-    more = f" (and {len(failed) - 1} more of {len(field.leaves)} leaves)" if len(failed) > 1 else ""
+    count, where = sum(len(plot.field.leaves) for plot in plots), ", ".join(plot.field.objects.where for plot in plots)
+    more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""
     raise RunError(
-        f"{reasons[0].rstrip('.')}{more}. All that is trained is kept in {field.objects.where}; the same command goes on from there."
+        f"{reasons[0].rstrip('.')}{more}. All that is trained is kept in {where}; the same command goes on from there."
     )
 
 

@@ -39,6 +39,11 @@ def opened(run_dir: Any) -> Iterator[tuple[Any, Any]]:
             raise (error if said == str(error) else type(error)(said)) from error
 
 
+def absolute(run_dir: Any) -> Any:
+    """Return a place by a name that other processes understand too."""
+    return run_dir if is_far(run_dir) else Path(run_dir).resolve()
+
+
 def publish(objects: Objects, folder: Path, *, overwrite: bool = False) -> None:
     """Write the files of a mirror that are not yet so in its place; nothing is to be done for a folder of this machine.
 
