@@ -16,7 +16,7 @@ from choral.layers.joint.own_statistics import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
 from choral.layers.packed.grouped import GroupedLinear
 from choral.layers.packed.layer import PackedLayer, packed
-from choral.layers.packed.pack import PackedNetwork, pack
+from choral.layers.packed.networks import PackedNetwork, pack
 
 __all__ = [
     "FAMILY",

@@ -16,7 +16,7 @@ from choral.layers.conversion.operations import WEIGHTED, own_kind
 from choral.layers.joint.masked import MaskedLayer
 from choral.layers.joint.network import Joint
 from choral.layers.joint.own_statistics import member_norm
-from choral.layers.packed.pack import ends_of
+from choral.layers.packed.networks import ends_of
 from choral.structures.one_tree import JointStructure
 
 

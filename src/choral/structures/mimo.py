@@ -16,7 +16,7 @@ from choral.base.errors import ConversionError, InputError
 from choral.layers.conversion.convert import holds_frozen, tied_layers
 from choral.layers.conversion.operations import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.pack import ends_of, named
+from choral.layers.packed.networks import ends_of, named
 from choral.structures.base import Structure
 
 

@@ -19,7 +19,7 @@ from choral.layers.conversion.attention import open_attention
 from choral.layers.conversion.convert import fits, holds_frozen, swap, tied_layers, within
 from choral.layers.conversion.operations import NORMS, own_kind
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.packed.pack import ends_of
+from choral.layers.packed.networks import ends_of
 from choral.structures.base import Structure
 
 

@@ -15,7 +15,7 @@ from choral.layers.bayesian.dropped import DROPOUTS, DropConnect, Dropped, Dropp
 from choral.layers.conversion.attention import OpenAttention, open_attention
 from choral.layers.conversion.convert import layers_of, swap
 from choral.layers.conversion.operations import WEIGHTED, own_kind
-from choral.layers.packed.pack import ends_of
+from choral.layers.packed.networks import ends_of
 from choral.structures.base import Structure
 
 

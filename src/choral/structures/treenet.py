@@ -15,7 +15,7 @@ from choral.layers.conversion.convert import fits, swap, tied_layers
 from choral.layers.joint.network import Joint
 from choral.layers.joint.trunk import CommonDraws
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.pack import ends_of, named
+from choral.layers.packed.networks import ends_of, named
 from choral.structures.one_tree import JointStructure
 
 

@@ -116,14 +116,7 @@ def pack(
             f"members={members}, width={width}, subgroups={subgroups}; give members and subgroups of at least 1 and a "
             "width above 0."
         )
-    layers = [name for name, _ in ends_of(network)]
-    if not layers:
-        raise ConversionError(f"{type(network).__name__} has no linear map, convolution or other layer with a width.")
-    starts = named(layers, first, "first") or layers[:1]
-    stops = named(layers, last, "last") or layers[-1:]
-    order = {name: i for i, (name, _) in enumerate(network.named_modules())}
-    begin, end = min(order[n] for n in starts), max(order[n] for n in stops)
-    leads = _block_leads(network) if whole_block_starts else set()
+    places = _Places(network, first, last, leads=_block_leads(network) if whole_block_starts else set())
     n = Narrowing(
         members=members,
         ratio=Fraction(width).limit_denominator(1000) / members,
@@ -136,8 +129,7 @@ def pack(
 
     def replace(name: str, layer: nn.Module) -> nn.Module | None:
         nonlocal before
-        inner = begin < order[name] and (order[name] < end or end < begin)
-        place = Place(name in starts, name in stops, inner, name in leads, before)
+        place = places.of(name, before)
         made = n.resize(name, layer, place)
         if made is None:
             _refuse_unknown(name, layer)
@@ -160,6 +152,29 @@ def pack(
     joint = PackedNetwork(tree, members=members, stacked=names, kernel=kernel)
     joint.widths = tuple(n.widths)
     return joint.train(network.training)
+
+
+class _Places:
+    """Where the layers of a network stand: which read the input, which give the output, which lie between."""
+
+    def __init__(self, network: nn.Module, first: Sequence[str], last: Sequence[str], *, leads: set[str]):
+        layers = [name for name, _ in ends_of(network)]
+        if not layers:
+            raise ConversionError(
+                f"{type(network).__name__} has no linear map, convolution or other layer with a width."
+            )
+        self._starts = named(layers, first, "first") or layers[:1]
+        self._stops = named(layers, last, "last") or layers[-1:]
+        self._order = {name: i for i, (name, _) in enumerate(network.named_modules())}
+        self._begin = min(self._order[name] for name in self._starts)
+        self._end = max(self._order[name] for name in self._stops)
+        self._leads = leads
+
+    def of(self, name: str, before: int) -> Place:
+        """Return the place of a layer; `before` is the width of the layer before it."""
+        here, begin, end = self._order[name], self._begin, self._end
+        inner = begin < here and (here < end or end < begin)
+        return Place(name in self._starts, name in self._stops, inner, name in self._leads, before)
 
 
 def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -9,7 +9,7 @@ from choral import models
 from choral.base.errors import ConversionError, InputError
 from choral.layers.joint.network import Joint, tune
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.pack import pack
+from choral.layers.packed.networks import pack
 
 
 def parameters(network):
