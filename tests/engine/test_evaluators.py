@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from choral import models
 from choral.base.errors import InputError
 from choral.engine import answering, evaluators
-from choral.engine.evaluators import PlainEvaluator, RecordedEvaluator, SizedEvaluator, StackedEvaluator
+from choral.engine.evaluators import PlainEvaluator, SizedEvaluator, StackedEvaluator
+from choral.engine.replaying import RecordedEvaluator
 from choral.engine.tracing import record
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit

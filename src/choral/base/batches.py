@@ -48,7 +48,8 @@ def leaves(batch: Batch) -> list[Tensor]:
 
 def rows(batch: Batch) -> int:
     """Return the length of the batch axis."""
-    return len(batch) if isinstance(batch, Tensor) else len(leaves(batch)[0])
+    first = batch if isinstance(batch, Tensor) else leaves(batch)[0]
+    return first.shape[0]
 
 
 def part(batch: Batch, index: Any) -> Batch:
@@ -89,7 +90,9 @@ def filled(batch: Batch, parts: Iterable[Tensor]) -> Batch:
 
 def moved(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on a device."""
-    return batch.to(device) if isinstance(batch, Tensor) else mapped(lambda t: t.to(device), batch)
+    if isinstance(batch, Tensor):
+        return batch if batch.device == device else batch.to(device)
+    return mapped(lambda t: t.to(device), batch)
 
 
 def equal(one: Batch, other: Batch) -> bool:

@@ -94,10 +94,10 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
     ordered = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = {n for n in ordered if parameters[n].default is inspect.Parameter.empty}
     rules = [(name, rule) for name, rule in RULES.items() if name in parameters or open_ended]
+    unruled = next((i for i, name in enumerate(ordered) if name in RULES), len(ordered))
     takes = ", ".join(n for n in parameters if n != "self")
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given: dict[str, Any] = dict(zip(ordered, args)) | kwargs
         unknown = [] if open_ended or kwargs.keys() <= parameters.keys() else [n for n in kwargs if n not in parameters]
         if unknown:
@@ -112,8 +112,11 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
                 several = name == "seed" and "seeds" in parameters and isinstance(given[name], Sequence)
                 hint = f", or several as seeds={given[name]!r}" if several else ""
                 raise InputError(f"{name} is {given[name]!r}; give {rule.words}{hint}.")
-        if surroundings.are_plain():
-            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs or not len(needed) <= len(args) <= unruled:  # otherwise there is nothing to check
+            check(args, kwargs)
         with surroundings.plain():
             return function(*args, **kwargs)
 

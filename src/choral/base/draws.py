@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from choral.base.catching import Catch
+from choral.base.keeping import Kept
 from choral.base.streams import (
     Branch,
     Part,
@@ -59,7 +60,12 @@ __all__ = [
 
 @contextmanager
 def keyed(
-    key: int | Tensor, step: int | Tensor = 0, *, catch: bool = True, part: Part | None = None
+    key: int | Tensor,
+    step: int | Tensor = 0,
+    *,
+    catch: bool = True,
+    part: Part | None = None,
+    kept: Kept | None = None,
 ) -> Iterator[Stream]:
     """Make every draw of the block follow (key, step).
 
@@ -69,9 +75,10 @@ def keyed(
         catch: also redirect torch's own dropout functions; leave out when the network is known to have none,
             since catching costs a few microseconds for each torch call.
         part: which rows of a batch the block is given; None for all.
+        kept: drawn weights of earlier calls, if there are any.
     """
     stream = Stream(key, step)
-    with under(stream=stream, part=part):
+    with under(stream=stream, part=part) if kept is None else under(stream=stream, part=part, kept=kept):
         if catch:
             with Catch():
                 yield stream

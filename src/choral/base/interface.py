@@ -39,6 +39,8 @@ class Interface(Value):
     columns: dict[str, tuple[str, ...]] | None = None
 
     def __post_init__(self) -> None:
+        if self.reads is not None:
+            made_up(self.reads, 0)  # refuses what describes no batch
         if self.columns is None:
             return
         if not isinstance(self.columns, dict):
@@ -69,8 +71,7 @@ class Interface(Value):
         if self.reads is None:
             return
         if isinstance(batch, Tensor) and not self.spread:
-            row = made_up(self.reads, 1)
-            if isinstance(row, Tensor) and batch.dim() and tuple(batch.shape) == tuple(row.shape[1:]):
+            if batch.dim() and list(batch.shape) == self.reads.get("shape"):
                 raise InputError(
                     f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows; give x[None] for one row."
                 )

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,9 +99,8 @@ class Part:
     of: int
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """What a forward pass is told from outside."""
+class Circumstances(NamedTuple):
+    """What a forward pass is told from outside; a tuple, since every pass makes one."""
 
     stream: Stream | None = None
     means: bool = False  # whether sampled layers use the centre of their posteriors
@@ -124,7 +123,7 @@ def now() -> Circumstances:
 @contextmanager
 def under(**changes: Any) -> Iterator[None]:
     """Change some circumstances for a block of code."""
-    token = _now.set(replace(_now.get(), **changes))
+    token = _now.set(_now.get()._replace(**changes))
     try:
         yield
     finally:

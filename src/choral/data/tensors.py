@@ -47,7 +47,7 @@ def _input(value: Any, name: str, floats: torch.dtype | None) -> Tensor:
         return given
     if not given.dtype.is_floating_point:
         return given.long()
-    cast = given if floats is None else given.to(floats)
+    cast = given if floats in (None, given.dtype) else given.to(floats)
     if math.isfinite(cast.sum().item()):  # cheap; a sum can overflow, so rows are looked at before anything is refused
         return cast
     bad = _unfinite_rows(given)

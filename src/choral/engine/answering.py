@@ -9,17 +9,17 @@ from torch import Tensor
 
 from choral.base import batches, tree
 from choral.base.batches import Batch
-from choral.engine import passes
+from choral.engine import forwards
 from choral.engine.evaluators import (
     ROWS,
     Evaluator,
     PlainEvaluator,
-    RecordedEvaluator,
     SizedEvaluator,
     StackedEvaluator,
     States,
     copied,
 )
+from choral.engine.replaying import RecordedEvaluator
 from choral.engine.task import Task
 from choral.engine.threads import Threads, using
 
@@ -66,6 +66,17 @@ class Evaluation:
             if len(evaluators) == 1:
                 return made.flatten(0, 1)
             found |= dict(zip(evaluator.numbers, made))
+        return torch.cat([found[i] for i in range(self._count)])
+
+    def once(self, x: Batch, *, batch_size: int) -> Tensor:
+        """Return what `outputs` returns, up to rounding, for a single call: nothing is kept, stacked or recorded for later ones."""
+        found: dict[int, Tensor] = {}
+        x = batches.moved(x, self._task.device)
+        for stack in self._stacks()[0]:
+            plain = PlainEvaluator(self._task, self._store, stack, keep=False)
+            plain.look(copied(batches.part(x, slice(2))))
+            with using(self._settle_threads(plain, x, batch_size)):
+                found |= dict(zip(stack, plain.outputs(x, batch_size)))
         return torch.cat([found[i] for i in range(self._count)])
 
     def _settle_threads(self, evaluator: Evaluator, x: Batch, size: int) -> int:
@@ -126,8 +137,8 @@ class Evaluation:
         drawn = plain.drawn(few)
         parameters = sum(p.numel() for p in network.parameters())
         recordable = len(numbers) * (parameters + task.structure.draws * drawn) <= _RECORDED and not plain.catch
-        recordable = recordable and not any(isinstance(m, passes.LENGTHY) for m in network.modules())
-        looped = any(passes.is_looped(m) for m in network.modules())
+        recordable = recordable and not any(isinstance(m, forwards.LENGTHY) for m in network.modules())
+        looped = any(forwards.is_looped(m) for m in network.modules())
         if len(numbers) > 1 and plain.keep and not looped:
             stacked = StackedEvaluator(task, self._store, numbers)
             stacked.catch = plain.catch

@@ -165,7 +165,9 @@ class Blueprint:
     def fresh(self, seed: int, *place: int | str) -> State:
         """Return the state of a new joint network."""
         network = self.joint(seed, *place)
-        first = self._skeletons.setdefault("null", self._settle(network))
+        if "null" not in self._skeletons:
+            self._skeletons.setdefault("null", self._settle(network))
+        first = self._skeletons["null"]
         one, other = ({n: tuple(p.shape) for n, p in net.named_parameters()} for net in (first, network))
         if one != other:
             name = next(n for n in one | other if one.get(n) != other.get(n))

@@ -1,4 +1,4 @@
-"""Ways to run the trained networks of an ensemble: one after the other, stacked, and from a record of their operations.
+"""Ways to run the trained networks of an ensemble: one after the other, stacked, and by the number of rows; see also `replaying`.
 
 An evaluator holds networks of equal shapes and returns (network, member * draws, batch, ...). States are never changed and every call
 runs a module tree of its own, so that an ensemble may be asked from several threads at once. What a row gets does not depend
@@ -8,7 +8,6 @@ calls) are found out on the first points, and run one by one as they are.
 """
 
 import copy
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,17 +22,14 @@ from choral.base.batches import Batch
 from choral.base.keeping import Kept
 from choral.base.mapping import vmap
 from choral.base.streams import under
-from choral.engine import passes
+from choral.engine import forwards
 from choral.engine.task import Task
 from choral.engine.threads import operations
-from choral.engine.tracing import record
 from choral.layers.conversion.calling import call_with, ties_of
 from choral.plan.state import State
 
-_RECORDS = 32  # shapes of inputs that are recorded, at most: those of padded sequences have no end
 ROWS = 1024  # evaluated at once, at most
 _DRAWN = 1 << 27  # bytes of drawn weights that are kept from call to call, at most
-_RECORDED_INPUT = 1 << 18  # numbers in a chunk that is recorded, at most: recording holds all results at once
 
 
 class States(Protocol):
@@ -124,18 +120,20 @@ class Evaluator(ABC):
             return self.run(x)
         return torch.cat([self.run(chunk) for chunk in batches.chunks(x, rows)], 2)
 
-    def call(self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Batch) -> Tensor:
+    def call(
+        self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Batch, kept: Kept | None = None
+    ) -> Tensor:
         """Return the outputs of all passes of a network (member * draws, batch, ...)."""
         structure, task = self.task.structure, self.task
 
         def once(draw: int | Tensor) -> Tensor:
             lending = nullcontext() if self.manners.draws_by_key else rng.seeded(int(key), "unkeyed", int(draw))
-            with lending, draws.keyed(key, draw, catch=self.catch), task.autocast():
+            with lending, draws.keyed(key, draw, catch=self.catch, kept=kept), task.autocast():
                 own = chunk if self.manners.reads_only else copied(chunk)
                 ready, _ = structure.feed(task.prepared(own, training=False), None)
                 return task.widened(structure.unfold(network(ready)))
 
-        return passes.together(once, structure.draws, self.each)
+        return forwards.together(once, structure.draws, self.each)
 
 
 class PlainEvaluator(Evaluator):
@@ -145,6 +143,8 @@ class PlainEvaluator(Evaluator):
         super().__init__(task, store, numbers)
         self.keep, self._loaded, self._forgetful = keep, dict[int, Trees](), False
         self._drawn = Kept(_DRAWN if keep else 0)
+        self._keys = {number: rng.key(0, "predict", number) for number in numbers}
+        self._silent = False  # whether networks draw nothing and may share one input
 
     def trees(self, number: int) -> Trees:
         """Return a network with its values."""
@@ -166,17 +166,31 @@ class PlainEvaluator(Evaluator):
                     t.copy_(state.params[name] if name in state.params else state.buffers[name])
 
     def _of(self, number: int, chunk: Batch) -> Tensor:
-        with self.trees(number).one() as network, under(kept=self._drawn):
-            return self.call(network, rng.key(0, "predict", number), chunk)
+        with self.trees(number).one() as network:
+            return self.call(network, self._keys[number], chunk, self._drawn)
 
     def run(self, chunk: Batch) -> Tensor:
         """Run them in turn."""
         with torch.no_grad():
+            if self._silent:
+                return torch.stack(self._silently(chunk))
             return torch.stack([self._of(number, chunk) for number in self.numbers])
+
+    def _silently(self, chunk: Batch) -> list[Tensor]:
+        """Return the outputs of networks that draw nothing; what they read is made ready once for all."""
+        task, found = self.task, []
+        with draws.keyed(self._keys[self.numbers[0]], catch=False):
+            ready = self._ready(chunk)
+            for number in self.numbers:
+                with self.trees(number).one() as network, task.autocast():
+                    found.append(task.widened(task.structure.unfold(network(ready))))
+        return found
 
     def outputs(self, x: Batch, size: int) -> Tensor:
         """Take all points with one network before the next is loaded."""
         chunks = batches.chunks(x, min(size, self.rows))
+        if len(chunks) == 1:
+            return self.run(x)
         with torch.no_grad():
             return torch.stack([torch.cat([self._of(n, chunk) for chunk in chunks], 1) for n in self.numbers])
 
@@ -196,6 +210,8 @@ class PlainEvaluator(Evaluator):
             remembers_nothing=all(torch.equal(before[n], now[n]) for n in before),
             rows_alone=alone,
         )
+        drew = stream.site > 0 or self.task.structure.draws > 1
+        self._silent = self.manners.good and not drew and not self.catch
         if not self.manners.remembers_nothing:
             with torch.no_grad():
                 for n, b in before.items():
@@ -207,12 +223,12 @@ class PlainEvaluator(Evaluator):
         """Return whether a row gets the same beside another one; not if the network cannot read the other one."""
         found = []
         try:
-            for rows in (row, batches.joined([row, _another(row)])):
+            for rows in (row, batches.joined([row, another(row)])):
                 with rng.seeded(0, "look"), draws.keyed(0):
                     found.append(self._once(copied(rows))[:, :1])
         except Exception:  # the other row is of our making, and forward code may fail on it in any way
             return False
-        return _close(*found)
+        return close(*found)
 
     def _once(self, few: Batch) -> Tensor:
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
@@ -236,7 +252,7 @@ class PlainEvaluator(Evaluator):
         """Return how many passes to map together."""
         structure = self.task.structure
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
-            return passes.room(network, 0, lambda: structure.unfold(network(self._ready(few))), structure.draws)
+            return forwards.room(network, 0, lambda: structure.unfold(network(self._ready(few))), structure.draws)
 
 
 class StackedEvaluator(Evaluator):
@@ -269,59 +285,6 @@ class StackedEvaluator(Evaluator):
             return vmap(one)(self.params, self._buffers, self._words)
 
 
-class RecordedEvaluator(Evaluator):
-    """What another evaluator does, from a record of its operations: one row of a packed perceptron in a quarter of the time.
-
-    Chunks are filled up to a power of two rows, so that a dozen records serve every number of rows, and equal inputs always take
-    the same way, to the last bit.
-    """
-
-    def __init__(self, inner: Evaluator):
-        super().__init__(inner.task, inner.store, inner.numbers)
-        self.inner, self.rows = inner, inner.rows
-        self.sound = True  # whether records do what the network does
-        self._records: dict[Any, Callable[..., Tensor]] = {}
-        self._recording = threading.Lock()
-
-    def together(self, rows: int) -> int:
-        """As many as the other evaluator runs together."""
-        return self.inner.together(rows)
-
-    def run(self, chunk: Batch) -> Tensor:
-        """Run the record for as many rows as the chunk has, or the next larger one."""
-        count = batches.rows(chunk)
-        if not self.sound or not count or batches.size(chunk) > _RECORDED_INPUT:
-            return self.inner.run(chunk)
-        rows = 1 << (count - 1).bit_length()
-        full = chunk if rows == count else batches.mapped(lambda t: _lengthened(t, rows), chunk)
-        recorded = self._record(full)
-        if recorded is None:
-            return self.inner.run(chunk)
-        with torch.no_grad():
-            found = recorded(*batches.leaves(full))
-        return found if rows == count else found[:, :, :count].clone()
-
-    def _record(self, full: Batch) -> Callable[..., Tensor] | None:
-        shape = batches.signature(full)
-        if shape not in self._records:
-            with self._recording:
-                if self.sound and shape not in self._records and len(self._records) < _RECORDS:
-                    self._take(shape, full)
-        return self._records.get(shape) if self.sound else None
-
-    def _take(self, shape: Any, full: Batch) -> None:
-        """Record a shape, and try the record on other values: what forward code read out of tensors is a constant in it."""
-        other = _another(full)
-        try:
-            taken = record(lambda *parts: self.inner.run(batches.filled(full, parts)), batches.leaves(full))
-            with torch.no_grad():
-                self.sound = _close(taken(*batches.leaves(copied(other))), self.inner.run(other))
-        except Exception:  # beside what make_fx raises, forward code may fail on values of our making in any way
-            self.sound = False
-        else:
-            self._records[shape] = taken
-
-
 class SizedEvaluator(Evaluator):
     """One evaluator for few points, where calls take the time, and another for many, where arithmetic does.
 
@@ -350,14 +313,9 @@ class SizedEvaluator(Evaluator):
         return self.few if rows <= self.turn else self.many
 
 
-def _another(rows: Batch) -> Batch:
+def another(rows: Batch) -> Batch:
     """Return other values for as many rows."""
     return batches.mapped(lambda t: t.roll(1, 0) * 1.5 - 0.25 if t.is_floating_point() else torch.zeros_like(t), rows)
-
-
-def _lengthened(leaf: Tensor, rows: int) -> Tensor:
-    """Return as many rows, the last one again and again."""
-    return torch.cat([leaf, leaf[-1:].expand(rows - len(leaf), *leaf.shape[1:])])
 
 
 def copied(batch: Batch) -> Batch:
@@ -365,5 +323,6 @@ def copied(batch: Batch) -> Batch:
     return batches.mapped(torch.clone, batch)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def close(one: Tensor, other: Tensor) -> bool:
+    """Return whether two ways to the same outputs agree."""
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)

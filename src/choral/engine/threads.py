@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -43,8 +43,7 @@ def _setters() -> tuple[Callable[[int], Any], Callable[[int], int]] | None:
         return None
 
 
-@contextmanager
-def using(count: int) -> Iterator[None]:
+def using(count: int) -> AbstractContextManager[None]:
     """Give torch's operations this many threads within the block, and the user's number afterwards.
 
     It holds for the calling thread. Where torch was built without OpenMP or MKL, threads begun meanwhile by others see it too.
@@ -57,9 +56,11 @@ def using(count: int) -> Iterator[None]:
     True
     """
     before = torch.get_num_threads()  # asked first: torch settles the number of a new thread when it is asked
-    if count == before:
-        yield
-        return
+    return nullcontext() if count == before else _using(count, before)
+
+
+@contextmanager
+def _using(count: int, before: int) -> Iterator[None]:
     setters = _setters()
     if setters is None:
         torch.set_num_threads(count)

@@ -20,7 +20,7 @@ from choral.data.frames import arranged
 from choral.data.parts import held_out
 from choral.data.sources import Source, source_of
 from choral.data.tensors import cast_targets
-from choral.engine import passes
+from choral.engine import forwards
 from choral.engine.answering import works
 from choral.engine.evaluators import PlainEvaluator, StackedEvaluator, copied
 from choral.engine.task import Task
@@ -181,7 +181,7 @@ class Validation:
         plain = PlainEvaluator(self.task, self._moment, keys, keep=True)
         plain.look(few)
         numbers = sum(tree.count(state.params) for state in states)
-        looped = any(passes.is_looped(m) for m in plain.trees(keys[0]).pristine.modules())
+        looped = any(forwards.is_looped(m) for m in plain.trees(keys[0]).pristine.modules())
         if len(keys) == 1 or looped or not plain.manners.good or numbers > _WIDEST:
             return plain
         stacked = StackedEvaluator(self.task, self._moment, keys)

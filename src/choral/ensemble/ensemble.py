@@ -137,23 +137,29 @@ class Ensemble:
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
+        return self._outputs(x, batch_size, device, precision, checked(threads))
+
+    @guarded
+    def outputs_once(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+        """Return what `outputs` returns for an array, up to rounding, at the price of a single call: nothing is prepared for others."""
+        ready = self._read(x, "fp32")
+        return self._evaluation_for(ready, "cpu", "fp32").once(ready, batch_size=batch_size)
+
+    def _outputs(self, x: Any, batch_size: int, device: str, precision: str, threads: int | None) -> Tensor:
         x = self.arranged(x)
         parts = inputs_of(x)
         if len(parts) > 1 or parts[0] is not x:
-            options: dict[str, Any] = {"batch_size": batch_size, "device": device, "precision": precision}
-            each = [self.outputs(self.interface.chosen(part), threads=threads, **options) for part in parts]
+            chosen = map(self.interface.chosen, parts)
+            each = [self._outputs(part, batch_size, device, precision, threads) for part in chosen]
             if len({part.shape[2:] for part in each}) > 1:
                 raise InputError(
                     "the batches of x give outputs of different shapes, which do not make one prediction; predict them one by one."
                 )
             return torch.cat(each, 1)
         ready = self._read(x, precision)
-        images = any(t.dim() == 4 for t in batches.leaves(ready))
-        place = (device, precision, images)
-        if place not in self._evaluations:
-            self._evaluations.setdefault(place, self._evaluation(*place))
         try:
-            return self._evaluations[place].outputs(ready, batch_size=batch_size, threads=checked(threads))
+            found = self._evaluation_for(ready, device, precision)
+            return found.outputs(ready, batch_size=batch_size, threads=threads)
         except ChoralError:
             raise
         except Exception as error:  # forward code of the user's may fail in any way
@@ -178,6 +184,12 @@ class Ensemble:
         ready = as_inputs(x, _PRECISIONS[precision] or self._floats)
         self.interface.check(ready)
         return ready
+
+    def _evaluation_for(self, ready: Batch, device: str, precision: str) -> Evaluation:
+        place = (device, precision, any(t.dim() == 4 for t in batches.leaves(ready)))
+        if place not in self._evaluations:
+            self._evaluations.setdefault(place, self._evaluation(*place))
+        return self._evaluations[place]
 
     def arranged(self, x: Any) -> Any:
         """Return inputs as the networks were fitted on them: a table's rows as numbers, columns of other data frames in their order."""
@@ -232,7 +244,7 @@ class Ensemble:
                 stand beside it, and networks are run one by one.
             threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
         """
-        outputs = self.outputs(x, batch_size=batch_size, device=device, precision=precision, threads=threads)
+        outputs = self._outputs(x, batch_size, device, precision, checked(threads))
         return corrections.correct(self._uncorrected(outputs), self.posthoc)
 
     def _uncorrected(self, outputs: Tensor) -> Prediction:

@@ -24,7 +24,7 @@ def settle_noise(ensemble: Ensemble, source: Source, folder: Path | None = None,
     kept = None if folder is None else read_likelihood(folder, run)
     if kept is None:
         x, y, weights = some_points(source, _ROWS)
-        kept = ensemble.likelihood.estimated(ensemble.outputs(x), y, weights)
+        kept = ensemble.likelihood.estimated(ensemble.outputs_once(x), y, weights)
         if folder is not None:
             keep_likelihood(folder, run, kept)
     ensemble.likelihood = kept

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.engine import passes
+from choral.engine import forwards
 from choral.engine.answering import Evaluation
-from choral.engine.evaluators import Evaluator, RecordedEvaluator
+from choral.engine.evaluators import Evaluator
+from choral.engine.replaying import RecordedEvaluator
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.recipes import make
@@ -97,7 +98,7 @@ def test_large_draws_are_mapped_a_few_at_a_time() -> None:
         return network(torch.ones(1, 3)) + draws.uniform((numbers,), like=torch.ones(())).mean()
 
     for numbers, each in ((10, 50), (1 << 17, 8), (1 << 21, 1)):
-        assert passes.room(network, 0, partial(run, numbers), 50) == each
+        assert forwards.room(network, 0, partial(run, numbers), 50) == each
 
 
 def test_steps_may_be_mapped_with_keys_of_either_kind() -> None:

@@ -1,0 +1,34 @@
+"""What is estimated on the residuals of trained members."""
+
+import torch
+
+from choral import models
+from choral.fit import fit
+from choral.recipes import make
+from choral.recipes.training import Training
+
+DRAW = torch.Generator().manual_seed(0)
+X = torch.randn(60, 3, generator=DRAW)
+Y = X[:, :1] + 0.1 * torch.randn(60, 1, generator=DRAW)
+
+
+def trained(method, **options):
+    recipe = make(method, epochs=4, training=Training(batch_size=20), **options)
+    return fit(lambda: models.mlp(3, 1, hidden=(8,)), (X, Y), recipe, executor="sequential")
+
+
+def test_a_single_call_gives_what_calls_prepared_for_more_give():
+    for method, options in (
+        ("deep_ensemble", {"members": 3}),
+        ("packed", {"members": 2}),
+        ("mc_dropout", {"draws": 3}),
+    ):
+        ensemble = trained(method, **options)
+        once = ensemble.outputs_once(X, batch_size=25)
+        torch.testing.assert_close(once, ensemble.outputs(X), rtol=1e-4, atol=1e-5)
+
+
+def test_the_estimate_leaves_nothing_prepared():
+    ensemble = trained("deep_ensemble", members=2)
+    (evaluation,) = ensemble._evaluations.values()
+    assert evaluation._settled is None
