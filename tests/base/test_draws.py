@@ -36,7 +36,7 @@ def test_first_element_over_many_steps_sites_and_keys_is_uniform():
 
 def test_bits_are_balanced_and_independent_of_each_other():
     with draws.keyed(77):
-        bits = streams._bits((65536,), torch.device("cpu"), streams.now().stream).numpy().view(np.uint32)
+        bits = streams._bits((65536,), torch.device("cpu"), streams.now().stream, None).numpy().view(np.uint32)
     columns = ((bits[:, None] >> np.arange(32)) & 1).astype(float)
     assert np.abs(columns.mean(0) - 0.5).max() < 5 * 0.5 / 256
     off = np.corrcoef(columns.T) - np.eye(32)

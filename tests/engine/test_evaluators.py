@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from choral import models
 from choral.base.errors import InputError
-from choral.engine import answering, evaluators
+from choral.engine import answering, evaluators, replaying
 from choral.engine.evaluators import PlainEvaluator, SizedEvaluator, StackedEvaluator
 from choral.engine.replaying import RecordedEvaluator
 from choral.engine.tracing import record
@@ -43,7 +43,7 @@ def settled(ensemble: Ensemble, x: Tensor = X, *, images: bool = False) -> list[
 @pytest.fixture
 def sizes(monkeypatch):
     found: list[int] = []
-    monkeypatch.setattr(evaluators, "record", lambda f, example: found.append(len(example[0])) or record(f, example))
+    monkeypatch.setattr(replaying, "record", lambda f, example: found.append(len(example[0])) or record(f, example))
     return found
 
 
@@ -198,3 +198,5 @@ def test_drawn_weights_are_kept_between_calls_and_change_nothing(most: int, monk
 def test_a_small_sampled_network_is_recorded_with_its_draws() -> None:
     (evaluator,) = settled(gaussian())
     assert isinstance(evaluator, RecordedEvaluator)
+    torch.testing.assert_close(evaluator.run(X[:7]), evaluator.inner.run(X[:7]))
+    assert not torch.allclose(*evaluator.run(X[:7])[0, :2])  # passes differ

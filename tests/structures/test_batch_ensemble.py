@@ -22,13 +22,21 @@ def test_weights_are_the_given_networks_and_vectors_take_no_decay():
     assert all(n.rpartition(".")[2] in "rs" for n in vectors)
 
 
-def test_norms_can_be_owned():
-    network, _ = make("resnet")
-    shared = BatchEnsemble(members=3).convert(network, generator())
-    own = BatchEnsemble(members=3, own_norms=True).convert(network, generator())
-    assert shared.get_parameter("network.layer1.0.bn1.weight").shape == (8,)
-    assert own.get_parameter("network.layer1.0.bn1.weight").shape == (3, 8)
-    assert shared.get_buffer("network.layer1.0.bn1.running_mean").shape == (3, 8)
+@pytest.mark.parametrize("own", [False, True])
+def test_norms_can_be_owned(own):
+    network, x = make("resnet")
+    structure = BatchEnsemble(members=3, own_norms=own)
+    joint = structure.convert(network, generator()).eval()
+    scale = joint.get_parameter("network.layer1.0.bn1.weight")
+    assert scale.shape == ((3, 8) if own else (8,))
+    assert joint.get_buffer("network.layer1.0.bn1.running_mean").shape == (3, 8)
+    found = []
+    with torch.no_grad():
+        for factor in (1.0, 3.0):
+            (scale[0] if own else scale).mul_(factor)
+            found.append(structure.unfold(joint(structure.feed(x, None)[0])).clone())
+    changed = [not torch.allclose(before, after) for before, after in zip(*found)]
+    assert changed == [True, not own, not own]
 
 
 def test_attention_projections_get_vectors():

@@ -1,16 +1,10 @@
 """Stack and split dicts of tensors along a new first (member) axis."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from choral.base.types import Params
-
-
-def map_values(function: Callable[[Tensor], Tensor], params: Params) -> Params:
-    """Return the dict with the function applied to every tensor."""
-    return {name: function(value) for name, value in params.items()}
 
 
 def stack(trees: Sequence[Params]) -> Params:

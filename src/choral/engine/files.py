@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from choral.base.errors import RunError
@@ -312,8 +311,3 @@ def read_checked(path: Path, expected: str) -> bytes | None:
     except OSError:
         return None
     return data if checksum(data) == expected else None
-
-
-def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Return the bytes tensors take."""
-    return sum(t.numel() * torch.empty((), dtype=t.dtype).element_size() for t in tensors.values())
