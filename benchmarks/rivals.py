@@ -228,8 +228,8 @@ def main() -> None:
         r for r in rows if r["method"] not in arguments.again.split(",") or r["set"] not in arguments.sets.split(",")
     ]
     methods = arguments.only.split(",")
-    for name in arguments.sets.split(","):
-        for split in range(min(arguments.splits, 5 if name in UCI else 3)):
+    for split in range(arguments.splits):  # every set has something early
+        for name in (n for n in arguments.sets.split(",") if split < (5 if n in UCI else 3)):
             for method in methods:
                 if any((r["set"], r["split"], r["method"]) == (name, split, method) for r in rows):
                     continue
