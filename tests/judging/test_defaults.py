@@ -35,12 +35,18 @@ def test_a_member_has_its_whole_training_however_many_there_are():
     p = problem()
     training = training_for(p, model="tabular")
     assert isinstance(training.optimiser, AdamW)
-    assert usual(p, None, training, model="tabular").epochs == 8 * 300
+    assert usual(p, None, training, model="tabular").epochs == 8 * 600
     assert usual(p, make("bagged", members=3).plan, training, model="tabular").epochs == 3 * 300
     assert usual(p, make("packed").plan, training, model="tabular").epochs == 300
     large = problem(rows=200_000, shape=(1,))
     assert usual(large, make("packed").plan, training_for(large, model="tabular"), model="tabular").epochs == 96
     assert usual(p, None, training, model="mlp").validation is None
+
+
+@pytest.mark.parametrize(("rows", "patience"), [(100, 200), (400, 60), (1500, 20), (200_000, 20)])
+def test_a_member_waits_for_enough_steps_of_a_small_table(rows, patience):
+    p = problem(rows=rows, shape=(1,))
+    assert usual(p, None, training_for(p, model="tabular"), model="tabular").patience == patience
 
 
 def ready(tmp_path, **said):
@@ -56,7 +62,7 @@ def ready(tmp_path, **said):
 
 def test_what_is_said_goes_before_the_usual(tmp_path):
     found = ready(tmp_path)
-    assert (found.recipe.members, found.validation, found.stop) == (8, 0.2, EarlyStop(patience=20))
+    assert (found.recipe.members, found.validation, found.stop) == (8, 0.2, EarlyStop(patience=60))
     assert ready(tmp_path, method="deep_ensemble").recipe == found.recipe
     found = ready(tmp_path, validation=0.0)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 156, None, None)

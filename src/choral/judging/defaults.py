@@ -19,6 +19,9 @@ from choral.recipes.training import OPTIMISERS, Training
 BINS = 48
 LEAST_ROWS = 100  # fewer leave too little to hold out
 SHARE, PATIENCE, MEMBERS = 0.2, 20, 8
+WAIT = (
+    600  # steps without a better score that a member is given at least: 20 epochs of a small table are too few to tell
+)
 
 SIZES: dict[str, Callable[[Problem], nn.Module]] = {
     "tabular": lambda p: _tabular(p),
@@ -127,7 +130,8 @@ class Usual:
 def usual(problem: Problem, plan: Phase | None, training: Training, *, model: str) -> Usual:
     """Return how a problem is trained by default.
 
-    Members of a table's ensemble have up to 300 epochs each, or 60,000 steps, and stop by themselves.
+    Members of a table's ensemble have up to 600 epochs each (300 of a method that was asked for), or 60,000 steps, and stop by
+    themselves after 20 epochs, or 600 steps, without a better score.
 
     Args:
         problem: the data.
@@ -138,7 +142,8 @@ def usual(problem: Problem, plan: Phase | None, training: Training, *, model: st
     if model != "tabular":
         return Usual(epochs=60)
     steps = -(-round(len(problem.x_train) * (1 - SHARE)) // training.batch_size)
-    each = max(30, min(300, 60_000 // max(steps, 1)))
+    each = max(30, min(600 if plan is None else 300, 60_000 // max(steps, 1)))
+    patience = max(PATIENCE, -(-WAIT // max(steps, 1)))
     if plan is None:
-        return Usual(epochs=each * MEMBERS, members=MEMBERS, validation=SHARE, patience=PATIENCE)
-    return Usual(epochs=each * begun(plan), validation=SHARE, patience=PATIENCE)
+        return Usual(epochs=each * MEMBERS, members=MEMBERS, validation=SHARE, patience=patience)
+    return Usual(epochs=each * begun(plan), validation=SHARE, patience=patience)
