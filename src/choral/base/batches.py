@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from choral.base import devices
 from choral.base.errors import InputError
 
 Batch: TypeAlias = Tensor | dict[str, "Batch"] | tuple["Batch", ...] | list["Batch"]
@@ -91,8 +92,8 @@ def filled(batch: Batch, parts: Iterable[Tensor]) -> Batch:
 def moved(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on a device."""
     if isinstance(batch, Tensor):
-        return batch if batch.device == device else batch.to(device)
-    return mapped(lambda t: t.to(device), batch)
+        return devices.moved(batch, device)
+    return mapped(lambda t: devices.moved(t, device), batch)
 
 
 def equal(one: Batch, other: Batch) -> bool:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from choral.base import draws
+from choral.base import devices, draws
 from choral.base.batches import Batch, in_words
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
@@ -55,7 +55,7 @@ class Normalise(Transform):
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalised batch."""
         shape = (-1,) + (1,) * (x.dim() - 2)
-        mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device).view(shape) for v in (self.mean, self.std))
+        mean, std = (devices.constant(v, x.dtype, x.device).view(shape) for v in (self.mean, self.std))
         return (x - mean) / std
 
 

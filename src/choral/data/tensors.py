@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from choral.base import batches
+from choral.base import batches, devices
 from choral.base.arrays import tensor_of
 from choral.base.batches import Batch
 from choral.base.errors import InputError
@@ -105,7 +105,7 @@ def _tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.is_complex():
             raise InputError(f"{name} holds complex numbers; give their real and imaginary parts as two numbers.")
-        return value.detach()
+        return value.detach().cpu()  # looked at here, and brought back by `placed`
     if value is None:
         raise InputError(f"{name} is None; give an array or tensor.")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
@@ -196,6 +196,10 @@ class Source(ABC):
         Shapes: order (point,) gives x (batch, ...); order (branch, point) gives x (branch, batch, ...).
         """
 
+    def placed(self, device: torch.device) -> Self:
+        """Return the same points where a device reads them fastest."""
+        return self
+
     @abstractmethod
     def digest(self) -> str:
         """Return a short text that changes when the data changes."""
@@ -257,6 +261,17 @@ class TensorSource(Source):
         """Cast the inputs once."""
         self.x, self._floats = as_inputs(self.x, floats), floats
 
+    def placed(self, device: torch.device) -> Self:
+        """Return the same arrays on the device if it can keep them, else where it copies from fastest."""
+        if devices.is_processor(device):
+            return self
+        size = sum(t.numel() * t.element_size() for t in (*batches.leaves(self.x), self.y))
+        resident = devices.holds(device, size)
+        twin = copy.copy(self)
+        twin.x = batches.mapped(lambda t: devices.placed(t, device, resident=resident), self.x)
+        twin.y = devices.placed(self.y, device, resident=resident)
+        return twin
+
     def _pick(self, index: Tensor) -> Batch:
         return batches.mapped(lambda t: _rows(t, index).movedim(-1, -3) if t.dim() == 4 else _rows(t, index), self.x)
 
@@ -275,7 +290,7 @@ class TensorSource(Source):
     ) -> Iterator[tuple[Batch, Tensor]]:
         """Yield batches by indexing; arrays draw nothing."""
         for start, end in bounds(order.shape[-1], batch_size, among):
-            index = order[..., start:end]
+            index = devices.moved(order[..., start:end], self.y.device)
             yield self._pick(index), _rows(self.y, index)
 
     def targets(self) -> Tensor | None:
@@ -332,7 +347,7 @@ def _check_resolution(given: Tensor, cast: Tensor) -> None:
 def arrays_of(x: Batch, y: Tensor) -> list[np.ndarray]:
     """Return all values as arrays, and the names of several inputs as one more."""
     tensors = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in (*batches.leaves(x), y)]
-    arrays = [t.numpy() for t in tensors]
+    arrays = [t.cpu().numpy() for t in tensors]
     return arrays if isinstance(x, Tensor) else [*arrays, np.array([n for n, _ in batches.named_leaves(x)])]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choral.base import batches, tree
+from choral.base import batches, devices, tree
 from choral.base.batches import Batch
 from choral.engine import forwards
 from choral.engine.evaluators import (
@@ -81,7 +81,7 @@ class Evaluation:
 
     def _settle_threads(self, evaluator: Evaluator, x: Batch, size: int) -> int:
         most = torch.get_num_threads()
-        if most == 1 or self._task.device.type != "cpu":
+        if most == 1 or not devices.is_processor(self._task.device):
             return most
         rows = min(batches.rows(x), size, evaluator.rows)
 

@@ -12,12 +12,13 @@ from torch.nn.parameter import is_lazy as is_unsettled
 from choral import models
 from choral.base import batches, rng
 from choral.base.batches import Batch
+from choral.base.devices import is_processor
 from choral.base.errors import ChoralError, InputError
 from choral.base.functions import Function
 from choral.base.interface import Interface, is_lazy
 from choral.base.types import Build, Builds, Params
 from choral.engine.fingerprint import fingerprint
-from choral.layers.joint.network import channels_last
+from choral.layers.joint.network import Joint, channels_last
 from choral.layers.kernels import pointwise
 from choral.plan.state import State
 from choral.structures.base import Structure
@@ -191,6 +192,9 @@ class Blueprint:
 
     def _settle(self, network: nn.Module) -> nn.Module:
         network = copy.deepcopy(network).to(self.device, self._floats)
+        for module in network.modules() if not is_processor(self.device) else ():
+            if isinstance(module, Joint):
+                module.choose_kernel()
         if self.images:
             network = channels_last(network)
             pointwise.guard(network)
@@ -237,18 +241,6 @@ class Blueprint:
             for name, t in (*network.named_parameters(), *network.named_buffers()):
                 t.copy_(state.params[name] if name in state.params else state.buffers[name])
         return network
-
-
-def usable(device: str | torch.device) -> torch.device:
-    """Return a device that is present; raises InputError for any other."""
-    try:
-        place = torch.device(device)
-        torch.empty(1, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'."
-        ) from error
-    return place
 
 
 def state_of(network: nn.Module) -> State:

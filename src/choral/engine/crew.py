@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choral.base import batches, rng, tree
+from choral.base import batches, devices, rng, tree
 from choral.base.batches import Batch
 from choral.data.sources import Source
 from choral.engine.checkpoint import Branch
@@ -126,7 +126,7 @@ class Crew:
         for i, ((x, y), (start, part)) in enumerate(zip(read, places)):
             step = epoch * self.per_epoch + i
             if self.shift is not None:
-                y = y + picked(self.shift, order, start, y)
+                y = y + devices.moved(picked(self.shift, order, start, y), y.device)
             progress = step / self.steps if phase.annealing else 1.0
             own = None if self.weights is None else picked(self.weights, order, start, y)
             x, y, own = self._by_branch(x, y, own)

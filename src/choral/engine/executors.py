@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from choral.base import batches
+from choral.base import batches, devices
 from choral.base.errors import ChoralError, InputError
 from choral.data.sources import Source
 from choral.engine.looking import running_in
@@ -161,7 +161,7 @@ def choose_threads(task: Task, source: Source, plan: Phase, *, stacked: bool) ->
         stacked: whether branches of a fork are trained stacked.
     """
     most, phases = torch.get_num_threads(), trainings(plan)
-    if most == 1 or task.device.type != "cpu" or not phases:
+    if most == 1 or not devices.is_processor(task.device) or not phases:
         return most
     found = _first_train(plan) if stacked else None
     phase, branches = (phases[0], 1) if found is None else found
@@ -207,7 +207,7 @@ def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[st
 
 def _convolves(task: Task) -> bool:
     """Return whether a network convolves on a processor, where stacked convolutions run in groups."""
-    if task.device.type != "cpu":
+    if not devices.is_processor(task.device):
         return False
     return any(isinstance(m, nn.modules.conv._ConvNd) for m in task.blueprint.network().modules())
 
@@ -237,6 +237,7 @@ def _time(
     for step in range(steps):
         started = time.perf_counter()
         trainer.step(x, y, step, 0.0, 0.0)
+        devices.synchronise(task.device)
         if step:
             best = min(best, time.perf_counter() - started)
     return best

@@ -69,6 +69,7 @@ def understood(
     say_what_is_lost(build, recipe)
     task = replace(task, remembers=try_training(task, source, recipe.plan))
     watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)
+    source = source.placed(task.device)
     return Job(recipe, task, source, watch, rules, rules.identity(validation, held))
 
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
+from choral.base.devices import usable
 from choral.base.errors import ChoralError, ConversionError, InputError, PlanError
 from choral.base.types import Build
 from choral.data.inputs import Transforms, prepare
 from choral.data.sources import Source
-from choral.engine.blueprint import Blueprint, usable
+from choral.engine.blueprint import Blueprint
 from choral.engine.looking import look, running_in
 from choral.engine.parts import Parts, check_parts
 from choral.objectives.combine import Objective

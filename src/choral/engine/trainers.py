@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
-from choral.base import batches, draws, rng, tree
+from choral.base import batches, devices, draws, rng, tree
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
@@ -115,8 +115,8 @@ class PlainTrainer(Trainer):
     ) -> None:
         """Take one step, as a hand-written loop would."""
         task = self.task
-        x, y = batches.moved(x, task.device), y.to(task.device)
-        weights = None if weights is None else weights.to(task.device)
+        x, y = batches.moved(x, task.device), devices.moved(y, task.device)
+        weights = None if weights is None else devices.moved(weights, task.device)
         self.optimiser.zero_grad(set_to_none=True)
         catch, lend = self.catch, self.lend
         for piece in task.parts.of(x, y, weights, task.likelihood, part):
@@ -202,7 +202,7 @@ class StackedTrainer(Trainer):
         self.stepper = Stepper(self.phase.optimiser, self.optimiser)
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._settings: tuple[int, float] = (0, 0.0)
-        self._points = torch.tensor(self.points, dtype=torch.float32, device=device)
+        self._points = torch.tensor(self.points, dtype=torch.float32).to(device)
         self._mapped = vmap(self._loss, randomness="error")
         slots = {slot: tree.signature(held) for slot, held in self.slots.items()}
         self._signature = (tree.signature(self.trained), tree.signature(self.fixed), repr(slots), repr(states[0].form))
@@ -252,8 +252,8 @@ class StackedTrainer(Trainer):
         device = self.task.device
         self._settings = (step, progress)
         points = self._points
-        x, y = batches.moved(x, device), y.to(device)
-        own = () if weights is None else (weights.to(device),)
+        x, y = batches.moved(x, device), devices.moved(y, device)
+        own = () if weights is None else (devices.moved(weights, device),)
         traced = self._recorded(x, y, points, *own)
         if traced is not None:
             with torch.no_grad():

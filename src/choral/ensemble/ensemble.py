@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.border import guarded
+from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.base.interface import Interface, detach
 from choral.base.types import Builds
@@ -21,7 +22,7 @@ from choral.data.sheets import as_frame, is_frame
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.data.tables import Table
 from choral.engine.answering import Evaluation
-from choral.engine.blueprint import Blueprint, usable
+from choral.engine.blueprint import Blueprint
 from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.engine.threads import checked

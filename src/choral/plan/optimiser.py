@@ -311,7 +311,11 @@ def restore_memory(
         p = params.get(name)
         if p is None:  # frozen since the memory was made
             continue
-        optimiser.state[p][entry] = value.detach().clone() if entry in COUNTS else laid_out_like(p, value.detach())
+        if entry in COUNTS:  # kernels of a device read them there
+            fused = any(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
+            optimiser.state[p][entry] = value.detach().clone().to(p.device if fused else "cpu")
+        else:
+            optimiser.state[p][entry] = laid_out_like(p, value.detach())
 
 
 def stack_memory(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from choral.base import batches, draws, rng
+from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.mapping import vmap
@@ -94,7 +94,13 @@ class Joint(nn.Module):
         self._fusible = any(isinstance(m, _FUSIBLE) for m in network.modules())
         self._ties = ties_of(network)
         self._trunk = 0 if own_inputs else _common(network, self.stacked)
-        self.kernel = usual_kernel(self) if kernel in ("auto", "measured") else self.checked(kernel)
+        self._asked = kernel
+        self.choose_kernel()
+
+    def choose_kernel(self) -> None:
+        """Take the kernel that was asked for; where that is left open, the usual one for the device the network is on."""
+        asked = self._asked
+        self.kernel = usual_kernel(self) if asked in ("auto", "measured") else self.checked(asked)
 
     def checked(self, kernel: str) -> str:
         """Return the kernel if it can run this tree; raises ConversionError with the reason if it cannot."""
@@ -268,11 +274,11 @@ def usual_kernel(joint: Joint) -> str:
     convolving = any(issubclass(k, CONVOLUTIONS + TRANSPOSED) for k in kinds) or any(
         m.dims for m in modules if isinstance(m, Foldable)
     )
-    device = next((p.device.type for p in joint.network.parameters()), "cpu")
+    device = next((p.device for p in joint.network.parameters()), torch.device("cpu"))
     if any(issubclass(k, _LOOPED) for k in kinds) or joint.obstacle("grouped"):
         return "loop"
     if convolving:
-        return "loop" if device in ("cpu", "meta") and not joint.is_faster_together() else "grouped"
+        return "loop" if devices.is_processor(device) and not joint.is_faster_together() else "grouped"
     return "grouped" if joint.obstacle("matmul") else "matmul"
 
 
@@ -308,8 +314,7 @@ def tune(
                 joint.kernel = kernel
                 start = time.perf_counter()
                 torch.autograd.grad(loss(joint(x)), params, allow_unused=True)
-                if (device := batches.leaves(x)[0].device).type == "cuda":
-                    torch.cuda.synchronize(device)
+                devices.synchronise(batches.leaves(x)[0].device)
                 if turn:
                     seconds[kernel].append(time.perf_counter() - start)
     with torch.no_grad():

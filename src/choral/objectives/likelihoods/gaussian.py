@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from choral.base import devices
 from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About, Likelihood
 from choral.objectives.likelihoods.scaling import TargetScale
@@ -140,7 +141,7 @@ class FixedGaussian(GaussianLikelihood):
 
     def _precision(self, means: Tensor) -> float | Tensor:
         if isinstance(self.precision, tuple):
-            wide = torch.tensor(self.precision, dtype=means.dtype, device=means.device)
+            wide = devices.constant(self.precision, means.dtype, means.device)
             return wide.reshape(-1, *[1] * (means.dim() - 3))
         return 1.0 if self.precision is None else self.precision
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from choral.base import devices
 from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About
 from choral.objectives.likelihoods.gaussian import RealLikelihood
@@ -42,7 +43,7 @@ class Quantiles(RealLikelihood):
         """Return the pinball loss, averaged over levels and summed over targets."""
         found = self._by_level(outputs)
         errors = aligned(targets, found[..., 0]).unsqueeze(-1) - found
-        shares = torch.tensor(self.levels, dtype=errors.dtype, device=errors.device)
+        shares = devices.constant(self.levels, errors.dtype, errors.device)
         return torch.maximum(shares * errors, (shares - 1) * errors).mean(-1).sum(-1)
 
     def outputs_for(self, targets: Tensor) -> int:

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from choral.base import devices
 from choral.base.errors import InputError
 from choral.base.values import Value
 
@@ -77,5 +78,5 @@ class TargetScale(Value):
 
     def _as(self, values: Tensor) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if self.is_narrow else torch.promote_types(values.dtype, torch.float32)
-        mean, std = (torch.tensor(v, dtype=dtype, device=values.device) for v in (self.mean, self.std))
+        mean, std = (devices.constant(v, dtype, values.device) for v in (self.mean, self.std))
         return mean, std

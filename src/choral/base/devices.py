@@ -1,0 +1,73 @@
+"""What depends on the device that torch computes on, in one place.
+
+Nothing here waits for a device but `synchronise`; a training step calls none of the functions that read a value back.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from choral.base.errors import InputError
+
+_SHARE = 0.5  # of a device's free memory that data may take: the rest is for weights and activations
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """Return a device that is present; raises InputError for any other."""
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'."
+        ) from error
+    return place
+
+
+def is_processor(device: torch.device) -> bool:
+    """Return whether torch computes where Python runs, so that a call costs little and returns when it is done.
+
+    >>> is_processor(torch.device("cpu")), is_processor(torch.device("cuda"))
+    (True, False)
+    """
+    return device.type in ("cpu", "meta")
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until a device has done what it was told; the processor has."""
+    if not is_processor(device):
+        torch.get_device_module(device.type).synchronize()
+
+
+@lru_cache(maxsize=256)
+def constant(values: tuple[float, ...] | float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor, copied to a device once; never to be written into.
+
+    >>> constant((1.0, 2.0), torch.float32, torch.device("cpu")).tolist()
+    [1.0, 2.0]
+    """
+    return torch.tensor(values, dtype=dtype).to(device)
+
+
+def holds(device: torch.device, size: int) -> bool:
+    """Return whether a device can keep so many bytes of data beside what it computes."""
+    if is_processor(device):
+        return True
+    module = torch.get_device_module(device.type)
+    free = getattr(module, "mem_get_info", None)
+    return free is not None and size <= _SHARE * int(free(device)[0])
+
+
+def placed(tensor: Tensor, device: torch.device, *, resident: bool) -> Tensor:
+    """Return data where a device reads it fastest: on it, or in memory of the host that it can copy from while it computes."""
+    if is_processor(device):
+        return tensor
+    return tensor.to(device) if resident else tensor.pin_memory()
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; the copy of a pinned one goes on while Python does."""
+    if tensor.device == device:
+        return tensor
+    return tensor.to(device, non_blocking=tensor.device.type == "cpu" and tensor.is_pinned())
