@@ -22,6 +22,7 @@ from choral.engine.parts import parts_of
 from choral.engine.process import settled_process
 from choral.engine.settling import settle
 from choral.engine.threads import using
+from choral.ensemble import shares
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble, ensemble_from
 from choral.ensemble.noise import settle_noise
@@ -174,16 +175,18 @@ def fit(
                     store, costs = carry_out(
                         job, folder, plan, width, hear, seed=seed, seconds=checkpoint_seconds, started=started
                     )
+            store, count, weights = shares.chosen(store, costs["networks"], chosen)
             ensemble = Ensemble(
                 build,
                 chosen,
                 job.task.likelihood,
                 store,
-                costs["networks"],
+                count,
                 inputs=job.task.transforms,
                 interface=job.task.blueprint.interface,
                 table=table,
                 info=costs,
+                posthoc=weights,
             )
             settle_noise(ensemble, job.judged_on, folder, run=run_of(plan))
     return ensemble

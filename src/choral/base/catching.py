@@ -10,11 +10,20 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from choral.base.streams import dropout, keep_mask, normal, now, uniform
+from choral.base.streams import dropout, dropped, keep_mask, normal, now, uniform
+
+
+def _dropout(x: Tensor, rate: float) -> Tensor:
+    """Drop single elements, at the layer's rate or the one that is given from outside."""
+    own = now().dropout
+    return dropout(x, rate) if own is None else dropped(x, own, x.shape)
 
 
 def _dropout_channels(x: Tensor, rate: float, dims: int) -> Tensor:
     """Drop whole channels; the channel axis is `dims + 1` from the end and the axes before it are batch axes."""
+    own = now().dropout
+    if own is not None:
+        return dropped(x, own, tuple(x.shape[: x.dim() - dims]) + (1,) * dims)
     if rate <= 0:
         return x
     if rate >= 1:
@@ -72,11 +81,11 @@ def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _caught(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    return _noting(dropout)(x, p) if training else x
+    return _noting(_dropout)(x, p) if training else x
 
 
 def _caught_functional(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    return _noting(dropout)(input, p) if training else input
+    return _noting(_dropout)(input, p) if training else input
 
 
 def _caught_channels(dims: int) -> Callable[..., Tensor]:

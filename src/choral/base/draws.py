@@ -11,6 +11,7 @@ not ours.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from choral.base.keeping import Kept
 from choral.base.streams import (
     Branch,
     Part,
+    Rate,
     Stream,
     active,
     branch,
@@ -40,6 +42,7 @@ from choral.base.streams import (
 __all__ = [
     "Branch",
     "Part",
+    "Rate",
     "active",
     "branch",
     "common",
@@ -66,6 +69,7 @@ def keyed(
     catch: bool = True,
     part: Part | None = None,
     kept: Kept | None = None,
+    dropout: Rate | None = None,
 ) -> Iterator[Stream]:
     """Make every draw of the block follow (key, step).
 
@@ -76,9 +80,11 @@ def keyed(
             since catching costs a few microseconds for each torch call.
         part: which rows of a batch the block is given; None for all.
         kept: drawn weights of earlier calls, if there are any.
+        dropout: what dropout layers drop instead of what they say themselves.
     """
     stream = Stream(key, step)
-    with under(stream=stream, part=part) if kept is None else under(stream=stream, part=part, kept=kept):
+    told: dict[str, Any] = {"stream": stream, "part": part, "dropout": dropout}
+    with under(**told) if kept is None else under(**told, kept=kept):
         if catch:
             with Catch():
                 yield stream

@@ -99,6 +99,28 @@ class Part:
     of: int
 
 
+@dataclass(frozen=True)
+class Rate:
+    """A rate of dropout as draws use it, for one network or, as tensors that vmap maps, for many.
+
+    Attributes:
+        threshold: a draw of 32 bits below it drops.
+        scale: of what is kept.
+    """
+
+    threshold: int | Tensor
+    scale: float | Tensor
+
+    @staticmethod
+    def of(rate: float) -> "Rate":
+        """Return a rate from 0 to below 1.
+
+        >>> Rate.of(0.5).scale
+        2.0
+        """
+        return Rate(_threshold(rate), 1.0 / (1.0 - rate))
+
+
 class Circumstances(NamedTuple):
     """What a forward pass is told from outside; a tuple, since every pass makes one."""
 
@@ -109,6 +131,7 @@ class Circumstances(NamedTuple):
     kept: Kept | None = None  # drawn weights of earlier calls
     part: Part | None = None  # None gives it whole batches
     folded: int = 1  # members laid one after the other on the batch axis
+    dropout: "Rate | None" = None  # what dropout layers drop, whatever they say themselves
 
 
 _NONE = Circumstances()
@@ -227,8 +250,11 @@ def keep_mask(shape: Sequence[int], rate: float, *, device: torch.device, rows: 
     stream = _now.get().stream
     if stream is None:
         return torch.rand(tuple(shape), device=device) >= rate
-    threshold = min(int(rate * 2.0**32), MASK32) - (1 << 31)
-    return _bits(shape, device, stream, rows) >= threshold
+    return _bits(shape, device, stream, rows) >= _threshold(rate)
+
+
+def _threshold(rate: float) -> int:
+    return min(int(rate * 2.0**32), MASK32) - (1 << 31)
 
 
 def dropout(x: Tensor, rate: float, *, rows: int | None = 0) -> Tensor:
@@ -244,6 +270,14 @@ def dropout(x: Tensor, rate: float, *, rows: int | None = 0) -> Tensor:
     if rate >= 1:
         return x * 0
     return x * (keep_mask(x.shape, rate, device=x.device, rows=rows).to(x.dtype) * (1.0 / (1.0 - rate)))
+
+
+def dropped(x: Tensor, rate: Rate, shape: Sequence[int]) -> Tensor:
+    """Return x with what draws of a shape say dropped, in a keyed block; a rate of 0 draws too, so that all rates draw alike."""
+    stream = _now.get().stream
+    assert stream is not None, "rates from outside come with a key"
+    keep = _bits(shape, x.device, stream, 0) >= rate.threshold
+    return x * (keep.to(x.dtype) * rate.scale)
 
 
 def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from choral.base.errors import RunError
 from choral.engine.files import Part, checksum, pack_parts, parse_json, read_checked, unpack_tensors, write_bytes
 from choral.engine.schema import expect
 from choral.plan.state import State
+from choral.plan.variants import Variant
 from choral.plan.walk import Place
 
 
@@ -29,6 +30,9 @@ class Watch:
         best_epoch: epochs after which it was measured.
         state: the state of then, if it is to be kept.
         stopped: epochs after which the branch stopped; None while it goes on.
+        held: the state in which it was chosen last, or was best, where networks are chosen while they train.
+        count: how often it is chosen in the present choice.
+        gained: epochs after which the choice was last made better.
         mounted: whether it still has its place in the stack; a stopped one may, until several can leave together.
     """
 
@@ -37,23 +41,28 @@ class Watch:
     state: State | None = None
     stopped: int | None = None
     mounted: bool = True
+    held: State | None = None
+    count: int = 0
+    gained: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all but the state."""
-        return {n: getattr(self, n) for n in ("best", "best_epoch", "stopped", "mounted")}
+        """Return all but the states."""
+        return {n: getattr(self, n) for n in ("best", "best_epoch", "stopped", "mounted", "count", "gained")}
 
 
 @dataclass
 class Branch:
     """One network on its way: its place in the plan (up to its last fork) and its state.
 
-    `is_new` says whether it was trained since it began or was last collected; `watch` is there while a phase is validated.
+    `is_new` says whether it was trained since it began or was last collected; `watch` is there while a phase is validated; `variant`, which
+    follows from the place, says in what it differs from other branches.
     """
 
     place: Place
     state: State | None = None
     is_new: bool = False
     watch: Watch | None = None
+    variant: Variant = field(default_factory=Variant)
 
     @property
     def reached(self) -> State:
@@ -128,8 +137,9 @@ class Keeper(Protocol):
 
 
 def pack_branches(branches: Sequence[Branch]) -> list[Part]:
-    """Return the file of a stack: the states of its branches, then the best ones of those that are validated."""
+    """Return the file of a stack: the states of its branches, then the best and the chosen ones of those that are validated."""
     states = [branch.state for branch in branches] + [b.watch.state if b.watch else None for b in branches]
+    states += [b.watch.held if b.watch else None for b in branches]
     tensors = {f"{i}/{n}": t for i, s in enumerate(states) if s is not None for n, t in s.flat().items()}
     header = {
         "forms": [None if s is None else s.form for s in states],
@@ -151,8 +161,11 @@ def unpack_branches(data: bytes, name: str, places: Sequence[Place]) -> list[Bra
         None if empty else State.from_flat(part, form)
         for part, form, empty in zip(parts, header["forms"], header["empty"])
     ]
-    kept = states[len(places) :]
-    watches = [None if about is None else Watch(**about, state=best) for about, best in zip(header["watches"], kept)]
+    best, held = states[len(places) : 2 * len(places)], states[2 * len(places) :]
+    watches = [
+        None if about is None else Watch(**about, state=one, held=other)
+        for about, one, other in zip(header["watches"], best, held)
+    ]
     return [Branch(*parts) for parts in zip(places, states, header["new"], watches)]
 
 

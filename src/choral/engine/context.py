@@ -15,6 +15,7 @@ from choral.engine.sharing import sharing_of
 from choral.engine.task import Task
 from choral.plan.phases import Operator, Starter
 from choral.plan.state import State
+from choral.plan.variants import Variant
 from choral.plan.walk import Place
 
 _BATCH = 256
@@ -47,10 +48,10 @@ def _watched(operator: Operator | Starter, act: Callable[[], State]) -> State:
 class BranchContext:
     """The engine's side of `plan.phases.Context` for one branch at one place."""
 
-    def __init__(self, task: Task, source: Source, seed: int, place: Place):
+    def __init__(self, task: Task, source: Source, seed: int, place: Place, variant: Variant = Variant()):  # noqa: B008  # frozen
         self._task, self._source, self._seed = task, source, seed
         self._place, self._fork = place.words, place.siblings.words
-        self.branch = place.branch
+        self.branch, self.variant = place.branch, variant
         self.points = source.points
         self.likelihood = task.likelihood
 

@@ -21,7 +21,10 @@ from choral.engine.validation import Rules, Validation
 from choral.plan.cost import batches_in
 from choral.plan.phases import Every, Train
 from choral.plan.state import Role, State
+from choral.plan.variants import Variant
 from choral.plan.walk import Place
+
+_PLAIN = Variant()
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,9 @@ class Setting:
     validation: Validation | None
     rules: Rules
 
-    def context(self, place: Place) -> BranchContext:
+    def context(self, place: Place, variant: Variant = _PLAIN) -> BranchContext:
         """Return what an operator at this place is lent."""
-        return BranchContext(self.task, self.source, self.seed, place)
+        return BranchContext(self.task, self.source, self.seed, place, variant)
 
     def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
         """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
@@ -95,6 +98,7 @@ class Crew:
             self.weights = for_members(self.weights, structure, stacked=stacked)
         self.trainer = kind(setting.task, phase, [setting.source.mass(s) for s in self.subsets])
         self.trainer.steps = self.steps
+        self.trainer.variants = [branch.variant for branch in self.branches]
 
     @property
     def seen(self) -> int:
@@ -166,7 +170,7 @@ class Crew:
         ledger, changed = self.setting.ledger, list[State]()
         for branch, state in zip(self.branches, self.trainer.states()):
             if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
-                state = applied(rule.phase, state, self.setting.context(branch.place + suffix))
+                state = applied(rule.phase, state, self.setting.context(branch.place + suffix, branch.variant))
             changed.append(state)
         self._set(changed)  # operations are counted by their masks
         total, count = self.trainer.total, self.trainer.count

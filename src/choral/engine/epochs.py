@@ -6,10 +6,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from choral.base.errors import RunError
+from choral.engine import selecting
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.crew import Crew, Setting
 from choral.plan.phases import Train
+from choral.plan.state import State
 from choral.plan.walk import Place
 
 _ROOM = (
@@ -32,6 +36,7 @@ class Epochs:
         self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
         self.apart, self.crews = apart, list[Crew]()
         self._unmeasured = set[Place]()  # whose measure was NaN
+        self._first = dict[Place, State]()  # what networks that are chosen among began the phase with
 
     def run(
         self, begin: int, due: Callable[[], bool], finished: Callable[[int], None], late: Callable[[int], None]
@@ -57,6 +62,8 @@ class Epochs:
             self._epoch(epoch)
             if epoch + 1 < self.phase.epochs:
                 self._stop(epoch + 1, "patience")
+                if self._is_settled(epoch + 1):
+                    self._stop(epoch + 1, "selection")
                 if self.setting.is_late and self._going():
                     self._take_out()
                     late(epoch + 1)
@@ -75,13 +82,31 @@ class Epochs:
             if self.phase.memory == "fresh":
                 branch.state = branch.reached.having(memory={})
             branch.watch = Watch()
+            if self._selects:
+                self._first[branch.place] = branch.reached.having(memory={})
 
     def _end(self) -> None:
-        """Leave the phase: with the best state where that is kept."""
+        """Leave the phase: with the chosen states and their shares, or the best state where that is kept."""
+        sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
+        if self._selects and selecting.settle(sound):
+            for branch in self.branches:
+                branch.watch = None
+            return
         for branch in self.branches:
             if branch.watch is not None and branch.watch.state is not None and not self.setting.ledger.is_lost(branch):
                 branch.state = branch.watch.state
             branch.watch = None
+
+    @property
+    def _selects(self) -> bool:
+        """Whether networks are chosen while they train."""
+        return self.phase.select is not None and self.setting.validation is not None
+
+    def _is_settled(self, epoch: int) -> bool:
+        """Return whether no choice among the networks has been better for too long."""
+        select = self.phase.select if self._selects else None
+        watched = [b for b in self.branches if b.watch is not None]
+        return select is not None and selecting.is_tired(select, watched, epoch)
 
     def _mount(self, branches: Sequence[Branch]) -> None:
         parts = [[branch] for branch in branches] if self.apart else [list(branches)]
@@ -110,7 +135,11 @@ class Epochs:
                 crew.take_out()
         seconds = self.setting.task.parts.agreed(time.perf_counter() - started)
         self._count(trained, seconds)
+        if self._selects:
+            self._leave_out([b for b in trained if not math.isfinite(losses[b.place])], epoch)
+            trained = [b for b in trained if b.goes_on]
         values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
+        trained = [b for b in trained if b.goes_on]
         self._tell(epoch, trained, losses, values, seconds)
         self.setting.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
         for branch in trained:
@@ -165,6 +194,12 @@ class Epochs:
         self._take_out()
         key_of = {branch.place: key for crew in self.crews for branch, key in zip(crew.branches, crew.keys)}
         outputs = validation.outputs([b.reached for b in branches], [key_of[b.place] for b in branches])
+        if self._selects:
+            finite = [bool(torch.isfinite(one).all()) for one in outputs]
+            self._leave_out([b for b, whole in zip(branches, finite) if not whole], epoch)
+            branches, outputs = [b for b, whole in zip(branches, finite) if whole], outputs[torch.tensor(finite)]
+            if not branches:
+                return {}
         together = rules.stop is not None and rules.stop.by == "ensemble"
         values = validation.measured(outputs, together=together)
         for branch, value in zip(branches, values):
@@ -177,8 +212,27 @@ class Epochs:
             elif better:
                 watch.best, watch.best_epoch = value, epoch + 1
                 watch.state = branch.state if rules.keep == "best" else None
+        if self.phase.select is not None:
+            sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
+            now = {i: outputs[branches.index(b)] for i, b in enumerate(sound) if b in branches}
+            selecting.choose(self.phase.select, validation, sound, now, epoch + 1)
         self.setting.ledger.count(validation_seconds=self.setting.task.parts.agreed(time.perf_counter() - started))
         return {branch.place: value for branch, value in zip(branches, values)}
+
+    def _leave_out(self, branches: Sequence[Branch], epoch: int) -> None:
+        """Stop networks that are no longer finite: where some are chosen, others may fail."""
+        for branch in branches:
+            watch = branch.watch = branch.watch or Watch()
+            watch.stopped = epoch + 1
+            branch.state = selecting.sound(watch) or self._first[branch.place]
+            self.setting.ledger.stop(
+                branch.place + self.suffix,
+                epoch=epoch + 1,
+                epochs=self.phase.epochs,
+                best_epoch=watch.best_epoch,
+                best=watch.best,
+                reason="diverged",
+            )
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:
         """Raise RunError for a function of the user's that gave NaN; warn, once for each branch, of a score that did."""
@@ -197,7 +251,7 @@ class Epochs:
             )
 
     def _stop(self, epoch: int, reason: str) -> None:
-        """Stop, after so many epochs, the branches whose patience is up, or all, since the time is."""
+        """Stop, after so many epochs, the branches whose patience is up, or all, since the time or that of the choice is."""
         stop = self.setting.rules.stop
         for branch in self._going():
             watch = branch.watch = branch.watch or Watch()

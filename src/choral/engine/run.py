@@ -8,7 +8,10 @@ position and the open states.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from choral.base.errors import DivergedError
+import torch
+
+from choral.base import rng
+from choral.base.errors import DivergedError, RunError
 from choral.data.sources import Source
 from choral.engine.checkpoint import Branch, Keeper, Snapshot, Stack
 from choral.engine.context import applied, begun
@@ -21,7 +24,7 @@ from choral.engine.task import Task
 from choral.engine.validation import Rules, Validation
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
-from choral.plan.walk import Place, Visitor, walk
+from choral.plan.walk import Place, Visitor, trainings, walk
 
 WIDEST = 512  # branches stacked at once, at most
 _NO_RULES = Rules()
@@ -180,17 +183,29 @@ class Run:
         self.open.append(stack)
         for start in range(0, len(all_branches), max(1, width)):
             some = all_branches[start : start + max(1, width)]
-            branches = [
-                Branch((parent.place + suffix).then("fork", i), parent.state, parent.is_new) for parent, i in some
-            ]
+            branches = [self._branch(node, suffix, parent, i) for parent, i in some]
             yield Place(), Stack(branches, stack.version, parents=[parent for parent, _ in some])
         self.open.pop()
 
+    def _branch(self, node: Fork, suffix: Place, parent: Branch, number: int) -> Branch:
+        place = (parent.place + suffix).then("fork", number)
+
+        def generator(name: str) -> torch.Generator:
+            return rng.generator(self.seed, *place.words, "variant", name)
+
+        variant = node.variant(number, generator).within(parent.variant)
+        return Branch(place, parent.state, parent.is_new, variant=variant)
+
     @property
     def _together(self) -> bool:
-        """Whether branches must be trained side by side, stacked or in turns: they stop together."""
+        """Whether branches must be trained side by side, stacked or in turns: they stop together, or are chosen among."""
         stop = self.setting.rules.stop
-        return stop is not None and stop.by == "ensemble"
+        return (stop is not None and stop.by == "ensemble") or self._selects
+
+    @property
+    def _selects(self) -> bool:
+        """Whether networks are chosen while they train."""
+        return self.setting.validation is not None and any(phase.select for phase in trainings(self.plan))
 
     def _begin(self, stack: Stack) -> tuple[list[Branch], int] | None:
         """Come to the next phase: return the branches to act on and the epochs done of it, or None to pass over it."""
@@ -219,13 +234,16 @@ class Run:
 
     def _start(self, phase: Starter, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            branch.state, branch.is_new = begun(phase, self.setting.context(branch.place + suffix)), False
+            branch.state, branch.is_new = (
+                begun(phase, self.setting.context(branch.place + suffix, branch.variant)),
+                False,
+            )
             self._tell(phase, branch.place + suffix, branch.state)
         return self._end(stack)
 
     def _change(self, phase: Operator, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            branch.state = applied(phase, branch.reached, self.setting.context(branch.place + suffix))
+            branch.state = applied(phase, branch.reached, self.setting.context(branch.place + suffix, branch.variant))
             self._tell(phase, branch.place + suffix, branch.state)
         return self._end(stack)
 
@@ -252,7 +270,13 @@ class Run:
             return stack
         position = self.position - 1
         branches, begin = found
-        for number, some in enumerate(alike(phase, branches)):
+        stacks = alike(phase, branches)
+        if phase.select is not None and self._selects and len(stacks) > 1:
+            raise RunError(
+                f"{type(phase).__name__} chooses among its {len(branches)} branches while they train, but they cannot be stacked (other shapes, or an "
+                "optimiser that looks across members); give them equal shapes and an optimiser of choral.plan."
+            )
+        for number, some in enumerate(stacks):
             before = number * phase.epochs
             if begin - before >= phase.epochs and phase.epochs:
                 continue

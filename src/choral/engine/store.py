@@ -14,6 +14,7 @@ from choral.base.errors import RunError
 from choral.engine.events import Listener
 from choral.engine.files import is_sealed, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
 from choral.engine.schema import expect
+from choral.plan.selecting import SHARE
 from choral.plan.sparse import MASK
 from choral.plan.state import State
 
@@ -50,8 +51,8 @@ class MemberStore:
         return self.folder / file_name(number)
 
     def put(self, number: int, state: State) -> None:
-        """Keep what prediction needs of a state: parameters, buffers, form and mask."""
-        slots = {MASK: state.mask} if state.mask else {}
+        """Keep what prediction needs of a state: parameters, buffers, form, mask and share."""
+        slots = ({MASK: state.mask} if state.mask else {}) | {s: v for s, v in state.slots.items() if s == SHARE}
         kept = State(state.params, state.buffers, slots, {}, state.form)
         if self.keep is not None:
             self.keep(number, encode_member(kept, number=number, run=self.run))
@@ -83,6 +84,13 @@ class MemberStore:
                 f"was extended or overwritten since, or the file was copied. Load it again, choral.load('{self.folder.parent}'), or {_ADVICE}."
             )
         return state_from(tensors, header.get("form"), str(path))
+
+    def showing(self, numbers: Sequence[int]) -> "MemberStore":
+        """Return a store of the same members that shows some of those this one shows, as its members 0, 1, ..."""
+        which = list(numbers) if self.numbers is None else [self.numbers[i] for i in numbers]
+        twin = MemberStore(self.folder, run=self.run, numbers=which)
+        twin._held, twin._said_old = self._held, self._said_old
+        return twin
 
     def missing(self, count: int) -> list[int]:
         """Return the numbers below `count` that are not here yet."""
@@ -143,6 +151,7 @@ def member_tensors(state: State) -> dict[str, Tensor]:
     mask = state.mask
     tensors = {f"buffers/{n}": b for n, b in state.buffers.items()}
     tensors |= {f"params/{n}": p for n, p in state.params.items() if n not in mask}
+    tensors |= {f"share/{n}": t for n, t in state.slots.get(SHARE, {}).items()}
     tensors |= {f"packed/{n}": t for n, t in pack({n: state.params[n] for n in mask}, mask).items()}
     return tensors
 
@@ -158,16 +167,16 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
     from choral.masks.storing import unpack
 
     expect(form, (None, FORM, {"network": int}), where)
-    parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}}
+    parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}, "share": {}}
     for full, tensor in tensors.items():
         part, _, name = full.partition("/")
         if part not in parts:
             raise RunError(
-                f"{where} holds a tensor {full!r}; members have buffers/, params/ and packed/: copy it again."
+                f"{where} holds a tensor {full!r}; members have buffers/, params/, packed/ and share/: copy it again."
             )
         parts[part][name] = tensor
     values, mask = unpack(parts["packed"])
-    slots = {MASK: mask} if mask else {}
+    slots = ({MASK: mask} if mask else {}) | ({SHARE: parts["share"]} if parts["share"] else {})
     return State(parts["params"] | values, parts["buffers"], slots, {}, form)
 
 

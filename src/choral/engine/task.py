@@ -71,30 +71,54 @@ class Task:
             return self.structure.unfold(network(ready))
 
     def forward_loss(
-        self, network: Any, x: Batch, y: Tensor, weights: Tensor | None = None, *, by_member: bool = False
+        self,
+        network: Any,
+        x: Batch,
+        y: Tensor,
+        weights: Tensor | None = None,
+        *,
+        by_member: bool = False,
+        smoothing: float | Tensor | None = None,
     ) -> Tensor:
         """Return the likelihood's loss of one batch, summed over members; draws follow the running stream.
 
         Args:
+            smoothing: of class labels, instead of the likelihood's.
             by_member: whether there is a batch for each member, for structures that train on such; all axes below then have the
                 member axis in front.
 
         Shapes: y (batch, ...), weights (batch,), 1 on average over the points a network is trained on.
         """
         if self.structure.own_batches:
-            return self._loss_by_member(network, x, y, weights, by_member=by_member)
+            return self._loss_by_member(network, x, y, weights, by_member=by_member, smoothing=smoothing)
         given = y if weights is None else torch.arange(len(y), device=y.device)
         with self.autocast():
             inputs, targets = self.structure.feed(self.prepared(x, training=True), given)
             with draws.folded(self.structure.members) if self.structure.folds_members else nullcontext():
                 outputs = self.structure.unfold(network(inputs))
         assert targets is not None
-        if weights is None:
-            return self.likelihood.loss(self.widened(outputs), targets)
         wide = self.widened(outputs)
-        return self.likelihood.loss(wide, y[targets], weights[targets].to(wide.dtype))  # rows as members read them
+        if weights is None:
+            return self._smoothed(smoothing, wide, targets)
+        return self._smoothed(smoothing, wide, y[targets], weights[targets].to(wide.dtype))  # rows as members read them
 
-    def _loss_by_member(self, network: Any, x: Batch, y: Tensor, weights: Tensor | None, *, by_member: bool) -> Tensor:
+    def _smoothed(self, share: float | Tensor | None, *given: Tensor) -> Tensor:
+        """Return the loss with a share of each label spread over all classes, in which it is linear; None for the likelihood's own."""
+        if share is None:
+            return self.likelihood.loss(*given)
+        none, half = (self.likelihood.smoothed(part).loss(*given) for part in (0.0, 0.5))
+        return none + (half - none) * (2 * share)
+
+    def _loss_by_member(
+        self,
+        network: Any,
+        x: Batch,
+        y: Tensor,
+        weights: Tensor | None,
+        *,
+        by_member: bool,
+        smoothing: float | Tensor | None,
+    ) -> Tensor:
         """Return the loss of members with batches of their own; a batch without a member axis is every member's."""
         each = self.structure.members
 
@@ -108,8 +132,8 @@ class Task:
         assert targets is not None
         wide = self.widened(outputs)
         if weights is None:
-            return self.likelihood.loss(wide, targets)
-        return self.likelihood.loss(wide, targets, (weights if by_member else apart(weights)).to(wide.dtype))
+            return self._smoothed(smoothing, wide, targets)
+        return self._smoothed(smoothing, wide, targets, (weights if by_member else apart(weights)).to(wide.dtype))
 
 
 def check_runnable(recipe: Recipe) -> None:

@@ -26,9 +26,18 @@ from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.task import Task
 from choral.engine.tracing import record
 from choral.layers.conversion.calling import call_with, ties_of
-from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
+from choral.plan.optimiser import (
+    Member,
+    Stepper,
+    clip_gradients,
+    memory_of,
+    restore_memory,
+    stack_memory,
+    unstack_memory,
+)
 from choral.plan.phases import Train
 from choral.plan.state import State
+from choral.plan.variants import Variant
 
 _RECORDED_FROM = 100  # steps of a phase that repay recording them
 UNMAPPED = (RuntimeError, NotImplementedError, ValueError, TypeError)
@@ -47,6 +56,17 @@ class Trainer(ABC):
         self.params: Params = {}
         self.trained: Params = {}  # those that are not frozen
         self.sharing = Sharing()
+        self.variants: list[Variant] = [Variant()] * len(
+            self.points
+        )  # in what each network differs; set before mounting
+
+    def _check_dropout(self, caught: bool) -> None:
+        """Raise InputError where a rate of dropout is given to a network that drops nothing."""
+        if not caught and any(v.get("dropout") for v in self.variants):
+            raise InputError(
+                "variants set dropout, but the network draws none in training; give it dropout layers (nn.Dropout, dropout=0.1 of choral's "
+                "networks), whose rate is then each branch's own, or leave dropout out."
+            )
 
     def _clip(self, *, stacked: bool = False) -> None:
         """Clip the gradients as the phase's optimiser says."""
@@ -96,10 +116,14 @@ class PlainTrainer(Trainer):
         with torch.no_grad():
             for p, m in self.mask:
                 p.mul_(m)
-        self.optimiser = self.phase.optimiser.make(self.trained, undecayed=self.task.structure.undecayed)
+        variant = self.variants[0]
+        value = variant.optimiser(self.phase.optimiser)
+        self._rate, self._smoothing = variant.get("rate", 1.0), variant.get("smoothing")
+        self._dropout = None if variant.get("dropout") is None else draws.Rate.of(variant.get("dropout"))
+        self.optimiser = value.make(self.trained, undecayed=self.task.structure.undecayed)
         remembered = {n: t for n, t in self.state.memory.items() if n != scaling.NAME}
         restore_memory(self.optimiser, self.trained, remembered)
-        self.stepper = Stepper(self.phase.optimiser, self.optimiser)
+        self.stepper = Stepper(value, self.optimiser)
         self.scale = scaling.LossScale(self.state.memory) if self.task.precision == "fp16" else None
         self.total, self.count = torch.zeros((), device=device), 0
 
@@ -124,18 +148,21 @@ class PlainTrainer(Trainer):
             with (
                 lending as lent,
                 task.parts.norms(part),
-                draws.keyed(self.key, step, catch=catch, part=piece.part) as stream,
+                draws.keyed(self.key, step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
-                total = task.forward_loss(self.network, piece.x, piece.y, piece.weights, by_member=True)
+                total = task.forward_loss(
+                    self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing
+                )
                 loss = self.sharing.likelihood(total)
             self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
+            self._check_dropout(self.catch)
             self._add(loss, piece, progress)
         if part is not None:
             task.parts.gather(self.trained)
         if self.scale is None or self.scale.divide(self.trained.values()):
             self.sharing.weigh(self.params)
             self._clip()
-            self.stepper.step(rate)
+            self.stepper.step(rate * self._rate)
         if self.mask:
             with torch.no_grad():
                 for p, m in self.mask:
@@ -197,20 +224,37 @@ class StackedTrainer(Trainer):
             for p, m in self.mask:
                 p.mul_(m)
         self.words = draws.words(*keys).view(-1, 2).to(device)
-        self.optimiser = self.phase.optimiser.make(self.trained, stacked=True, undecayed=self.task.structure.undecayed)
+        values = [v.optimiser(self.phase.optimiser) for v in self.variants]
+        value = max(values, key=lambda v: v.weight_decay)  # which parameters decay is told by whether any member's do
+        self.optimiser = value.make(self.trained, stacked=True, undecayed=self.task.structure.undecayed)
         restore_memory(self.optimiser, self.trained, stack_memory([s.memory for s in states]))
-        self.stepper = Stepper(self.phase.optimiser, self.optimiser)
+        members = [Member(own, v.get("rate", 1.0)) for own, v in zip(values, self.variants)]
+        self.stepper = Stepper(value, self.optimiser, members if any(v.settings for v in self.variants) else ())
+        self.own = self._own_settings()
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._settings: tuple[int, float] = (0, 0.0)
         self._points = torch.tensor(self.points, dtype=torch.float32).to(device)
         self._mapped = vmap(self._loss, randomness="error")
         slots = {slot: tree.signature(held) for slot, held in self.slots.items()}
-        self._signature = (tree.signature(self.trained), tree.signature(self.fixed), repr(slots), repr(states[0].form))
+        own = (repr(slots), repr(states[0].form), tuple(self.own))
+        self._signature = (tree.signature(self.trained), tree.signature(self.fixed), *own)
         self._drew = False
         heavy = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in self.network.modules())
         changing = any(p.changes for p in self.task.objective.penalties)
         other = changing or self.buffers or self.task.precision != "fp32" or self.task.ragged
         self._recordable = not (heavy or other) and self.steps >= _RECORDED_FROM
+
+    def _own_settings(self) -> Params:
+        """Return the settings in which networks differ within a forward pass, each as a tensor (network,)."""
+        found: Params = {}
+        dropout, smoothing = ([v.get(name) for v in self.variants] for name in ("dropout", "smoothing"))
+        if dropout[0] is not None:
+            rates = [draws.Rate.of(rate) for rate in dropout]
+            found["threshold"] = torch.tensor([rate.threshold for rate in rates], dtype=torch.int32)
+            found["scale"] = torch.tensor([rate.scale for rate in rates])
+        if smoothing[0] is not None:
+            found["smoothing"] = torch.tensor(smoothing)
+        return {name: t.to(self.task.device) for name, t in found.items()}
 
     def _loss(  # type: ignore[no-untyped-def]  # mapped by vmap, nested return
         self,
@@ -220,6 +264,7 @@ class StackedTrainer(Trainer):
         slots: Any,
         words: Tensor,
         points: Tensor,
+        own: Params,
         x: Batch,
         y: Tensor,
         weights: Tensor | None = None,
@@ -227,9 +272,10 @@ class StackedTrainer(Trainer):
         step, progress = self._settings
         params = trained | fixed
         buffers = {n: b.clone() for n, b in buffers.items()}
-        with draws.keyed(words, step, catch=self.catch) as stream:
+        dropout = draws.Rate(own["threshold"], own["scale"]) if "threshold" in own else None
+        with draws.keyed(words, step, catch=self.catch, dropout=dropout) as stream:
             call = lambda i: call_with(self.network, params | buffers, i, self._ties)  # noqa: E731  # closes over this call's parameters
-            total = self.task.forward_loss(call, x, y, weights, by_member=True)
+            total = self.task.forward_loss(call, x, y, weights, by_member=True, smoothing=own.get("smoothing"))
             loss = self.sharing.likelihood(total)
         self._caught = stream.caught > 0
         self._drew = stream.site > 0
@@ -262,9 +308,10 @@ class StackedTrainer(Trainer):
             for p, g in zip(self.trained.values(), grads):
                 p.grad = g
         else:
-            held = (self.trained, self.fixed, self.buffers, self.slots, self.words, points)
+            held = (self.trained, self.fixed, self.buffers, self.slots, self.words, points, self.own)
             losses, buffers = self._mapped(*held, x, y, *own)
             self.catch = self._caught
+            self._check_dropout(self.catch)
             self.optimiser.zero_grad(set_to_none=True)
             losses.sum().backward()
             self.buffers = {n: b.detach() for n, b in buffers.items()}
@@ -280,7 +327,7 @@ class StackedTrainer(Trainer):
 
     def _constant_inputs(self, points: Tensor) -> list[Tensor]:
         held = [t for slot in self.slots.values() for t in slot.values()]
-        return [*self.fixed.values(), *held, self.words, points]
+        return [*self.fixed.values(), *held, *self.own.values(), self.words, points]
 
     def _recorded(self, x: Batch, y: Tensor, points: Tensor, *own: Tensor) -> Callable[..., list[Tensor]] | None:
         """Return the recorded step for these shapes, or None where steps must be mapped afresh.
@@ -292,7 +339,7 @@ class StackedTrainer(Trainer):
         graphs, shapes = self.task.graphs, (self._signature, batches.signature(x), tuple(y.shape), len(own))
         if shapes not in graphs:
             names, slots = list(self.trained), {s: list(v) for s, v in self.slots.items()}
-            fixed_names = list(self.fixed)
+            fixed_names, own_names = list(self.fixed), list(self.own)
             self._drew = False
 
             def flat(*tensors: Tensor) -> list[Tensor]:
@@ -300,11 +347,12 @@ class StackedTrainer(Trainer):
                 params = {n: next(given) for n in names}
                 fixed = {n: next(given) for n in fixed_names}
                 held = {s: {n: next(given) for n in v} for s, v in slots.items()}
+                settings = {n: next(given) for n in own_names}
                 step = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
                 words, counts, *rest = given
                 weights, (targets, *parts) = rest[: len(own)], rest[len(own) :]
                 inputs = batches.filled(x, parts)
-                grads, (losses, _) = step(params, fixed, {}, held, words, counts, inputs, targets, *weights)
+                grads, (losses, _) = step(params, fixed, {}, held, words, counts, settings, inputs, targets, *weights)
                 return [*(grads[n].contiguous() for n in names), losses]
 
             example = [p.detach() for p in self.trained.values()]

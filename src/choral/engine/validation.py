@@ -27,6 +27,7 @@ from choral.engine.task import Task
 from choral.objectives.likelihoods import About
 from choral.plan.state import State
 from choral.plan.stopping import EarlyStop, Keep, Measure
+from choral.posthoc.greedy import Loss
 from choral.predictions import Prediction
 
 _CHUNK = 1024  # points read and evaluated at once
@@ -199,6 +200,15 @@ class Validation:
                 mixed = scores.logsumexp(1) - math.log(outputs.shape[1])
                 return [float(value) for value in -mixed.mean(-1)]
         return [self._measure(one) for one in outputs]
+
+    def blended(self, outputs: Tensor) -> tuple[Tensor, Loss]:
+        """Return what is averaged over networks, (network, batch, ...), and what an average costs at each point.
+
+        Shapes: outputs (network, member * draws, batch, ...).
+        """
+        prediction = self._prediction(outputs.flatten(0, 1), self._read, self.weights)
+        values, loss = prediction.blend(prediction.targets(self.y))
+        return values.unflatten(0, outputs.shape[:2]).mean(1), loss
 
     @property
     def _is_plain_nll(self) -> bool:

@@ -12,6 +12,7 @@ from choral.plan.bayes import (
 )
 from choral.plan.check import problems
 from choral.plan.cost import Cost, batches_in, cost
+from choral.plan.muon import Muon
 from choral.plan.operators import Bag, DrawMoments, Recalibrate, RecalibrateDraws, Reset, Start, UpdateMoments, UseMean
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
 from choral.plan.own import OwnOptimiser, OwnRate
@@ -32,15 +33,17 @@ from choral.plan.phases import (
     seq,
 )
 from choral.plan.schedule import Constant, Cosine, CosineRestarts, Linear, OneCycle, Part, Schedule, Steps, Triangles
+from choral.plan.selecting import Select
 from choral.plan.sparse import AntiRandom, Compact, ErdosRenyi, Magnitude, Masks, Partition, Prune, RandomMasks, Regrow
 from choral.plan.state import Role, State, slot
 from choral.plan.stopping import EarlyStop, Measure
+from choral.plan.variants import LogUniform, OneOf, Space, Span, Uniform, Variant
 
 __all__ = [
     "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
     "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStop", "ErdosRenyi", "Every", "Fork", "FreezeGates",
-    "Linear", "Magnitude", "Masks", "Measure", "OneCycle", "Operator", "Optimiser", "OwnOptimiser", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
-    "Reset", "ResetStds", "Role", "Schedule", "Seq", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
-    "Triangles", "UpdateMoments", "UseMean", "batches_in", "cost", "every", "fork", "problems", "repeat",
+    "Linear", "LogUniform", "Magnitude", "Masks", "Measure", "Muon", "OneCycle", "OneOf", "Operator", "Optimiser", "OwnOptimiser", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
+    "Reset", "ResetStds", "Role", "Schedule", "Select", "Seq", "Space", "Span", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
+    "Triangles", "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "fork", "problems", "repeat",
     "seq", "slot",
 ]  # fmt: skip

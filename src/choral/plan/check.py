@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from choral.plan.phases import Collect, Operator, Phase, Starter, Train
+from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
+from choral.plan.variants import check_known
 from choral.plan.walk import Place, Visitor, first, once, walk
 
 _BEGIN = "there are no weights yet; put Reset() or Start() before it"
@@ -54,9 +55,28 @@ class _Check:
             self.found.append(line)
 
     def enter(self, node: Phase, place: Place) -> None:
-        """Check the numbers of a combinator."""
+        """Check the numbers of a combinator, and that the settings in which branches differ mean something in it."""
+        if isinstance(node, Fork) and node.varied:
+            self._check_varied(node, place)
         if node.obstacle:
             self.say(node, place, node.obstacle)
+
+    def _check_varied(self, node: Fork, place: Place) -> None:
+        phases: list[Train] = []
+        read: set[str] = set()
+
+        def change(phase: Operator, _: Place, __: None) -> None:
+            read.update(phase.reads)
+
+        walk(
+            node.body,
+            None,
+            Visitor(train=lambda p, *_: phases.append(p), change=change, rounds=once, branches=first),
+        )
+        for phase in phases[:1]:
+            wrong = check_known(set(node.varied), phase.optimiser, read)
+            if wrong:
+                self.say(node, place, wrong)
 
     def start(self, phase: Starter, place: Place, reached: _Reached) -> _Reached:
         """There are weights from here on."""

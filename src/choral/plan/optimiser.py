@@ -23,6 +23,9 @@ COUNTS = ("step", "mu_product", "eta", "mu")
 FACTOR = "rate_factor"
 """The key of torch's parameter groups under which they keep the factor of their rate."""
 
+STACKED = "stacked"
+"""The key under which they keep whether the first axis of their parameters runs over members."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimiser(Value, ABC):
@@ -95,7 +98,10 @@ class Optimiser(Value, ABC):
             decay = 0.0 if vector or matches(name, undecayed) else self.weight_decay
             factor = next((factor for pattern, factor in self.rates if matches(name, (pattern,))), 1.0)
             groups.setdefault((decay, factor), []).append(p)
-        listed = [{"params": ps, "weight_decay": decay, FACTOR: factor} for (decay, factor), ps in groups.items()]
+        listed = [
+            {"params": ps, "weight_decay": decay, FACTOR: factor, STACKED: stacked}
+            for (decay, factor), ps in groups.items()
+        ]
         return self._make(listed, 1e-3)  # the schedule sets the rate before every step
 
 
@@ -200,6 +206,82 @@ class _Group(NamedTuple):
     factor: float
 
 
+class Member(NamedTuple):
+    """How one of several stacked networks is trained: its optimiser, and the factor of its rate."""
+
+    optimiser: Optimiser
+    rate: float
+
+
+def _apart(
+    value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member]
+) -> Callable[[float], None] | None:
+    """Return what takes the steps of members that differ; None if they do not."""
+    if not members:
+        return None
+    return (_OneByOne if value.direct else _Together)(value, optimiser, members)
+
+
+class _OneByOne:
+    """Each member takes its step by itself, by its own optimiser's kernel on its part of the stack: the numbers it gets alone."""
+
+    def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member]):
+        self._members, self._groups = members, optimiser.param_groups
+        self._memory = []
+        for group in self._groups:
+            for p in group["params"]:
+                for entry in value.entries:
+                    if entry not in optimiser.state[p]:
+                        optimiser.state[p][entry] = torch.zeros(()) if entry in COUNTS else torch.zeros_like(p)
+            held = [[optimiser.state[p][entry] for p in group["params"]] for entry in value.entries]
+            self._memory.append(list(zip(value.entries, held)))
+
+    def __call__(self, rate: float) -> None:
+        with torch.no_grad():
+            for g, group in enumerate(self._groups):
+                self._step(g, group, rate)
+
+    def _step(self, g: int, group: dict[str, Any], rate: float) -> None:
+        used = [i for i, p in enumerate(group["params"]) if p.grad is not None]
+        params = [group["params"][i].detach().unbind() for i in used]
+        grads = [group["params"][i].grad.unbind() for i in used]
+        memory = [
+            [[t] * len(self._members) if e in COUNTS else t.unbind() for t in (ts[i] for i in used)]
+            for e, ts in self._memory[g]
+        ]
+        before = [t.clone() for e, ts in self._memory[g] if e in COUNTS for t in (ts[i] for i in used)]
+        for number, member in enumerate(self._members):
+            if number:  # all members have taken as many steps: each one's kernel counts from the same number
+                counts = [t for e, ts in self._memory[g] if e in COUNTS for t in (ts[i] for i in used)]
+                for t, old in zip(counts, before):
+                    t.copy_(old)
+            decay = member.optimiser.weight_decay if group["weight_decay"] else 0.0
+            member.optimiser.update(
+                [p[number] for p in params],
+                [grad[number] for grad in grads],
+                [[t[number] for t in entry] for entry in memory],
+                rate=rate * member.rate * group[FACTOR],
+                decay=decay,
+            )
+
+
+class _Together:
+    """All members take one step of a torch optimiser that reads settings of groups as lists, one for each member."""
+
+    def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member]):
+        self._optimiser, self._rates = optimiser, [m.rate for m in members]
+        for group in optimiser.param_groups:
+            for name in group.keys() - {"lr"}:
+                decays = name != "weight_decay" or group[name]
+                if decays and isinstance(getattr(value, name, None), float):
+                    group[name] = [getattr(m.optimiser, name) for m in members]
+
+    def __call__(self, rate: float) -> None:
+        for group in self._optimiser.param_groups:
+            group["lr"] = [rate * group[FACTOR] * own for own in self._rates]
+        self._optimiser.step()
+
+
 class Stepper:
     """Takes the steps of a torch optimiser.
 
@@ -210,10 +292,12 @@ class Stepper:
     Args:
         value: the optimiser as a value.
         optimiser: what its `make` returned.
+        members: of stacked networks whose settings differ, each one's own; empty if all are trained alike.
     """
 
-    def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer):
+    def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member] = ()):
         self._value, self._optimiser = value, optimiser
+        self._apart = _apart(value, optimiser, members)
         tensors = [p for group in optimiser.param_groups for p in group["params"]]
         self._direct = (
             value.direct and all(p.device.type == "cpu" for p in tensors) and len({p.dtype for p in tensors}) == 1
@@ -226,6 +310,8 @@ class Stepper:
         for p, stride in self._strides:
             if p.grad is not None and p.grad.stride() != stride and not _lie_alike(p, p.grad):
                 p.grad = laid_out_like(p, p.grad)
+        if self._apart is not None:
+            return self._apart(rate)
         if self._groups is None and self._direct:
             self._groups = self._gathered()
         grads = [[p.grad for p in group.params] for group in self._groups or ()]

@@ -6,7 +6,7 @@ A starter makes a network's first state, an operator turns one state into anothe
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -20,7 +20,9 @@ from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.optimiser import SGD, Optimiser
 from choral.plan.schedule import Constant, Schedule
+from choral.plan.selecting import Select
 from choral.plan.state import State
+from choral.plan.variants import Space, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Context(Protocol):
     points: int
     branch: int
     likelihood: Likelihood
+    variant: Variant
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -124,6 +127,11 @@ class Operator(Phase, ABC):
         return ()
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Settings of its branch's variant that it reads."""
+        return ()
+
+    @property
     def foreseen(self) -> bool:
         """Whether what it changes about the cost does not depend on training, so that cost can be told before it."""
         return False
@@ -175,6 +183,7 @@ class Train(Phase):
         batch_size: points in a batch; a last batch of a single point is left out (BatchNorm cannot train on it).
         memory: 'fresh' starts the optimiser anew, 'carried' goes on with the memory of the phase before.
         every: operators applied while training.
+        select: chooses among the branches trained together, and weighs them, by held-out points; None keeps all alike.
         annealing: whether penalties that rise over a phase rise in this one; if not, they have their full weight at once.
         least_steps: steps below which the phase does not what its method needs; see `choral.plan.needs`.
 
@@ -188,6 +197,7 @@ class Train(Phase):
     memory: Literal["fresh", "carried"] = "fresh"
     every: tuple[Every, ...] = ()
     annealing: bool = True
+    select: Select | None = None
     least_steps: int = 0
 
 
@@ -238,10 +248,36 @@ class Repeat(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class Fork(Phase):
-    """A phase several times, each from the same state; the state afterwards is the one before."""
+    """A phase several times, each from the same state; the state afterwards is the one before.
+
+    Args:
+        branches: how often.
+        body: the phase.
+        variants: settings of each branch where they differ; none if empty.
+        space: where branches draw their settings from instead.
+    """
 
     branches: int
     body: Phase
+    variants: tuple[Variant, ...] = ()
+    space: Space | None = None
+
+    def variant(self, branch: int, generator: Callable[[str], torch.Generator]) -> Variant:
+        """Return the settings of a branch.
+
+        Args:
+            branch: its number.
+            generator: gives the generator of each setting that is drawn.
+        """
+        if self.space is not None:
+            return self.space.draw(generator)
+        return self.variants[branch] if self.variants else Variant()
+
+    @property
+    def varied(self) -> frozenset[str]:
+        """Names of the settings in which branches may differ."""
+        given = {name for variant in self.variants for name, _ in variant.settings}
+        return frozenset(given | {name for name, _ in (self.space.spans if self.space else ())})
 
     @property
     def children(self) -> tuple[Phase, ...]:
@@ -255,7 +291,11 @@ class Fork(Phase):
 
     @property
     def obstacle(self) -> str:
-        """There must be a branch."""
+        """There must be a branch, and a variant for each if there are any."""
+        if self.variants and (len(self.variants) != self.branches or self.space is not None):
+            return f"has {self.branches} branches and {len(self.variants)} variants; give as many, or a space instead"
+        if len({tuple(name for name, _ in v.settings) for v in self.variants}) > 1:
+            return f"variants do not all set the same: {', '.join(sorted(self.varied))}; give each of them every one"
         return "" if self.branches >= 1 else f"branches is {self.branches}; give 1 or more"
 
 
@@ -277,9 +317,28 @@ def repeat(times: int, *body: Phase) -> Repeat:
     return Repeat(times=times, body=body[0] if len(body) == 1 else seq(*body))
 
 
-def fork(branches: int, *body: Phase) -> Fork:
-    """Return the body run in `branches` branches that all start from the same state."""
-    return Fork(branches=branches, body=body[0] if len(body) == 1 else seq(*body))
+def fork(
+    branches: int | Phase,
+    *body: Phase,
+    variants: Iterable[Variant | Mapping[str, float]] = (),
+    sample: Space | None = None,
+) -> Fork:
+    """Return the body run in branches that all start from the same state.
+
+    Args:
+        branches: how many; may be left out where there are variants.
+        body: phases of each branch.
+        variants: settings of each branch, `{"rate": 0.5, "weight_decay": 1e-3}`; see `choral.plan.variants`.
+        sample: where branches draw their settings from instead.
+
+    >>> fork(Collect(), variants=[{"rate": 1.0}, {"rate": 0.1}]).branches
+    2
+    """
+    own = tuple(Variant.of(v) for v in variants)
+    if isinstance(branches, Phase):
+        body, branches = (branches, *body), len(own)
+    whole = body[0] if len(body) == 1 else seq(*body)
+    return Fork(branches=branches, body=whole, variants=own, space=sample)
 
 
 def every(count: int, phase: Operator, *, unit: Literal["steps", "epochs"] = "steps", start: float = 0.0) -> Every:

@@ -6,6 +6,7 @@ from typing import Any
 from choral.base.values import Value
 from choral.plan.cost import cost
 from choral.plan.phases import Every, Fork, Phase, Repeat, Seq, Train
+from choral.plan.variants import Space
 
 
 def _brief(item: Any) -> str:
@@ -14,6 +15,8 @@ def _brief(item: Any) -> str:
             item.stop < 1
         )
         return f"every {item.count} {item.unit}{''.join(spans)}: {_brief(item.phase)}"
+    if isinstance(item, Space):
+        return "; ".join(f"{name} {_brief(span)}" for name, span in item.spans)
     if isinstance(item, Value) and is_dataclass(item):
         shown = [
             f"{f.name}={_brief(getattr(item, f.name))}" for f in fields(item) if getattr(item, f.name) != f.default
@@ -36,7 +39,9 @@ def label(node: Phase) -> str:
     if isinstance(node, Repeat):
         return f"repeat {node.times}x"
     if isinstance(node, Fork):
-        return f"fork into {node.branches}"
+        own = f": {_brief(node.space)}" if node.space else ""
+        own += f", {len(node.variants)} variants of {', '.join(sorted(node.varied))}" if node.variants else ""
+        return f"fork into {node.branches}{own}"
     if isinstance(node, Train):
         parts = [
             f"Train {node.epochs} epochs",
@@ -46,6 +51,7 @@ def label(node: Phase) -> str:
         ]
         parts += ["optimiser memory carried"] if node.memory == "carried" else []
         parts += [_brief(rule) for rule in node.every]
+        parts += [_brief(node.select)] if node.select else []
         return ", ".join(parts)
     return _brief(node)
 

@@ -11,7 +11,7 @@ from typing import Any
 from choral.base.values import from_dict
 from choral.engine.run import WIDEST
 from choral.plan.phases import Collect, Fork, Phase, Train
-from choral.plan.walk import Place, Visitor, walk
+from choral.plan.walk import Place, Visitor, trainings, walk
 from choral.recipes.recipe import Recipe
 
 
@@ -141,4 +141,5 @@ def leaves_of(plan: dict[str, Any]) -> list[Leaf]:
     recipe = from_dict(identity["recipe"])
     assert isinstance(recipe, Recipe)
     stop = identity.get("stop") or {}
-    return cut(recipe.plan, plan["leaves"]["stack"], together=stop.get("by") == "ensemble")
+    selects = "held out" in identity and any(phase.select for phase in trainings(recipe.plan))
+    return cut(recipe.plan, plan["leaves"]["stack"], together=stop.get("by") == "ensemble" or selects)

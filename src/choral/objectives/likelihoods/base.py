@@ -135,6 +135,10 @@ class Likelihood(Value, ABC):
         """Return which positions of dense targets count, as booleans in the shape of `nll`; None if all do."""
         return None
 
+    def smoothed(self, share: float) -> "Likelihood":
+        """Return it with a share of each label spread over all classes in training."""
+        raise InputError(f"smoothing is a share of class labels, and {type(self).__name__} has none; leave it out.")
+
     def understood(self) -> dict[str, str]:
         """Return what was understood, in words by subject, for `repr` and the log."""
         return {"likelihood": type(self).__name__}

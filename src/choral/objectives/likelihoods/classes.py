@@ -73,6 +73,10 @@ class Categorical(Likelihood):
             return self.nll(outputs, targets).mean()
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1), label_smoothing=self.smoothing)
 
+    def smoothed(self, share: float) -> "Categorical":
+        """Return it with another smoothing."""
+        return replace(self, smoothing=share)
+
     def classes(self, outputs: Tensor) -> int | None:
         """Return the length of the axis of classes."""
         axis = -1 if self.axis is None else self.axis

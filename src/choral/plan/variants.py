@@ -1,0 +1,164 @@
+"""Variants: what the branches of a fork do differently, given one by one or drawn from a space.
+
+A variant names settings and their values. Known to the engine are `rate` (times the schedule's), `dropout` (of every dropout
+layer), `smoothing` (of class labels), and every number of the phase's optimiser (`weight_decay`, `momentum`, ...); operators may read
+others. Branch i draws its values by its own place in the plan, so it has the same ones among 4 branches or 40.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from numbers import Real
+from typing import Any
+
+import torch
+
+from choral.base.errors import InputError, did_you_mean
+from choral.base.values import Value
+from choral.plan.optimiser import Optimiser
+
+OF_STEPS = ("rate", "dropout", "smoothing")
+"""Settings of a training step beside those of its optimiser."""
+
+
+@dataclass(frozen=True)
+class Variant(Value):
+    """Settings of one branch, by name.
+
+    >>> Variant.of({"rate": 0.5, "dropout": 0.1}).get("rate")
+    0.5
+    """
+
+    settings: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in self.settings:
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+                raise InputError(f"the variant's {name} is {value!r}; give a finite number.")
+            low, high = {"dropout": (0, 1), "smoothing": (0, 1), "momentum": (0, 1)}.get(name, (0, math.inf))
+            if not low <= value < high:
+                raise InputError(f"the variant's {name} is {value}; give a number from {low} to below {high}.")
+
+    @staticmethod
+    def of(given: "Variant | Mapping[str, float]") -> "Variant":
+        """Return what a user gave as a variant."""
+        return given if isinstance(given, Variant) else Variant(tuple(sorted(given.items())))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a setting."""
+        return dict(self.settings).get(name, default)
+
+    def within(self, outer: "Variant") -> "Variant":
+        """Return the settings of a fork inside a branch with settings of its own; the inner ones win."""
+        return Variant(tuple(sorted((dict(outer.settings) | dict(self.settings)).items())))
+
+    def optimiser(self, phase: Optimiser) -> Optimiser:
+        """Return the optimiser of a phase with this variant's settings."""
+        own: dict[str, Any] = {name: value for name, value in self.settings if name in numbers_of(phase)}
+        return replace(phase, **own) if own else phase
+
+
+def numbers_of(optimiser: Optimiser) -> tuple[str, ...]:
+    """Return the names of an optimiser's settings that are numbers."""
+    return tuple(f.name for f in fields(optimiser) if isinstance(getattr(optimiser, f.name), float))
+
+
+@dataclass(frozen=True)
+class Span(Value, ABC):
+    """Where a setting is drawn from."""
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> float:
+        """Return a value."""
+
+
+@dataclass(frozen=True)
+class Uniform(Span):
+    """A number between two, all alike."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low <= self.high < math.inf:
+            raise InputError(f"Uniform({self.low}, {self.high}): give two finite numbers, the lower one first.")
+
+    def draw(self, generator: torch.Generator) -> float:
+        """Return a value."""
+        return self.low + (self.high - self.low) * _uniform(generator)
+
+
+@dataclass(frozen=True)
+class LogUniform(Span):
+    """A number between two above 0, all orders of magnitude alike."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high < math.inf:
+            raise InputError(f"LogUniform({self.low}, {self.high}): give two numbers above 0, the lower one first.")
+
+    def draw(self, generator: torch.Generator) -> float:
+        """Return a value."""
+        return self.low * (self.high / self.low) ** _uniform(generator)
+
+
+@dataclass(frozen=True)
+class OneOf(Span):
+    """One of several numbers or spans, all alike.
+
+    >>> OneOf((0.0, Uniform(0.2, 0.5))).draw(torch.Generator().manual_seed(0))
+    0.0
+    """
+
+    options: tuple[float | Span, ...]
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            raise InputError("OneOf(()) has nothing to choose from; give at least one number or span.")
+
+    def draw(self, generator: torch.Generator) -> float:
+        """Return a value."""
+        chosen = self.options[int(torch.randint(len(self.options), (), generator=generator))]
+        return chosen.draw(generator) if isinstance(chosen, Span) else chosen
+
+
+def _uniform(generator: torch.Generator) -> float:
+    return float(torch.rand((), generator=generator, dtype=torch.float64))
+
+
+@dataclass(frozen=True, init=False)
+class Space(Value):
+    """Spans of settings, from which each branch draws a variant.
+
+    >>> Space(rate=LogUniform(0.1, 10.0), dropout=OneOf((0.0, 0.1)))
+    Space(dropout=OneOf(options=(0.0, 0.1)), rate=LogUniform(low=0.1, high=10.0))
+    """
+
+    spans: tuple[tuple[str, Span], ...]
+
+    def __init__(self, spans: tuple[tuple[str, Span], ...] = (), **named: Span):
+        found = sorted((*spans, *named.items()), key=lambda pair: pair[0])
+        for name, span in found:
+            if not isinstance(span, Span):
+                raise InputError(
+                    f"Space: {name} is {span!r}; give Uniform(low, high), LogUniform(low, high) or OneOf((...))."
+                )
+        object.__setattr__(self, "spans", tuple((name, span) for name, span in found))
+
+    def __repr__(self) -> str:
+        return f"Space({', '.join(f'{name}={span!r}' for name, span in self.spans)})"
+
+    def draw(self, generator: Callable[[str], torch.Generator]) -> Variant:
+        """Return a variant; `generator` gives the generator of each setting, so that one more setting changes no other."""
+        return Variant(tuple((name, span.draw(generator(name))) for name, span in self.spans))
+
+
+def check_known(names: set[str], optimiser: Optimiser, read: set[str]) -> str:
+    """Return what is wrong with the names of settings, where a phase has this optimiser and operators read some."""
+    known = {*OF_STEPS, *numbers_of(optimiser), *read}
+    for name in sorted(names - known):
+        return f"variants set {name!r}, which neither {type(optimiser).__name__} nor an operator knows; known are {', '.join(sorted(known))}{did_you_mean(name, sorted(known))}"
+    return ""
