@@ -86,3 +86,16 @@ def test_words_that_do_not_go_together_are_refused(table, tmp_path):
     assert "no leaf 'f9'" in refused("run-leaf", run, "f9")
     (run / "command.json").unlink()
     assert "has no command.json" in refused("run-leaf", run, "f0")
+
+
+def test_plan_says_how_long_a_cluster_takes(table):
+    told = json.loads(choral("plan", "deep_ensemble", "--members", "16", "--epochs", "1600", "--cluster", "8",
+                             "--step-seconds", "0.01", "--rows", "12800", "--json").stdout)["cluster"]  # fmt: skip
+    assert told["leaves"] == 16
+    assert told["seconds"] == pytest.approx(5 + 2 * 100 * 100 * 0.01)
+    assert told["alone"] == pytest.approx(5 + 16 * 100 * 100 * 0.01)
+    assert told["least"] == pytest.approx(5 + 100 * 100 * 0.01)
+    said = choral("plan", "deep_ensemble", "--data", table, "--target", "y", "--cluster", "4").stdout
+    assert " on 4 workers, " in said
+    assert "add --data FILE, or --step-seconds and --rows" in refused("plan", "single", "--cluster", "4")
+    assert "add --cluster N" in refused("plan", "single", "--rows", "4")

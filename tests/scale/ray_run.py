@@ -105,7 +105,7 @@ def main(folder: str) -> None:
     ray.init(address=cluster.address, log_to_driver=False)
     there = choral.Ray(address=cluster.address)
     try:
-        recipe = make("sebays_freeze", epochs=24, members=3, training=QUICK)
+        recipe = make("sebays_freeze", epochs=24, members=3, branches=3, training=QUICK)
         choral.fit(BUILD, (x, y), recipe, run_dir=root / "one", **OPTIONS)
         heard: list[dict[str, Any]] = []
         choral.fit(BUILD, (x, y), recipe, run_dir=root / "two", cluster=there, listener=heard.append, **OPTIONS)

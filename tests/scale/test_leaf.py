@@ -43,9 +43,18 @@ def train(folder, recipe, order=lambda paths: paths, **options):
             choral.run_leaf(folder, path, build, (X, Y), recipe, **options)
 
 
-@pytest.mark.parametrize("method", ["deep_ensemble", "prune_and_tune", "sequential_anchored", "sebays_freeze", "edst"])
-def test_leaves_in_any_order_give_the_bytes_and_counts_of_one_process(method, tmp_path):
-    recipe = make(method, epochs=12, members=4, training=QUICK)
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("deep_ensemble", {}),
+        ("prune_and_tune", {}),
+        ("sequential_anchored", {"chains": 2}),
+        ("sebays_freeze", {"branches": 2}),
+        ("edst", {}),
+    ],
+)
+def test_leaves_in_any_order_give_the_bytes_and_counts_of_one_process(method, more, tmp_path):
+    recipe = make(method, epochs=12, members=4, training=QUICK, **more)
     options = OPTIONS | {"executor": "sequential"}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **options)

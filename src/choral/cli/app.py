@@ -17,6 +17,7 @@ from choral.cli.options import (
     Epochs,
     Equal,
     Extend,
+    Forecasting,
     Given,
     Json,
     Kept,
@@ -98,6 +99,7 @@ def plan(
     ] = None,
     reading: Reading,
     settings: Settings,
+    forecasting: Forecasting,
     json: Json = False,
 ) -> None:
     """Show what a method would do with a budget, before any training; with --data, exactly what fit would do."""
@@ -113,13 +115,15 @@ def plan(
         _need_data(reading, settings)
         recipe = make(known.name, epochs=epochs or 200, members=None if members == 1 else members)
         stops = {} if stop is None else {"stop": stop.to_dict()}
-        write_json(recipe.describe() | stops) if json else say(show(recipe, stop=stop))
+        times = scaling.times(forecasting, recipe)
+        write_json(recipe.describe() | stops | times) if json else say(show(recipe, stop=stop))
+        scaling.tell_times(times, quiet=json)
         return
     ready = prepare_fit(data, reading, settings, watching, method=name, epochs=epochs, members=members, quiet=json)
-    _show_plan(ready, reading.likelihood, json=json)
+    _show_plan(ready, reading.likelihood, scaling.times(forecasting, ready.recipe, ready), json=json)
 
 
-def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
+def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, json: bool) -> None:
     """Print the plan of a fit, and what is known of its data and network."""
     from choral.preview import show
 
@@ -133,13 +137,14 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
             {} if ready.stop is None else {"stop": ready.stop.to_dict(), "validation": ready.validation}
         )
         about = {"training": ready.training.to_dict(), "columns": read, "text": text}
-        write_json(ready.recipe.describe() | stops | about)
+        write_json(ready.recipe.describe() | stops | about | times)
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
     if ready.validation:
         say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
     say(f"network: {_network(ready.build())}")
     say(text)
+    scaling.tell_times(times, quiet=json)
 
 
 def _need_data(reading: Reading, settings: Settings) -> None:

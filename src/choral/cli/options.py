@@ -137,6 +137,23 @@ class Watching:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forecasting:
+    """A cluster whose time is asked for."""
+
+    cluster: Annotated[
+        int | None, typer.Option("--cluster", min=1, help="Say how long it takes on so many workers of a cluster.")
+    ] = None
+    step_seconds: Annotated[
+        float | None,
+        typer.Option("--step-seconds", help="Seconds of one training step; measured here if data is given."),
+    ] = None
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Training rows, where no data is given.")] = None
+    failure_hours: Annotated[
+        float | None, typer.Option("--failure-hours", help="Hours between two failures of one worker, on average.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Apart:
     """Whether, and how, a run is trained by other processes."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from choral.cli.options import Apart, Json, Progress, Quiet, Reading, Running, Settings, Watching
+from choral.cli.options import Apart, Forecasting, Json, Progress, Quiet, Reading, Running, Settings, Watching, given
 from choral.cli.output import progress, say, table, write_json
 from choral.cli.preparing import prepare_fit
 
@@ -82,6 +82,69 @@ def cluster_of(word: str | None) -> Any:
     from choral.scale.clusters import Ray
 
     return None if word is None else Ray(address=None if word == "ray" else word)
+
+
+def times(asked: Forecasting, recipe: Any, ready: Any = None) -> dict[str, Any]:
+    """Return how long a method takes on a cluster, nothing if it is not asked for.
+
+    Args:
+        asked: how many workers, and what is known of them.
+        recipe: the method.
+        ready: what fit would do, where data is given: a step is then measured.
+    """
+    from choral.base.errors import InputError
+    from choral.scale.cutting import cut
+    from choral.scale.forecast import Conditions, expected_seconds
+
+    if asked.cluster is None:
+        if given(asked):
+            raise InputError(f"{next(iter(given(asked)))} is about a cluster; add --cluster N, or leave it out.")
+        return {}
+    rows, step = (asked.rows, asked.step_seconds) if ready is None else _measured(ready, asked.step_seconds)
+    if rows is None or step is None:
+        raise InputError(
+            "--cluster needs the seconds of a step and the rows; add --data FILE, or --step-seconds and --rows."
+        )
+    if not step > 0 or (asked.failure_hours is not None and not asked.failure_hours > 0):
+        raise InputError("--step-seconds and --failure-hours are numbers above 0; give such.")
+    failure = {} if asked.failure_hours is None else {"failure_seconds": 3600 * asked.failure_hours}
+    conditions, leaves = Conditions(step_seconds=step, **failure), cut(recipe.plan, 1)
+    found = {n: expected_seconds(leaves, n, rows, conditions) for n in (1, asked.cluster, len(leaves))}
+    about = {"workers": asked.cluster, "leaves": len(leaves), "step_seconds": step}
+    return {"cluster": about | {"seconds": found[asked.cluster], "alone": found[1], "least": found[len(leaves)]}}
+
+
+def _measured(ready: Any, step: float | None) -> tuple[int, float]:
+    """Return the training rows of a fit, and the seconds of one of its steps."""
+    from choral.engine.executors import step_seconds
+    from choral.scale.calls import call_of
+
+    (build, data, recipe), options = ready.arguments()
+    job = call_of(build, data, recipe, options).job()
+    return job.source.drawn(), step or step_seconds(job.task, job.source, job.recipe.plan)
+
+
+def tell_times(found: dict[str, Any], *, quiet: bool) -> None:
+    """Say how long a method takes on a cluster."""
+    if quiet or not found:
+        return
+    about = found["cluster"]
+    say(
+        f"cluster: {_span_of(about['seconds'])} on {about['workers']} workers, {_span_of(about['alone'])} on one "
+        f"({about['alone'] / about['seconds']:.1f}x); {about['leaves']} leaves, at least {_span_of(about['least'])} however many workers; one step "
+        f"takes {about['step_seconds']:.3g} s"
+    )
+
+
+def _span_of(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> _span_of(42.1), _span_of(600), _span_of(36000)
+    ('42 s', '10.0 min', '10.0 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def tell_prepared(words: Words, ready: Any, folder: Path, apart: Apart, running: Running) -> None:

@@ -177,6 +177,15 @@ def choose_threads(task: Task, source: Source, plan: Phase, *, stacked: bool) ->
     return Threads().of(each, rows, run, together=branches, passes=passes)
 
 
+def step_seconds(task: Task, source: Source, plan: Phase) -> float:
+    """Return the seconds of one training step of one network, measured; 0 for a plan that trains nothing."""
+    phases = [phase for phase in trainings(plan) if phase.epochs]
+    if not phases:
+        return 0.0
+    order = torch.arange(min(source.points, phases[0].batch_size))
+    return _time(PlainTrainer, task, source, phases[0], [task.blueprint.fresh(0, "measure")], order)
+
+
 def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[str, float]:
     """Return seconds for one step of one network under both executors (vectorised missing if it cannot run)."""
     state = task.blueprint.fresh(0, "measure")

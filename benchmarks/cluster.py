@@ -1,0 +1,209 @@
+"""Two Ray machines in one: are members the bytes of one process, how much faster are two workers, and what does it cost when things die?
+
+    python benchmarks/cluster.py speed            four methods, one worker and two: seconds, ratio, equal bytes
+    python benchmarks/cluster.py kills [EACH]     workers killed, machines lost (EACH times, 20) and drivers killed (a quarter of it)
+
+Runs in a network namespace of its own (root, or unprivileged namespaces). One thread for each leaf. The start of Ray and of its workers is
+told apart. Two workers need two idle processors: on a busy machine raise the priority of the session first.
+"""
+
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+ALONE = "CHORAL_ALONE"
+
+METHODS: dict[str, dict[str, Any]] = {
+    "deep_ensemble": {"members": 16},
+    "sequential_anchored": {"members": 16, "chains": 4},
+    "prune_and_tune": {"members": 6},
+    "sebays_freeze": {"members": 6, "branches": 3},
+}
+EPOCHS = {"deep_ensemble": 1600, "sequential_anchored": 1600, "prune_and_tune": 800, "sebays_freeze": 192}
+
+
+def recipe_of(method: str, epochs: int) -> Any:
+    from choral.plan import Adam
+    from choral.recipes import make
+    from choral.recipes.training import Training
+
+    return make(
+        method, epochs=epochs, training=Training(rate=0.003, optimiser=Adam(), batch_size=64), **METHODS[method]
+    )
+
+
+def problem() -> tuple[Any, Any, Any]:
+    """Return a network and made-up points."""
+    import torch
+
+    from choral import models
+
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2000, 32, generator=draw), torch.randint(5, (2000,), generator=draw)
+    return functools.partial(models.mlp, 32, 5, hidden=(96, 96)), x, y
+
+
+def fit(method: str, epochs: int, folder: Path, *, address: str = "", seconds: float = 1.0) -> dict[str, Any]:
+    """Train a method, by one process or on the cluster at an address; return its seconds and the epochs that were heard."""
+    import choral
+
+    build, x, y = problem()
+    heard: list[dict[str, Any]] = []
+    cluster = choral.Ray(address=address) if address else None
+    started = time.perf_counter()
+    ensemble = choral.fit(
+        build,
+        (x, y),
+        recipe_of(method, epochs),
+        run_dir=folder,
+        cluster=cluster,
+        threads=1,
+        executor="sequential",
+        checkpoint_seconds=seconds,
+        listener=heard.append,
+        progress=False,
+    )
+    taken = time.perf_counter() - started
+    told = [event["seconds"] * len(event["places"]) for event in heard if event["kind"] == "epoch"]
+    return {"seconds": taken, "epochs": len(told), "trained": sum(told), "counted": ensemble.info["counted"]}
+
+
+def members(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted((folder / "members").iterdir())}
+
+
+def bound(method: str, epochs: int, workers: int) -> float:
+    """Return how much faster so many workers can be: a parent is trained before its children."""
+    from choral.scale.cutting import cut
+    from choral.scale.forecast import makespan
+
+    leaves = cut(recipe_of(method, epochs).plan, 1)
+    return makespan(leaves, 1, lambda leaf: leaf.epochs) / makespan(leaves, workers, lambda leaf: leaf.epochs)
+
+
+def speed() -> None:
+    import ray
+    from tests.scale.ray_run import two_nodes
+
+    root = Path(tempfile.mkdtemp(prefix="choral-cluster-"))
+    started = time.perf_counter()
+    cluster = two_nodes()
+    ray.init(address=cluster.address, log_to_driver=False)
+    fit("deep_ensemble", 320, root / "warm", address=cluster.address)  # workers begin, and import torch
+    print(f"Ray, two machines and their workers: started in {time.perf_counter() - started:.1f} s")
+    rows: dict[str, dict[str, Any]] = {}
+    for method in METHODS:
+        rows[method] = {"two": fit(method, EPOCHS[method], root / f"{method}-2", address=cluster.address)["seconds"]}
+    own = ray.get_runtime_context().get_node_id()
+    cluster.remove_node(next(node for node in cluster.worker_nodes if node.node_id != own), allow_graceful=True)
+    for method in METHODS:
+        rows[method] |= {"one": fit(method, EPOCHS[method], root / f"{method}-1", address=cluster.address)["seconds"]}
+    for method in METHODS:
+        rows[method] |= {"process": fit(method, EPOCHS[method], root / method)["seconds"]}
+        three = [members(root / f"{method}{tail}") for tail in ("", "-1", "-2")]
+        same = three[0] == three[1] == three[2]
+        row = rows[method]
+        print(
+            f"{method:20s} one process {row['process']:6.1f} s, one worker {row['one']:6.1f} s, two {row['two']:6.1f} s: {row['one'] / row['two']:.2f}x "
+            f"(at most {bound(method, EPOCHS[method], 2):.2f}x), {len(three[0])} members, {'equal bytes' if same else 'DIFFERENT BYTES'}"
+        )
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def drive(method: str, epochs: str, folder: str, address: str) -> None:
+    print(json.dumps(fit(method, int(epochs), Path(folder), address=address)))
+
+
+def driver(method: str, epochs: int, folder: Path, address: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-W", "ignore", str(HERE), "drive", method, str(epochs), str(folder), address]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def kills(each: int = 20) -> None:
+    """Kill at random moments; every run must end with the bytes of one process."""
+    from tests.scale.ray_run import two_nodes
+
+    chance, root = random.Random(7), Path(tempfile.mkdtemp(prefix="choral-cluster-"))
+    cluster = two_nodes()
+    for method in METHODS:
+        fit(method, EPOCHS[method], root / method)
+    for kind, count in (("worker", each), ("machine", each), ("driver", max(1, each // 4))):
+        done, number, good, lost = 0, 0, True, list[float]()
+        while done < count:
+            method = list(METHODS)[number % len(METHODS)]
+            folder = root / f"{kind}-{number}"
+            hits, told = _killed(
+                cluster, kind, method, EPOCHS[method], folder, chance, min(count - done, max(1, count // 4))
+            )
+            good &= members(folder) == members(root / method)
+            whole = told["counted"]
+            lost.append((told["epochs"] - whole["epochs"]) * whole["train_seconds"] / whole["epochs"] if hits else 0.0)
+            done, number = done + hits, number + 1
+        each_lost = sum(lost) / max(1, done)
+        said = (
+            "" if kind == "driver" else f", {each_lost:.2f} s of training done again for each (checkpoints every 1 s)"
+        )
+        print(
+            f"{kind:8s} killed {done} times in {number} runs: {'equal bytes' if good else 'DIFFERENT BYTES'}{said}",
+            flush=True,
+        )
+    cluster.shutdown()
+
+
+def _killed(
+    cluster: Any, kind: str, method: str, epochs: int, folder: Path, chance: random.Random, most: int
+) -> tuple[int, dict[str, Any]]:
+    """Train a method while something is killed up to `most` times; return how often, and what the last driver told."""
+    from tests.scale.ray_run import ROOM, worker_ids
+
+    hits, process = 0, driver(method, epochs, folder, cluster.address)
+    while process.poll() is None:
+        if hits >= most or not worker_ids():
+            time.sleep(0.05)
+            continue
+        time.sleep(chance.uniform(0.0, 3.0))
+        found = worker_ids()
+        if process.poll() is not None or not found:
+            continue
+        hits += 1
+        if kind == "worker":
+            os.kill(chance.choice(found), signal.SIGKILL)
+        elif kind == "driver":
+            process.kill()
+            process.communicate()
+            process = driver(method, epochs, folder, cluster.address)
+        else:
+            cluster.remove_node(chance.choice(sorted(cluster.worker_nodes, key=id)), allow_graceful=False)
+            cluster.add_node(num_cpus=1, object_store_memory=ROOM)
+    out, _ = process.communicate()
+    if process.returncode:  # the machine that was lost was the driver's own: the same command goes on
+        out = driver(method, epochs, folder, cluster.address).communicate()[0]
+    return hits, json.loads(out.strip().splitlines()[-1])
+
+
+def main(what: str = "speed", *rest: str) -> None:
+    if what == "drive":
+        drive(*rest)
+        return
+    if ALONE not in os.environ:
+        user = ["--map-root-user"] if os.geteuid() else []
+        words = ["unshare", "--net", *user, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+        os.execvpe(words[0], [*words, sys.executable, *sys.argv], os.environ | {ALONE: "1"})
+    {"speed": speed, "kills": kills}[what](*map(int, rest))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
