@@ -29,6 +29,7 @@ ORDER = [
     "engine",
     "scale",
     "ensemble",
+    "automatic",
     "listeners",
     "fit",
     "testing",

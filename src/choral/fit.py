@@ -26,6 +26,7 @@ from choral.ensemble import shares
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble, ensemble_from
 from choral.ensemble.noise import settle_noise
+from choral.ensemble.out_of_fold import read_folds, settle_folds
 from choral.ensemble.saving import Saved, check_same, in_memory, load_file, load_folder
 from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
@@ -33,7 +34,7 @@ from choral.plan.stopping import EarlyStop, Keep
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 from choral.scale.apart import Asked, check_cluster, train_apart
-from choral.scale.calls import OPTIONS, Call, carry_out_leaves, cut_for
+from choral.scale.calls import OPTIONS, Call, carry_out_leaves, cut_for, folded
 from choral.scale.clusters import Ray
 from choral.scale.gathering import fetched
 from choral.scale.remote import Store, is_far
@@ -57,6 +58,8 @@ def fit(
     likelihood: Likelihood | str | None = None,
     standardise: bool | None = None,
     validation: Any = None,
+    folds: int | None = None,
+    groups: Any = None,
     stop: EarlyStop | None = None,
     keep: Keep | None = None,
     time_limit: float | None = None,
@@ -105,6 +108,10 @@ def fit(
             unless the likelihood says how large their noise is.
         validation: points no member is trained on: a share of the data, drawn by the seed (of each class, for labels in memory), or
             data of its own, as `data`. Every epoch ends with a look at them, which training does not notice.
+        folds: cross-validation instead: members hold out one of so many parts of the points each, in turn, and are watched by it (a
+            method without a fork of members is run once for each part). Every part has its share of each class. The ensemble then
+            has honest scores of all points (`info['out_of_fold']`), conformal intervals or sets, and `out_of_fold`.
+        groups: a value for each point; points of equal value are held out together by folds.
         stop: when a training phase ends before its epochs, by what the held-out points say: `choral.EarlyStop(patience=16)`.
             Epochs are then an upper bound.
         keep: what a training phase leaves: 'best', the state that predicted the held-out points best, or 'last'; 'best' with
@@ -140,7 +147,7 @@ def fit(
     started = time.perf_counter()
     options = {name: value for name, value in locals().items() if name in OPTIONS}
     parts = parts_of(data_parallel=data_parallel, accumulate=accumulate, batch_norm=batch_norm)
-    chosen = recipe_of(recipe)
+    chosen = folded(recipe_of(recipe), folds, groups)
     call = Call(build, data, chosen, options, time_limit, process_wide)
     if cluster is not None:
         check_cluster(cluster, run_dir, time_limit=time_limit, extend=extend, data_parallel=data_parallel)
@@ -188,7 +195,10 @@ def fit(
                 info=costs,
                 posthoc=weights,
             )
-            settle_noise(ensemble, job.judged_on, folder, run=run_of(plan))
+            if folds is None:
+                settle_noise(ensemble, job.judged_on, folder, run=run_of(plan))
+            else:
+                settle_folds(ensemble, job.judged_on, folder, run=run_of(plan))
     return ensemble
 
 
@@ -225,7 +235,10 @@ def load(
         saved = load_file(path, build, output=output, likelihood=likelihood)
     else:
         saved = load_folder(path, build, partial=partial, output=output, likelihood=likelihood)
-    return _ensemble(saved, str(path), build, check_build)
+    ensemble = _ensemble(saved, str(path), build, check_build)
+    if path.is_dir():
+        read_folds(ensemble, path, saved.store.run or "")
+    return ensemble
 
 
 def _ensemble(saved: Saved, where: str, build: Builds | None, check_build: bool) -> Ensemble:

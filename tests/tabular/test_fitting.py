@@ -128,3 +128,24 @@ def test_columns_named_by_numbers_and_a_run_folder(tmp_path: Path) -> None:
     assert torch.equal(ensemble.predict(frame).mean, again.predict(frame).mean)
     assert len(frame.columns) == 3
     assert list(frame.columns) == [0, 1, 2]  # the user's frame is left alone
+
+
+def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_tell(tmp_path: Path) -> None:
+    frame = houses(40)
+    frame["owner"] = [f"o{i // 4}" for i in range(40)]
+    ensemble = choral.fit_table(frame, "price", drop=["sold"], group="owner", folds=2, epochs=4, progress=False)
+    assert ensemble.members == 2
+    folds = ensemble.out_of_fold.folds.numpy()
+    assert all(len(set(folds[frame["owner"] == o])) == 1 for o in set(frame["owner"]))
+    assert prepared(load_problem(houses(120), target="price", holdout=None), folds=5).recipe.epochs == 5 * 300
+    assert prepared(load_problem(frame, target="price", holdout=None), folds=5).recipe.epochs >= 5 * 60
+    with pytest.raises(InputError, match="folds hold out rows of any time"):
+        choral.fit_table(frame, "price", time="size", folds=2)
+    frame.to_csv(tmp_path / "h.csv", index=False)
+    words = ["fit", str(tmp_path / "h.csv"), "--target", "price", "--folds", "2", "--epochs", "4"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run"), "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert "out of fold, over 30 training rows: rmse" in done.stderr
+    assert "of 90% cover" in done.stderr
+    planned = CliRunner().invoke(app, ["plan", "packed", "--data", *words[1:6], "--json"])
+    assert "Fold(folds=2)" in json.loads(planned.stdout)["text"]

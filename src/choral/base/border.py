@@ -71,6 +71,7 @@ RULES = {
     "batch_size": _COUNT,
     "epochs": Rule(lambda value: is_whole(value, 0), "a whole number of 0 or more"),
     "members": _or_none(_COUNT),
+    "folds": _or_none(Rule(lambda value: is_whole(value, 2), "a whole number of 2 or more")),
     "executor": _one_of("auto", "sequential", "vectorised"),
     "precision": _one_of("fp32", "bf16", "fp16", "fp64"),
     "checkpoint_seconds": Rule(lambda value: is_number(value, 0), "a number of seconds, 0 or more"),
@@ -108,7 +109,8 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
             said = f"lacks {missing}" if missing else f"was given {len(args)} arguments without a name"
             raise InputError(f"{function.__name__} {said}; it takes {takes}.")
         for name, rule in rules:
-            if name in given and not rule.accepts(given[name]):
+            unsaid = given.get(name) is None and name in parameters and parameters[name].default is None
+            if name in given and not unsaid and not rule.accepts(given[name]):
                 several = name == "seed" and "seeds" in parameters and isinstance(given[name], Sequence)
                 hint = f", or several as seeds={given[name]!r}" if several else ""
                 raise InputError(f"{name} is {given[name]!r}; give {rule.words}{hint}.")

@@ -37,6 +37,7 @@ from choral.cli.preparing import (
     baseline_note,
     check_executor,
     ended_note,
+    folds_note,
     prepare,
     prepare_fit,
     warned,
@@ -112,7 +113,7 @@ def plan(
     check_members(name, members)
     if data is None:
         stop = None if watching.patience is None else EarlyStop(patience=watching.patience)
-        _need_data(reading, settings)
+        _need_data(reading, settings, Watching(folds=watching.folds))
         recipe = make(known.name, epochs=epochs or 200, members=None if members == 1 else members)
         stops = {} if stop is None else {"stop": stop.to_dict()}
         times = scaling.times(forecasting, recipe)
@@ -120,7 +121,7 @@ def plan(
         scaling.tell_times(times, quiet=json)
         return
     ready = prepare_fit(data, reading, settings, watching, method=name, epochs=epochs, members=members, quiet=json)
-    _show_plan(ready, reading.likelihood, scaling.times(forecasting, ready.recipe, ready), json=json)
+    _show_plan(ready, reading.likelihood, scaling.times(forecasting, ready.planned, ready), json=json)
 
 
 def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, json: bool) -> None:
@@ -130,27 +131,31 @@ def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, jso
     problem = ready.problem
     trained, held = problem.validating(ready.validation)
     points = (trained.x_train, trained.y_train)
-    text = show(ready.recipe, ready.build, points, stop=ready.stop, validation=held, likelihood=likelihood)
+    text = show(ready.planned, ready.build, points, stop=ready.stop, validation=held, likelihood=likelihood)
     if json:
         read = problem.table.describe() if problem.table else []
         stops: dict[str, Any] = (
             {} if ready.stop is None else {"stop": ready.stop.to_dict(), "validation": ready.validation}
         )
         about = {"training": ready.training.to_dict(), "columns": read, "text": text}
-        write_json(ready.recipe.describe() | stops | about | times)
+        write_json(ready.planned.describe() | stops | about | times)
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
     if ready.validation:
         say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
+    if ready.folds:
+        say(
+            f"folds: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself"
+        )
     say(f"network: {_network(ready.build())}")
     say(text)
     scaling.tell_times(times, quiet=json)
 
 
-def _need_data(reading: Reading, settings: Settings) -> None:
+def _need_data(reading: Reading, settings: Settings, watching: Watching) -> None:
     from choral.base.errors import InputError
 
-    typed = given(replace(reading, holdout=0.0), settings)
+    typed = given(replace(reading, holdout=0.0), settings, watching)
     if typed:
         raise InputError(f"{next(iter(typed))} changes what fit does with data; add --data FILE, or leave it out.")
 
@@ -208,7 +213,7 @@ def fit(
     words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)
     ready = words.understood(quiet=silent)
     problem, recipe = ready.problem, ready.recipe
-    rules_of(ready.validation, ready.stop, keep, time_limit)
+    rules_of(ready.validation, ready.stop, keep, time_limit, ready.folds)
     folder = out or Path("runs") / f"{_stem(data)}-{recipe.name}"
     if apart.prepare:
         scaling.tell_prepared(words, ready, folder, apart, running)
@@ -219,7 +224,7 @@ def fit(
             run_dir=folder,
             seed=running.seed,
             executor=running.executor,
-            listener=warned(bar(recipe.name, recipe.epochs), recipe, ready.rows),
+            listener=warned(bar(recipe.name, ready.planned.epochs), ready.planned, ready.rows),
             progress=False,
             overwrite=running.overwrite,
             extend=extend,
@@ -244,9 +249,9 @@ def _tell(ensemble: Any, problem: Any, folder: Path, *, json: bool) -> None:
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
     row, found = reporting.measured(ensemble, problem, folder)
-    worse = baseline_note(found)
-    if worse:
-        note(worse)
+    for line in (baseline_note(found), folds_note(ensemble.info)):
+        if line:
+            note(line)
     if json:
         read = {"columns": problem.table.describe()} if problem.table and problem.table.columns else {}
         classes = {"classes": found["classes"]} if "classes" in found else {}

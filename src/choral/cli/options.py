@@ -64,6 +64,10 @@ Patience = Annotated[
     int | None,
     typer.Option("--patience", min=1, help="Epochs without a better validation score before training stops."),
 ]
+Folded = Annotated[
+    int | None,
+    typer.Option("--folds", min=2, help="Cross-validation: each member holds out one of so many parts of the rows."),
+]
 Kept = Annotated[
     str | None, typer.Option("--keep", help="best or last: the state a training leaves; best if validated.")
 ]
@@ -134,6 +138,7 @@ class Watching:
 
     validation: Share = None
     patience: Patience = None
+    folds: Folded = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,6 +129,19 @@ def baseline_note(found: dict[str, Any]) -> str | None:
     )
 
 
+def folds_note(info: dict[str, Any]) -> str:
+    """Return a sentence on what out-of-fold predictions tell; nothing without folds."""
+    found = info.get("out_of_fold")
+    if not found:
+        return ""
+    named = [n for n in ("rmse", "accuracy", "pinball", "nll") if n in found["scores"]]
+    scores = ", ".join(f"{n} {found['scores'][n]:.4g}" for n in named)
+    covered = (
+        f"; intervals or sets of {found['level']:.0%} cover {found['coverage']:.1%}" if "coverage" in found else ""
+    )
+    return f"choral: out of fold, over {found['rows']:,} training rows: {scores}{covered}."
+
+
 def ended_note(info: dict[str, Any]) -> str:
     """Return a sentence on training that ended before its budget; nothing if none did.
 

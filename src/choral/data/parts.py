@@ -1,4 +1,4 @@
-"""The share of training data that is held out for validation."""
+"""Parts of training data that are held out: a share for validation, or folds."""
 
 import torch
 from torch import Tensor
@@ -55,3 +55,44 @@ def _by_size(order: Tensor, values: Tensor, count: int) -> Tensor:
     is_first = torch.zeros(len(order), dtype=torch.bool)
     is_first[places] = True
     return torch.cat([order[is_first], order[~is_first]])
+
+
+def partition(source: Source, parts: int, seed: int) -> Tensor:
+    """Return the part, from 0 on, that each point belongs to (point,), drawn by the seed.
+
+    Parts differ by at most one point. Each has its share of every class, and of small and large numbers, where targets are in
+    memory. Points of one group (`source.groups`) stay together; parts are then about equally large.
+
+    Args:
+        source: all points.
+        parts: how many.
+        seed: root of every draw.
+    """
+    if not 2 <= parts <= source.points:
+        raise InputError(f"folds is {parts} for {source.points} points; give 2 or more, at most one for each point.")
+    generator = rng.generator(seed, "folds")
+    if source.groups is not None:
+        return _by_group(source.groups, parts, generator)
+    order = torch.randperm(source.points, generator=generator)
+    targets = source.targets()
+    if targets is not None and targets[0].numel() == 1:
+        order = order[targets.flatten()[order].argsort(stable=True)]  # neighbours have equal or similar targets
+    rounds = -(-source.points // parts)
+    dealt = torch.stack([torch.randperm(parts, generator=generator) for _ in range(rounds)]).flatten()
+    found = torch.empty(source.points, dtype=torch.long)
+    found[order] = dealt[: source.points]
+    return found
+
+
+def _by_group(groups: Tensor, parts: int, generator: torch.Generator) -> Tensor:
+    """Return the part of each point: the largest group first, each into the part that has fewest points."""
+    sizes = groups.bincount()
+    if len(sizes) < parts:
+        raise InputError(f"folds is {parts} for {len(sizes)} groups; give at most one fold for each group.")
+    order = torch.randperm(len(sizes), generator=generator)
+    order = order[sizes[order].argsort(descending=True, stable=True)]
+    filled, place = torch.zeros(parts, dtype=torch.long), torch.empty(len(sizes), dtype=torch.long)
+    for group in order.tolist():
+        place[group] = int(filled.argmin())
+        filled[place[group]] += sizes[group]
+    return place[groups]

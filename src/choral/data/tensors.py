@@ -130,6 +130,8 @@ class Source(ABC):
 
     points: int
     weights: Tensor | None = None  # of the points (point,), float64; None counts all alike
+    groups: Tensor | None = None  # number of the group of each point (point,), whose points are held out together
+    folds: Tensor | None = None  # the part of cross-validation that each point belongs to (point,), from 0 on
     sampling: Sampling | None = None
     loader: DataLoader[Any] | None = None  # what the user gave, if it was one
     columns: dict[str, tuple[str, ...]] | None = None  # names of the columns of data frames, by x and y
@@ -151,9 +153,33 @@ class Source(ABC):
         checked = as_weights(weights, self.points)
         if bool((checked == 0).any()):
             kept = checked.nonzero().flatten()
-            return self.part(kept).weighing(checked[kept])
+            return self.piece(kept).weighing(checked[kept])
         twin = copy.copy(self)
         twin.weights = checked
+        return twin
+
+    def grouped(self, groups: Any) -> "Source":
+        """Return the same points, those with equal values of `groups` belonging together."""
+        values = np.asarray(groups)
+        if values.shape != (self.points,):
+            raise InputError(
+                f"groups has shape {values.shape} for {self.points} points; give one value for each point."
+            )
+        twin = copy.copy(self)
+        twin.groups = torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1))
+        return twin
+
+    def folded(self, folds: Tensor) -> "Source":
+        """Return the same points, each with the part of cross-validation it belongs to."""
+        twin = copy.copy(self)
+        twin.folds = folds
+        return twin
+
+    def piece(self, rows: Tensor) -> "Source":
+        """Return a source of some of the points with their weights and groups."""
+        twin = self.part(rows)
+        twin.weights = None if self.weights is None else self.weights[rows]
+        twin.groups = None if self.groups is None else self.groups[rows]
         return twin
 
     @abstractmethod

@@ -9,6 +9,7 @@ from choral.base import draws, rng
 from choral.base.batches import Batch, moved
 from choral.base.errors import PlanError
 from choral.base.types import Params
+from choral.data.parts import partition
 from choral.data.sources import Source
 from choral.engine.points import picked, weights_of
 from choral.engine.sharing import sharing_of
@@ -48,7 +49,18 @@ def _watched(operator: Operator | Starter, act: Callable[[], State]) -> State:
 class BranchContext:
     """The engine's side of `plan.phases.Context` for one branch at one place."""
 
-    def __init__(self, task: Task, source: Source, seed: int, place: Place, variant: Variant = Variant()):  # noqa: B008  # frozen
+    def __init__(
+        self,
+        task: Task,
+        source: Source,
+        seed: int,
+        place: Place,
+        variant: Variant = Variant(),  # noqa: B008  # frozen
+        held: torch.Tensor | None = None,
+    ):
+        self._seen = torch.arange(source.points)  # points that may be looked at
+        if held is not None:
+            self._seen = self._seen[~torch.isin(self._seen, held)]
         self._task, self._source, self._seed = task, source, seed
         self._place, self._fork = place.words, place.siblings.words
         self.branch, self.variant = place.branch, variant
@@ -67,6 +79,13 @@ class BranchContext:
     def sibling_generator(self, purpose: str) -> torch.Generator:
         """Return a generator all branches of the innermost fork share."""
         return rng.generator(self._seed, *self._fork, "siblings", purpose)
+
+    def partition(self, parts: int) -> torch.Tensor:
+        """Return the part that each training point belongs to."""
+        known = self._source.folds  # drawn by the targets as they are in the data, which rounding has not changed
+        if known is not None and int(known.max()) + 1 == parts:
+            return known
+        return partition(self._source, parts, self._seed)
 
     def fresh(self) -> State:
         """Return a newly built network's state."""
@@ -95,9 +114,9 @@ class BranchContext:
 
     def inputs(self, points: int | None = None) -> Iterator[Batch]:
         """Yield training inputs as the joint network reads them: all in order, or some at random."""
-        order = torch.arange(self.points)
-        if points is not None and points < self.points:
-            order = torch.randperm(self.points, generator=self.generator("inputs"))[:points]
+        order = self._seen
+        if points is not None and points < len(order):
+            order = order[torch.randperm(len(order), generator=self.generator("inputs"))[:points]]
         with draws.keyed(rng.key(self._seed, *self._place, "inputs")):
             for x, _ in self._source.epoch(order, _BATCH):
                 yield self._ready(x)
@@ -107,7 +126,8 @@ class BranchContext:
         network = self._task.blueprint.load(state).train()
         sharing = sharing_of(self._task.structure, network)
         network.zero_grad(set_to_none=True)
-        order = torch.randperm(self.points, generator=self.generator("gradients"))[: batches * _BATCH]
+        seen = self._seen
+        order = seen[torch.randperm(len(seen), generator=self.generator("gradients"))[: batches * _BATCH]]
         key = rng.key(self._seed, *self._place, "gradients")
         weights, device = weights_of(self._source, [None]), self._task.device
         for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):

@@ -17,7 +17,7 @@ from choral.engine.ledger import Ledger
 from choral.engine.points import for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.task import Task
 from choral.engine.trainers import PlainTrainer, StackedTrainer
-from choral.engine.validation import Rules, Validation
+from choral.engine.validation import Rules, Watcher
 from choral.plan.cost import batches_in
 from choral.plan.phases import Every, Train
 from choral.plan.state import Role, State
@@ -36,12 +36,13 @@ class Setting:
     seed: int
     flops: Flops
     ledger: Ledger
-    validation: Validation | None
+    validation: Watcher | None
     rules: Rules
 
-    def context(self, place: Place, variant: Variant = _PLAIN) -> BranchContext:
-        """Return what an operator at this place is lent."""
-        return BranchContext(self.task, self.source, self.seed, place, variant)
+    def context(self, place: Place, variant: Variant = _PLAIN, state: State | None = None) -> BranchContext:
+        """Return what an operator at this place is lent; points held out of a state are not among it."""
+        held = None if state is None else state.held
+        return BranchContext(self.task, self.source, self.seed, place, variant, held)
 
     def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
         """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
@@ -170,7 +171,7 @@ class Crew:
         ledger, changed = self.setting.ledger, list[State]()
         for branch, state in zip(self.branches, self.trainer.states()):
             if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
-                state = applied(rule.phase, state, self.setting.context(branch.place + suffix, branch.variant))
+                state = applied(rule.phase, state, self.setting.context(branch.place + suffix, branch.variant, state))
             changed.append(state)
         self._set(changed)  # operations are counted by their masks
         total, count = self.trainer.total, self.trainer.count

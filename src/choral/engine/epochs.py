@@ -12,6 +12,7 @@ from choral.base.errors import RunError
 from choral.engine import selecting
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.crew import Crew, Setting
+from choral.engine.validation import Validation
 from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.plan.walk import Place
@@ -193,15 +194,19 @@ class Epochs:
         started = time.perf_counter()
         self._take_out()
         key_of = {branch.place: key for crew in self.crews for branch, key in zip(crew.branches, crew.keys)}
-        outputs = validation.outputs([b.reached for b in branches], [key_of[b.place] for b in branches])
+        together = rules.stop is not None and rules.stop.by == "ensemble"
+        keys, outputs = [key_of[branch.place] for branch in branches], torch.empty(0)
         if self._selects:
+            assert isinstance(validation, Validation), "networks that are chosen among are watched by the same points"
+            outputs = validation.outputs([branch.reached for branch in branches], keys)
             finite = [bool(torch.isfinite(one).all()) for one in outputs]
             self._leave_out([b for b, whole in zip(branches, finite) if not whole], epoch)
             branches, outputs = [b for b, whole in zip(branches, finite) if whole], outputs[torch.tensor(finite)]
             if not branches:
                 return {}
-        together = rules.stop is not None and rules.stop.by == "ensemble"
-        values = validation.measured(outputs, together=together)
+            values = validation.measured(outputs, together=together)
+        else:
+            values = validation.values([branch.reached for branch in branches], keys, together=together)
         for branch, value in zip(branches, values):
             if math.isnan(value):
                 self._say_nan(epoch, branch)
@@ -215,6 +220,7 @@ class Epochs:
         if self.phase.select is not None:
             sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
             now = {i: outputs[branches.index(b)] for i, b in enumerate(sound) if b in branches}
+            assert isinstance(validation, Validation)
             selecting.choose(self.phase.select, validation, sound, now, epoch + 1)
         self.setting.ledger.count(validation_seconds=self.setting.task.parts.agreed(time.perf_counter() - started))
         return {branch.place: value for branch, value in zip(branches, values)}

@@ -9,6 +9,7 @@ members/       one file for each collected network
 leaves/        of a run that is cut into leaves (`choral.scale`): where each of them stands
 likelihood.json  what was estimated on the members' residuals (a noise); made again if it is lost
 results.json   what it cost; made again if it is lost
+out_of_fold.safetensors  what members say about the training points held out of them, if there are folds; made again if it is lost
 Others write beside it: evaluation.json (judging), report.json, report.html and figures/ (the report), and into the folder of a
 comparison comparison.json. Each file has one writer.
 """
@@ -53,6 +54,7 @@ RUN_FILES = (
     "evaluation.json",
     "report.json",
     "report.html",
+    "out_of_fold.safetensors",
     "ensemble.choral",
 )
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
@@ -149,7 +151,7 @@ def check_ours(folder: Path, *, overwrite: bool = False) -> None:
 def _is_ours(path: Path) -> bool:
     if path.suffix == ".html":
         return b"choral" in path.read_bytes()
-    if path.suffix == ".choral":
+    if path.suffix in (".choral", ".safetensors"):
         return path.read_bytes()[8:9] == b"{"  # the header of tensors begins there
     try:
         if path.suffix == ".jsonl":

@@ -4,11 +4,15 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+from choral.base.errors import PlanError
+from choral.data.parts import partition
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
+from choral.engine.folding import Folds
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Rules, Validation, set_apart
+from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 
 
@@ -28,7 +32,7 @@ class Job:
     recipe: Recipe
     task: Task
     source: Source
-    validation: Validation | None
+    validation: Validation | Folds | None
     rules: Rules
     watched: dict[str, Any]
 
@@ -47,30 +51,51 @@ def understood(
     target: str | int | None,
     weights: Any,
     validation: Any,
+    folds: int | None,
+    groups: Any,
     seed: int,
     **options: Any,
 ) -> Job:
     """Return the job that the arguments of `choral.fit` ask for; raises InputError or PlanError where it cannot be done.
 
     Args:
-        build, data, target, weights, validation, seed: as in `choral.fit`.
+        build, data, target, weights, validation, folds, groups, seed: as in `choral.fit`.
         recipe: the method.
         rules: when training ends.
         options: further arguments of `make_task`.
     """
     check_runnable(recipe)
+    if groups is not None:
+        data, target = source_of(data, target).grouped(groups), None
     whole = source_of(data, target, weights)
     check_batches(whole, recipe.plan)
     source, held = set_apart(whole, validation, seed, target, weights if is_key(weights) else None)
+    if folds is not None:
+        source = source.folded(partition(source, folds, seed))
+    raw = source
     task = make_task(build, source, recipe, **options)
     _say_doubt(task, source)
     source = source.reading(task.likelihood.read)
     rules = replace(rules, score=task.likelihood.prediction.score)
     say_what_is_lost(build, recipe)
     task = replace(task, remembers=try_training(task, source, recipe.plan))
-    watch = None if held is None else Validation(task, held, rules.measure, recipe.combination.word)
+    word = recipe.combination.word
+    if folds is not None:
+        _check_watched_apart(recipe)
+        by_folds = Folds(task, raw, rules.measure, word)
+        return Job(recipe, task, source.placed(task.device), by_folds, rules, by_folds.identity(rules))
+    watch = None if held is None else Validation(task, held, rules.measure, word)
     source = source.placed(task.device)
     return Job(recipe, task, source, watch, rules, rules.identity(validation, held))
+
+
+def _check_watched_apart(recipe: Recipe) -> None:
+    """Raise PlanError for a plan that chooses among networks by points which all of them hold out."""
+    if any(phase.select is not None for phase in trainings(recipe.plan)):
+        raise PlanError(
+            f"'{recipe.name}' chooses among networks while they are trained, by points that none of them sees, but every fold sees others; "
+            "give validation=0.2 instead of folds."
+        )
 
 
 def _say_doubt(task: Task, source: Source) -> None:

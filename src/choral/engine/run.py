@@ -21,7 +21,7 @@ from choral.engine.flops import Flops
 from choral.engine.ledger import Ledger
 from choral.engine.store import Log, MemberStore
 from choral.engine.task import Task
-from choral.engine.validation import Rules, Validation
+from choral.engine.validation import Rules, Watcher
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
 from choral.plan.walk import Place, Visitor, trainings, walk
@@ -61,7 +61,7 @@ class Run:
         checkpoints: Keeper | None,
         log: Log,
         seconds: float,
-        validation: Validation | None = None,
+        validation: Watcher | None = None,
         rules: Rules = _NO_RULES,
         apart: bool = False,
     ):
@@ -243,7 +243,8 @@ class Run:
 
     def _change(self, phase: Operator, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            branch.state = applied(phase, branch.reached, self.setting.context(branch.place + suffix, branch.variant))
+            context = self.setting.context(branch.place + suffix, branch.variant, branch.state)
+            branch.state = applied(phase, branch.reached, context)
             self._tell(phase, branch.place + suffix, branch.state)
         return self._end(stack)
 

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,8 +58,13 @@ class Rules:
         return {"validation": shown, "held out": held.digest(), "stop": stop, "keep": self.keep}
 
 
-def rules_of(validation: Any, stop: EarlyStop | None, keep: str | None, time_limit: float | None) -> Rules:
+def rules_of(
+    validation: Any, stop: EarlyStop | None, keep: str | None, time_limit: float | None, folds: int | None = None
+) -> Rules:
     """Return the checked wishes of a user; InputError for those that need validation without it."""
+    if validation is not None and folds is not None:
+        raise InputError("validation and folds both say which points are held out; give one of them.")
+    validation = validation if folds is None else folds
     if validation is None and (stop is not None or keep == "best"):
         wish = "stop" if stop is not None else "keep='best'"
         raise InputError(f"{wish} needs held-out points; give validation=0.2 (a share) or validation=(x, y) too.")
@@ -88,7 +93,7 @@ def set_apart(
         return source, None
     if isinstance(validation, int | float) and not isinstance(validation, bool):
         kept, held = held_out(source, float(validation), seed)
-        return _part(source, kept), _part(source, held)
+        return source.piece(kept), source.piece(held)
     if isinstance(validation, tuple | list) and len(validation) in (2, 3):
         x, y, *more = validation
         validation = (arranged(x, source.columns), arranged(y, source.columns, "y"), *more)
@@ -96,9 +101,18 @@ def set_apart(
     return source, source_of(validation, target, weights)
 
 
-def _part(source: Source, rows: Tensor) -> Source:
-    part = source.part(rows)
-    return part if source.weights is None else part.weighing(source.weights[rows])
+class Watcher(Protocol):
+    """Who measures networks after each epoch of their training."""
+
+    def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
+        """Return the measure of each network's own prediction, or the one of them all, for each.
+
+        Args:
+            states: networks of equal shapes as they are now.
+            keys: a number for each, by which it draws.
+            together: whether they stop together.
+        """
+        ...
 
 
 class _Moment:
@@ -141,7 +155,7 @@ class Validation:
     def _try(self) -> None:
         """Refuse points that do not fit and measures that do not exist, before anything is trained."""
         self.task.blueprint.interface.check(self.chunks[0])
-        self.task.likelihood.check(self.y, self.task.output_shape)
+        self.task.likelihood.check_judged(self.y, self.task.output_shape)
         few = self.y[:8]
         shape = (self.task.structure.members * self.task.structure.draws, len(few), *self.task.output_shape)
         weights = None if self.weights is None else self.weights[:8]
@@ -188,6 +202,10 @@ class Validation:
         stacked = StackedEvaluator(self.task, self._moment, keys)
         stacked.catch = plain.catch
         return stacked if works(stacked, few) else plain
+
+    def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
+        """Return the measures of networks as they are now."""
+        return self.measured(self.outputs(states, keys), together=together)
 
     def measured(self, outputs: Tensor, *, together: bool) -> list[float]:
         """Return the measure of each network's own prediction, or the one of them all, for each."""

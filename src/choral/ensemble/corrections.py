@@ -5,7 +5,6 @@ has; they are saved with it.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from choral.base.errors import InputError
@@ -71,7 +70,7 @@ def correct(prediction: Prediction, values: Sequence[Value]) -> Prediction:
         elif isinstance(value, StackingWeights):
             prediction = prediction.weighed(value.weights)
         else:
-            prediction = replace(prediction, conformal=value)
+            prediction = prediction.with_rule(value)
     return prediction
 
 

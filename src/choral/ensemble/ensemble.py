@@ -1,7 +1,7 @@
 """Ensemble: members in, predictions out; saved and loaded without pickle."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class Ensemble:
         self._blueprint = Blueprint(
             build, recipe.structure, device=torch.device("cpu"), images=False, interface=interface
         )
+        self.out_of_fold: Any = None  # of a fit with folds, `choral.ensemble.out_of_fold.OutOfFold`
         self._floats: torch.dtype | None = None
         self._evaluations: dict[Any, Evaluation] = {}
 
@@ -246,12 +247,34 @@ class Ensemble:
             threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
         """
         outputs = self._outputs(x, batch_size, device, precision, checked(threads))
-        return corrections.correct(self._uncorrected(outputs), self.posthoc)
+        return corrections.correct(self.uncorrected(outputs), self.posthoc)
 
-    def _uncorrected(self, outputs: Tensor) -> Prediction:
+    @property
+    def build(self) -> Builds:
+        """What makes its networks."""
+        return self._build
+
+    def built(self) -> nn.Module:
+        """Return a plain network as its members were before they were trained, or converted."""
+        return detach(self._blueprint.plain())
+
+    @property
+    def numbers(self) -> list[int]:
+        """The places of its networks in the plan: all of them, unless the time was up before."""
+        return list(range(self._count) if self._store.numbers is None else self._store.numbers)
+
+    def of_networks(self, numbers: Sequence[int]) -> "Ensemble":
+        """Return the ensemble of some of its networks, without corrections."""
+        twin = copy.copy(self)
+        twin._store, twin._count, twin.networks = self._store.showing(numbers), len(numbers), len(numbers)
+        twin.posthoc, twin.out_of_fold, twin._evaluations = (), None, {}
+        return twin
+
+    def uncorrected(self, outputs: Tensor, *, networks: int | None = None) -> Prediction:
+        """Return what raw outputs (row, batch, ...) predict before corrections; of so many networks, all if None."""
         classes = self.likelihood.classes(outputs)
         names = None if self.table is None or classes is None else self.table.names_of(classes)
-        about = About(self.recipe.combination.word, names, self.recipe.structure.owners(self._count))
+        about = About(self.recipe.combination.word, names, self.recipe.structure.owners(networks or self._count))
         return self.likelihood.predict(outputs, about)
 
     @guarded
@@ -270,7 +293,7 @@ class Ensemble:
         y = self.arranged_targets(x, y)
         outputs = self.outputs(x, **options)
         self._check_targets(y, outputs)
-        prediction = corrections.correct(self._uncorrected(outputs), self.posthoc)
+        prediction = corrections.correct(self.uncorrected(outputs), self.posthoc)
         targets = prediction.targets(y)
         return scores_of(prediction, targets, None if weights is None else as_weights(weights, len(targets)))
 
@@ -307,7 +330,7 @@ class Ensemble:
         y = self.arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
         self._check_targets(y, outputs)
-        return self.with_posthoc(*corrections.fit_corrections(self._uncorrected(outputs), y, **options))
+        return self.with_posthoc(*corrections.fit_corrections(self.uncorrected(outputs), y, **options))
 
     @guarded
     def save(self, path: str | Path) -> None:

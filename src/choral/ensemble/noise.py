@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from torch import Tensor
+
 from choral.data.sources import Source
 from choral.engine.folder import keep_likelihood, read_likelihood
 from choral.engine.task import some_points
@@ -10,12 +12,19 @@ from choral.ensemble.ensemble import Ensemble
 _ROWS = 2048  # residuals that are looked at
 
 
-def settle_noise(ensemble: Ensemble, source: Source, folder: Path | None = None, *, run: str = "") -> None:
+def settle_noise(
+    ensemble: Ensemble,
+    source: Source | tuple[Tensor, Tensor, Tensor | None],
+    folder: Path | None = None,
+    *,
+    run: str = "",
+) -> None:
     """Complete an ensemble's likelihood with what is estimated on some points.
 
     Args:
         ensemble: its likelihood is replaced.
-        source: points of training or validation, with targets as the likelihood reads them.
+        source: points of training or validation, with targets as the likelihood reads them; or outputs that are known already
+            (row, batch, ...), such targets, and weights.
         folder: the run folder, which keeps what was estimated.
         run: digest of the run.
     """
@@ -23,8 +32,12 @@ def settle_noise(ensemble: Ensemble, source: Source, folder: Path | None = None,
         return
     kept = None if folder is None else read_likelihood(folder, run)
     if kept is None:
-        x, y, weights = some_points(source, _ROWS)
-        kept = ensemble.likelihood.estimated(ensemble.outputs_once(x), y, weights)
+        if isinstance(source, tuple):
+            outputs, y, weights = source
+        else:
+            x, y, weights = some_points(source, _ROWS)
+            outputs = ensemble.outputs_once(x)
+        kept = ensemble.likelihood.estimated(outputs, y, weights)
         if folder is not None:
             keep_likelihood(folder, run, kept)
     ensemble.likelihood = kept

@@ -12,6 +12,7 @@ from choral.plan.bayes import (
 )
 from choral.plan.check import problems
 from choral.plan.cost import Cost, batches_in, cost
+from choral.plan.folds import Fold, folds_of, in_folds
 from choral.plan.muon import Muon
 from choral.plan.operators import Bag, DrawMoments, Recalibrate, RecalibrateDraws, Reset, Start, UpdateMoments, UseMean
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
@@ -41,9 +42,9 @@ from choral.plan.variants import LogUniform, OneOf, Space, Span, Uniform, Varian
 
 __all__ = [
     "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
-    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStop", "ErdosRenyi", "Every", "Fork", "FreezeGates",
+    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStop", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates",
     "Linear", "LogUniform", "Magnitude", "Masks", "Measure", "Muon", "OneCycle", "OneOf", "Operator", "Optimiser", "OwnOptimiser", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
     "Reset", "ResetStds", "Role", "Schedule", "Select", "Seq", "Space", "Span", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
-    "Triangles", "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "fork", "problems", "repeat",
+    "Triangles", "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "folds_of", "fork", "in_folds", "problems", "repeat",
     "seq", "slot",
 ]  # fmt: skip

@@ -93,6 +93,8 @@ class _Check:
         """Check what an operator needs; its slots are there from here on."""
         if not reached.has_started:
             self.say(phase, place, _BEGIN)
+        if phase.obstacle:
+            self.say(phase, place, phase.obstacle)
         for slot in phase.needs:
             if slot not in reached.slots:
                 self.say(phase, place, f"needs the slot '{slot}', which no phase before it gives")

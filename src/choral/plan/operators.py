@@ -42,7 +42,7 @@ class Start(Starter):
 
 @dataclass(frozen=True, kw_only=True)
 class Bag(Operator):
-    """Restrict training to a random part of the points, drawn for this branch.
+    """Restrict training to a random part of the points, drawn for this branch; of its own points, if it has only some.
 
     Args:
         fraction: size of the part relative to all points.
@@ -64,12 +64,14 @@ class Bag(Operator):
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its own training points."""
-        count = max(1, round(self.fraction * context.points))
+        own, points = state.subset, context.points if state.subset is None else len(state.subset)
+        count = max(1, round(self.fraction * points))
         generator = context.generator("bag")
         if self.replace:
-            indices = torch.randint(context.points, (count,), generator=generator)
+            indices = torch.randint(points, (count,), generator=generator)
         else:
-            indices = torch.randperm(context.points, generator=generator)[:count]
+            indices = torch.randperm(points, generator=generator)[:count]
+        indices = indices if own is None else own[indices]
         return state.with_slots(**{SUBSET: {"indices": indices.sort().values}})
 
 

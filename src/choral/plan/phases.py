@@ -66,6 +66,10 @@ class Context(Protocol):
         """Return a generator that all branches of the innermost fork share (`branch` says which one this is)."""
         ...
 
+    def partition(self, parts: int) -> torch.Tensor:
+        """Return the part, from 0 on, that each training point belongs to (point,): the same for every branch of a run."""
+        ...
+
     def fresh(self) -> State:
         """Return a newly built network's state, drawn with the seed of this place."""
         ...

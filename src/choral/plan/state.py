@@ -16,6 +16,7 @@ class Role(Enum):
     KEPT = "nothing"
     MASK = "weights of the same name are held at zero where it is False"
     SUBSET = "the network is trained on these points alone, given by their numbers"
+    HELD = "the network is validated on these points, given by their numbers, and sees them in no other place"
     SHIFT = "it is added to the targets, (point, ...)"
 
 
@@ -83,6 +84,11 @@ class State:
     def subset(self) -> Tensor | None:
         """Numbers of the points it is trained on, None for all."""
         return next(iter(self.playing(Role.SUBSET).values()), None)
+
+    @property
+    def held(self) -> Tensor | None:
+        """Numbers of the points that are held out of its training, None for none of its own."""
+        return next(iter(self.playing(Role.HELD).values()), None)
 
     @property
     def shift(self) -> Tensor | None:

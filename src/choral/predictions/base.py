@@ -87,7 +87,15 @@ class Prediction(ABC):
         held = {name: getattr(self, name)[list(rows)] for name in self.held}
         return replace(self, **held, weights=kept, learners=learners)
 
-    def of_points(self, points: slice) -> Self:
+    def with_rule(self, rule: Any) -> Self:
+        """Return the prediction with a conformal rule."""
+        return replace(self, conformal=rule)
+
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether the conformal interval or set of each point holds its target (batch, ...)."""
+        raise InputError(f"there are no conformal rules for {self.task}.")
+
+    def of_points(self, points: slice | Tensor) -> Self:
         """Return the prediction of some of the points."""
         return replace(self, **{name: getattr(self, name)[:, points] for name in self.held})
 

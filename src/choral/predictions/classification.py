@@ -133,6 +133,10 @@ class Classification(Prediction):
         found: Tensor = self.conformal.apply(self.probs, seed=seed)
         return found
 
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether the set of each point holds its label (batch,)."""
+        return self.sets().gather(1, targets.unsqueeze(1)).squeeze(1)
+
     def cooled(self, temperature: Temperature) -> Self:
         """Return the prediction with its logits divided by a fitted temperature."""
         return replace(self, logits=temperature.apply(self.logits))

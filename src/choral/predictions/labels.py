@@ -88,6 +88,10 @@ class MultiLabel(Prediction):
         found: Tensor = self.conformal.apply(self.probs)
         return found
 
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether the set of each label holds its answer (batch, label)."""
+        return self.sets().gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
+
     def cooled(self, temperature: Temperature) -> Self:
         """Return the prediction with its logits divided by a fitted temperature."""
         return replace(self, logits=temperature.apply(self.logits))

@@ -106,6 +106,11 @@ class Numbers(Prediction):
         )
         return low, high
 
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether each interval holds its target (batch, target)."""
+        low, high = self.conformal_interval()
+        return (low <= targets) & (targets <= high)
+
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
         if rule == "quantile":
             return fit_quantile_intervals(*self.mixture_interval(level), targets, level=level)

@@ -83,6 +83,11 @@ class QuantileRegression(Prediction):
         low, high = self.conformal.apply(*self.interval())
         return low, high
 
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether each interval holds its target (batch, target)."""
+        low, high = self.conformal_interval()
+        return (low <= targets) & (targets <= high)
+
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
         return fit_quantile_intervals(*self.interval(), targets, level=level)
 

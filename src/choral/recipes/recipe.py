@@ -3,12 +3,12 @@
 Importing it imports every kind of structure, phase and objective, so that any recipe can be read back from a dict.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choral.base.values import Value
 from choral.objectives import Objective
-from choral.plan import Phase, cost, problems
+from choral.plan import Phase, cost, in_folds, problems
 from choral.plan.show import lines, tree
 from choral.recipes.combining import Combination, Combine, MeanLogits, MeanProbs, combination
 from choral.structures import Independent, Structure
@@ -52,6 +52,10 @@ class Recipe(Value):
     def members(self) -> int:
         """Members of the finished ensemble."""
         return cost(self.plan).networks * self.structure.members
+
+    def in_folds(self, folds: int) -> "Recipe":
+        """Return the recipe by which every network holds out one of so many parts of the training points; see `fit`."""
+        return replace(self, plan=in_folds(self.plan, folds))
 
     def problems(self) -> list[str]:
         """Return everything that is wrong with the plan."""

@@ -41,6 +41,8 @@ OPTIONS: dict[str, Any] = {
     "likelihood": None,
     "standardise": None,
     "validation": None,
+    "folds": None,
+    "groups": None,
     "stop": None,
     "keep": None,
     "executor": "auto",
@@ -76,8 +78,8 @@ class Call:
             parts: how batches are taken, by one process if None.
         """
         checked(self["threads"])
-        rules = rules_of(self["validation"], self["stop"], self["keep"], self.time_limit)
-        points = {name: self[name] for name in ("target", "weights", "validation", "seed")}
+        rules = rules_of(self["validation"], self["stop"], self["keep"], self.time_limit, self["folds"])
+        points = {name: self[name] for name in ("target", "weights", "validation", "folds", "groups", "seed")}
         names = ("inputs", "output", "likelihood", "standardise", "device", "precision")
         how = {name: self[name] for name in names}
         how["parts"] = parts or parts_of(
@@ -93,7 +95,15 @@ def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call
             raise InputError(
                 f"a run in leaves has no argument {name!r}; it takes {', '.join(OPTIONS)}.{did_you_mean(name, OPTIONS)}"
             )
-    return Call(build, data, recipe_of(recipe), OPTIONS | options)
+    chosen = folded(recipe_of(recipe), options.get("folds"), options.get("groups"))
+    return Call(build, data, chosen, OPTIONS | options)
+
+
+def folded(recipe: Recipe, folds: int | None, groups: Any) -> Recipe:
+    """Return the recipe by which every network holds out a part of the points, if folds are asked for."""
+    if folds is None and groups is not None:
+        raise InputError("groups say which points folds hold out together; give folds too, or leave them out.")
+    return recipe if folds is None else recipe.in_folds(folds)
 
 
 def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], dict[str, Any]]:

@@ -24,6 +24,7 @@ def fit_table(
     epochs: int | None = None,
     validation: Any = None,
     patience: int | None = None,
+    folds: int | None = None,
     weights: Any = None,
     class_weights: str | Mapping[str, float] | None = None,
     task: Kind | None = None,
@@ -66,6 +67,8 @@ def fit_table(
         validation: part of the rows that no member is trained on, or a data frame (or the path of one) with such rows; 0 for none. If
             None, a fifth of 100 rows or more.
         patience: epochs without a better score on these after which a member stops.
+        folds: cross-validation instead of validation: every member holds out one of so many parts of the rows, as in `choral.fit`; equal
+            values of `group` together. Scores and intervals are then honest for all rows: `ensemble.info["out_of_fold"]`.
         weights: what each row counts: a column, which is then no input, or a number for each row.
         class_weights: 'balanced', or what rows of each class count in training, by its name (others 1); they also count so where they
             watch. Probabilities are then of classes as common as that.
@@ -74,7 +77,7 @@ def fit_table(
         drop: columns that are no inputs.
         ids: columns that are no inputs but shown beside predictions.
         orders: values from first to last, by column.
-        group: a column whose equal values watch together; no input.
+        group: a column whose equal values are held out together; no input.
         time: a column of dates or numbers; the last rows watch.
         model: the network's name; by the data if None.
         rate, optimiser, batch_size, schedule: of training; by the data if None.
@@ -102,6 +105,7 @@ def fit_table(
         model=model,
         validation=_watching(validation, problem),
         patience=patience,
+        folds=folds,
         rate=rate,
         optimiser=optimiser,
         batch_size=batch_size,

@@ -11,8 +11,8 @@ from choral.data.problems import Problem
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.judging.compare import recipes_for
-from choral.judging.defaults import default_model, factory, training_for, usual
-from choral.plan import EarlyStop
+from choral.judging.defaults import PATIENCE, SHARE, Usual, default_model, factory, training_for, usual
+from choral.plan import EarlyStop, Fork
 from choral.plan.needs import raised
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
@@ -33,6 +33,7 @@ class Ready:
         training: its settings.
         validation: the part of the training rows that watches, data of its own, or None.
         stop: when a member stops by itself.
+        folds: parts of cross-validation, of which every member holds out one instead; None for none.
     """
 
     problem: Problem
@@ -41,6 +42,7 @@ class Ready:
     training: Training
     validation: Any
     stop: EarlyStop | None
+    folds: int | None = None
 
     def run(self, **options: Any) -> Ensemble:
         """Return the ensemble, trained; `options` as in `choral.fit`."""
@@ -52,14 +54,22 @@ class Ready:
         trained, held = (self.problem, self.validation)
         if self.shares:
             trained, held = self.problem.validating(self.validation)
-        known = {"likelihood": self.problem.likelihood, "table": self.problem.table}
+        known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
+        if self.folds is not None:
+            groups = self.problem.groups
+            known |= {"folds": self.folds, "groups": None if groups is None else groups.words.astype(str)}
         return (self.build, trained.points, self.recipe), known | {"validation": held, "stop": self.stop}
 
     @property
     def rows(self) -> int:
         """The rows that are trained on."""
-        rows, part = len(self.problem.x_train), self.validation
+        rows, part = len(self.problem.x_train), 1 / self.folds if self.folds else self.validation
         return max(1, rows - round(rows * part)) if self.shares and part and 0 < part < 1 else rows
+
+    @property
+    def planned(self) -> Recipe:
+        """The recipe as it is run: in folds, if there are any."""
+        return self.recipe if self.folds is None else self.recipe.in_folds(self.folds)
 
     @property
     def shares(self) -> bool:
@@ -76,6 +86,7 @@ def prepared(
     model: str | None = None,
     validation: Any = None,
     patience: int | None = None,
+    folds: int | None = None,
     **settings: Any,
 ) -> Ready:
     """Return what is done with some data.
@@ -88,10 +99,14 @@ def prepared(
         model: the network's name in `choral.judging.defaults.SIZES`; by the data if None.
         validation: part of the training rows that no member is trained on, or data of its own; 0 for none, the usual if None.
         patience: epochs without a better score after which a member stops.
+        folds: parts of cross-validation, of which every member holds out one, instead of validation.
         settings: of the optimiser, as in `choral.judging.defaults.training_for`.
     """
     check_members(method or METHOD, members)
-    asked = None if method in (None, METHOD) else make(method)
+    if folds is not None:
+        _check_folds(problem, validation)
+        members = folds if members is None and _is_fork(method or METHOD) else members
+    asked = None if method in (None, METHOD) and folds is None else make(method or METHOD, **_some(members))
     none = isinstance(validation, int | float) and validation == 0
     watched = not none and not (asked is not None and asked.structure.widens_input)
     name = model or default_model(problem, validated=watched)
@@ -99,6 +114,8 @@ def prepared(
     found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
     if epochs is None and members is None:
         members = found.members
+    if folds is not None and found.patience is None:  # too few rows for a share of them, but not for folds
+        found = Usual(epochs=found.epochs * (members or 1), validation=SHARE, patience=PATIENCE)
     share, wait = None if none else validation, patience
     if validation is None:
         share, wait = found.validation, found.patience if patience is None else patience
@@ -108,10 +125,31 @@ def prepared(
     budget = epochs or found.epochs
     (recipe,) = recipes_for([method or METHOD], epochs=budget, members=members, training=training, said=said)
     stop = None if wait is None else EarlyStop(patience=wait)
-    ready = Ready(problem, factory(problem, name), recipe, training, share, stop)
+    share = share if folds is None else None
+    ready = Ready(problem, factory(problem, name), recipe, training, share, stop, folds)
     if epochs is not None:
         return ready
     return replace(ready, recipe=replace(recipe, plan=raised(recipe.plan, ready.rows)))
+
+
+def _is_fork(method: str) -> bool:
+    """Return whether a method's members are branches, of which each can hold out a part."""
+    plan = make(method).plan
+    return isinstance(plan, Fork) and plan.branches > 1
+
+
+def _some(members: int | None) -> dict[str, int]:
+    return {} if members is None or members == 1 else {"members": members}
+
+
+def _check_folds(problem: Problem, validation: Any) -> None:
+    """Raise InputError where rows would be held out in two ways."""
+    if validation is not None:
+        raise InputError("validation and folds both say which rows are held out; give one of them.")
+    if problem.times is not None:
+        raise InputError(
+            "folds hold out rows of any time, but time says that the last ones are; give one of them (validation=0.2 goes with time)."
+        )
 
 
 def check_members(method: str, members: int | None) -> None:
