@@ -296,11 +296,11 @@ class TestWeights:
 
 class TestHoldingOut:
     def test_rows_of_a_group_stay_together(self, monkeypatch):
-        from choral.sklearn import training
+        from choral.tabular import preparing
 
         x, groups = DRAW.normal(size=(200, 1)), np.repeat(np.arange(20), 10)
         seen = {}
-        monkeypatch.setattr(training, "fit", lambda build, data, recipe, **o: seen.update(o, data=data))
+        monkeypatch.setattr(preparing, "fit", lambda build, data, recipe, **o: seen.update(o, data=data))
         y = groups.astype(float)
         regressor().fit(x, y, groups=[f"g{g}" for g in groups])
         (kept, held) = seen["data"][1], seen["validation"][1]

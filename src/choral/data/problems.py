@@ -32,7 +32,7 @@ class Problem:
         x_test, y_test: test data.
         table: how a table's columns became inputs, and which rows are trained on.
         image_shape: height and width, where inputs are images stored flat.
-        likelihood: what outputs are to mean, by name (`choral.objectives.likelihoods.NAMES`); None is decided by the targets.
+        likelihood: what outputs are to mean, a value or a name (`choral.objectives.likelihoods.NAMES`); None is decided by the targets.
         groups, times: the column that decides which rows are held out together, or last, at the training rows.
         weights: what each training row counts, equal if None.
     """
@@ -44,7 +44,7 @@ class Problem:
     y_test: np.ndarray
     table: Table | None = None
     image_shape: tuple[int, int] | None = None
-    likelihood: str | None = None
+    likelihood: str | Likelihood | None = None
     groups: Cells | None = None
     times: Cells | None = None
     weights: np.ndarray | None = None
@@ -301,8 +301,10 @@ def _path(data: Any) -> Path:
     return path
 
 
-def likelihood_named(name: str) -> Likelihood:
-    """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance."""
+def likelihood_named(name: str | Likelihood) -> Likelihood:
+    """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance. A value is returned as it is."""
+    if isinstance(name, Likelihood):
+        return name
     known: dict[str, type[Likelihood]] = {"gaussian": LearnedGaussian, **NAMES}
     if name not in known:
         raise InputError(f"there is no likelihood '{name}'; known: {', '.join(known)}.{did_you_mean(name, known)}")

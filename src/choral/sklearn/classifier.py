@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.tables import Table
-from choral.objectives.likelihoods import Categorical, Likelihood
+from choral.objectives.likelihoods import Likelihood
 from choral.posthoc import fit_conformal_sets
 from choral.predictions import Classification
 from choral.recipes.recipe import Recipe
@@ -75,12 +75,12 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         check_classification_targets(found)
         return np.asarray(found)
 
-    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood]:
+    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
         self.classes_, numbers = np.unique(y, return_inverse=True)
         names = tuple(str(c) for c in self.classes_)
         if len(names) == 1:  # a network has two outputs at least; the second is never shown
             names = (*names, _NO_OTHER)
-        return numbers.astype(np.int64), Table(task="classification", reason="as asked", classes=names), Categorical()
+        return numbers.astype(np.int64), Table(task="classification", reason="as asked", classes=names), None
 
     def _encode_targets(self, y: np.ndarray) -> np.ndarray:
         odd = [c for c in np.unique(y) if c not in self.classes_]

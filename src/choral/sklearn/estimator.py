@@ -10,6 +10,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from choral.base.errors import InputError
+from choral.data.problems import Problem
 from choral.data.tables import Table
 from choral.ensemble.ensemble import Ensemble
 from choral.objectives.likelihoods import Likelihood
@@ -17,7 +18,7 @@ from choral.predictions import Prediction
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
 from choral.sklearn.carrying import laid_open, taken_up
-from choral.sklearn.training import Rows, Wishes, train, usable_device
+from choral.sklearn.training import Wishes, holds_out, train, usable_device
 from choral.sklearn.weights import REPEATED, checked_weights, counted, repeats
 
 _SEEDS = 2**31 - 1
@@ -70,8 +71,8 @@ class EnsembleEstimator(BaseEstimator, ABC):
         """Return targets (row,) or (row, target) as scikit-learn accepts them."""
 
     @abstractmethod
-    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood]:
-        """Return targets as numbers to train on, a table that says what they are, and what outputs mean; remember the classes."""
+    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
+        """Return targets as numbers to train on, a table that says what they are, and what outputs mean (None: as the table says)."""
 
     @abstractmethod
     def _encode_targets(self, y: np.ndarray) -> np.ndarray:
@@ -102,24 +103,25 @@ class EnsembleEstimator(BaseEstimator, ABC):
         y = self._read_targets(y)
         check_consistent_length(X, y)
         weights, groups = checked_weights(sample_weight, y), _names(groups, y)
-        rows = counted(weights, len(y))
-        watch = Rows(y, y, held=X_val).holds_out(wishes.share, rows)
+        watch = holds_out(wishes, counted(weights, len(y)), X_val)
         chosen, weights = _chosen(X, y, weights, repeat=not watch)
-        X, y = X.iloc[chosen] if inputs.is_frame(X) else X[chosen], y[chosen]
-        if len(y) <= REPEATED:
-            order = inputs.order_of(X, np.unique(y, return_inverse=True)[1].reshape(len(y), -1))
-            X, y, chosen = X.iloc[order] if inputs.is_frame(X) else X[order], y[order], chosen[order]
-            weights = None if weights is None else weights[order]
+        X, y = _rows(X, chosen), y[chosen]
         targets, table, likelihood = self._learn_targets(y)
         table = replace(table, columns=inputs.learn_columns(X, inputs.names_of(self, self.n_features_in_)))
-        data = Rows(
-            inputs.encode(table, X),
+        x = inputs.encode(table, X)
+        problem = Problem(
+            "X",
+            x,
             targets,
-            self._weigh(targets, weights),
-            None if groups is None else groups[chosen],
-            None if X_val is None else self._held(table, X_val, y_val),
+            x[:0],
+            targets[:0],
+            table,
+            likelihood=likelihood,
+            weights=self._weigh(targets, weights),
+            groups=None if groups is None else inputs.grouped(groups[chosen]),
         )
-        self.ensemble_ = train(data, table, likelihood, wishes, watch=watch)
+        held = None if X_val is None else self._held(table, X_val, y_val)
+        self.ensemble_ = train(problem, wishes, watch=watch, held=held)
         self.__dict__.pop("calibration_", None)
         return self
 
@@ -184,11 +186,20 @@ def _names(groups: Any, y: np.ndarray) -> np.ndarray | None:
 
 
 def _chosen(X: Any, y: np.ndarray, weights: np.ndarray | None, *, repeat: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the numbers of the rows to train on, as often as they count, and their weights if that does not say it all."""
-    if weights is None:
-        return np.arange(len(y)), None
+    """Return the numbers of the rows to train on, as often as they count, and their weights if that does not say it all.
+
+    Up to a number of rows, they stand in an order of their own, so that it does not matter in which they are given.
+    """
     times = repeats(weights) if repeat else None
     if times is not None:
-        return np.repeat(np.arange(len(y)), times), None
-    chosen = np.flatnonzero(weights)
-    return chosen, weights[chosen]
+        chosen, weights = np.repeat(np.arange(len(y)), times), None
+    else:
+        chosen = np.arange(len(y)) if weights is None else np.flatnonzero(weights)
+    if len(chosen) <= REPEATED:
+        numbers = np.unique(y[chosen], return_inverse=True)[1].reshape(len(chosen), -1)
+        chosen = chosen[inputs.order_of(_rows(X, chosen), numbers)]
+    return chosen, None if weights is None else weights[chosen]
+
+
+def _rows(X: Any, chosen: np.ndarray) -> Any:
+    return X.iloc[chosen] if inputs.is_frame(X) else X[chosen]

@@ -73,6 +73,13 @@ def _framed(array: np.ndarray, names: list[str]) -> Any:
     return pd.DataFrame(array, columns=names)
 
 
+def grouped(groups: np.ndarray) -> Cells:
+    """Return which rows belong together, as a column."""
+    import pandas as pd
+
+    return Cells(pd.Series(groups, name="groups"))
+
+
 def names_of(estimator: Any, width: int) -> list[str]:
     """Return the names of the features; x0, x1, ... where they have none."""
     known = getattr(estimator, "feature_names_in_", None)

@@ -46,7 +46,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
             raise InputError(f"y has shape {found.shape}; give (n_samples,) or (n_samples, n_outputs).")
         return found
 
-    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood]:
+    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
         self._is_flat = y.ndim == 1
         scale = TargetScale.of(torch.tensor(y.reshape(len(y), -1)))  # given, so that equal targets are learned too
         return y, Table(task="regression", reason="as asked"), LearnedGaussian(scale=scale)

@@ -1,29 +1,20 @@
 """From numbers and an estimator's settings to an ensemble: what `choral fit` does for a table, for arrays in memory."""
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from choral.base.border import is_number, is_whole
 from choral.base.errors import InputError
-from choral.data.cells import Cells
 from choral.data.problems import Problem
-from choral.data.splitting import split_by_group
-from choral.data.tables import Table
 from choral.ensemble.ensemble import Ensemble
-from choral.fit import fit
-from choral.judging.compare import recipes_for
-from choral.judging.defaults import LEAST_ROWS, MEMBERS, default_model, factory, training_for, usual
-from choral.objectives.likelihoods import Likelihood
-from choral.plan import EarlyStop
+from choral.judging.defaults import LEAST_ROWS, PATIENCE
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
+from choral.tabular.preparing import prepared
 
-AUTO = "deep_ensemble"
-_STEPS = 300  # of each member, at least, where nothing says when to stop
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ class Wishes:
                 raise InputError(
                     "method is a recipe, which has its own members and epochs; leave n_estimators and epochs out."
                 )
-        elif self.method != "auto":
+        elif self.method != AUTO:
             self._check_named(str(self.method))
 
     def _check_named(self, method: str) -> None:
@@ -78,29 +69,6 @@ class Wishes:
             )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What is trained on, as numbers.
-
-    Attributes:
-        x: inputs, float32 (row, width).
-        y: class numbers, or real targets in their own units.
-        weights: of the rows, None for equal ones.
-        groups: which rows belong together when some are held out, None if they do not.
-        held: (x, y) of rows the user held out, None to hold out a share.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    weights: np.ndarray | None = None
-    groups: np.ndarray | None = None
-    held: tuple[np.ndarray, np.ndarray] | None = None
-
-    def holds_out(self, share: float, rows: int) -> bool:
-        """Return whether some of the rows themselves are held out."""
-        return self.held is None and share > 0 and rows >= LEAST_ROWS
-
-
 def usable_device(asked: Any) -> str:
     """Return the device that 'auto' means here, or the one that was asked for."""
     if asked != "auto":
@@ -108,76 +76,36 @@ def usable_device(asked: Any) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def train(rows: Rows, table: Table, likelihood: Likelihood, wishes: Wishes, *, watch: bool) -> Ensemble:
+def holds_out(wishes: Wishes, rows: int, held: Any) -> bool:
+    """Return whether some of the rows themselves are held out: not of few, nor where the user gives others."""
+    return held is None and wishes.share > 0 and rows >= LEAST_ROWS
+
+
+def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) -> Ensemble:
     """Return the ensemble of some rows.
 
     Args:
-        rows: what to train on.
-        table: how columns became inputs.
-        likelihood: what outputs mean.
+        problem: the rows.
         wishes: settings.
         watch: whether a share of the rows is held out.
+        held: (x, y) of rows that the user held out.
     """
-    problem = Problem("X", rows.x, rows.y, rows.x[:0], rows.y[:0], table)
-    watched = watch or rows.held is not None
-    model = default_model(problem, validated=watched)
-    training = training_for(problem, model=model if watched else None)
-    recipe, patience = _recipe(problem, wishes, model=model if watched else "mlp", training=training)
-    data, validation = _split(rows, wishes) if watched else (rows, None)
-    stop = EarlyStop(patience=patience) if patience and validation is not None else None
-    return fit(
-        factory(problem, model),
-        (data.x, data.y),
-        recipe,
-        weights=data.weights,
+    given = wishes.method if isinstance(wishes.method, Recipe) else None
+    ready = prepared(
+        problem,
+        method=wishes.method if isinstance(wishes.method, str) and wishes.method != AUTO else None,
+        epochs=wishes.epochs,
+        members=wishes.members,
+        validation=held if held is not None else wishes.share if watch else 0.0,
+        patience=PATIENCE if watch or held is not None else None,
+    )
+    if given is not None:
+        ready = replace(ready, recipe=given)
+    return ready.run(
         seed=wishes.seed,
-        likelihood=likelihood,
-        validation=validation,
-        stop=stop,
         time_limit=wishes.seconds,
         executor="vectorised" if wishes.fixed else "auto",
         threads=1 if wishes.fixed else None,
         device=wishes.device,
         progress=wishes.progress,
-        table=table,
     )
-
-
-def _recipe(problem: Problem, wishes: Wishes, *, model: str, training: Any) -> tuple[Recipe, int | None]:
-    """Return the recipe, and the epochs without improvement after which its members stop."""
-    if isinstance(wishes.method, Recipe):
-        return wishes.method, usual(problem, wishes.method.plan, training, model=model).patience
-    name = AUTO if wishes.method == "auto" else wishes.method
-    members = wishes.members
-    if members is None and name == AUTO and wishes.epochs is None:
-        members = MEMBERS
-    plan = (
-        make(name, members=members).plan
-        if members is not None and "members" in METHODS[name].options
-        else make(name).plan
-    )
-    found = usual(problem, plan, training, model=model)
-    epochs = wishes.epochs or (found.epochs if found.patience else _enough(problem, plan, training))
-    (recipe,) = recipes_for([name], epochs=epochs, members=members, training=training)
-    return recipe, found.patience
-
-
-def _enough(problem: Problem, plan: Any, training: Any) -> int:
-    """Return epochs that give every branch enough steps."""
-    steps = math.ceil(len(problem.x_train) / training.batch_size)
-    return max(60, math.ceil(_STEPS / steps)) * getattr(plan, "branches", 1)
-
-
-def _split(rows: Rows, wishes: Wishes) -> tuple[Rows, Any]:
-    """Return the rows to train on, and what to validate on."""
-    if rows.held is not None:
-        return rows, rows.held
-    if rows.groups is None:
-        return rows, wishes.share
-    import pandas as pd
-
-    kept, held = split_by_group(Cells(pd.Series(rows.groups, name="groups")), wishes.share, wishes.seed)
-    weights = None if rows.weights is None else rows.weights[kept]
-    apart = (rows.x[held], rows.y[held])
-    validation = apart if rows.weights is None else (*apart, rows.weights[held])
-    return Rows(rows.x[kept], rows.y[kept], weights), validation
