@@ -1,8 +1,12 @@
 """From numbers and an estimator's settings to an ensemble: what `choral fit` does for a table, for arrays in memory."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from choral.base.border import is_number, is_whole
@@ -101,11 +105,23 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
     )
     if given is not None:
         ready = replace(ready, recipe=given)
-    return ready.run(
-        seed=wishes.seed,
-        time_limit=wishes.seconds,
-        executor="vectorised" if wishes.fixed else "auto",
-        threads=1 if wishes.fixed else None,
-        device=wishes.device,
-        progress=wishes.progress,
-    )
+    with _untroubled(problem):
+        return ready.run(
+            seed=wishes.seed,
+            time_limit=wishes.seconds,
+            executor="vectorised" if wishes.fixed else "auto",
+            threads=1 if wishes.fixed else None,
+            device=wishes.device,
+            progress=wishes.progress,
+        )
+
+
+@contextmanager
+def _untroubled(problem: Problem) -> Iterator[None]:
+    """Say nothing of a single class: a fold of cross-validation may well have no other."""
+    if problem.task != "classification" or np.ptp(problem.y_train):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="y: the label of every training point")
+        yield
