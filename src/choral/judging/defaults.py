@@ -19,9 +19,7 @@ from choral.recipes.training import OPTIMISERS, Training
 BINS = 48
 LEAST_ROWS = 100  # fewer leave too little to hold out
 SHARE, PATIENCE, MEMBERS = 0.2, 20, 8
-WAIT = (
-    600  # steps without a better score that a member is given at least: 20 epochs of a small table are too few to tell
-)
+WAIT = 600  # steps without a better score that a member has at least: 20 epochs of a small table are too few to tell
 
 SIZES: dict[str, Callable[[Problem], nn.Module]] = {
     "tabular": lambda p: _tabular(p),
