@@ -133,6 +133,24 @@ def test_a_table_s_column_is_exchanged_whole(town):
     assert list(row["worse"]) == ["nll", "accuracy"]
 
 
+def test_a_data_frame_is_read_as_the_ensemble_reads_it(town):
+    ensemble, table, frame = town
+    expected = permutation_importance(ensemble, table.inputs(frame), table.targets(frame), repeats=1)
+    mixed = frame[sorted(frame.columns)].assign(more=1)
+    assert permutation_importance(ensemble, mixed, repeats=1) == expected
+    assert partial_dependence(ensemble, mixed, "kind") == partial_dependence(ensemble, table.inputs(frame), "kind")
+
+
+def test_names_of_a_frame_without_a_table():
+    frame, y = pd.DataFrame(X[:, :2], columns=["long", "wide"]), torch.from_numpy(X[:, :1])
+    ensemble = choral.fit(
+        linear(1, 0), (frame, y), choral.recipes.single(epochs=1), likelihood=FixedGaussian(precision=1.0)
+    )
+    assert {r["column"] for r in permutation_importance(ensemble, frame[["wide", "long"]], y)} == {"long", "wide"}
+    with pytest.raises(InputError, match="y none"):
+        permutation_importance(ensemble, frame)
+
+
 def test_dependence_is_the_mean_over_rows_with_one_value(town):
     ensemble, table, frame = town
     x = table.inputs(frame)

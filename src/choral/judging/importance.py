@@ -66,8 +66,7 @@ def parts_of(ensemble: Ensemble, x: Any, groups: Mapping[str, Sequence[Any]] | N
         x: inputs as given to predict.
         groups: names of columns (places in an array) that are changed together, by a name for them; the others are left alone.
     """
-    made = as_inputs(x)
-    leaves = list(batches.named_leaves(made))
+    leaves = list(batches.named_leaves(as_inputs(ensemble.arranged(x))))
     table = ensemble.table
     if table is not None and table.columns:
         ends = np.cumsum([c.width for c in table.columns]).tolist()
@@ -77,7 +76,9 @@ def parts_of(ensemble: Ensemble, x: Any, groups: Mapping[str, Sequence[Any]] | N
     elif len(leaves) > 1:
         alone = [Part(name, None, i) for i, (name, _) in enumerate(leaves)]
     elif leaves[0][1].dim() == 2:
-        alone = [Part(f"x{i}", (i,)) for i in range(leaves[0][1].shape[1])]
+        count = leaves[0][1].shape[1]
+        names = (ensemble.interface.columns or {}).get("x", ())
+        alone = [Part(names[i] if len(names) == count else f"x{i}", (i,)) for i in range(count)]
     else:
         raise InputError(
             f"x has shape {tuple(leaves[0][1].shape)}, whose columns have no meaning of their own; importance is for tables, arrays (row, "
@@ -103,7 +104,7 @@ def _joined(name: str, held: Sequence[Any], alone: Sequence[Part]) -> Part:
 def permutation_importance(
     ensemble: Ensemble,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     groups: Mapping[str, Sequence[Any]] | None = None,
     measures: Sequence[str] = (),
@@ -120,7 +121,7 @@ def permutation_importance(
     Args:
         ensemble: the ensemble.
         x: labelled inputs as given to predict, best ones that were not trained on.
-        y: their targets.
+        y: their targets; of a table's data frame its own target column if None.
         groups: as in `parts_of`.
         measures: of `row_scores` of the prediction, such as 'nll', 'mse' or 'rmse'; those of the task if empty, the one that decides
             the order first.
@@ -130,7 +131,8 @@ def permutation_importance(
     """
     if repeats < 1 or rows < 2:
         raise InputError(f"repeats is {repeats} and rows {rows}; give at least 1 and 2.")
-    parts, (x, y) = parts_of(ensemble, x, groups), _some(x, y, rows, seed)
+    parts = parts_of(ensemble, x, groups)
+    x, y = _some(ensemble.arranged(x), ensemble.arranged_targets(x, y), rows, seed)
     plain = ensemble.predict(x)
     targets = plain.targets(y)
     names = tuple(measures) or _usual(plain, targets)
@@ -201,7 +203,7 @@ def partial_dependence(
         raise InputError(f"there is no column '{column}'; known: {', '.join(names[:20])}.{did_you_mean(column, names)}")
     if points < 1 or rows < 1:
         raise InputError(f"points is {points} and rows {rows}; give at least 1 of each.")
-    part, made = known[column], as_inputs(x)
+    part, made = known[column], as_inputs(ensemble.arranged(x))
     grid = list(_grid(part, part.of(made).double().numpy(), points))
     few, _ = _some(made, np.zeros(batches.rows(made)), rows, seed)
     curves, alone = [], []
@@ -245,15 +247,16 @@ def _some(x: Any, y: Any, most: int, seed: int) -> tuple[Batch, Any]:
     """Return at most so many rows, in their order."""
     made, targets = as_inputs(x), np.asarray(y)
     count = batches.rows(made)
-    if len(targets) != count:
-        raise InputError(f"x has {count} rows and y {len(targets)}; give as many of both.")
+    if y is None or len(targets) != count:
+        held = "none" if y is None else f"{len(targets)}"
+        raise InputError(f"x has {count} rows and y {held}; give as many of both.")
     if count <= most:
         return made, targets
     kept = np.sort(np.random.default_rng(seed).permutation(count)[:most])
     return batches.part(made, torch.from_numpy(kept)), targets[kept]
 
 
-def importance(ensemble: Ensemble, x: Any, y: Any, *, shown: int = 6, seed: int = 0) -> dict[str, Any]:
+def importance(ensemble: Ensemble, x: Any, y: Any = None, *, shown: int = 6, seed: int = 0) -> dict[str, Any]:
     """Return what an evaluation keeps: `columns` as `permutation_importance` has them, by `measure`, and `dependence` on the first of them."""
     columns = permutation_importance(ensemble, x, y, seed=seed)
     parts = {p.name: p for p in parts_of(ensemble, x)}
