@@ -47,7 +47,7 @@ class RecordedEvaluator(Evaluator):
             return self.inner.run(chunk)
         with torch.no_grad():
             found = recorded(*batches.leaves(full))
-        return found if rows == count else found.narrow(2, 0, count).contiguous()
+        return found if rows == count else found.narrow(2, 0, count)
 
     def _record(self, full: Batch) -> Callable[..., Tensor] | None:
         shape = batches.signature(full)

@@ -78,6 +78,7 @@ def rewrite(module: GraphModule) -> None:
         _with_bias,
         _outer_product,
         _wide_result,
+        _value_before_view,
         _two_transposes,
         _channels_last,
         _in_place,
@@ -183,7 +184,9 @@ def _joined_views(node: Node) -> None:
 def _value_before_view(node: Node) -> None:
     """Change every number before it is looked at in another shape, so that views meet and vanish."""
     view = _first(node)
-    if node.target not in _BY_VALUE or view is None or view.target not in _RESHAPES or len(view.users) > 1:
+    if node.target not in _BY_VALUE or view is None or len(view.users) > 1:
+        return
+    if view.target not in _RESHAPES and view.target is not _ops.transpose.int:
         return
     whole = _first(view)
     if whole is None or _dtype(whole) != _dtype(node):
@@ -290,6 +293,7 @@ def _constant_weights(node: Node) -> None:
             rows = graph.call_function(_ops.transpose.int, (given, 1, 2))
             found = product(_ops.bmm.default, turned, rows, None if row is None else row.transpose(1, 2))
         made = graph.call_function(_ops.transpose.int, (found, 1, 2))
+    found.meta["val"] = torch.empty(members, outputs, wanted[1], dtype=held.dtype, device="meta")
     made.meta.update(node.meta)
     added.replace_all_uses_with(made)
 
