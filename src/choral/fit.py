@@ -18,9 +18,11 @@ from choral.engine.completing import carry_out
 from choral.engine.events import Listener
 from choral.engine.executors import Executor
 from choral.engine.folder import claimed, run_of
+from choral.engine.job import Job
 from choral.engine.parts import parts_of
 from choral.engine.process import settled_process
 from choral.engine.settling import settle
+from choral.engine.store import MemberStore
 from choral.engine.threads import using
 from choral.ensemble import shares
 from choral.ensemble.describing import said_of
@@ -182,24 +184,27 @@ def fit(
                     store, costs = carry_out(
                         job, folder, plan, width, hear, seed=seed, seconds=checkpoint_seconds, started=started
                     )
-            store, count, weights = shares.chosen(store, costs["networks"], chosen)
-            ensemble = Ensemble(
-                build,
-                chosen,
-                job.task.likelihood,
-                store,
-                count,
-                inputs=job.task.transforms,
-                interface=job.task.blueprint.interface,
-                table=table,
-                info=costs,
-                posthoc=weights,
-            )
-            if folds is None:
-                settle_noise(ensemble, job.judged_on, folder, run=run_of(plan))
-            else:
-                settle_folds(ensemble, job.judged_on, folder, run=run_of(plan))
+            ensemble = _put_together(call, job, store, costs, table)
+            settle_last = settle_noise if folds is None else settle_folds
+            settle_last(ensemble, job.judged_on, folder, run=run_of(plan))
     return ensemble
+
+
+def _put_together(call: Call, job: Job, store: MemberStore, costs: dict[str, Any], table: Table | None) -> Ensemble:
+    """Return the ensemble of what was trained."""
+    held, count, weights = shares.chosen(store, costs["networks"], call.recipe)
+    return Ensemble(
+        call.build,
+        call.recipe,
+        job.task.likelihood,
+        held,
+        count,
+        inputs=job.task.transforms,
+        interface=job.task.blueprint.interface,
+        table=table,
+        info=costs,
+        posthoc=weights,
+    )
 
 
 @guarded

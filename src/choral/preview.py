@@ -50,23 +50,9 @@ def show(
     from choral.engine.forecast import forecast
     from choral.engine.task import make_task
     from choral.engine.validation import set_apart
-    from choral.structures.base import Independent
 
-    networks = cost(recipe.plan).networks
     if data is None:
-        import torch
-
-        from choral.engine.blueprint import Blueprint
-
-        def size(structure: Any) -> int:
-            made = Blueprint(build, structure, device=torch.device("cpu"), images=False).network()
-            return sum(p.numel() for p in made.parameters())
-
-        plain, joint = size(Independent()), size(recipe.structure)
-        text.append(
-            f"parameters: {networks * joint:,} stored ({networks * joint / plain:.2f} x the plain network's {plain:,})"
-        )
-        return "\n".join(text)
+        return "\n".join([*text, _sizes(recipe, build)])
     source, _ = set_apart(source_of(data, target), validation, 0)
     options: dict[str, Any] = {"output": output, "inputs": inputs, "likelihood": likelihood}
     alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan), **options)
@@ -83,3 +69,18 @@ def show(
     )
     lacking = warning(recipe.plan, source.points)
     return "\n".join([*text, *([f"warning: {lacking}"] if lacking else [])])
+
+
+def _sizes(recipe: Recipe, build: Build | nn.Module) -> str:
+    """Return the parameters of all members in words, from the network alone."""
+    import torch
+
+    from choral.engine.blueprint import Blueprint
+    from choral.structures.base import Independent
+
+    def size(structure: Any) -> int:
+        made = Blueprint(build, structure, device=torch.device("cpu"), images=False).network()
+        return sum(p.numel() for p in made.parameters())
+
+    plain, joint = size(Independent()), cost(recipe.plan).networks * size(recipe.structure)
+    return f"parameters: {joint:,} stored ({joint / plain:.2f} x the plain network's {plain:,})"

@@ -53,27 +53,20 @@ def settle(
         raise InputError("overwrite starts again and extend goes on; give one of them.")
     if folder is not None:
         check_ours(folder, overwrite=overwrite)
-        if overwrite:
-            clear(folder)
+    if folder is not None and overwrite:
+        clear(folder)
     task, source, recipe, parts = job.task, job.source, job.recipe, job.task.parts
-    if parts.group is not None:
-        executor = _apart(executor)
+    executor = executor if parts.group is None else _apart(executor)
     if not parts.writes:  # what the first process settles holds for all
         plan = parts.agreed(_NOTHING)
         choose_kernel(task, source, recipe.plan, settled=plan["kernel"])
         return plan, choose(plan["executor"], task, source, recipe.plan, settled=plan["executor"]).width
     settings: dict[str, Any] = {"seed": seed, "executor": executor, "watched": job.watched}
-    identity = None if folder is None else identity_of(task, source, recipe, **settings)
+    identity = identity_of(task, source, recipe, **settings) if folder is not None else None
     stored = None if folder is None else read_plan(folder)
     held = stored or {}
     if folder is not None and stored is not None and identity is not None:
-        _check_known(folder, stored["identity"])
-        if extend and stored["identity"] != identity:
-            noted = extended(folder, stored, identity)
-            stored = stored | {"identity": identity, "describe": recipe.describe(), "extended": noted}
-            write_json(folder / "plan.json", stored, within=folder)
-        check_same(str(folder), stored["identity"], identity)
-        stored = prolonged(folder, stored, job.rules.time_limit)
+        stored = _gone_on(folder, stored, identity, job, extend=extend)
     wanted = threads or held.get("environment", {}).get("threads")
     count = wanted or choose_threads(task, source, recipe.plan, stacked=False)
     with using(count):
@@ -100,6 +93,19 @@ def settle(
         if stored is None:
             write_json(folder / "plan.json", plan, within=folder)
     return parts.agreed(plan), settled.width
+
+
+def _gone_on(
+    folder: Path, stored: dict[str, Any], identity: dict[str, Any], job: Job, *, extend: bool
+) -> dict[str, Any]:
+    """Return the plan of a run that was begun in a folder, extended or prolonged as asked; RunError if it is another."""
+    _check_known(folder, stored["identity"])
+    if extend and stored["identity"] != identity:
+        noted = extended(folder, stored, identity)
+        stored = stored | {"identity": identity, "describe": job.recipe.describe(), "extended": noted}
+        write_json(folder / "plan.json", stored, within=folder)
+    check_same(str(folder), stored["identity"], identity)
+    return prolonged(folder, stored, job.rules.time_limit)
 
 
 def _apart(executor: str) -> str:
