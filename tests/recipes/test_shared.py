@@ -117,3 +117,18 @@ def test_rank_one_members_that_would_stay_the_same_are_refused():
         make("batch_ensemble", epochs=5, spread=0.0)
     assert make("batch_ensemble", epochs=5, spread=0.0, members=1).members == 1
     assert make("batch_ensemble", epochs=5, spread=0.0, start="signs").members == 4
+
+
+def test_packed_members_of_small_perceptrons_have_its_full_width():
+    generator = torch.Generator().manual_seed(0)
+
+    def widths(network, **options):
+        return {w.name: w.member for w in make("packed", **options).structure.convert(network, generator).widths}
+
+    small = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+    assert widths(small) == {"0": (8, 64), "2": (64, 3)}
+    assert widths(small, width=2.0) == {"0": (8, 32), "2": (32, 3)}
+    large = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 3))
+    assert widths(large)["0"] == (8, 256)
+    images = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(72, 3))
+    assert widths(images)["0"] == (3, 4)

@@ -49,8 +49,8 @@ def test_anti_random_children_are_complementary_pairs_with_exact_zeros(executor,
             assert abs(int(mask.sum()) - mask.numel() / 2) <= 0.5
             assert (first.params[name][~mask] == 0).all()
             assert (first.params[name][mask] != 0).float().mean() > 0.99
-    assert not torch.equal(states[0].slots["mask"]["linear1.weight"], states[2].slots["mask"]["linear1.weight"])
-    assert "output.weight" not in states[0].slots["mask"]
+    assert not torch.equal(states[0].slots["mask"]["linear2.weight"], states[2].slots["mask"]["linear2.weight"])
+    assert set(states[0].slots["mask"]) == {"linear2.weight"}
 
 
 def test_a_partition_covers_everything_once_and_random_masks_have_the_density():
@@ -291,3 +291,21 @@ def test_users_own_networks_go_through_without_changes(build, unit):
     assert torch.isfinite(ensemble.outputs(IMAGES)).all()
     dense = sum(p.numel() for p in build().parameters())
     assert ensemble.parameters < 0.85 * 2 * dense
+
+
+def test_children_of_a_table_keep_the_first_layer_and_those_of_images_do_not():
+    def masked(network, x):
+        data = (x, torch.arange(len(x)) % 3)
+        recipe = prune_and_tune(epochs=3, members=2, training=Training(rate=0.01, batch_size=8))
+        ensemble = fit(lambda: network, data, recipe, progress=False)
+        return [sorted(n for n, m in state.mask.items() if not m.all()) for state in ensemble.states()]
+
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(16, 5, generator=g)
+    deep = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3))
+    assert masked(deep, rows) == [["2.weight"], ["2.weight"]]
+    flat = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert masked(flat, rows) == [["0.weight"], ["0.weight"]]  # else nothing would differ
+    images = torch.randn(16, 3, 6, 6, generator=g)
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+    assert masked(conv, images) == [["0.weight"], ["0.weight"]]

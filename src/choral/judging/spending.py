@@ -80,8 +80,19 @@ def within(
     first = _affordable(name, options, spending)
     if spending is None or members is not None or not short(first.plan, spending.points):
         return first
-    fewer = (_affordable(name, options | {"members": count}, spending) for count in _counts(first, chosen))
-    return next((recipe for recipe in fewer if not short(recipe.plan, spending.points)), first)
+    best = first
+    for count in _counts(first, chosen):
+        fewer = _affordable(name, options | {"members": count}, spending)
+        if _sufficiency(fewer, spending.points) > _sufficiency(best, spending.points):
+            best = fewer
+        if not short(best.plan, spending.points):
+            break
+    return best
+
+
+def _sufficiency(recipe: Recipe, points: int) -> float:
+    """Return the part of the steps it needs that the worst training phase of a recipe has, at most 1."""
+    return min((one.steps / one.least_steps for one in short(recipe.plan, points)), default=1.0)
 
 
 def _counts(recipe: Recipe, option: Any) -> Iterator[int]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.types import Params, Slots
+from choral.bayes.priors import scale
 from choral.objectives.penalties import Penalty
 
 
@@ -22,6 +23,7 @@ class Anchored(Penalty):
 
     Args:
         prior_std: the standard deviation of the Gaussian prior, above 0.
+        scaled: divide it by the root of a weight's inputs (`choral.bayes.priors.scale`).
 
     Reference: Pearce et al., "Uncertainty in Neural Networks: Approximately Bayesian Ensembling", 2020,
         arXiv:1810.05546; Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649.
@@ -33,6 +35,7 @@ class Anchored(Penalty):
 
     slots: ClassVar[tuple[str, ...]] = ("anchor",)
     prior_std: float = 1.0
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         if not self.prior_std > 0:
@@ -44,5 +47,8 @@ class Anchored(Penalty):
         if not anchor.keys() <= params.keys():
             missing = ", ".join(sorted(anchor.keys() - params.keys()))
             raise InputError(f"The anchor names parameters the network does not have: {missing}; start a new anchor.")
-        squares = [(params[name] - target).square().sum() for name, target in anchor.items()]
+        squares = [
+            (params[name] - target).square().sum() / (scale(target.shape) ** 2 if self.scaled else 1.0)
+            for name, target in anchor.items()
+        ]
         return torch.stack(squares).sum() / (2 * self.prior_std**2) if squares else torch.zeros(())

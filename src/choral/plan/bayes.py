@@ -8,6 +8,7 @@ import torch
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
 from choral.bayes.posteriors import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds
+from choral.bayes.priors import in_parameters, in_units
 from choral.bayes.walks import Walk
 from choral.compaction import Form, follow, neuron_param_mask, plan_compaction, slice_params
 from choral.plan.phases import Context, Operator
@@ -25,10 +26,12 @@ class _Walking(Operator):
     Args:
         walk: how anchors move; its memory is kept beside the anchor.
         prior_std: standard deviation of the Gaussian prior on every parameter.
+        scaled: divide it, and the steps of the walk, by the root of a weight's inputs (`choral.bayes.priors.scale`).
     """
 
     walk: Walk
     prior_std: float
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         if not self.prior_std > 0:
@@ -50,7 +53,7 @@ class DrawAnchor(_Walking):
     def apply(self, state: State, context: Context) -> State:
         """Return the state with a fresh anchor."""
         anchor, memory = self.walk.start(state.params, self.prior_std, context.generator("anchor"))
-        return _with(state, anchor=anchor, direction=memory)
+        return _with(state, anchor=in_parameters(anchor) if self.scaled else anchor, direction=memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +70,10 @@ class StepAnchor(_Walking):
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with a neighbouring anchor."""
-        held = state.slots["anchor"], state.slots.get("direction", {})
-        anchor, memory = self.walk.step(*held, self.prior_std, context.generator("anchor"))
-        return _with(state, anchor=anchor, direction=memory)
+        held, directions = state.slots["anchor"], state.slots.get("direction", {})
+        held = in_units(held) if self.scaled else held
+        anchor, memory = self.walk.step(held, directions, self.prior_std, context.generator("anchor"))
+        return _with(state, anchor=in_parameters(anchor) if self.scaled else anchor, direction=memory)
 
 
 @dataclass(frozen=True, kw_only=True)

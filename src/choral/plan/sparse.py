@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from choral.base.batches import Batch, leaves
 from choral.base.errors import InputError
 from choral.base.types import Params
 from choral.base.values import Value
@@ -143,7 +144,9 @@ class Prune(Operator):
         masks: which ones: `RandomMasks`, `AntiRandom`, `Partition`, `Magnitude`, `ErdosRenyi`, or `Masks` of your own.
         unit: 'connection', or 'neuron' (whole output rows with their bias and normalisation).
         scope: 'layer' removes the share in every layer, 'global' over all of them.
-        keep_classifier, keep_first: whether the output layer and the first layer stay whole.
+        keep_classifier: whether the output layer stays whole.
+        keep_first: whether the first layer does. None keeps it where the inputs are rows of numbers, whose units lose whole features
+            otherwise, unless nothing else could be pruned.
         include, exclude: name patterns of weights to prune or to leave, instead of and besides these.
     """
 
@@ -151,7 +154,7 @@ class Prune(Operator):
     unit: Unit = "connection"
     scope: Scope = "layer"
     keep_classifier: bool = True
-    keep_first: bool = False
+    keep_first: bool | None = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
@@ -177,15 +180,10 @@ class Prune(Operator):
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its mask, removed weights at zero."""
         network, example = context.network(state), context.example()
-        names = prunable(
-            network,
-            unit=self.unit,
-            keep_classifier=self.keep_classifier,
-            keep_first=self.keep_first,
-            include=self.include,
-            exclude=self.exclude,
-            example_input=example,
-        )
+        whole = _is_rows(example) if self.keep_first is None else self.keep_first
+        names = self._names(network, example, keep_first=whole)
+        if not names and self.keep_first is None:
+            names = self._names(network, example, keep_first=False)
         groups = tied_groups(network, example) if self.unit == "neuron" else []
         weights = {n: state.params[n] for n in names}
         masks = self.masks.choose(weights, context, unit=self.unit, scope=self.scope, groups=groups)
@@ -193,6 +191,22 @@ class Prune(Operator):
             masks = neuron_param_mask(network, keep_vectors(masks), example)
         params = {n: p * masks[n] if n in masks else p for n, p in state.params.items()}
         return state.having(params=params, memory={}).with_slots(**{MASK: masks})
+
+    def _names(self, network: nn.Module, example: Batch, *, keep_first: bool) -> list[str]:
+        return prunable(
+            network,
+            unit=self.unit,
+            keep_classifier=self.keep_classifier,
+            keep_first=keep_first,
+            include=self.include,
+            exclude=self.exclude,
+            example_input=example,
+        )
+
+
+def _is_rows(example: Batch) -> bool:
+    """Return whether a batch is rows of numbers, as of a table."""
+    return all(part.dim() == 2 and part.is_floating_point() for part in leaves(example))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ Reference: Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approx
 2020, arXiv:1810.05546; Algorithm 1 of Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649.
 """
 
+from typing import Any
+
 from choral.bayes.walks import IID
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
@@ -11,15 +13,20 @@ from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Re
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Training, forked
 
-PRIOR_STD = 0.2**0.5
+SCALED_STD = 2**0.5
 ADAM = Training(rate=0.002, optimiser=Adam())
+
+
+def prior_of(prior_std: float | None) -> dict[str, Any]:
+    """Return the prior of an anchored ensemble: scaled to the network if no deviation is given."""
+    return {"prior_std": SCALED_STD, "scaled": True} if prior_std is None else {"prior_std": prior_std}
 
 
 def anchored(
     *,
     epochs: int = 200,
     members: int | None = None,
-    prior_std: float = PRIOR_STD,
+    prior_std: float | None = None,
     target_noise: bool = False,
     combine: Combine = "probs",
     training: Training = ADAM,
@@ -29,8 +36,9 @@ def anchored(
     Args:
         epochs: total budget; shared evenly by the members.
         members: networks trained; one for every 100 epochs if None, but at least 2.
-        prior_std: standard deviation of the Gaussian prior on every parameter; the default is the authors' for residual
-            networks on CIFAR-10 (variance 0.2).
+        prior_std: standard deviation of the Gaussian prior on every parameter; the authors' is 0.2 ** 0.5 for residual networks on
+            CIFAR-10. None scales the prior to the network: sqrt(2 / inputs of a unit) for weights, with which layers of
+            rectified units keep the size of what they read, and sqrt(2) for vectors.
         target_noise: also give each member its own targets, y + noise of the likelihood, which must be Gaussian with a known
             precision. It makes the ensemble of a linear model exact; the paper goes without.
         combine: as in `choral.recipes.recipe.Recipe`.
@@ -40,10 +48,9 @@ def anchored(
     Differs from the authors' code: the last weights are kept, not those that were best on validation data.
     """
     count = max(2, epochs // 100) if members is None else members
-    draw: list[Operator] = [DrawAnchor(walk=IID(), prior_std=prior_std)]
-    draw += [DrawTargetShift(walk=IID(), prior_std=prior_std)] if target_noise else []
+    prior = prior_of(prior_std)
+    draw: list[Operator] = [DrawAnchor(walk=IID(), **prior)]
+    draw += [DrawTargetShift(walk=IID(), **prior)] if target_noise else []
     pulled = training.without_decay()
     plan = forked(epochs, count, lambda each: (Reset(), *draw, pulled.phase(each), Collect()))
-    return Recipe(
-        name="anchored", plan=plan, objective=Objective(penalties=(Anchored(prior_std=prior_std),)), combine=combine
-    )
+    return Recipe(name="anchored", plan=plan, objective=Objective(penalties=(Anchored(**prior),)), combine=combine)

@@ -14,7 +14,7 @@ def packed(
     *,
     epochs: int = 200,
     members: int = 4,
-    width: float = 2.0,
+    width: float | None = None,
     subgroups: int = 1,
     minimum_channels: int = 64,
     whole_block_starts: bool = True,
@@ -25,9 +25,10 @@ def packed(
     """Slim members side by side in one network, each seeing only its own channels.
 
     Args:
-        epochs: total budget: one run of the joint network, which costs about width^2 / members of the plain one.
+        epochs: total budget: one run of the joint network, which costs about width^2 / members of the plain one in each.
         members: M.
-        width: alpha, the joint network's width in units of the plain one's.
+        width: alpha, the joint network's width in units of the plain one's. None is the paper's 2, but `members` for small perceptrons
+            (layers of at most 256 units), where slim members are behind the plain network.
         subgroups: gamma, groups within a member's own channels.
         minimum_channels: least channels in a group before gamma is lowered.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.

@@ -21,7 +21,7 @@ from choral.plan import (
     StepTargetShift,
     repeat,
 )
-from choral.recipes.anchored import ADAM, PRIOR_STD
+from choral.recipes.anchored import ADAM, prior_of
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import FEW_STEPS, Training, forked, shares
 
@@ -35,7 +35,7 @@ def sequential_anchored(
     chains: int | None = None,
     first_epochs: int | None = None,
     step_epochs: int | None = None,
-    prior_std: float = PRIOR_STD,
+    prior_std: float | None = None,
     walk: Walk = GUIDED,
     target_noise: bool = False,
     combine: Combine = "probs",
@@ -56,7 +56,8 @@ def sequential_anchored(
         step_epochs: epochs of every other member; 2 if None (10 in the paper's small regression problems), or what
             `members` leaves.
         prior_std: as in `anchored`.
-        walk: how anchors move; the step is in units of the parameters unless it says otherwise.
+        walk: how anchors move; the step is in units of the parameters (of a scaled prior: of what it is scaled by) unless it says
+            otherwise.
         target_noise: as in `anchored`; the noise walks along with the anchor.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: as in `anchored`; every member has a fresh optimiser and the whole schedule.
@@ -82,18 +83,19 @@ def sequential_anchored(
             f"epochs is {epochs}, which gives each of {chains} chain(s) {budget}: too few for a first member of {first} and "
             f"{steps} more of {max(length, 1)}; give more epochs, fewer members or shorter steps."
         )
-    draw: list[Operator] = [DrawAnchor(walk=walk, prior_std=prior_std)]
-    move: list[Operator] = [StepAnchor(walk=walk, prior_std=prior_std)]
+    prior = prior_of(prior_std)
+    draw: list[Operator] = [DrawAnchor(walk=walk, **prior)]
+    move: list[Operator] = [StepAnchor(walk=walk, **prior)]
     if target_noise:
-        draw.append(DrawTargetShift(walk=walk, prior_std=prior_std))
-        move.append(StepTargetShift(walk=walk, prior_std=prior_std))
+        draw.append(DrawTargetShift(walk=walk, **prior))
+        move.append(StepTargetShift(walk=walk, **prior))
     long, short = training.without_decay(), (step_training or training).without_decay()
-    again = repeat(steps, *move, short.phase(max(length, 1), least_steps=FEW_STEPS // 2), Collect())
+    again = repeat(steps, *move, short.phase(max(length, 1), least_steps=FEW_STEPS), Collect())
 
     def chain(each: int) -> tuple[Phase, ...]:
         rest = each - steps * length if first_epochs is None else first
         return Reset(), *draw, long.phase(rest), Collect(), again
 
     plan = forked(epochs, chains, chain)
-    objective = Objective(penalties=(Anchored(prior_std=prior_std),))
+    objective = Objective(penalties=(Anchored(**prior),))
     return Recipe(name="sequential_anchored", plan=plan, objective=objective, combine=combine)

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from choral.layers.packed.networks import pack
+from choral.layers.packed.networks import ends_of, pack
 from choral.structures.one_tree import JointStructure
+
+SMALL = 256
+"""Units of a hidden layer up to which half of them are too few for a member."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,8 @@ class Packed(JointStructure):
 
     Args:
         members: M.
-        width: alpha, the width of all members together over the width of the plain network.
+        width: alpha, the width of all members together over the width of the plain network. None gives members of small perceptrons
+            its full width, which costs `members` times its operations, and all others 2.
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
         whole_block_starts: see `choral.layers.packed.networks.pack`.
@@ -37,7 +41,7 @@ class Packed(JointStructure):
         torch.Size([4, 5, 3])
     """
 
-    width: float = 2.0
+    width: float | None = 2.0
     subgroups: int = 1
     minimum_channels: int = 64
     whole_block_starts: bool = True
@@ -50,7 +54,7 @@ class Packed(JointStructure):
         return pack(
             network,
             members=self.members,
-            width=self.width,
+            width=self.members if self.width is None and is_small_perceptron(network) else self.width or 2.0,
             subgroups=self.subgroups,
             minimum_channels=self.minimum_channels,
             whole_block_starts=self.whole_block_starts,
@@ -60,3 +64,12 @@ class Packed(JointStructure):
             axes=dict(self.axes),
             generator=generator,
         )
+
+
+def is_small_perceptron(network: nn.Module) -> bool:
+    """Return whether all layers with a width are linear maps, and none gives more than a few hundred units.
+
+    >>> is_small_perceptron(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3)))
+    True
+    """
+    return all(isinstance(layer, nn.Linear) and layer.out_features <= SMALL for _, layer in ends_of(network))
