@@ -99,3 +99,15 @@ def test_plan_says_how_long_a_cluster_takes(table):
     assert " on 4 workers, " in said
     assert "add --data FILE, or --step-seconds and --rows" in refused("plan", "single", "--cluster", "4")
     assert "add --cluster N" in refused("plan", "single", "--rows", "4")
+
+
+def test_a_run_at_a_url_is_prepared_trained_and_put_together(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = "memory://cli/run"
+    choral(*words(table, epochs=9), "--out", run, "--prepare")
+    for path in choral("leaves", run, "--ready").stdout.split():
+        choral("run-leaf", run, path, "--quiet")
+    assert "saved runs/points-deep_ensemble/ensemble.choral" in choral(*words(table, epochs=9), "--out", run).stdout
+    assert not (tmp_path / "memory:").exists()
+    assert "give a path" in choral("compare", "--data", table, "--target", "y", "--methods", "single",
+                                   "--epochs", "3", "--out", run, expect=2).stderr  # fmt: skip

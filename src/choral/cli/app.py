@@ -183,7 +183,9 @@ def fit(
     method: Annotated[
         str | None, typer.Option("--method", help="The method, deep_ensemble if none is named; see choral methods.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Run folder; the same command resumes.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="Run folder, or the URL of one; the same command resumes.")
+    ] = None,
     epochs: Bound = None,
     members: Members = None,
     settings: Settings,
@@ -214,14 +216,14 @@ def fit(
     ready = words.understood(quiet=silent)
     problem, recipe = ready.problem, ready.recipe
     rules_of(ready.validation, ready.stop, keep, time_limit, ready.folds)
-    folder = out or Path("runs") / f"{_stem(data)}-{recipe.name}"
+    place, folder = scaling.places(out, Path("runs") / f"{_stem(data)}-{recipe.name}")
     if apart.prepare:
-        scaling.tell_prepared(words, ready, folder, apart, running)
+        scaling.tell_prepared(words, ready, place, apart, running)
         return
     shared = joined()
     with progress(silent or not shared.speaks, running.shown) as bar:
         ensemble = ready.run(
-            run_dir=folder,
+            run_dir=place,
             seed=running.seed,
             executor=running.executor,
             listener=warned(bar(recipe.name, ready.planned.epochs), ready.planned, ready.rows),
@@ -282,7 +284,7 @@ def compare(
     equal: Equal = "operations",
     members: Members = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the comparison; the same command resumes.")
+        str | None, typer.Option("--out", help="Folder of the comparison; the same command resumes.")
     ] = None,
     reading: Reading,
     settings: Settings,
@@ -325,7 +327,7 @@ def compare(
         title = f"{problem.name}: {rows}, a budget of {epochs} epochs each"
         table(title, _columns(comparison.shown), comparison.rows)
     if out is not None:
-        page = reporting.report_of_comparison(out)
+        page = reporting.report_of_comparison(Path(out))
         if not running.json:
             say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
 

@@ -69,7 +69,7 @@ def check_apart(apart: Apart, time_limit: float | None) -> None:
         raise InputError("--time-limit is a clock of one process, and --prepare is for several; leave one of them out.")
 
 
-def check_place(cluster: str | None, out: Path | None) -> None:
+def check_place(cluster: str | None, out: str | None) -> None:
     """Raise InputError for a comparison on a cluster without a folder that its machines see."""
     from choral.base.errors import InputError
 
@@ -147,15 +147,26 @@ def _span_of(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def tell_prepared(words: Words, ready: Any, folder: Path, apart: Apart, running: Running) -> None:
+def places(out: str | None, usual: Path) -> tuple[str | Path, Path]:
+    """Return where a run goes, and the folder of this machine for what is made of it: the usual one if the run is at a URL."""
+    from choral.scale.remote import is_far
+
+    if out is not None and is_far(out):
+        return out, usual
+    return (Path(out or usual),) * 2
+
+
+def tell_prepared(words: Words, ready: Any, place: str | Path, apart: Apart, running: Running) -> None:
     """Make a run folder without training, keep the words it was made by, and list its leaves."""
     from choral.engine.files import write_json as keep
     from choral.scale.calls import prepare
+    from choral.scale.sites import opened
 
     what, options = words.arguments(ready)
-    rows = prepare(*what, run_dir=folder, stack=apart.stack, overwrite=running.overwrite, **options)
-    keep(folder / _COMMAND, words.to_dict(), within=folder)
-    _show(str(folder), rows, json=running.json)
+    rows = prepare(*what, run_dir=place, stack=apart.stack, overwrite=running.overwrite, **options)
+    with opened(place) as (folder, _):
+        keep(folder / _COMMAND, words.to_dict(), within=folder)
+    _show(str(place), rows, json=running.json)
 
 
 def _show(run: str, rows: list[dict[str, Any]], *, json: bool) -> None:
@@ -238,8 +249,10 @@ def _command(run: str, data: str | None) -> Words:
     """Return the words by which a run was prepared, perhaps with the data at another place."""
     from choral.base.errors import RunError
     from choral.engine.files import read_json
+    from choral.scale.sites import opened
 
-    held = read_json(Path(run) / _COMMAND)
+    with opened(run) as (folder, _):
+        held = read_json(folder / _COMMAND)
     try:
         if held is not None:
             return Words.from_dict(held if data is None else held | {"data": data})

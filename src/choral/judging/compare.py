@@ -32,6 +32,7 @@ from choral.recipes.training import Training
 from choral.scale.apart import Asked, check_cluster, train_apart
 from choral.scale.calls import OPTIONS, call_of
 from choral.scale.clusters import Ray
+from choral.scale.remote import is_far
 
 __all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
 
@@ -131,6 +132,8 @@ def compare(
         rows, details = _measured(build, problem, recipes, trial, folder, listener, options | {"seed": own})
         return Comparison(rows, settings | {"seed": own}, details)
 
+    if is_far(run_dir):
+        raise InputError(f"run_dir is {run_dir}; a comparison is written into a folder of this machine: give a path.")
     place = None if run_dir is None else Path(run_dir)
     owns = [seed] if seeds is None else _checked_seeds(seeds)
     folders = {own: place if seeds is None or place is None else place / f"seed-{own}" for own in owns}

@@ -65,7 +65,8 @@ class Ray:
         if ours:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default
-            start = {"include_dashboard": False} if self.address is None else {"address": self.address}
+            # 'local', since without an address Ray joins whatever cluster this machine last heard of
+            start = {"address": self.address or "local"} | ({} if self.address else {"include_dashboard": False})
             try:
                 ray.init(**({"logging_level": "error", "log_to_driver": False} | start | self.options))
             except (ConnectionError, RuntimeError, ValueError) as error:
@@ -123,7 +124,7 @@ class _Tasks:
         self.how = means | {"max_retries": cluster.retries, "retry_exceptions": False}
         self.retries = cluster.retries
         # in a list, so that a worker fetches a call only if it does not have it
-        self.calls = [[ray.put(ray.cloudpickle.dumps(plot.call))] for plot in plots]
+        self.calls = [[ray.put(_packed(plot.call, ray))] for plot in plots]
         self.ears = [Ear(plot.field.objects, plot.waiting, plot.hear) for plot in plots]
         self.left = [{leaf.path: leaf for leaf in plot.waiting} for plot in plots]
         self.running: dict[Any, tuple[int, Leaf]] = {}
@@ -183,6 +184,18 @@ class _Tasks:
         for ref in self.running:
             with contextlib.suppress(Exception):  # a cluster that is gone has ended them
                 self.ray.cancel(ref, force=True)
+
+
+def _packed(call: Any, ray: Any) -> bytes:
+    """Return a call as bytes; InputError for a network or data that only this process can hold."""
+    try:
+        return bytes(ray.cloudpickle.dumps(call))
+    except Exception as error:  # whatever the user's own objects raise
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"the network or data cannot be sent to other processes ({said}); give what can be pickled: open files, locks and connections in "
+            "build or in __getitem__."
+        ) from error
 
 
 _UNDERSTOOD: dict[str, tuple[Any, Field]] = {}
