@@ -3,18 +3,24 @@
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from choral.recipes import METHODS
 from choral.sklearn import EnsembleClassifier, EnsembleRegressor
 
-NAMES = [name for name in ("auto", "packed", "tabm", "deep_ensemble") if name == "auto" or name in METHODS]
 EPOCHS = {"auto": 60, "deep_ensemble": 60}
+NAMES = ("tabm", "deep_ensemble")
 
 
-def estimators(kind):
-    return [kind(name, epochs=EPOCHS.get(name, 20), random_state=0) for name in NAMES]
+def estimators(*names):
+    kinds = (EnsembleClassifier, EnsembleRegressor)
+    return [kind(name, epochs=EPOCHS.get(name, 20), random_state=0) for kind in kinds for name in names]
 
 
 @pytest.mark.slow
-@parametrize_with_checks([*estimators(EnsembleClassifier), *estimators(EnsembleRegressor)])
+@parametrize_with_checks(estimators("auto", "packed"))
 def test_it_passes_the_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.menagerie
+@parametrize_with_checks(estimators(*NAMES))
+def test_others_pass_them_too(estimator, check):
     check(estimator)

@@ -154,6 +154,10 @@ class TestCalibration:
         assert sets.shape == (400, 3)
         assert abs(right.mean() - 0.8) < 0.06
 
+    def test_targets_of_another_shape_are_refused(self, fitted):
+        with pytest.raises(ValueError, match=r"y has shape \(60, 2\), and predictions \(60, 1\)"):
+            fitted.calibrate(X, np.column_stack([Y, Y]))
+
     def test_sets_need_it(self, classed):
         with pytest.raises(ValueError, match="needs calibrate"):
             classed.predict_set(X)
@@ -202,6 +206,14 @@ class TestTables:
         notes = pd.DataFrame({"note": [f"a long sentence about thing {i} here" for i in range(60)]})
         with pytest.raises(ValueError, match="X has no column to learn from, as all are left out: 'note'"):
             regressor().fit(notes, Y)
+        with pytest.raises(ValueError, match="every cell is without a value"):
+            regressor().fit(np.full((60, 1), np.nan), Y)
+
+    def test_spans_of_time_are_numbers(self):
+        spans = pd.DataFrame({"wait": pd.to_timedelta(X[:, 0], unit="D"), "town": WORDS})
+        model = regressor(epochs=2).fit(spans, Y)
+        assert model.ensemble_.table.describe()[0]["read_as"] == "number"
+        assert np.isfinite(model.predict(spans)).all()
 
 
 class TestArrays:
@@ -428,6 +440,7 @@ class TestWishes:
             ({"n_estimators": 0}, "n_estimators is 0; give a whole number of 1 or more"),
             ({"method": "single", "n_estimators": 3}, "single trains one network"),
             ({"epochs": 2.5}, "epochs is 2.5"),
+            ({"random_state": "zero"}, "'zero' cannot be used to seed"),
             ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
             ({"time_limit": -1}, "time_limit"),
             ({"device": "gpu"}, "device"),

@@ -126,8 +126,9 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return self
 
     def _wishes(self) -> Wishes:
+        drawn = check_random_state(self.random_state)  # refuses what is no seed
         fixed = self.random_state is not None and not isinstance(self.random_state, np.random.RandomState)
-        seed = int(self.random_state) if fixed else int(check_random_state(self.random_state).randint(_SEEDS))
+        seed = int(self.random_state) if fixed else int(drawn.randint(_SEEDS))
         return Wishes(
             method=self.method,
             members=self.n_estimators,

@@ -38,7 +38,7 @@ def read(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool) -> An
             return _numbers(X)
         if not len(X) or not X.shape[1]:
             check_array(np.empty(X.shape), ensure_all_finite=False, input_name="X")  # says so
-        return X.set_axis([str(name) for name in X.columns], axis=1)
+        return _in_days(X.set_axis([str(name) for name in X.columns], axis=1))
     try:
         found = _numbers(X)
     except ValueError:
@@ -48,6 +48,12 @@ def read(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool) -> An
         return _framed(np.asarray(X, object), names_of(estimator, np.shape(X)[1]))
     validate_data(estimator, found, y, reset=reset, skip_check_array=True)
     return found
+
+
+def _in_days(X: Any) -> Any:
+    """Return a data frame with spans of time as numbers of days."""
+    spans = [name for name, kind in X.dtypes.items() if kind.kind == "m"]
+    return X.assign(**{name: X[name].dt.total_seconds() / 86_400 for name in spans}) if spans else X
 
 
 def _numbers(X: Any) -> np.ndarray:
@@ -89,8 +95,9 @@ def names_of(estimator: Any, width: int) -> list[str]:
 def learn_columns(X: Any, names: list[str]) -> tuple[Column, ...]:
     """Return how the columns of training inputs, as `read` gives them, become numbers."""
     if isinstance(X, np.ndarray):
-        return _learn_numbers(X, names)
-    columns = tuple(_learn(Cells(X[name])) for name in X.columns)
+        columns = _learn_numbers(X, names)
+    else:
+        columns = tuple(_learn(Cells(X[name])) for name in X.columns)
     if not any(column.width for column in columns):
         why = "; ".join(f"{column.name!r} ({column.detail})" for column in columns[:4])
         raise InputError(f"X has no column to learn from, as all are left out: {why}; add at least one.")

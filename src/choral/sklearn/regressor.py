@@ -116,6 +116,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         check_is_fitted(self)
         said, targets = self._said_to_calibrate(X, y)
         assert isinstance(said, Regression)
+        if targets.size != said.mean.numel():
+            raise InputError(
+                f"y has shape {targets.shape}, and predictions {tuple(said.mean.shape)}; give one target for each."
+            )
         self.calibration_ = np.stack([said.mean.double(), said.std.double(), targets.reshape(said.mean.shape)])
         return self
 
