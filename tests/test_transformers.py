@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_model
 
 import choral
 from choral import recipes
@@ -96,3 +97,49 @@ def test_stacked_where_its_masks_do_not_look_at_values():
 def test_without_a_picked_output_the_names_are_said():
     with pytest.raises(InputError, match=r"SequenceClassifierOutput with 'logits'; .*output='logits'"):
         choral.fit(build, (X, Y), METHODS["single"])
+
+
+class Rows(torch.utils.data.Dataset):
+    """Items as the Trainer of transformers takes them: labels among the inputs."""
+
+    def __len__(self):
+        return len(Y)
+
+    def __getitem__(self, index):
+        return {name: values[index] for name, values in X.items()} | {"labels": Y[index]}
+
+
+@pytest.mark.filterwarnings("ignore")  # what another library warns of is its own affair
+def test_models_of_a_trainer_run_make_an_ensemble(tmp_path):
+    pytest.importorskip("accelerate")
+    models = []
+    for seed in range(3):
+        transformers.set_seed(seed)
+        settings = transformers.TrainingArguments(
+            output_dir=str(tmp_path / str(seed)), max_steps=3, per_device_train_batch_size=10, learning_rate=0.01, seed=seed,
+            report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, logging_strategy="no",
+        )  # fmt: skip
+        trainer = transformers.Trainer(model=build(), args=settings, train_dataset=Rows())
+        trainer.train()
+        models.append(trainer.model)
+    ensemble = choral.ensemble_of(models, data=(X, Y), output="logits")
+    with torch.no_grad():
+        wanted = torch.stack([model.eval()(**X).logits for model in models])
+    torch.testing.assert_close(ensemble.outputs(X), wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ensemble.predict(X).probs, wanted.softmax(-1).mean(0), rtol=1e-4, atol=1e-6)
+    assert ensemble.predict(X).mutual_information.max() > 0
+    assert evaluate(ensemble, X, Y)["members"] == 3
+    ensemble.calibrated(X, Y).save(tmp_path / "e.choral")
+    with pytest.raises(
+        choral.ChoralError, match=r"outermost module was .*; if the change makes no difference, .*check_build=False"
+    ):
+        choral.load(
+            tmp_path / "e.choral", build=build
+        )  # the first call with labels writes the kind of problem into the config
+    again = choral.load(tmp_path / "e.choral", build=build, check_build=False)
+    assert torch.equal(again.outputs(X), ensemble.outputs(X))
+    files = [tmp_path / f"{i}.safetensors" for i in range(3)]
+    for model, file in zip(models, files):
+        save_model(model, file)
+    stored = choral.ensemble_of(files, data=(X, Y), build=build, output="logits")
+    assert torch.equal(stored.outputs(X), ensemble.outputs(X))

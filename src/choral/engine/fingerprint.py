@@ -21,6 +21,7 @@ FINGERPRINT = {"layers": {str: [str]}, "code": str, "python": str, "initial?": [
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _SAMPLED = 4096  # values of a parameter that its sums are taken over
 _CLOSE = 1e-4  # relative difference that another processor may make in drawn weights
+_LONGEST = 80  # characters of one side of a difference
 
 
 def fingerprint(*networks: nn.Module) -> dict[str, Any]:
@@ -64,7 +65,11 @@ def _apart(old: list[str], new: list[str]) -> tuple[str, str]:
     if old[0] == new[0]:
         old, new = [p for p in old if p not in new], [p for p in new if p not in old]
     texts = [", ".join(parts) or "without" for parts in (old, new)]
-    was, now = (text if len(text) <= 80 else text[:77] + "..." for text in texts)
+    if min(map(len, texts)) > _LONGEST:  # what they share at the beginning would be all that is shown
+        words = [text.split(", ") for text in texts]
+        first = next((i for i, pair in enumerate(zip(*words)) if pair[0] != pair[1]), 0)
+        texts = [("..., " if first else "") + ", ".join(some[first:]) for some in words]
+    was, now = (text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..." for text in texts)
     return was, now
 
 
