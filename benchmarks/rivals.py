@@ -213,6 +213,24 @@ def _against(methods: dict[str, Any], names: list[str], measure: str, splits: li
     return {"best": best, "ahead_by": ahead, "error_of_that": error, "first": ahead > 0, "level": ahead > -own}
 
 
+def markdown(found: dict[str, Any]) -> str:
+    """Return the summary as a table: point score / NLL of every method, the best of each bold."""
+    methods = ("choral", *PACKAGES)
+    lines = ["| set | splits | " + " | ".join(methods) + " |", "|" + "---|" * (len(methods) + 2)]
+    for name, row in found.items():
+        held, point = row["methods"], row["point"]
+        if not row["splits"]:
+            continue
+        sign = 1 if point == "accuracy" else -1
+        best = {k: max(held, key=lambda m: s * held[m][k][0]) for k, s in ((point, sign), ("nll", -1))}
+        cells = []
+        for m in methods:
+            parts = [f"**{held[m][k][0]:.3g}**" if best[k] == m else f"{held[m][k][0]:.3g}" for k in best if m in held]
+            cells.append(" / ".join(parts))
+        lines.append(f"| {name} ({point}) | {len(row['splits'])} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run what is asked for and not yet in the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -220,10 +238,14 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(("choral", *PACKAGES)))
     parser.add_argument("--again", default="", help="methods to run again though results are there")
     parser.add_argument("--splits", type=int, default=5, help="at most; real tables have 3")
+    parser.add_argument("--table", action="store_true", help="print the results as a table, and run nothing")
     parser.add_argument("--note", default="a quiet machine", help="what else the machine did, for the seconds")
     arguments = parser.parse_args()
     path = RESULTS / "rivals.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    if arguments.table:
+        print(markdown(summary(rows)))
+        return
     rows = [
         r for r in rows if r["method"] not in arguments.again.split(",") or r["set"] not in arguments.sets.split(",")
     ]
