@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--again", default="", help="methods to run again though results are there")
     parser.add_argument("--splits", type=int, default=5, help="at most; real tables have 3")
     parser.add_argument("--table", action="store_true", help="print the results as a table, and run nothing")
-    parser.add_argument("--note", default="a quiet machine", help="what else the machine did, for the seconds")
+    parser.add_argument("--note", default="not said", help="what else the machine did, for the seconds")
     arguments = parser.parse_args()
     path = RESULTS / "rivals.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
