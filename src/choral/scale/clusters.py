@@ -6,6 +6,7 @@ leaf elsewhere, where it goes on from its newest checkpoint. What a leaf itself 
 
 import contextlib
 import os
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,11 @@ from choral.scale.cutting import Leaf, leaves_of
 from choral.scale.farm import Plot
 from choral.scale.leaf import Field, admit, train_leaf
 from choral.scale.listening import Ear
-from choral.scale.manifest import key_of
+from choral.scale.manifest import Manifest, key_of, read_manifest
 from choral.scale.sites import opened
 
 _PAUSE = 0.5  # seconds between two looks at what is done
+_LOOK = 20.0  # seconds between two looks at manifests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,7 @@ class _Tasks:
         self.ears = [Ear(plot.field.objects, plot.waiting, plot.hear) for plot in plots]
         self.left = [{leaf.path: leaf for leaf in plot.waiting} for plot in plots]
         self.running: dict[Any, tuple[int, Leaf]] = {}
+        self._look_at = time.monotonic() + _LOOK
         for number, left in enumerate(self.left):
             self._submit(number, [leaf for leaf in left.values() if leaf.after not in left])
 
@@ -145,9 +148,10 @@ class _Tasks:
         """Wait for all; return the leaves that could not be trained, each with the reason."""
         while self.running:
             done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=_PAUSE)
-            for ref in done:
+            trained = [] if done else self._trained_unsaid()
+            for ref in done or trained:
                 number, leaf = self.running.pop(ref)
-                reason = self._reason(ref, leaf)
+                reason = "" if ref in trained else self._reason(ref, number, leaf)
                 self.ears[number].listen(folder=leaf.folder)
                 behind = [other for other in self.left[number].values() if other.after == leaf.path]
                 if reason:
@@ -158,16 +162,33 @@ class _Tasks:
                 ear.listen()
         return self.failed
 
+    def _trained_unsaid(self) -> list[Any]:
+        """Return tasks whose leaves are trained though nothing was heard of it: an answer may die with a machine, a manifest does not."""
+        if time.monotonic() < self._look_at:
+            return []
+        self._look_at = time.monotonic() + _LOOK
+        return [ref for ref, (number, leaf) in self.running.items() if self._manifest(number, leaf) is not None]
+
+    def _manifest(self, number: int, leaf: Leaf) -> Manifest | None:
+        field = self.plots[number].field
+        try:
+            return read_manifest(field.objects, key_of(field.plan, leaf), leaf)
+        except RunError:  # a store that does not answer just now
+            return None
+
     def _fail(self, number: int, leaf: Leaf, reason: str) -> None:
         self.failed[f"{self.plots[number].run_dir} {leaf.path}"] = reason
         for other in [one for one in self.left[number].values() if one.after == leaf.path]:
             del self.left[number][other.path]
             self._fail(number, other, "")
 
-    def _reason(self, ref: Any, leaf: Leaf) -> str:
+    def _reason(self, ref: Any, number: int, leaf: Leaf) -> str:
         """Return why a task failed, nothing if it did not."""
         try:
-            self.ray.get(ref)
+            self.ray.get(ref, timeout=_LOOK)
+        except self.ray.exceptions.GetTimeoutError:
+            found = self._manifest(number, leaf)
+            return "" if found else f"leaf '{leaf.path}': what its worker answered was lost; run the same command again"
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ChoralError):
