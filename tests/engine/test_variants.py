@@ -5,8 +5,24 @@ import torch
 from torch import nn
 
 import choral
+from choral import models
 from choral.base.errors import InputError
-from choral.plan import SGD, Adam, AdamW, Collect, Cosine, LogUniform, Muon, OneOf, Reset, Space, Train, Uniform, fork
+from choral.plan import (
+    SGD,
+    Adam,
+    AdamW,
+    Collect,
+    Cosine,
+    LogUniform,
+    Muon,
+    OneOf,
+    Reset,
+    Resize,
+    Space,
+    Train,
+    Uniform,
+    fork,
+)
 from choral.recipes.recipe import Recipe
 from choral.testing.checks import resumes_exactly
 from choral.testing.problems import Trial
@@ -130,9 +146,65 @@ def test_members_that_stop_leave_and_the_others_go_on_as_alone():
             torch.testing.assert_close(a.params[n], b.params[n], atol=1e-4, rtol=1e-3)
 
 
-def test_dropout_without_dropout_layers_and_smoothing_without_classes_are_refused():
-    plain = lambda: nn.Linear(5, 3)  # noqa: E731
-    with pytest.raises(InputError, match="variants set dropout, but the network draws none"):
-        choral.fit(plain, (X, Y), recipe(SGD(), 0.05, [{"dropout": 0.1}] * 2))
+def test_dropout_without_dropout_layers_is_said_and_smoothing_without_classes_refused():
+    plain, heard = (lambda: nn.Linear(5, 3)), []
+    choral.fit(plain, (X, Y), recipe(SGD(), 0.05, [{"dropout": 0.1}] * 2, epochs=1), listener=heard.append)
+    assert any("the network has no dropout layer" in e["message"] for e in heard if e["kind"] == "warning")
     with pytest.raises(InputError, match="smoothing is a share of class labels"):
         choral.fit(lambda: nn.Linear(5, 1), (X, X[:, 0]), recipe(SGD(), 0.05, [{"smoothing": 0.1}] * 2))
+
+
+def chain():
+    return models.tabular(5, 3, hidden=(8, 8, 8), embedding="none", skippable=True)
+
+
+@pytest.mark.parametrize("optimiser", [AdamW(), Muon()])
+def test_depth_and_width_are_those_of_a_smaller_network(optimiser):
+    """A branch cut to depth 2 and width 5 trains as the network of that size with the same weights."""
+    cut = {"depth": 2.0, "width": 5.0}
+    train = Train(epochs=4, schedule=Cosine(0.01), optimiser=optimiser, batch_size=40)
+
+    def fitted(phase):
+        plan = fork(Reset(), Resize(), phase, Collect(), variants=[cut])
+        return next(iter(choral.fit(chain, (X, Y), Recipe(name="r", plan=plan)).states())).params
+
+    start, end = fitted(Train(epochs=0)), fitted(train)
+    small = models.tabular(5, 3, hidden=(5, 5), embedding="none")
+    names = {"linear1": "linear1", "hidden2.layer.linear1": "linear2", "output": "output"}
+
+    def part(params):
+        found = {}
+        for ours, theirs in names.items():
+            for kind, p in ((k, params[f"{ours}.{k}"]) for k in ("weight", "bias")):
+                shape = small.get_parameter(f"{theirs}.{kind}").shape
+                found[f"{theirs}.{kind}"] = p[tuple(slice(n) for n in shape)]
+        return found
+
+    small.load_state_dict(part(start))
+    made = optimiser.make(dict(small.named_parameters()))
+    for step in range(4):
+        for group in made.param_groups:
+            group["lr"] = Cosine(0.01).rate(step, 4)
+        made.zero_grad()
+        nn.functional.cross_entropy(small(X), Y).backward()
+        made.step()
+    if isinstance(optimiser, AdamW):
+        for name, p in part(end).items():
+            torch.testing.assert_close(p, small.get_parameter(name).detach(), atol=1e-5, rtol=1e-4)
+    assert end["linear1.weight"][5:].abs().max() == 0
+
+
+def test_networks_of_different_depths_stack():
+    variants = [{"depth": float(d)} for d in (1, 2, 3)]
+    plan = fork(Reset(), Resize(), Train(epochs=3, batch_size=16), Collect(), variants=variants)
+    alone, stacked = (
+        choral.fit(chain, (X, Y), Recipe(name="r", plan=plan), executor=e) for e in ("sequential", "vectorised")
+    )
+    torch.testing.assert_close(alone.outputs(X), stacked.outputs(X), atol=1e-4, rtol=1e-3)
+    depths = [sum(bool(b) for n, b in s.buffers.items() if n.endswith("used")) + 1 for s in alone.states()]
+    assert depths == [1, 2, 3]
+    shallow = next(iter(alone.states())).params
+    x = torch.relu(X @ shallow["linear1.weight"].T + shallow["linear1.bias"])
+    torch.testing.assert_close(
+        alone.outputs(X)[0], x @ shallow["output.weight"].T + shallow["output.bias"], atol=1e-5, rtol=1e-4
+    )

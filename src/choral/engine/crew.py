@@ -67,7 +67,8 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
     for branch in branches:
         state = branch.reached
         own = [tree.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
-        alone = None if phase.optimiser.elementwise else branch.place
+        able = phase.optimiser.elementwise and (phase.optimiser.varies or not branch.variant.settings)
+        alone = None if able else branch.place
         found.setdefault((tree.signature(state.params), repr(state.form), alone, *own), []).append(branch)
     return list(found.values())
 
@@ -136,8 +137,19 @@ class Crew:
             own = None if self.weights is None else picked(self.weights, order, start, y)
             x, y, own = self._by_branch(x, y, own)
             trainer.step(x, y, step, progress, phase.schedule.rate(step, self.steps), own, part)
+            if step == 0:
+                self._say_undropped()
             self._apply("steps", step + 1, self.steps)
         self._apply("epochs", epoch + 1, phase.epochs)
+
+    def _say_undropped(self) -> None:
+        """Say, once a phase, that rates of dropout have nothing to act on."""
+        if not self.trainer.catch and any(branch.variant.get("dropout") for branch in self.branches):
+            self.setting.ledger.log.event(
+                kind="warning",
+                message="branches differ in dropout, but the network has no dropout layer, so they do not; give it some (nn.Dropout, or "
+                "dropout=0.1 of choral's networks).",
+            )
 
     def _order(self, epoch: int) -> Tensor:
         sampling = self.setting.source.sampling

@@ -60,14 +60,6 @@ class Trainer(ABC):
             self.points
         )  # in what each network differs; set before mounting
 
-    def _check_dropout(self, caught: bool) -> None:
-        """Raise InputError where a rate of dropout is given to a network that drops nothing."""
-        if not caught and any(v.get("dropout") for v in self.variants):
-            raise InputError(
-                "variants set dropout, but the network draws none in training; give it dropout layers (nn.Dropout, dropout=0.1 of choral's "
-                "networks), whose rate is then each branch's own, or leave dropout out."
-            )
-
     def _clip(self, *, stacked: bool = False) -> None:
         """Clip the gradients as the phase's optimiser says."""
         clip, apart = self.phase.optimiser.clip, self.phase.optimiser.apart
@@ -155,7 +147,6 @@ class PlainTrainer(Trainer):
                 )
                 loss = self.sharing.likelihood(total)
             self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
-            self._check_dropout(self.catch)
             self._add(loss, piece, progress)
         if part is not None:
             task.parts.gather(self.trained)
@@ -311,7 +302,6 @@ class StackedTrainer(Trainer):
             held = (self.trained, self.fixed, self.buffers, self.slots, self.words, points, self.own)
             losses, buffers = self._mapped(*held, x, y, *own)
             self.catch = self._caught
-            self._check_dropout(self.catch)
             self.optimiser.zero_grad(set_to_none=True)
             losses.sum().backward()
             self.buffers = {n: b.detach() for n, b in buffers.items()}

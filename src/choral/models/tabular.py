@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from choral.base.errors import InputError
 from choral.layers.features import Apiece, Piecewise, Waves, piecewise_embedding
+from choral.layers.skippable import Skippable
 from choral.models.arguments import choice, count, counts, rate
 from choral.models.spec import zoo
 
@@ -26,6 +27,7 @@ def tabular(
     frequency_scale: float = 0.1,
     residual: bool = False,
     dropout: float = 0.0,
+    skippable: bool = False,
 ) -> nn.Module:
     """Return a perceptron for rows of a table.
 
@@ -40,6 +42,8 @@ def tabular(
         frequency_scale: for 'periodic': standard deviation of the first frequencies.
         residual: whether hidden layers are residual blocks (LayerNorm, linear, ReLU, linear, added) behind a linear map.
         dropout: rate after every activation.
+        skippable: whether hidden layers but the first can be passed over (`choral.layers.skippable.Skippable`), so that networks of
+            different depths stack; all equally wide.
 
     Shapes: (batch, feature) -> (batch, outputs).
 
@@ -60,8 +64,18 @@ def tabular(
         else:
             count("frequencies", frequencies)
             layers["features"], width = _periodic(inputs, frequencies, frequency_scale, wide)
-    body = _residual if residual else _plain
-    width = body(layers, width, units, dropout)
+    if skippable:
+        if residual or len(set(units)) > 1:
+            raise InputError(
+                f"skippable=True with hidden={units}, residual={residual}; give equal widths and no blocks."
+            )
+        width = _plain(layers, width, units[:1], dropout)
+        for i, wide in enumerate(units[1:], start=2):
+            parts: OrderedDict[str, nn.Module] = OrderedDict()
+            _plain(parts, width, (wide,), dropout)
+            layers[f"hidden{i}"] = Skippable(nn.Sequential(parts))
+    else:
+        width = (_residual if residual else _plain)(layers, width, units, dropout)
     layers["output"] = nn.Linear(width, count("outputs", outputs))
     return nn.Sequential(layers)
 

@@ -47,6 +47,9 @@ class Optimiser(Value, ABC):
     apart: tuple[str, ...] = ()
     rates: tuple[tuple[str, float], ...] = ()
 
+    varies: ClassVar[bool] = True
+    """Whether stacked members may differ in its settings."""
+
     direct: ClassVar[bool] = True
     """Whether `update` takes the steps of torch's optimiser by its fused kernel."""
 

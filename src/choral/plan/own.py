@@ -38,6 +38,7 @@ class OwnOptimiser(Optimiser):
     apiece: bool = True
     own_decay: bool = True
     direct: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
 
     @property
     def elementwise(self) -> bool:

@@ -60,8 +60,12 @@ class Variant(Value):
 
 
 def numbers_of(optimiser: Optimiser) -> tuple[str, ...]:
-    """Return the names of an optimiser's settings that are numbers."""
-    return tuple(f.name for f in fields(optimiser) if isinstance(getattr(optimiser, f.name), float))
+    """Return the names of an optimiser's settings that are numbers, and each member's own."""
+    if not optimiser.varies:
+        return ()
+    return tuple(
+        f.name for f in fields(optimiser) if f.name != "clip" and isinstance(getattr(optimiser, f.name), float)
+    )
 
 
 @dataclass(frozen=True)

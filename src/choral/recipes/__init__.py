@@ -20,6 +20,7 @@ from choral.recipes.ecmp import ecmp
 from choral.recipes.edst import edst
 from choral.recipes.emp import emp
 from choral.recipes.fge import fge
+from choral.recipes.hyper_ensemble import hyper_ensemble
 from choral.recipes.masksembles import masksembles
 from choral.recipes.mc_dropout import mc_dropout
 from choral.recipes.mimo import mimo
@@ -37,6 +38,7 @@ from choral.recipes.swa import swa
 from choral.recipes.swag import swag
 from choral.recipes.tabm import tabm
 from choral.recipes.tabm_mini import tabm_mini
+from choral.recipes.tabpack import tabpack
 from choral.recipes.training import Training
 from choral.recipes.treenet import treenet
 
@@ -55,6 +57,7 @@ __all__ = [
     "edst",
     "emp",
     "fge",
+    "hyper_ensemble",
     "make",
     "masksembles",
     "mc_dropout",
@@ -73,6 +76,7 @@ __all__ = [
     "swag",
     "tabm",
     "tabm_mini",
+    "tabpack",
     "treenet",
 ]
 
@@ -124,6 +128,8 @@ METHODS: dict[str, Method] = {
     "single": Method(single, "independent"),
     "deep_ensemble": Method(deep_ensemble, "independent"),
     "bagged": Method(bagged, "independent"),
+    "hyper_ensemble": Method(hyper_ensemble, "independent"),
+    "tabpack": Method(tabpack, "independent", depends=True),
     "snapshot": Method(snapshot, "sequential"),
     "fge": Method(fge, "sequential"),
     "swa": Method(swa, "sequential"),

@@ -1,0 +1,40 @@
+"""Hyper-ensemble: networks that differ in hyper-parameters too, of which the best combination is chosen.
+
+Reference: Wenzel et al., "Hyperparameter Ensembles for Robustness and Uncertainty Quantification", NeurIPS 2020, arXiv:2006.13570,
+section 3 (random draws, then greedy selection with replacement).
+"""
+
+from choral.plan import Collect, LogUniform, Reset, Select, Space, fork
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, shares
+
+SPACE = Space(rate=LogUniform(0.3, 3.0), weight_decay=LogUniform(1e-5, 1e-2))
+"""Times the rate of the schedule, and weight decay: what every network and optimiser has."""
+
+
+def hyper_ensemble(
+    *,
+    epochs: int = 200,
+    members: int = 8,
+    space: Space = SPACE,
+    picks: int = 32,
+    patience: int = 32,
+    combine: Combine = "probs",
+    training: Training = Training(),
+) -> Recipe:
+    """Independent networks with hyper-parameters drawn at random, chosen and weighed by held-out points while they train.
+
+    Args:
+        epochs: total budget, shared evenly.
+        members: networks trained; those that are not chosen are no members of the ensemble.
+        space: where each network draws its settings from (`choral.plan.Space`): rate, weight_decay, momentum, dropout, smoothing, and those
+            that operators read.
+        picks: choices of the greedy selection, at most; without `validation=` in `fit` all networks count alike.
+        patience: epochs without a better choice after which training ends.
+        combine: as in `choral.recipes.recipe.Recipe`.
+        training: optimiser, rate, batch size and schedule, which the drawn settings change.
+
+    Differs from the paper: selection is repeated after every epoch; each network has one draw of initialisation.
+    """
+    each = training.phase(shares(epochs, members)[-1][1], select=Select(picks=picks, patience=patience))
+    return Recipe(name="hyper_ensemble", plan=fork(members, Reset(), each, Collect(), sample=space), combine=combine)

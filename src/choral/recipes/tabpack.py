@@ -1,0 +1,54 @@
+"""TabPack: many perceptrons for tables with different hyper-parameters in one stack, chosen among while they train.
+
+Reference: "TabPack", ICML 2026, arXiv:2607.05380 (64 perceptrons of width 384, depth 1 to 3, Muon for matrices, a greedy ensemble of at most 32).
+"""
+
+from choral.plan import Collect, LogUniform, Muon, OneOf, Reset, Resize, Select, Space, Uniform, fork
+from choral.plan.variants import numbers_of
+from choral.recipes.hyper_ensemble import SPACE as HYPER
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import Training, shares
+
+SPACE = Space(
+    depth=OneOf((1.0, 2.0, 3.0)),
+    dropout=OneOf((0.0, Uniform(0.0, 0.5))),
+    rate=LogUniform(0.1, 5.0),
+    weight_decay=LogUniform(1e-3, 1.0),
+    matrix_rate=LogUniform(1.0, 100.0),
+)
+"""Rates are times 0.001: 0.0001 to 0.005 for vectors; matrices of a network are 1 to 100 times as fast."""
+OTHERS = Space((*HYPER.spans, *(pair for pair in SPACE.spans if pair[0] in ("depth", "dropout"))))
+"""For other optimisers than Muon, whose rates and decays mean something else."""
+TRAINING = Training(rate=1e-3, optimiser=Muon(), batch_size=256, schedule="constant")
+MEMBERS, LEAST = 64, 4  # networks, and epochs of each
+
+
+def tabpack(
+    *,
+    epochs: int = 64 * 100,
+    members: int | None = None,
+    space: Space | None = None,
+    picks: int = 32,
+    patience: int = 32,
+    combine: Combine = "probs",
+    training: Training = TRAINING,
+) -> Recipe:
+    """Perceptrons with different depths, rates, decays and dropout in one stack, chosen while they train, for tables.
+
+    Networks are `choral.models.tabular(..., hidden=(384,) * 3, dropout=0.1, skippable=True)`; each stops by itself with
+    `fit(..., validation=0.2, stop=EarlyStop(patience=16))`. Other networks keep their depth, and their dropout if they have none.
+
+    Args:
+        epochs: total budget, shared evenly; with a stop, an upper bound.
+        members: networks trained; 64, or as many as can have 4 epochs each, if nothing is said.
+        space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimiser than Muon.
+        picks, patience, combine: as in `choral.recipes.hyper_ensemble.hyper_ensemble`.
+        training: optimiser, rate, batch size and schedule, which the drawn settings change.
+
+    Differs from the paper: embeddings are the same in all members; matrices draw their rate as a multiple of that of vectors.
+    """
+    count = min(MEMBERS, max(epochs // LEAST, 1)) if members is None else members
+    each = training.phase(shares(epochs, count)[-1][1], select=Select(picks=picks, patience=patience))
+    own = space or (SPACE if "matrix_rate" in numbers_of(training.optimiser) else OTHERS)
+    plan = fork(count, Reset(), Resize(), each, Collect(), sample=own)
+    return Recipe(name="tabpack", plan=plan, combine=combine)
