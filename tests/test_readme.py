@@ -89,7 +89,7 @@ def test_the_commands_of_the_readme_run(tmp_path):
     houses = pd.DataFrame({"rooms": draw.integers(1, 9, 60), "garden": draw.choice(["yes", "no"], 60)})
     houses.assign(price=houses["rooms"] * 1e5).to_csv(tmp_path / "houses.csv", index=False)
     houses.to_csv(tmp_path / "new_houses.csv", index=False)
-    assert [c[0] for c in commands()] == ["fit", "predict", "compare", "plan"]
+    assert [c[0] for c in commands()] == ["fit", "predict", "evaluate", "report", "compare", "plan"]
     with contextlib.chdir(tmp_path):
         for command in commands():
             quick = ["5" if before == "--epochs" and command[0] == "compare" else c for before, c in pairs(command)]

@@ -60,6 +60,14 @@ def test_members_left_open_are_as_many_as_have_their_steps():
     assert list(below([few, said], POINTS)) == ["deep_ensemble"]
 
 
+def test_a_budget_too_small_for_the_usual_members_gives_fewer_and_pairs_stay_pairs():
+    assert within("deep_ensemble", epochs=3, members=None, training=SHARED, spending=spending()).members == 3
+    children = within("prune_and_tune", epochs=30, members=None, training=SHARED, spending=spending())
+    assert children.members in (2, 4, 6)
+    with pytest.raises(InputError, match="too few for 4 members"):
+        within("deep_ensemble", epochs=1, members=None, training=SHARED, spending=spending())
+
+
 def test_what_never_suffices_comes_as_near_as_it_can_and_is_said():
     recipe = within("deep_ensemble", epochs=4, members=None, training=SHARED, spending=spending())
     assert recipe == deep_ensemble(epochs=4, members=2, training=SHARED)

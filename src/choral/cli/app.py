@@ -283,6 +283,9 @@ def compare(
     epochs: Epochs = 60,
     equal: Equal = "operations",
     members: Members = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=2, help="Seeds, counted from --seed: means, spread, and what is noise.")
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", help="Folder of the comparison; the same command resumes.")
     ] = None,
@@ -303,6 +306,7 @@ def compare(
     spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
     recipes = recipes_for(names, epochs=epochs, members=members, training=training, spending=spending)
     known = {recipe.name: recipe for recipe in recipes}
+    told: set[str] = set()
     with progress(silent, running.shown) as bar:
         comparison = run(
             build,
@@ -314,22 +318,44 @@ def compare(
             training=training,
             run_dir=out,
             seed=running.seed,
+            seeds=None if seeds is None else range(running.seed, running.seed + seeds),
             executor=running.executor,
             overwrite=running.overwrite,
             likelihood=reading.likelihood,
-            listener=lambda name: warned(bar(name, known[name].epochs), known[name], len(problem.x_train)),
+            listener=lambda name: warned(bar(name, known[name].epochs), known[name], len(problem.x_train), told),
             cluster=scaling.cluster_of(cluster),
         )
     if running.json:
-        write_json(comparison.to_dict())
+        write_json(comparison.to_dict() | {"findings": comparison.findings})
     else:
         rows = f"{len(problem.x_train)} training rows, {len(problem.x_test)} test rows"
-        title = f"{problem.name}: {rows}, a budget of {epochs} epochs each"
-        table(title, _columns(comparison.shown), comparison.rows)
+        title = f"{problem.name}: {rows}, each with the {equal} of {epochs} epochs of one network"
+        _show_comparison(title, comparison)
     if out is not None:
         page = reporting.report_of_comparison(Path(out))
         if not running.json:
             say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
+
+
+def _show_comparison(title: str, comparison: Any) -> None:
+    """Print the table of a comparison, best first, and what was found."""
+    base = comparison.settings.get("baseline", "single")
+    one = next((row["train_flops"] for row in comparison.rows if row["method"] == base), None)
+    score = next((n for n in ("nll", "pinball", "loss") if n in comparison.rows[0]), comparison.shown[0])
+    rows = sorted(comparison.rows, key=lambda row: row.get(score, 0.0))
+    spread = comparison.deviations
+    rows = [
+        row
+        | ({"cost": f"{row['train_flops'] / one:.2f}x"} if one else {})
+        | ({f"{score} ±": spread[row["method"]][score]} if score in spread.get(row["method"], {}) else {})
+        for row in rows
+    ]
+    more = [n for n in (f"{score} ±", "c_nll", "ood_auroc", "cost") if all(n in row for row in rows)]
+    shown = [n for n in comparison.shown if n != "brier"]
+    columns = ["method", "members", *shown, *more, "epochs", "parameters", "train_seconds", "predict_seconds"]
+    table(title, columns, rows)
+    for sentence in comparison.findings:
+        say(sentence)
 
 
 def _named(methods: str) -> list[str]:

@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 HIGHER = {"accuracy", "coverage_95"}
-SPARE = ("train_flops", "parameters", "predict_seconds", "brier", "crps", "train_seconds", "ece")
+SPARE = (
+    "train_flops",
+    "predict_seconds",
+    "parameters",
+    "brier",
+    "crps",
+    "epochs",
+    "train_seconds",
+    "ood_auroc",
+    "c_nll",
+    "ece",
+)
 """Columns that a narrow terminal goes without, in this order."""
 
 

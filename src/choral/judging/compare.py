@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from choral.engine.files import read_json, write_json
 from choral.engine.folder import folder_name
 from choral.fit import fit
 from choral.judging.comparison import Comparison, over_seeds
+from choral.judging.findings import findings
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
 from choral.judging.spending import Spending, within
@@ -142,11 +144,14 @@ def compare(
         train_apart(_asked(build, problem, recipes, folders, listener, options), cluster)
         options, listener = options | {"overwrite": False}, _silent  # all is trained, and was heard
     if seeds is None:
-        comparison = of_seed(seed, place)
+        parts = {seed: of_seed(seed, place)}
     else:
         parts = {own: of_seed(own, folder) for own, folder in folders.items()}
-        names = [row["method"] for row in next(iter(parts.values())).rows]
-        comparison = over_seeds(parts, baseline="single" if "single" in names else names[0])
+    names = [row["method"] for row in next(iter(parts.values())).rows]
+    baseline = "single" if "single" in names else names[0]
+    comparison = parts[seed] if seeds is None else over_seeds(parts, baseline=baseline)
+    found = findings([part.rows for part in parts.values()], baseline=baseline)
+    comparison = replace(comparison, details=comparison.details | {"findings": found})
     if place is not None:
         _write_changes(place / "comparison.json", comparison.to_dict() | comparison.details)
     return comparison

@@ -47,6 +47,11 @@ class Comparison:
         """By method and measure, the mean difference to the baseline of the same seed and its standard error; empty for one seed."""
         return dict(self.details.get("differences", {}))
 
+    @property
+    def findings(self) -> list[str]:
+        """What was found, in words: what to use, then a sentence for each method (`choral.judging.findings.findings`)."""
+        return list(self.details.get("findings", []))
+
     def to_dict(self) -> dict[str, Any]:
         """Return rows and settings as plain types."""
         return {"rows": self.rows, "settings": self.settings}

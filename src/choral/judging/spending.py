@@ -1,6 +1,7 @@
 """Spending: what methods may spend in a comparison, in operations of training, and recipes that keep within it."""
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -77,28 +78,31 @@ def within(
     chosen = METHODS[name].options.get("members")
     if members is not None and chosen is not None and chosen.default != 1:
         options["members"] = members
-    first = _affordable(name, options, spending)
-    if spending is None or members is not None or not short(first.plan, spending.points):
-        return first
-    best = first
-    for count in _counts(first, chosen):
-        fewer = _affordable(name, options | {"members": count}, spending)
-        if _sufficiency(fewer, spending.points) > _sufficiency(best, spending.points):
-            best = fewer
-        if not short(best.plan, spending.points):
-            break
-    return best
+    if spending is None or members is not None or chosen is None or chosen.default == 1:
+        return _affordable(name, options, spending)
+    best = _possible(name, options, spending)
+    count = chosen.default if best is None else best.members
+    while count and count > 2 and (best is None or short(best.plan, spending.points)):
+        count -= 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a number that is doubtful is no improvement
+            found = _possible(name, options | {"members": count}, spending)
+        if found and (not best or _sufficiency(found, spending.points) > _sufficiency(best, spending.points)):
+            best = found
+    return best or _affordable(name, options, spending)
+
+
+def _possible(name: str, options: dict[str, Any], spending: Spending) -> Recipe | None:
+    """Return a recipe within the budget, None if the budget is too small for its members or they are doubtful."""
+    try:
+        return _affordable(name, options, spending)
+    except (InputError, UserWarning):
+        return None
 
 
 def _sufficiency(recipe: Recipe, points: int) -> float:
     """Return the part of the steps it needs that the worst training phase of a recipe has, at most 1."""
     return min((one.steps / one.least_steps for one in short(recipe.plan, points)), default=1.0)
-
-
-def _counts(recipe: Recipe, option: Any) -> Iterator[int]:
-    """Yield smaller numbers of members, down to two, where the method has a choice."""
-    if option is not None and option.default != 1:
-        yield from range(recipe.members - 1, 1, -1)
 
 
 def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -> Recipe:

@@ -45,7 +45,12 @@ def render(content: Content, pictures: Sequence[Picture], panels: Sequence[Panel
     body = element(
         "body",
         element(
-            "header", element("h1", title), element("p", _lead(content), class_="lead"), _facts(content), class_="top"
+            "header",
+            element("h1", title),
+            element("p", _lead(content), class_="lead"),
+            found_in_words(content),
+            _facts(content),
+            class_="top",
         ),
         _legend(content),
         element("main", sections),
@@ -82,7 +87,10 @@ def _lead(content: Content) -> Inside:
     settings = content.results["settings"]
     parts: list[Inside] = []
     if "epochs" in settings:
-        parts.append(["Every method had a budget of ", number(settings["epochs"], tag="span"), " epochs. "])
+        equal = " epochs of one network" + (
+            ", counted in operations. " if settings.get("equal") == "operations" else ". "
+        )
+        parts.append(["Every method had a budget of ", number(settings["epochs"], tag="span"), equal])
     if "train_rows" in settings:
         rows = [number(settings.get(n), tag="span") for n in ("train_rows", "test_rows")]
         parts.append([rows[0], " training rows, ", rows[1], " test rows. "])
@@ -93,6 +101,20 @@ def _lead(content: Content) -> Inside:
     if content.left_out:
         parts.append(f"Left out, because the folder does not hold there what it should: {_listed(content.left_out)}.")
     return parts
+
+
+def found_in_words(content: Content) -> Inside:
+    """Return what a comparison found, in words: what to use, large, and a line for each method."""
+    said = content.results.get("findings")
+    if not isinstance(said, list) or not said or not all(isinstance(s, str) for s in said):
+        return None
+    lines = [element("li", short(s, most=400)) for s in said[1:41]]
+    return element(
+        "div",
+        element("p", short(said[0], most=400), class_="advice"),
+        element("ul", lines, class_="words") if lines else None,
+        class_="found",
+    )
 
 
 def _listed(places: Sequence[str], most: int = 5) -> str:
