@@ -153,7 +153,7 @@ def under(**changes: Any) -> Iterator[None]:
         _now.reset(token)
 
 
-def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int | None) -> Tensor:
+def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int | None = None) -> Tensor:
     """Return int32 hash values, uniform over all 2^32 patterns, for the next site of a stream."""
     first, second = stream.next_words()
     n = math.prod(shape)
