@@ -234,6 +234,8 @@ def load(
             saved = in_memory(load_folder(folder, build, partial=partial, output=output, likelihood=likelihood))
         return _ensemble(saved, str(path), build, check_build)
     path = Path(str(path))
+    if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search
+        path = path / "ensemble.choral"
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
     if path.is_file():

@@ -13,7 +13,7 @@ from choral import models
 from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.plan import Adam
-from choral.posthoc import GreedySelection, StackingWeights, greedy_selection
+from choral.posthoc import GreedySelection, StackingWeights, bagged_selection, greedy_selection
 from choral.predictions import Classification, MultiLabel, Outputs, Prediction, QuantileRegression, Regression
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -165,3 +165,19 @@ def test_an_ensemble_predicts_saves_and_loads_with_the_weights(likelihood: str, 
     assert torch.equal(choral.load(tmp_path / "e.choral").predict(x).mean, after.mean)
     with pytest.raises(InputError, match="give one of them"):
         ensemble.calibrated(x, y, greedy=8, stacking=True)
+
+
+def test_bagged_selection_takes_more_members_and_is_decided_by_the_seed() -> None:
+    prediction, targets = _each_task(11)["numbers"]
+    scores = prediction.log_scores(targets)
+    bagged = bagged_selection(scores, seed=3)
+    assert bagged == bagged_selection(scores, seed=3)
+    assert bagged != bagged_selection(scores, seed=4)
+    assert sum(w > 0 for w in bagged.weights) >= len(greedy_selection(scores).chosen)
+    assert sum(bagged.weights) == pytest.approx(1.0)
+    lost = torch.cat([scores, torch.full_like(scores[:1], torch.nan)])
+    assert bagged_selection(lost).weights[-1] == 0
+    with pytest.raises(InputError, match="nothing to choose from"):
+        bagged_selection(lost[-1:])
+    with pytest.raises(InputError, match="1 bag or more"):
+        bagged_selection(scores, bags=0)

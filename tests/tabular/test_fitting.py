@@ -149,3 +149,33 @@ def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_
     assert "of 90% cover" in done.stderr
     planned = CliRunner().invoke(app, ["plan", "packed", "--data", *words[1:6], "--json"])
     assert "Fold(folds=2)" in json.loads(planned.stdout)["text"]
+
+
+@pytest.mark.slow
+def test_auto_tries_a_short_list_and_says_why(tmp_path: Path) -> None:
+    frame = houses(110)
+    frame.to_csv(tmp_path / "h.csv", index=False)
+    words = [
+        "fit",
+        str(tmp_path / "h.csv"),
+        "--target",
+        "sold",
+        "--drop",
+        "price",
+        "--method",
+        "auto",
+        "--patience",
+        "1",
+    ]
+    held = ["--batch-size", "128", "--holdout", "0.05", "--out", str(tmp_path / "run"), "--quiet"]
+    done = CliRunner().invoke(app, [*words, *held])
+    assert done.exit_code == 0, done.output
+    assert "epochs at most: 8 members, validation nll" in done.stderr
+    ensemble = choral.load(tmp_path / "run")
+    assert ensemble.recipe.name == "auto"
+    assert ensemble.predict(frame).columns()["prediction"][0] in ("yes", "no")
+    assert (tmp_path / "run" / "residual-short" / "plan.json").exists()
+    with pytest.raises(InputError, match="'auto' chooses these by itself"):
+        choral.fit_table(frame, "sold", method="auto", members=3)
+    few = prepared(load_problem(houses(40), target="price", holdout=None), method="auto")
+    assert not few.entries  # too few rows to choose by

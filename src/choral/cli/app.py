@@ -36,6 +36,7 @@ from choral.cli.output import note, progress, say, table, write_json
 from choral.cli.preparing import (
     baseline_note,
     check_executor,
+    check_one_process,
     ended_note,
     folds_note,
     prepare,
@@ -181,7 +182,11 @@ def fit(
     *,
     reading: Reading,
     method: Annotated[
-        str | None, typer.Option("--method", help="The method, deep_ensemble if none is named; see choral methods.")
+        str | None,
+        typer.Option(
+            "--method",
+            help="The method (see choral methods), or auto, which chooses by validation; deep_ensemble if none is named.",
+        ),
     ] = None,
     out: Annotated[
         str | None, typer.Option("--out", help="Run folder, or the URL of one; the same command resumes.")
@@ -202,11 +207,13 @@ def fit(
     from choral.engine.validation import rules_of
     from choral.ensemble.describing import said_of
     from choral.recipes import METHODS, make
-    from choral.tabular.preparing import METHOD, check_members
+    from choral.scale.remote import is_far
+    from choral.tabular.preparing import AUTO, METHOD, check_members
 
-    if method is not None and method not in METHODS:
-        make(method)
-    check_members(method or METHOD, members)
+    named = METHOD if method in (None, AUTO) else method
+    if named not in METHODS:
+        make(named)
+    check_members(named, members)
     check_executor(running.executor)
     rules_of(watching.validation or None, None, None, time_limit)
     scaling.check_apart(apart, time_limit)
@@ -214,19 +221,26 @@ def fit(
     asked = {"method": method, "epochs": epochs, "members": members, "class_weights": class_weights}
     words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)
     ready = words.understood(quiet=silent)
-    problem, recipe = ready.problem, ready.recipe
+    problem = ready.problem
     rules_of(ready.validation, ready.stop, keep, time_limit, ready.folds)
-    place, folder = scaling.places(out, Path("runs") / f"{_stem(data)}-{recipe.name}")
+    place, folder = scaling.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
+    shared = joined()
+    if ready.entries:
+        check_one_process(apart.prepare or shared.several or is_far(place))
     if apart.prepare:
         scaling.tell_prepared(words, ready, place, apart, running)
         return
-    shared = joined()
+
+    def hearing(name: str, length: int) -> Any:
+        heard = bar(name, length)
+        return heard if ready.entries else warned(heard, ready.planned, ready.rows)
+
     with progress(silent or not shared.speaks, running.shown) as bar:
         ensemble = ready.run(
             run_dir=place,
             seed=running.seed,
             executor=running.executor,
-            listener=warned(bar(recipe.name, ready.planned.epochs), ready.planned, ready.rows),
+            hearing=hearing,
             progress=False,
             overwrite=running.overwrite,
             extend=extend,
@@ -251,7 +265,8 @@ def _tell(ensemble: Any, problem: Any, folder: Path, *, json: bool) -> None:
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
     row, found = reporting.measured(ensemble, problem, folder)
-    for line in (baseline_note(found), folds_note(ensemble.info)):
+    reasons = ensemble.info.get("auto", {}).get("reasons", [])
+    for line in (baseline_note(found), folds_note(ensemble.info), *(f"choral: {reason}." for reason in reasons)):
         if line:
             note(line)
     if json:

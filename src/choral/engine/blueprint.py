@@ -141,12 +141,14 @@ class Blueprint:
             called_once(network, self.interface, batches.made_up(self.interface.reads, 2))
         return network
 
-    def spec(self) -> dict[str, Any] | None:
-        """Return the name and arguments by which choral's own zoo builds the plain network; None for any other, and for several."""
-        if len(self._builds) > 1:
-            return None
+    def spec(self) -> dict[str, Any] | list[dict[str, Any]] | None:
+        """Return the name and arguments by which choral's own zoo builds the plain network, of each if there are several; None for others."""
         with rng.seeded(0, "spec"):
-            return models.spec_of(self.plain())
+            if len(self._builds) == 1:
+                return models.spec_of(self.plain())
+            found = [models.spec_of(bare(build)) for build in self._builds]
+        known = [spec for spec in found if spec is not None]
+        return known if len(known) == len(found) else None
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what the plain networks compute from their weights, as far as Python shows it."""

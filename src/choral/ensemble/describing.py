@@ -19,6 +19,8 @@ def described(ensemble: "Ensemble") -> str:
         *(repr(transform) for transform in ensemble.inputs),
     ]
     parts += [repr(value) for value in ensemble.posthoc]
+    chosen = ensemble.info.get("auto")
+    parts += [f"chosen from {len(chosen['tried'])} trainings ({chosen['reasons'][-1]})"] if chosen else []
     return ", ".join([*parts, f"{ensemble.parameters:,} parameters"])
 
 

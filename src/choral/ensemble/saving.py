@@ -5,6 +5,7 @@ fitting the network it names, before anything is predicted with it. Whatever is 
 """
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ _HEADER = {
     "likelihood": dict,
     "inputs": ([dict], {str: [dict]}),
     "interface?": dict,
-    "network": (None, {"name": str, "arguments": dict}),
+    "network": (None, {"name": str, "arguments": dict}, [{"name": str, "arguments": dict}]),
     "forms": [(None, dict)],
     "table": (None, dict),
     "info": dict,
@@ -227,8 +228,9 @@ def _checked(
     if found:
         raise RunError(f"{where} holds a recipe that cannot run: {found[0]}; copy or make it again.")
     if build is None and about["network"] is not None:
-        stored = sum(p.numel() for p in store.get(0).params.values())
-        bounds.check_network(about["network"], recipe.structure.to_dict(), stored, where)
+        stored = max(sum(p.numel() for p in store.get(i).params.values()) for i in range(count))
+        for spec in _specs(about["network"]):
+            bounds.check_network(spec, recipe.structure.to_dict(), stored, where)
     saved = Saved(
         _build_for(about["network"], build, where),
         recipe,
@@ -302,7 +304,11 @@ def _said_of(where: str) -> Iterator[None]:
         raise RunError(f"{where} cannot be read: {error}") from error
 
 
-def _build_for(spec: dict[str, Any] | None, build: Builds | None, where: str) -> Builds:
+def _specs(network: Any) -> list[dict[str, Any]]:
+    return network if isinstance(network, list) else [network]
+
+
+def _build_for(spec: Any, build: Builds | None, where: str) -> Builds:
     """Return the factory to use for a saved ensemble: the given one, or the zoo network the file names."""
     if build is not None:
         return build
@@ -311,7 +317,8 @@ def _build_for(spec: dict[str, Any] | None, build: Builds | None, where: str) ->
             f"{where} was saved from a network that is not in choral's own model zoo, and a file never decides what code is "
             "run: give the factory yourself, choral.load(path, build=...)."
         )
-    return lambda: models.rebuild(spec)
+    made = tuple(functools.partial(models.rebuild, one) for one in _specs(spec))
+    return made[0] if len(made) == 1 else made
 
 
 def check_same(saved: Saved, where: str) -> None:

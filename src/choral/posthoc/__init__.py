@@ -4,7 +4,7 @@ Each fitted thing is a frozen value of plain numbers with an `apply`, so it can 
 """
 
 from choral.posthoc.coverage import conformal_threshold, evaluate_intervals, evaluate_sets
-from choral.posthoc.greedy import GreedySelection, greedy_selection
+from choral.posthoc.greedy import GreedySelection, bagged_selection, greedy_selection
 from choral.posthoc.intervals import (
     ConformalQuantile,
     ConformalResidual,
@@ -26,6 +26,7 @@ __all__ = [
     "MemberSelection",
     "StackingWeights",
     "Temperature",
+    "bagged_selection",
     "conformal_threshold",
     "evaluate_intervals",
     "evaluate_sets",

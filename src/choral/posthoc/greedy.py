@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.metrics.inputs import double, row_chunks
@@ -123,6 +124,52 @@ def greedy_selection(
     kept = chosen[:best]
     counts = tuple(kept.count(i) for i in range(len(values)))
     return GreedySelection(counts=counts, losses=tuple(losses[:best]))
+
+
+def bagged_selection(
+    member_values: Tensor,
+    loss: Loss | None = None,
+    *,
+    bags: int = 20,
+    share: float = 0.5,
+    picks: int = 32,
+    weights: Tensor | None = None,
+    seed: int = 0,
+) -> StackingWeights:
+    """Return the mean weights of several greedy selections, each from some of the members and by points drawn with replacement.
+
+    One selection by few points takes few members, and those that suit these points; the mean of many takes more of them and is
+    better on new points.
+
+    Args:
+        member_values, loss, picks, weights: as in `greedy_selection`.
+        bags: how many selections.
+        share: of the members that each selection may choose from, drawn by lot; all that are finite if that leaves none.
+        seed: root of every draw.
+
+    Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, section 2.3.
+    """
+    values, cost = mixture(member_values) if loss is None else (double(member_values), loss)
+    if bags < 1 or not 0 < share <= 1 or values.dim() < 2 or not values.numel():
+        raise InputError(
+            f"bags is {bags}, share {share} and member_values has shape {tuple(values.shape)}; give 1 bag or more, a share above 0 and "
+            "at most 1, and (member, batch, ...), not empty."
+        )
+    shares, total = _shares(weights, values), torch.zeros(len(values), dtype=torch.float64)
+    finite = values.flatten(1).isfinite().all(1)
+    for bag in range(bags):
+        generator = rng.generator(seed, "bag", bag)
+        points = torch.multinomial(shares.cpu(), len(shares), replacement=True, generator=generator)
+        drawn = finite.cpu() & (torch.rand(len(values), generator=generator) < share)
+        some = (drawn if bool(drawn.any()) else finite.cpu()).nonzero().flatten()
+        counted = points.bincount(minlength=len(shares)).double().to(values.device)
+        if len(some):
+            total[some] += torch.tensor(
+                greedy_selection(values[some], cost, picks=picks, weights=counted).weights
+            ).double()
+    if not float(total.sum()):
+        raise InputError("no member has finite values on these points; there is nothing to choose from.")
+    return StackingWeights(weights=tuple((total / total.sum()).tolist()))
 
 
 def _next(values: Tensor, total: Tensor, count: int, cost: Loss, shares: Tensor) -> tuple[int, float]:

@@ -11,15 +11,18 @@ from choral.data.problems import Problem
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.judging.compare import recipes_for
-from choral.judging.defaults import PATIENCE, SHARE, Usual, default_model, factory, training_for, usual
-from choral.plan import EarlyStop, Fork
+from choral.judging.defaults import PATIENCE, SHARE, Usual, default_model, factory, is_table, training_for, usual
+from choral.plan import EarlyStop
+from choral.plan.cost import begun
 from choral.plan.needs import raised
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
+from choral.tabular.choosing import AUTO, Entry, choose, short_list
 
 METHOD = "deep_ensemble"
-"""What is done where no method is named."""
+"""What is done where no method is named and nothing can be chosen by validation."""
+_FIXED = "'auto' chooses these by itself; leave them out, or name a method such as deep_ensemble"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Ready:
         validation: the part of the training rows that watches, data of its own, or None.
         stop: when a member stops by itself.
         folds: parts of cross-validation, of which every member holds out one instead; None for none.
+        entries: candidates of a search by validation, of which `recipe` is the first; none where a method was named.
     """
 
     problem: Problem
@@ -43,9 +47,24 @@ class Ready:
     validation: Any
     stop: EarlyStop | None
     folds: int | None = None
+    entries: tuple[Entry, ...] = ()
 
-    def run(self, **options: Any) -> Ensemble:
-        """Return the ensemble, trained; `options` as in `choral.fit`."""
+    @property
+    def name(self) -> str:
+        """What is done, in a word."""
+        return AUTO if self.entries else self.recipe.name
+
+    def run(self, *, hearing: Callable[[str, int], Any] | None = None, **options: Any) -> Ensemble:
+        """Return the ensemble, trained; `options` as in `choral.fit`.
+
+        Args:
+            hearing: gives a listener for the name and the epochs of each run.
+            options: of `fit`.
+        """
+        if self.entries:
+            return choose(self.problem, self.entries, self.validation, self.stop, hearing=hearing, **options)
+        if hearing is not None:
+            options["listener"] = hearing(self.recipe.name, self.planned.epochs)
         (build, data, recipe), known = self.arguments()
         return fit(build, data, recipe, **known, **options)
 
@@ -102,6 +121,8 @@ def prepared(
         folds: parts of cross-validation, of which every member holds out one, instead of validation.
         settings: of the optimiser, as in `choral.judging.defaults.training_for`.
     """
+    searched = _is_searched(problem, method, epochs, members, model, validation, folds)
+    method = None if method == AUTO else method
     check_members(method or METHOD, members)
     if folds is not None:
         _check_folds(problem, validation)
@@ -129,13 +150,37 @@ def prepared(
     ready = Ready(problem, factory(problem, name), recipe, training, share, stop, folds)
     if epochs is not None:
         return ready
+    if searched:
+        each = found.epochs // (found.members or 1)
+        return replace(ready, entries=tuple(short_list(ready.build, training, each)))
     return replace(ready, recipe=replace(recipe, plan=raised(recipe.plan, ready.rows)))
+
+
+def _is_searched(
+    problem: Problem,
+    method: str | None,
+    epochs: int | None,
+    members: int | None,
+    model: str | None,
+    validation: Any,
+    folds: int | None,
+) -> bool:
+    """Return whether candidates are tried: if 'auto' is asked for, and there are rows enough to choose by.
+
+    Raises InputError where 'auto' is asked for together with what it decides.
+    """
+    if method != AUTO:
+        return False
+    given = {"epochs": epochs, "members": members, "model": model, "folds": folds}
+    said = [name for name, value in given.items() if value is not None]
+    if said:
+        raise InputError(f"method is 'auto' and {' and '.join(said)} given, but {_FIXED}.")
+    return is_table(problem) and not (isinstance(validation, int | float) and validation == 0)
 
 
 def _is_fork(method: str) -> bool:
     """Return whether a method's members are branches, of which each can hold out a part."""
-    plan = make(method).plan
-    return isinstance(plan, Fork) and plan.branches > 1
+    return begun(make(method).plan) > 1
 
 
 def _some(members: int | None) -> dict[str, int]:

@@ -1,0 +1,132 @@
+"""The short list that `method="auto"` tries for a table, and the search itself.
+
+The list was made on parts of the training rows of UCI sets, never on test rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from choral import models
+from choral.automatic.search import Candidate, search
+from choral.data.problems import Problem
+from choral.data.sources import source_of
+from choral.engine.validation import set_apart
+from choral.ensemble.ensemble import Ensemble
+from choral.fit import fit
+from choral.judging.defaults import MEMBERS
+from choral.plan import EarlyStop
+from choral.plan.cost import begun
+from choral.recipes import METHODS, make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
+
+AUTO = "auto"
+_FEW = 2  # members of a first look
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate and the network it trains."""
+
+    candidate: Candidate
+    build: Callable[[], nn.Module]
+
+
+def several(method: str) -> bool:
+    """Return whether a method's members are networks of their own, each with its epochs."""
+    return begun(make(method).plan) > 1
+
+
+def short_list(build: Callable[[], nn.Module], training: Training, epochs: int) -> list[Entry]:
+    """Return what is tried: the default first.
+
+    Args:
+        build: the default network, a `choral.models.tabular` on bins.
+        training: settings of all.
+        epochs: the most that one network may have.
+    """
+    spec = models.spec_of(build())
+    assert spec is not None
+    arguments = spec["arguments"]
+
+    def network(**changes: Any) -> Callable[[], nn.Module]:
+        changed = {"name": spec["name"], "arguments": arguments | changes}
+        return lambda: models.rebuild(changed)
+
+    def of(method: str) -> Callable[[int, int], Recipe]:
+        own = several(method)
+
+        def recipe(each: int, members: int) -> Recipe:
+            total = each * members if own else each
+            whole = {"width": float(members)} if "width" in METHODS[method].options else {}  # members as wide as alone
+            return make(method, epochs=total, members=members, training=training, **whole)
+
+        return recipe
+
+    listed = [
+        ("deep_ensemble", "deep_ensemble", build, "networks of their own on bins of each column"),
+        (
+            "residual",
+            "deep_ensemble",
+            network(residual=True),
+            "the same with residual blocks, for steps and interactions",
+        ),
+        ("packed", "packed", build, "the same side by side in one network, which stops by their joint score"),
+        ("tabm", "tabm", build, "members that share most weights, for noisy tables"),
+    ]
+    return [
+        Entry(Candidate(name, of(method), epochs, MEMBERS, _FEW if several(method) else MEMBERS, why), net)
+        for name, method, net, why in listed
+    ]
+
+
+def choose(
+    problem: Problem,
+    entries: Sequence[Entry],
+    validation: Any,
+    stop: EarlyStop | None,
+    *,
+    run_dir: Any = None,
+    time_limit: float | None = None,
+    seed: int = 0,
+    hearing: Callable[[str, int], Any] | None = None,
+    **options: Any,
+) -> Ensemble:
+    """Return the best ensemble that the candidates give for a table.
+
+    Args:
+        problem: the data.
+        entries: the candidates with their networks.
+        validation: part of the training rows, or rows of its own, as `fit` takes them.
+        stop: when a member stops by itself.
+        run_dir, time_limit: of the whole search.
+        seed: root of every draw.
+        hearing: gives a listener for the name and the epochs of each run.
+        options: further ones of `choral.fit`.
+    """
+    trained, held = problem, validation
+    if isinstance(validation, int | float):
+        trained, held = problem.validating(validation)
+    source, watching = set_apart(source_of(trained.points), held, seed)
+    assert watching is not None
+    builds = {entry.candidate.name: entry.build for entry in entries}
+
+    def train(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        return fit(
+            builds[candidate.name],
+            source,
+            recipe,
+            validation=watching,
+            stop=stop,
+            seed=seed,
+            likelihood=problem.likelihood,
+            table=problem.table,
+            **limits,
+            **(options if hearing is None else options | {"listener": hearing(candidate.name, recipe.epochs)}),
+        )
+
+    candidates = [entry.candidate for entry in entries]
+    return search(candidates, train, watching, run_dir=run_dir, time_limit=time_limit, seed=seed)

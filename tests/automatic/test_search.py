@@ -1,0 +1,127 @@
+"""Choosing by validation among candidates, and an ensemble of the members that predict best together."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import choral
+from choral import models
+from choral.automatic.joining import joined
+from choral.automatic.search import Candidate, Search, search
+from choral.base.errors import DivergedError, InputError
+from choral.data.sources import source_of
+from choral.engine.validation import set_apart
+from choral.ensemble.ensemble import Ensemble
+from choral.plan import Adam, EarlyStop
+from choral.posthoc import StackingWeights
+from choral.recipes import make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
+
+QUICK = Training(rate=0.02, optimiser=Adam(), batch_size=32)
+WILD = Training(rate=1e12, optimiser=Adam(), batch_size=32)
+
+
+def data(rows: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 3, generator=g)
+    return x, x[:, :1] - x[:, 1:2].abs() + 0.3 * torch.randn(rows, 1, generator=g)
+
+
+def wide() -> nn.Module:
+    return models.mlp(3, 2, hidden=(12,))
+
+
+def small() -> nn.Module:
+    return models.mlp(3, 2, hidden=(4,))
+
+
+def candidate(name: str, method: str = "deep_ensemble", training: Training = QUICK) -> Candidate:
+    def recipe(epochs: int, count: int) -> Recipe:
+        total = epochs * count if method == "deep_ensemble" else epochs
+        more = {"width": float(count)} if method == "packed" else {}
+        return make(method, epochs=total, members=count, training=training, **more)
+
+    return Candidate(name, recipe, 12, 3, 2, "for the test")
+
+
+def trainer(builds: dict[str, Callable[[], nn.Module]], **options: Any) -> tuple[Any, Any]:
+    source, held = set_apart(source_of(data()), 0.3, 0)
+    assert held is not None
+    fixed: dict[str, Any] = {"validation": held, "stop": EarlyStop(patience=4), "progress": False}
+
+    def train(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        return choral.fit(builds[one.name], source, recipe, executor="sequential", **fixed, **limits, **options)
+
+    return train, held
+
+
+def found(run_dir: Path | None = None, **options: Any) -> tuple[Ensemble, Any]:
+    listed = [candidate("first"), candidate("second"), candidate("third", "packed"), candidate("fourth", "tabm")]
+    train, held = trainer({"first": small, "second": wide, "third": wide, "fourth": wide}, **options)
+    return search(listed, train, held, run_dir=run_dir), held
+
+
+def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_validation(tmp_path: Path) -> None:
+    ensemble, held = found(tmp_path / "run")
+    judge = Search(lambda *_: ensemble, held, None, None)
+    first = choral.load(tmp_path / "run" / "first")
+    assert judge.score(ensemble.predict(judge.x)) <= judge.score(first.predict(judge.x)) + 1e-6
+    assert judge.point(ensemble.predict(judge.x)) <= judge.point(first.predict(judge.x)) + 1e-6
+    about = ensemble.info["auto"]
+    assert judge.score(ensemble.predict(judge.x)) == pytest.approx(about["validation"], abs=1e-4)
+    assert len(about["tried"]) == 6  # the first, a look at three others, and two of them whole
+    assert "chosen from 6 trainings" in repr(ensemble)
+    ensemble.save(tmp_path / "e.choral")
+    x = data()[0]
+    for path in (tmp_path / "e.choral", tmp_path / "run"):  # of several kinds of networks, and without their code
+        again = choral.load(path)
+        assert torch.equal(again.predict(x).mean, ensemble.predict(x).mean)
+        assert again.info["auto"]["reasons"] == about["reasons"]
+
+
+def test_a_search_that_is_interrupted_ends_with_the_same_ensemble(tmp_path: Path) -> None:
+    whole, _ = found()
+    cuts, done = 0, None
+    while done is None:
+        heard = [0]
+
+        def cut(event: dict[str, Any], heard: list[int] = heard, after: int = 20 + 20 * cuts) -> None:
+            heard[0] += event["kind"] == "epoch"
+            if heard[0] > after:
+                raise KeyboardInterrupt
+
+        try:
+            done, _ = found(tmp_path / "cut", listener=cut, checkpoint_seconds=0.0)
+        except KeyboardInterrupt:
+            cuts += 1
+    assert cuts >= 1
+    assert (tmp_path / "cut" / "ensemble.choral").exists()
+    assert torch.equal(done.predict(data()[0]).mean, whole.predict(data()[0]).mean)
+
+
+def test_a_candidate_that_diverges_is_left_out_and_told_of_even_the_first() -> None:
+    listed = [candidate("bad", training=WILD), candidate("good")]
+    train, held = trainer({"bad": small, "good": wide})
+    ensemble = search(listed, train, held)
+    assert any("bad" in reason and "members were kept" in reason for reason in ensemble.info["auto"]["reasons"])
+    assert torch.isfinite(ensemble.predict(data()[0]).mean).all()
+    with pytest.raises(DivergedError, match="bad"):
+        search(listed[:1], train, held)
+    with pytest.raises(InputError, match="no candidates"):
+        search([], train, held)
+
+
+@pytest.mark.parametrize("method", ["packed", "tabm", "batch_ensemble", "deep_ensemble"])
+def test_members_say_alone_what_they_said_among_their_siblings(method: str) -> None:
+    recipe = make(method, epochs=2, members=2, training=QUICK)
+    ensembles = [choral.fit(wide, data(), recipe, seed=seed, progress=False) for seed in range(2)]
+    x = data()[0]
+    outputs = torch.cat([e.outputs(x) for e in ensembles])
+    made = joined(ensembles, (0.5, 0.0, 0.25, 0.25), name="some", x=x, outputs=outputs)
+    torch.testing.assert_close(made.outputs(x), outputs[[0, 2, 3]], rtol=1e-3, atol=1e-4)
+    assert made.posthoc == (StackingWeights(weights=(0.5, 0.25, 0.25)),)
