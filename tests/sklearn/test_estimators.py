@@ -424,6 +424,13 @@ class TestPickles:
         assert twin.feature_names_in_.tolist() == ["town", "b"]
         assert np.array_equal(twin.predict(frame), model.predict(frame))
 
+    @pytest.mark.menagerie
+    def test_members_of_several_methods_are_carried_too(self):
+        x = DRAW.normal(size=(130, 2))
+        model = EnsembleRegressor(random_state=0).fit(x, x[:, 0])
+        assert model.ensemble_.recipe.name == "auto"
+        assert np.array_equal(Strict(io.BytesIO(pickle.dumps(model))).load().predict(x), model.predict(x))
+
     def test_damaged_bytes_are_refused(self, fitted):
         state = fitted.__getstate__()
         data = bytearray(state["ensemble_"]["bytes"])

@@ -16,9 +16,8 @@ from choral.ensemble.ensemble import Ensemble
 from choral.judging.defaults import LEAST_ROWS, PATIENCE
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
+from choral.tabular.choosing import AUTO
 from choral.tabular.preparing import prepared
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,10 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
         held: (x, y) of rows that the user held out.
     """
     given = wishes.method if isinstance(wishes.method, Recipe) else None
+    free = wishes.epochs is None and wishes.members is None  # 'auto' decides these by itself
     ready = prepared(
         problem,
-        method=wishes.method if isinstance(wishes.method, str) and wishes.method != AUTO else None,
+        method=None if given is not None or (wishes.method == AUTO and not free) else str(wishes.method),
         epochs=wishes.epochs,
         members=wishes.members,
         validation=held if held is not None else wishes.share if watch else 0.0,
