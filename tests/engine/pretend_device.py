@@ -44,7 +44,15 @@ def build():
 def steps(name, count, mode, device):
     recipe = make(name, epochs=24, training=Training(rate=0.1, batch_size=16))
     inputs = (choral.data.Normalise(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), choral.data.PadCrop(pixels=1))
-    rest = {"target": None, "weights": None, "validation": None, "seed": 0, "inputs": inputs}
+    rest = {
+        "target": None,
+        "weights": None,
+        "validation": None,
+        "folds": None,
+        "groups": None,
+        "seed": 0,
+        "inputs": inputs,
+    }
     task = understood(build, (x, y), recipe, rules_of(None, None, None, None), **rest).task
     phase, state = trainings(recipe.plan)[0], task.blueprint.fresh(0, "pretend")
     slots = {s: {n: torch.zeros_like(p) for n, p in state.params.items()} for s in task.objective.slots}

@@ -85,7 +85,7 @@ def check_network(spec: Mapping[str, Any], structure: Mapping[str, Any], stored:
             check(f"network.{name}: layers", layers, 0, _DEPTH, where)
     with torch.device("meta"), _Shapes():
         plain = sum(p.numel() for p in models.rebuild(spec).parameters())
-    grown = plain * structure.get("members", 1) * max(1.0, structure.get("width", 1.0)) ** 2
+    grown = plain * structure.get("members", 1) * max(1.0, structure.get("width") or 2.0) ** 2
     mixture = structure.get("mixture")
     grown *= mixture.get("components", 1) if isinstance(mixture, Mapping) else 1
     most = max(_PARAMETERS, _GROWTH * stored)

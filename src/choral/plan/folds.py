@@ -68,7 +68,7 @@ def in_folds(plan: Phase, folds: int) -> Phase:
 
     >>> from choral.plan.operators import Reset
     >>> in_folds(fork(4, Reset(), Collect()), 2)
-    Fork(branches=4, body=Seq(phases=(Reset(), Fold(folds=2, first=0), Collect())))
+    Fork(branches=4, body=Seq(phases=(Reset(), Fold(folds=2, first=0), Collect())), variants=(), space=None)
     """
     forks = plan.phases if isinstance(plan, Seq) else (plan,)
     branches = [one.branches for one in forks if isinstance(one, Fork)]
