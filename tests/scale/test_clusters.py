@@ -78,7 +78,7 @@ def test_a_command_that_is_killed_and_one_that_is_interrupted_go_on(alone, tmp_p
     x = draw.normal(size=(300, 3))
     lines = [f"{a:.4f},{b:.4f},{c:.4f},{a + b * c:.4f}" for a, b, c in x]
     (tmp_path / "points.csv").write_text("\n".join(["a,b,c,y", *lines]) + "\n")
-    words = ["fit", "points.csv", "--target", "y", "--members", "3", "--epochs", "600", "--batch-size", "16"]
+    words = ["fit", "points.csv", "--target", "y", "--members", "3", "--epochs", "1500", "--batch-size", "16"]
     words += ["--executor", "sequential", "--validation", "0", "--quiet"]
 
     def start(*more):
