@@ -208,3 +208,16 @@ def test_networks_of_different_depths_stack():
     torch.testing.assert_close(
         alone.outputs(X)[0], x @ shallow["output.weight"].T + shallow["output.bias"], atol=1e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("first", [0.0, 0.9])
+def test_members_with_momentum_and_without_stack(first):
+    """What one remembers and another does not, in two phases of which the second goes on with the first one's memory."""
+    variants = [{"momentum": m, "weight_decay": d} for m, d in ((first, 0.0), (0.9 - first, 0.1), (0.5, 0.0))]
+    step = Train(epochs=2, schedule=Cosine(0.05), optimiser=SGD(), batch_size=16)
+    kept = Train(epochs=2, schedule=Cosine(0.05), optimiser=SGD(), batch_size=16, memory="carried")
+    value = Recipe(name="r", plan=fork(Reset(), step, kept, Collect(), variants=variants))
+    alone, stacked = (choral.fit(net, (X, Y), value, executor=e) for e in ("sequential", "vectorised"))
+    for a, b in zip(alone.states(), stacked.states(), strict=True):
+        for n in a.params:
+            torch.testing.assert_close(a.params[n], b.params[n], atol=1e-5, rtol=1e-4)

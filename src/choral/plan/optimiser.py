@@ -226,18 +226,22 @@ def _apart(
 
 
 class _OneByOne:
-    """Each member takes its step by itself, by its own optimiser's kernel on its part of the stack: the numbers it gets alone."""
+    """Each member takes its step by itself, by its own optimiser's kernel on its part of the stack: the numbers it gets alone.
+
+    What any member remembers, the stack has room for; a member that does not (no momentum) leaves its part as it is.
+    """
 
     def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member]):
         self._members, self._groups = members, optimiser.param_groups
         self._memory = []
+        entries = list(dict.fromkeys(entry for member in members for entry in member.optimiser.entries))
         for group in self._groups:
             for p in group["params"]:
-                for entry in value.entries:
+                for entry in entries:
                     if entry not in optimiser.state[p]:
                         optimiser.state[p][entry] = torch.zeros(()) if entry in COUNTS else torch.zeros_like(p)
-            held = [[optimiser.state[p][entry] for p in group["params"]] for entry in value.entries]
-            self._memory.append(list(zip(value.entries, held)))
+            held = [[optimiser.state[p][entry] for p in group["params"]] for entry in entries]
+            self._memory.append(list(zip(entries, held)))
 
     def __call__(self, rate: float) -> None:
         with torch.no_grad():
@@ -248,10 +252,10 @@ class _OneByOne:
         used = [i for i, p in enumerate(group["params"]) if p.grad is not None]
         params = [group["params"][i].detach().unbind() for i in used]
         grads = [group["params"][i].grad.unbind() for i in used]
-        memory = [
-            [[t] * len(self._members) if e in COUNTS else t.unbind() for t in (ts[i] for i in used)]
+        memory = {
+            e: [[t] * len(self._members) if e in COUNTS else t.unbind() for t in (ts[i] for i in used)]
             for e, ts in self._memory[g]
-        ]
+        }
         before = [t.clone() for e, ts in self._memory[g] if e in COUNTS for t in (ts[i] for i in used)]
         for number, member in enumerate(self._members):
             if number:  # all members have taken as many steps: each one's kernel counts from the same number
@@ -262,7 +266,7 @@ class _OneByOne:
             member.optimiser.update(
                 [p[number] for p in params],
                 [grad[number] for grad in grads],
-                [[t[number] for t in entry] for entry in memory],
+                [[t[number] for t in memory[entry]] for entry in member.optimiser.entries],
                 rate=rate * member.rate * group[FACTOR],
                 decay=decay,
             )
@@ -408,10 +412,16 @@ def restore_memory(
 
 
 def stack_memory(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the memory of the stacked parameters of several networks; they have taken the same number of steps."""
+    """Return the memory of the stacked parameters of several networks; they have taken the same number of steps.
+
+    A network that remembers nothing where another does (no momentum) is as one that remembers zeros.
+    """
+    known = {full: value for memory in memories for full, value in memory.items()}
     return {
-        full: first if full.split("/", 1)[0] in COUNTS else torch.stack([memory[full] for memory in memories])
-        for full, first in memories[0].items()
+        full: one
+        if full.split("/", 1)[0] in COUNTS
+        else torch.stack([memory[full] if full in memory else torch.zeros_like(one) for memory in memories])
+        for full, one in known.items()
     }
 
 
