@@ -22,7 +22,7 @@ def table(tmp_path):
     return path
 
 
-def words(table, method="deep_ensemble", epochs=30):
+def words(table, method="hyper_ensemble", epochs=30):
     sizes = ["--method", method, "--members", "3", "--epochs", str(epochs), "--batch-size", "16"]
     return ["fit", table, "--target", "y", *sizes, "--executor", "sequential", "--validation", "0", "--quiet"]
 
@@ -107,7 +107,7 @@ def test_a_run_at_a_url_is_prepared_trained_and_put_together(table, tmp_path, mo
     choral(*words(table, epochs=9), "--out", run, "--prepare")
     for path in choral("leaves", run, "--ready").stdout.split():
         choral("run-leaf", run, path, "--quiet")
-    assert "saved runs/points-deep_ensemble/ensemble.choral" in choral(*words(table, epochs=9), "--out", run).stdout
+    assert "saved runs/points-hyper_ensemble/ensemble.choral" in choral(*words(table, epochs=9), "--out", run).stdout
     assert not (tmp_path / "memory:").exists()
     assert "give a path" in choral("compare", "--data", table, "--target", "y", "--methods", "single",
                                    "--epochs", "3", "--out", run, expect=2).stderr  # fmt: skip

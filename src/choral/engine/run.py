@@ -24,7 +24,8 @@ from choral.engine.task import Task
 from choral.engine.validation import Rules, Watcher
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
-from choral.plan.walk import Place, Visitor, trainings, walk
+from choral.plan.variants import Variant
+from choral.plan.walk import Place, Visitor, forks_to, trainings, walk
 
 WIDEST = 512  # branches stacked at once, at most
 _NO_RULES = Rules()
@@ -148,7 +149,7 @@ class Run:
 
         Args:
             steps: the phases, each with its place from where the branches begin.
-            stack: the branches, with the states they reach the first phase with.
+            stack: the branches, as `branch` gives them, with the states they reach the first phase with.
         """
         for phase, suffix in steps:
             walk(phase, stack, self._visitor, suffix)
@@ -183,18 +184,20 @@ class Run:
         self.open.append(stack)
         for start in range(0, len(all_branches), max(1, width)):
             some = all_branches[start : start + max(1, width)]
-            branches = [self._branch(node, suffix, parent, i) for parent, i in some]
+            branches = [self.branch((parent.place + suffix).then("fork", i), parent) for parent, i in some]
             yield Place(), Stack(branches, stack.version, parents=[parent for parent, _ in some])
         self.open.pop()
 
-    def _branch(self, node: Fork, suffix: Place, parent: Branch, number: int) -> Branch:
-        place = (parent.place + suffix).then("fork", number)
+    def branch(self, place: Place, origin: Branch) -> Branch:
+        """Return a branch that begins at a place from the state of another; the forks that the place is in decide its settings."""
+        variant = Variant()
+        for node, begun_at in forks_to(self.plan, place):
 
-        def generator(name: str) -> torch.Generator:
-            return rng.generator(self.seed, *place.words, "variant", name)
+            def generator(name: str, words: tuple[int | str, ...] = begun_at.words) -> torch.Generator:
+                return rng.generator(self.seed, *words, "variant", name)
 
-        variant = node.variant(number, generator).within(parent.variant)
-        return Branch(place, parent.state, parent.is_new, variant=variant)
+            variant = node.variant(begun_at.branch, generator).within(variant)
+        return Branch(place, origin.state, origin.is_new, variant=variant)
 
     @property
     def _together(self) -> bool:

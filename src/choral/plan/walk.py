@@ -159,6 +159,27 @@ def _leaf(phase: Phase, carried: C, visitor: Visitor[C], place: Place) -> C:
     return carried
 
 
+def forks_to(plan: Phase, place: Place) -> Iterator[tuple[Fork, Place]]:
+    """Yield the forks that a place is in, the outermost first, each with the place at which its branch begins.
+
+    >>> from choral.plan.phases import fork, seq
+    >>> plan = seq(Train(epochs=1), fork(2, Train(epochs=1), fork(3, Collect())))
+    >>> [
+    ...     (node.branches, str(begun))
+    ...     for node, begun in forks_to(plan, Place().then("seq", 1).then("fork", 0).then("seq", 1).then("fork", 2))
+    ... ]
+    [(2, '1/f0'), (3, '1/f0/1/f2')]
+    """
+    node = plan
+    for depth, step in enumerate(place.steps, 1):
+        if isinstance(node, Fork):
+            yield node, Place(place.steps[:depth])
+        if isinstance(node, Seq):
+            node = node.phases[step.number]
+        elif isinstance(node, Repeat | Fork):
+            node = node.body
+
+
 def once(node: Repeat) -> Iterable[int]:
     """Return the first round of a repeat, for `Visitor.rounds`."""
     return range(min(node.times, 1))

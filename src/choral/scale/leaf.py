@@ -83,7 +83,7 @@ def train_leaf(field: Field, path: str, listener: Listener | None = None) -> Man
 
 def _trained(field: Field, leaf: Leaf, key: str, listener: Listener | None) -> Manifest:
     objects, attempt = field.objects, new_attempt()
-    stack, failed = _begun(field, leaf)
+    origins, failed = _origins(field, leaf)
     journal = Journal(objects, f"{leaf.folder}/{attempt}.jsonl", listener)
     checkpoints = LeafCheckpoints(objects, key, leaf, journal, attempt)
 
@@ -93,6 +93,7 @@ def _trained(field: Field, leaf: Leaf, key: str, listener: Listener | None) -> M
 
     run = _run(field, MemberStore(run=run_of(field.plan), keep=keep), checkpoints, Log(None, journal.hear))
     run.ledger.failed = dict(failed)
+    stack = Stack([run.branch(place, origin) for place, origin in zip(leaf.branches, origins)])
     run.begin()
     run.follow(leaf.steps, stack)
     state = None
@@ -117,17 +118,16 @@ def _trained(field: Field, leaf: Leaf, key: str, listener: Listener | None) -> M
     return found
 
 
-def _begun(field: Field, leaf: Leaf) -> tuple[Stack, dict[Place, str]]:
-    """Return the stack that a leaf begins with, and the branches that were lost before it."""
+def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
+    """Return the branches that those of a leaf go on from, and those that were lost before it."""
     if leaf.after is None:
-        return Stack([Branch(place) for place in leaf.branches]), {}
+        return [Branch(place) for place in leaf.branches], {}
     before = field.leaves[leaf.after]
     manifest = read_manifest(field.objects, key_of(field.plan, before), before)
     if manifest is None:
         raise RunError(f"it goes on from leaf '{leaf.after}', which is not trained yet; run that one first.")
     states = {branch.place: branch for branch in states_of(field.objects, before, manifest)}
-    origins = [states[place] for place in leaf.origins]
-    return Stack([Branch(p, o.state, o.is_new) for p, o in zip(leaf.branches, origins)]), manifest.failed
+    return [states[place] for place in leaf.origins], manifest.failed
 
 
 def _run(field: Field, store: MemberStore, checkpoints: LeafCheckpoints | None, log: Log) -> Run:
