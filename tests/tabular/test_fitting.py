@@ -179,3 +179,26 @@ def test_auto_tries_a_short_list_and_says_why(tmp_path: Path) -> None:
         choral.fit_table(frame, "sold", method="auto", members=3)
     few = prepared(load_problem(houses(40), target="price", holdout=None), method="auto")
     assert not few.entries  # too few rows to choose by
+
+
+def test_auto_says_what_it_cannot_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = houses(150)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"run_dir": "memory://auto"}, "name a method, such as deep_ensemble, for several processes, leaves or a URL"),
+        ({"data_parallel": True}, "method auto chooses within one process"),
+        ({"cluster": choral.Ray()}, "a cluster needs run_dir"),
+        ({"cluster": "ray", "run_dir": tmp_path}, "cluster is 'ray'; give choral.Ray"),
+        ({"cluster": choral.Ray(), "run_dir": tmp_path, "time_limit": 9.0}, "time_limit is 9.0, which a run on a"),
+    ]
+    for options, said in refused:
+        with pytest.raises(InputError, match=said):
+            choral.fit_table(frame, "sold", drop=["price"], method="auto", **options)
+    assert not list(tmp_path.iterdir())
+    frame.to_csv(tmp_path / "h.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "h.csv", "--target", "sold", "--drop", "price", "--method", "auto", "--quiet"]
+    for more in (["--prepare"], ["--out", "memory://auto"]):
+        done = CliRunner().invoke(app, [*words, *more])
+        assert isinstance(done.exception, InputError)
+        assert "method auto chooses within one process" in str(done.exception)
+    assert [p.name for p in tmp_path.iterdir()] == ["h.csv"]

@@ -36,7 +36,6 @@ from choral.cli.output import note, progress, say, table, write_json
 from choral.cli.preparing import (
     baseline_note,
     check_executor,
-    check_one_process,
     ended_note,
     folds_note,
     prepare,
@@ -208,6 +207,7 @@ def fit(
     from choral.ensemble.describing import said_of
     from choral.recipes import METHODS, make
     from choral.scale.remote import is_far
+    from choral.tabular.choosing import check_one_process
     from choral.tabular.preparing import AUTO, METHOD, check_members
 
     named = METHOD if method in (None, AUTO) else method

@@ -140,14 +140,6 @@ def baseline_note(found: dict[str, Any]) -> str | None:
     )
 
 
-def check_one_process(several: bool) -> None:
-    """Raise InputError where a search would be shared by several processes."""
-    if several:
-        raise InputError(
-            "method auto chooses within one process; name a method, such as --method deep_ensemble, for several processes or leaves."
-        )
-
-
 def folds_note(info: dict[str, Any]) -> str:
     """Return a sentence on what out-of-fold predictions tell; nothing without folds."""
     found = info.get("out_of_fold")

@@ -3,6 +3,7 @@
 The list was made on parts of the training rows of UCI sets, never on test rows.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from choral import models
 from choral.automatic.search import Candidate, search
+from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.data.sources import source_of
 from choral.engine.validation import set_apart
@@ -22,6 +24,8 @@ from choral.plan.cost import begun
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
+from choral.scale.apart import check_cluster
+from choral.scale.remote import is_far
 
 AUTO = "auto"
 _FEW = 2  # members of a first look
@@ -83,6 +87,15 @@ def short_list(build: Callable[[], nn.Module], training: Training, epochs: int) 
     ]
 
 
+def check_one_process(several: bool) -> None:
+    """Raise InputError where a search would be shared by several processes."""
+    if several:
+        raise InputError(
+            "method auto chooses within one process, in a folder of this machine; name a method, such as deep_ensemble, for several processes, "
+            "leaves or a URL."
+        )
+
+
 def choose(
     problem: Problem,
     entries: Sequence[Entry],
@@ -93,6 +106,7 @@ def choose(
     time_limit: float | None = None,
     seed: int = 0,
     hearing: Callable[[str, int], Any] | None = None,
+    cluster: Any = None,
     **options: Any,
 ) -> Ensemble:
     """Return the best ensemble that the candidates give for a table.
@@ -105,8 +119,12 @@ def choose(
         run_dir, time_limit: of the whole search.
         seed: root of every draw.
         hearing: gives a listener for the name and the epochs of each run.
+        cluster: who trains the candidates, one after the other; it is connected once.
         options: further ones of `choral.fit`.
     """
+    check_one_process(options.get("data_parallel", False) or is_far(run_dir))
+    if cluster is not None:
+        check_cluster(cluster, run_dir, time_limit=time_limit, extend=options.get("extend", False))
     trained, held = problem, validation
     if isinstance(validation, int | float):
         trained, held = problem.validating(validation)
@@ -124,9 +142,11 @@ def choose(
             seed=seed,
             likelihood=problem.likelihood,
             table=problem.table,
+            cluster=cluster,
             **limits,
             **(options if hearing is None else options | {"listener": hearing(candidate.name, recipe.epochs)}),
         )
 
     candidates = [entry.candidate for entry in entries]
-    return search(candidates, train, watching, run_dir=run_dir, time_limit=time_limit, seed=seed)
+    with contextlib.nullcontext() if cluster is None else cluster.connected():
+        return search(candidates, train, watching, run_dir=run_dir, time_limit=time_limit, seed=seed)
