@@ -70,7 +70,7 @@ REFUSED = {
     "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), "methods is empty"),
     "methods of another kind": (lambda: api.compare(build, (X, Y, X, Y), [3]), "3"),
     "too few epochs for a method": (
-        lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], epochs=2, training=QUICK), "snapshot: epochs is 2"),
+        lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], epochs=1, training=QUICK), "snapshot: epochs is 1"),
     "nothing to load": (lambda: api.load("nowhere.choral"), "does not exist"),
     "a load of nothing": (lambda: api.load(None), "path is None"),
     "words in a frame": (

@@ -86,7 +86,8 @@ def commands() -> list[list[str]]:
 @pytest.mark.slow
 def test_the_commands_of_the_readme_run(tmp_path):
     draw = np.random.default_rng(0)
-    houses = pd.DataFrame({"rooms": draw.integers(1, 9, 60), "garden": draw.choice(["yes", "no"], 60)})
+    houses = pd.DataFrame({"rooms": draw.integers(1, 9, 160), "garden": draw.choice(["yes", "no"], 160)})
+    houses["area"] = draw.normal(100, 20, 160).round(1)
     houses.assign(price=houses["rooms"] * 1e5).to_csv(tmp_path / "houses.csv", index=False)
     houses.to_csv(tmp_path / "new_houses.csv", index=False)
     assert [c[0] for c in commands()] == ["fit", "predict", "evaluate", "report", "compare", "plan"]

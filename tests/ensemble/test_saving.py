@@ -136,7 +136,7 @@ HOSTILE = {
     "members": (put("recipe", "structure", "members", BIG), "members = 1,000,000,000"),
     "branches": (put("recipe", "plan", "branches", BIG), "branches = 1,000,000,000"),
     "layers": (put("network", "arguments", "hidden", [4] * 10**6), "hidden: layers = 1,000,000, but 0 to 2,000"),
-    "widths": (put("network", "arguments", "hidden", [40_000, 40_000]), "parameters = 1,600,280,002"),
+    "widths": (put("network", "arguments", "hidden", [40_000, 40_000]), "parameters = 6,401,120,008"),
     "inputs": (put("network", "arguments", "inputs", 10**15), "network.inputs = 1,000,000,000,000,000"),
     "forms": (put("forms", [None] * 10**6), "lists 1,000,000 networks in forms but holds tensors of 2"),
     "text": (put("network", "arguments", "hidden", "abc"), "hidden='abc' is not accepted"),

@@ -13,7 +13,11 @@ from choral.recipes.training import LEAST_STEPS, shares
 @pytest.mark.parametrize("epochs", [23, 24, 31, 200, 457])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_uses_its_whole_budget(name, epochs):
-    assert make(name, epochs=epochs).epochs == epochs
+    recipe = make(name, epochs=epochs)
+    chosen = any(
+        phase.select for phase in trainings(recipe.plan)
+    )  # networks that are chosen among train side by side, equally long
+    assert 0 <= epochs - recipe.epochs < (recipe.plan.branches if chosen else 1)
 
 
 @pytest.mark.parametrize("members", [2, 3, 5, 7])

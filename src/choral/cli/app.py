@@ -344,7 +344,7 @@ def compare(
         write_json(comparison.to_dict() | {"findings": comparison.findings})
     else:
         rows = f"{len(problem.x_train)} training rows, {len(problem.x_test)} test rows"
-        title = f"{problem.name}: {rows}, each with the {equal} of {epochs} epochs of one network"
+        title = f"{problem.name}: {rows}, each with the {equal} of {epochs} epoch{'' if epochs == 1 else 's'} of one network"
         _show_comparison(title, comparison)
     if out is not None:
         page = reporting.report_of_comparison(Path(out))

@@ -161,7 +161,9 @@ def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, *, alone: bool) -> t
     known = seen.find(x, y)
     if alone:
         if known.all():
-            raise InputError(f"--held-out: every row of {data} was trained on, so none is left to measure.")
+            raise InputError(
+                f"--held-out: every row of {data} is one that was trained on (or equals one), so none is left to measure."
+            )
         return x[~known], y[~known]
     if known.mean() > 1e-4:  # one in 70,000 is taken for known that is not
         rest = "" if known.all() else "; --held-out measures the others alone"

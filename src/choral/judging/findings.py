@@ -108,8 +108,9 @@ def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> st
     ]
     best = sound[0] if sound else order[0]
     seeds = len(by_seed)
+    chance = "" if seeds > 1 else " One seed only, so small differences may be noise; --seeds 3 tells."
     if best == baseline:
-        return f"Use {baseline}: no method is better in {MEASURES.get(score, score)} at this budget."
+        return f"Use {baseline}: no method is better in {MEASURES.get(score, score)} at this budget.{chance}"
     gain = difference(score, _values(by_seed, best, score), _values(by_seed, baseline, score))
     if gain.word != "better":
         return f"Nothing is better than {baseline} beyond noise at this budget; {best} is ahead by chance or by little."
@@ -120,7 +121,6 @@ def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> st
         and difference(score, _values(by_seed, best, score), _values(by_seed, m, score)).word == "level"
     ]
     near = f" Level with it within noise: {_listed(level)}." if level and seeds > 1 else ""
-    chance = "" if seeds > 1 else " One seed only, so small differences may be noise; --seeds 3 tells."
     point = next((MEASURES[n] for n in POINT if _values(by_seed, best, n)), "")
     those = f" of the methods that lose no {point} to {baseline}" if point else ""
     return f"Use {best}: the best {MEASURES.get(score, score)}{those}.{near}{chance}"

@@ -25,7 +25,7 @@ def hyper_ensemble(
     """Independent networks with hyper-parameters drawn at random, chosen and weighed by held-out points while they train.
 
     Args:
-        epochs: total budget, shared evenly.
+        epochs: total budget, shared evenly; what is left of the division is not used.
         members: networks trained; those that are not chosen are no members of the ensemble.
         space: where each network draws its settings from (`choral.plan.Space`): rate, weight_decay, momentum, dropout, smoothing, and those
             that operators read.

@@ -39,7 +39,7 @@ def tabpack(
     `fit(..., validation=0.2, stop=EarlyStop(patience=16))`. Other networks keep their depth, and their dropout if they have none.
 
     Args:
-        epochs: total budget, shared evenly; with a stop, an upper bound.
+        epochs: total budget, shared evenly (what is left of the division is not used); with a stop, an upper bound.
         members: networks trained; 64, or as many as can have 4 epochs each, if nothing is said.
         space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimiser than Muon.
         picks, patience, combine: as in `choral.recipes.hyper_ensemble.hyper_ensemble`.
