@@ -1,6 +1,7 @@
 """A command started by torchrun: its processes share every batch of training, and the first one speaks and writes."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,5 +56,9 @@ def processes() -> Iterator[None]:
                 stack.enter_context(contextlib.redirect_stdout(nowhere))
                 stack.enter_context(contextlib.redirect_stderr(nowhere))
             yield
+        # Leave together: gloo's threads still release tensors of the last exchange, which a process that ends meanwhile does not survive.
+        with contextlib.suppress(RuntimeError):  # another process failed, and torchrun says so
+            dist.barrier()
     finally:
         dist.destroy_process_group()
+        gc.collect()  # what still refers to the group keeps its threads
