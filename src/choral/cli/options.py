@@ -1,11 +1,12 @@
 """The options that several commands share, each with its words for --help, and those that go together as one value."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, get_args
 
 import typer
 
@@ -110,6 +111,7 @@ Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")
 class Reading:
     """How data is read, and by which network."""
 
+    PANEL: ClassVar = "The data"
     target: Target = None
     task: Task = None
     likelihood: Outputs = None
@@ -126,6 +128,7 @@ class Reading:
 class Settings:
     """What is said of the optimiser."""
 
+    PANEL: ClassVar = "The optimiser"
     rate: Rate = None
     optimiser: Optimiser = None
     batch_size: Batch = None
@@ -136,6 +139,7 @@ class Settings:
 class Watching:
     """What is said of the rows that training is watched by."""
 
+    PANEL: ClassVar = "Validation"
     validation: Share = None
     patience: Patience = None
     folds: Folded = None
@@ -145,6 +149,7 @@ class Watching:
 class Forecasting:
     """A cluster whose time is asked for."""
 
+    PANEL: ClassVar = "On a cluster"
     cluster: Annotated[
         int | None, typer.Option("--cluster", min=1, help="Say how long it takes on so many workers of a cluster.")
     ] = None
@@ -162,6 +167,7 @@ class Forecasting:
 class Apart:
     """Whether, and how, a run is trained by other processes."""
 
+    PANEL: ClassVar = "Other processes and machines"
     prepare: Prepared = False
     stack: Stacked = None
     cluster: OnCluster = None
@@ -171,6 +177,7 @@ class Apart:
 class Running:
     """How a run goes, and what it shows."""
 
+    PANEL: ClassVar = "The run"
     seed: Seed = 0
     executor: Exec = "auto"
     overwrite: Overwrite = False
@@ -189,13 +196,22 @@ def given(*values: Any) -> dict[str, Any]:
     return {f"--{name.replace('_', '-')}": value for name, value in said.items() if value}
 
 
+def _shown_on(panel: str, annotation: Any) -> Any:
+    """Return an option that --help shows on a panel, among those it goes together with."""
+    kind, option = get_args(annotation)
+    option = copy.copy(option)
+    option.rich_help_panel = panel
+    return Annotated[kind, option]
+
+
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command for the shell, where each option of the values that it takes stands for itself."""
     own = inspect.signature(command).parameters.values()
     kinds: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
     flat: list[inspect.Parameter] = []
     for p in own:
-        several = [(f.name, f.type, f.default) for f in fields(kinds[p.name])] if p.name in kinds else []
+        kind = kinds.get(p.name)
+        several = [(f.name, _shown_on(kind.PANEL, f.type), f.default) for f in fields(kind)] if kind else []
         for name, annotation, default in several or [(p.name, p.annotation, p.default)]:
             flat.append(inspect.Parameter(name, p.KEYWORD_ONLY, annotation=annotation, default=default))
 
