@@ -10,6 +10,7 @@ def main() -> None:
 
         code = guarded(_run)
     except KeyboardInterrupt:  # before the guard was there
+        sys.stderr.write("choral: interrupted; run the same command again.\n")
         code = 130
     sys.exit(code)
 

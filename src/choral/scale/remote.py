@@ -4,13 +4,13 @@ Only whole reads, whole writes, listings and removals are asked for. Every call 
 again a few times: writing the same bytes twice does no harm.
 """
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from choral.base.errors import InputError, RunError
+from choral.scale.asking import Question
 
 R = TypeVar("R")
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -146,7 +146,7 @@ class RemoteObjects:
             if number:
                 time.sleep(min(0.05 * 4**number, 5.0))
             try:
-                return _bounded(act, self.store.timeout_seconds)
+                return Question(act).answer(self.store.timeout_seconds)
             except InputError:
                 raise
             except Exception as failed:  # a file system of anybody's may fail in any way
@@ -155,24 +155,3 @@ class RemoteObjects:
         raise RunError(
             f"{self.where}: {what} ({said}), {self.store.tries} times; look at the store and the network, then run the same command again."
         ) from error
-
-
-def _bounded(act: Callable[[], R], seconds: float) -> R:
-    """Return what a call gives, or raise TimeoutError; a call that never returns is left to itself."""
-    results: list[R] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(act())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)  # nobody waits for it when the process ends
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]

@@ -1,0 +1,205 @@
+"""The process that starts tasks, with a Ray that loses answers, hangs or dies: manifests count, and every wait has an end."""
+
+import pickle
+import sys
+import threading
+import time
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import choral
+from choral.plan import Adam
+from choral.recipes import make
+from choral.recipes.training import Training
+from choral.scale import clusters, tasks
+
+G = torch.Generator().manual_seed(0)
+X, Y = torch.randn(32, 3, generator=G), torch.randint(2, (32,), generator=G)
+OPTIONS = {"threads": 1, "executor": "sequential", "checkpoint_seconds": 0.0}
+
+
+def build():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+RECIPE = make("prune_and_tune", epochs=9, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+
+
+class Ref:
+    def __init__(self, value=None, error=None):
+        self.value, self.error = value, error
+
+    def hex(self):
+        return str(id(self))
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    def __init__(self, cause):
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class GetTimeoutError(RayError, TimeoutError):
+    pass
+
+
+class Fake:
+    """A Ray whose tasks run at once where they are started; what goes wrong is set by each test."""
+
+    exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError)
+    cloudpickle = pickle
+
+    def __init__(self):
+        self.up, self.cancelled, self.forever = False, [], threading.Event()
+        self.runs, self.wait_hangs, self.get_hangs, self.shutdown_hangs, self.answers = True, False, False, False, True
+        self.dies, self.submit_hangs = False, False
+
+    def is_initialized(self):
+        return self.up
+
+    def init(self, **options):
+        self.up = True
+
+    def shutdown(self):
+        if self.shutdown_hangs:
+            self.forever.wait()
+        self.up = False
+
+    def cluster_resources(self):
+        return {"CPU": 2.0}
+
+    def put(self, value):
+        return Ref(value)
+
+    def remote(self, function):
+        def call(*args):
+            if self.submit_hangs and args[2] != "start":
+                self.forever.wait()
+                return Ref()
+            if not self.runs:
+                return Ref()
+            try:
+                found = Ref(function(*args))
+            except choral.ChoralError as error:
+                found = Ref(error=RayTaskError(error))
+            return Ref(error=RayError("the node died")) if self.dies else found
+
+        return types.SimpleNamespace(options=lambda **how: types.SimpleNamespace(remote=call))
+
+    def wait(self, refs, **how):
+        if self.wait_hangs:
+            self.forever.wait()
+        time.sleep(0.01)
+        return ([refs[0]], refs[1:]) if self.answers else ([], refs)
+
+    def get(self, ref, timeout=None):
+        if self.get_hangs and not isinstance(ref.value, bytes):
+            self.forever.wait()
+        if ref.error is not None:
+            raise ref.error
+        return ref.value
+
+    def cancel(self, ref, force):
+        self.cancelled.append(ref)
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    for name, seconds in {"_PAUSE": 0.02, "_LOOK": 0.05, "_ANSWER": 0.6, "_SILENCE": 0.4}.items():
+        monkeypatch.setattr(tasks, name, seconds)
+    monkeypatch.setattr(clusters, "_LEAVING", 0.2)
+    yield fake
+    fake.forever.set()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    choral.fit(build, (X, Y), RECIPE, run_dir=folder, **OPTIONS)
+    return members(folder)
+
+
+def members(folder):
+    return {p.name: p.read_bytes() for p in sorted((folder / "members").iterdir())}
+
+
+def fit(folder):
+    started = time.monotonic()
+    try:
+        choral.fit(build, (X, Y), RECIPE, run_dir=folder, cluster=choral.Ray(), **OPTIONS)
+    finally:
+        assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("trouble", ["", "wait_hangs", "get_hangs", "dies", "no answers"])
+def test_leaves_with_a_manifest_are_trained_whatever_ray_says(trouble, ray, whole, tmp_path, recwarn):
+    if trouble == "no answers":
+        ray.answers = False
+    elif trouble:
+        setattr(ray, trouble, True)
+    fit(tmp_path)
+    assert members(tmp_path) == whole
+    said = [str(w.message) for w in recwarn if "Ray does not let go" in str(w.message)]
+    assert bool(said) == trouble.endswith("hangs")  # a call is under way: nothing is shut down below it
+    assert ray.up == bool(said)
+
+
+def test_a_shutdown_that_never_ends_is_not_waited_for(ray, whole, tmp_path):
+    ray.shutdown_hangs = True
+    with pytest.warns(UserWarning, match="Ray does not let go of this process"):
+        fit(tmp_path)
+    assert members(tmp_path) == whole
+
+
+def test_ray_that_stops_answering_while_nothing_is_trained_is_said(ray, tmp_path):
+    ray.runs, ray.wait_hangs = False, True
+    with (
+        pytest.warns(UserWarning, match="does not let go"),
+        pytest.raises(choral.ChoralError, match=r"Ray has not answered for .* s.* \(under way: start\)"),
+    ):
+        fit(tmp_path)
+    assert len(ray.cancelled) == 1
+
+
+def test_ray_that_takes_no_more_tasks_is_said(ray, tmp_path):
+    ray.submit_hangs = True
+    with (
+        pytest.warns(UserWarning, match="does not let go"),
+        pytest.raises(choral.ChoralError, match=r"leaf '2/f0' could not be given to Ray \(no answer within 0.6 s\)"),
+    ):
+        fit(tmp_path)
+    assert {row["path"]: row["state"] for row in choral.leaves(tmp_path)}["start"] == "done"
+
+
+def test_a_task_that_is_queued_for_long_is_waited_for(ray, whole, tmp_path, monkeypatch):
+    """Ray answers that nothing is done, for longer than its silence would be suffered."""
+    ray.runs = ray.answers = False
+    folder = tmp_path / "run"
+
+    def later():
+        time.sleep(1.0)
+        for path in ("start", "2/f0", "2/f1"):
+            choral.run_leaf(folder, path, build, (X, Y), RECIPE, **OPTIONS)
+
+    choral.prepare(build, (X, Y), RECIPE, run_dir=folder, **OPTIONS)
+    other = threading.Thread(target=later)
+    other.start()
+    fit(folder)
+    other.join()
+    assert members(folder) == whole
+
+
+def test_what_a_leaf_raises_is_told_and_others_are_kept(ray, tmp_path):
+    (tmp_path / "members").write_text("a file where a folder belongs")
+    with pytest.raises(choral.ChoralError, match=r"leaf '2/f0': .* \(and 1 more of 3 leaves\)"):
+        fit(tmp_path)
+    assert not ray.up
