@@ -215,3 +215,34 @@ def test_a_rate_of_its_own_is_that_of_an_optimiser_of_its_own(kind, stacked):
 def test_a_factor_below_zero_is_refused():
     with pytest.raises(InputError, match=r"give a factor of the rate, 0 or more"):
         SGD(rates=(("*_rho", -1.0),))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_clipping_takes_scalars_any_layout_and_any_type(stacked):
+    """Against a loop over plain numbers in double precision."""
+    lead, generator = ((3,) if stacked else ()), torch.Generator().manual_seed(0)
+    shapes = {"scalar": (), "vector": (5,), "empty": (0, 4), "images": (4, 3, 3, 3), "exact": (2, 2)}
+    held = {n: torch.zeros((*lead, *shape)).requires_grad_() for n, shape in shapes.items()}
+    held["exact"] = held["exact"].detach().double().requires_grad_()
+    for n, p in held.items():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) * 3
+        if n == "images":
+            p.grad = p.grad.transpose(-1, -2).contiguous().transpose(-1, -2)
+    held["frozen"] = torch.zeros(*lead, 2).requires_grad_()
+    grads = {n: p.grad.double().clone() for n, p in held.items() if p.grad is not None}
+    clip_gradients(held, 1.0, stacked=stacked)
+    for i in range(3 if stacked else 1):
+        own = {n: g[i] if stacked else g for n, g in grads.items()}
+        norm = sum(float(v) ** 2 for g in own.values() for v in g.flatten()) ** 0.5
+        for n, g in own.items():
+            found = held[n].grad[i] if stacked else held[n].grad
+            torch.testing.assert_close(found.double(), g / norm, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_clipping_stays_on_the_device_and_reads_nothing_back(stacked):
+    held = {n: torch.zeros(2, *shape, device="meta").requires_grad_() for n, shape in {"a": (3,), "b": (2, 3)}.items()}
+    for p in held.values():
+        p.grad = torch.zeros_like(p)
+    clip_gradients(held, 1.0, stacked=stacked)
+    assert {p.grad.device.type for p in held.values()} == {"meta"}

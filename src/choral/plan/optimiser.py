@@ -379,10 +379,17 @@ def clip_gradients(
 
 
 def _clip_together(grads: list[Tensor], limit: float, *, first: int) -> None:
-    squares = [g.square().flatten(first).sum(-1) if g.dim() > first else g.square() for g in grads]
-    scale = (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
-    for g in grads:
-        g.mul_(scale.view(scale.shape + (1,) * (g.dim() - first)))
+    """Clip gradients whose first axes run over networks by one norm for each network; no value is read back."""
+    if first:
+        each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in grads]
+    else:
+        each = list(torch._foreach_norm(grads))
+    norm = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    if first:
+        torch._foreach_mul_(grads, [scale.view(-1, *(1,) * (g.dim() - 1)) for g in grads])
+    else:
+        torch._foreach_mul_(grads, scale)
 
 
 def memory_of(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
