@@ -127,9 +127,16 @@ def drive(method: str, epochs: str, folder: str, address: str) -> None:
     print(json.dumps(fit(method, int(epochs), Path(folder), address=address)))
 
 
-def driver(method: str, epochs: int, folder: Path, address: str) -> subprocess.Popen[str]:
+def driver(method: str, epochs: int, folder: Path, address: str) -> subprocess.Popen[bytes]:
+    """Start a process that trains; it writes to a file, since Ray prints more about dead machines than an unread pipe holds."""
     words = [sys.executable, "-W", "ignore", str(HERE), "drive", method, str(epochs), str(folder), address]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with _told(folder).open("w") as file:
+        return subprocess.Popen(words, stdout=file, stderr=subprocess.DEVNULL)
+
+
+def _told(folder: Path) -> Path:
+    """Return the file of what the driver of a run printed."""
+    return folder.with_suffix(".out")
 
 
 def kills(each: int = 20) -> None:
@@ -183,15 +190,14 @@ def _killed(
             os.kill(chance.choice(found), signal.SIGKILL)
         elif kind == "driver":
             process.kill()
-            process.communicate()
+            process.wait()
             process = driver(method, epochs, folder, cluster.address)
         else:
             cluster.remove_node(chance.choice(sorted(cluster.worker_nodes, key=id)), allow_graceful=False)
             cluster.add_node(num_cpus=1, object_store_memory=ROOM)
-    out, _ = process.communicate()
     if process.returncode:  # the machine that was lost was the driver's own: the same command goes on
-        out = driver(method, epochs, folder, cluster.address).communicate()[0]
-    return hits, json.loads(out.strip().splitlines()[-1])
+        driver(method, epochs, folder, cluster.address).wait()
+    return hits, json.loads(_told(folder).read_text().strip().splitlines()[-1])
 
 
 def main(what: str = "speed", *rest: str) -> None:

@@ -160,6 +160,18 @@ def test_a_shutdown_that_never_ends_is_not_waited_for(ray, whole, tmp_path):
     assert members(tmp_path) == whole
 
 
+def test_what_ray_prints_is_not_among_the_results(capsys):
+    """It prints from a thread for which its shutdown waits: on an unread pipe neither would end."""
+    from choral.cli import scaling
+
+    with scaling.results_only("ray"):
+        threading.Thread(target=lambda: sys.stdout.write("(raylet) 20 lines of logs")).start()
+        time.sleep(0.05)
+    with scaling.results_only(None):
+        sys.stdout.write("{}")
+    assert capsys.readouterr().out == "{}"
+
+
 def test_ray_that_stops_answering_while_nothing_is_trained_is_said(ray, tmp_path):
     ray.runs, ray.wait_hangs = False, True
     with (

@@ -235,7 +235,7 @@ def fit(
         heard = bar(name, length)
         return heard if ready.entries else warned(heard, ready.planned, ready.rows)
 
-    with progress(silent or not shared.speaks, running.shown) as bar:
+    with progress(silent or not shared.speaks, running.shown) as bar, scaling.results_only(apart.cluster):
         ensemble = ready.run(
             run_dir=place,
             seed=running.seed,
@@ -322,7 +322,7 @@ def compare(
     recipes = recipes_for(names, epochs=epochs, members=members, training=training, spending=spending)
     known = {recipe.name: recipe for recipe in recipes}
     told: set[str] = set()
-    with progress(silent, running.shown) as bar:
+    with progress(silent, running.shown) as bar, scaling.results_only(cluster):
         comparison = run(
             build,
             problem,

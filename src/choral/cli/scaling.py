@@ -1,5 +1,8 @@
 """The commands for runs that several processes or machines train, leaf by leaf: fit --prepare, leaves, run-leaf."""
 
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,6 +85,19 @@ def cluster_of(word: str | None) -> Any:
     from choral.scale.clusters import Ray
 
     return None if word is None else Ray(address=None if word == "ray" else word)
+
+
+@contextlib.contextmanager
+def results_only(cluster: str | None) -> Iterator[None]:
+    """Keep what Ray prints about machines that die from standard output, which is for results.
+
+    Ray's shutdown waits for the thread that prints. Where nobody reads, a pipe is full after a few machines, and neither of them ends.
+    """
+    if cluster is None:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 def times(asked: Forecasting, recipe: Any, ready: Any = None) -> dict[str, Any]:
