@@ -8,6 +8,7 @@ from choral.base.types import Build
 from choral.plan.cost import cost
 from choral.plan.needs import warning
 from choral.plan.stopping import EarlyStop
+from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 
 
@@ -37,6 +38,7 @@ def show(
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
     deep_ensemble: 2 member(s), 8 epochs, Independent
     """
+    recipe = recipe_of(recipe)
     text = [str(recipe)]
     if stop is not None:
         text.append(

@@ -177,8 +177,8 @@ def test_auto_tries_a_short_list_and_says_why(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "residual-short" / "plan.json").exists()
     with pytest.raises(InputError, match="'auto' chooses these by itself"):
         choral.fit_table(frame, "sold", method="auto", members=3)
-    few = prepared(load_problem(houses(40), target="price", holdout=None), method="auto")
-    assert not few.entries  # too few rows to choose by
+    with pytest.raises(InputError, match="table of 100 training rows or more, but there are 40; name a method"):
+        choral.fit_table(houses(40), "price", method="auto")
 
 
 def test_auto_says_what_it_cannot_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from choral.base.errors import InputError
+
 
 def tensor_of(value: Any) -> Tensor:
     """Return an array, or whatever numpy makes one of, as a tensor that shares its memory where that can be written into.
@@ -17,6 +19,10 @@ def tensor_of(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
+    if array.dtype.kind not in "fiubc":
+        raise InputError(
+            f"{str(value)[:60]!r} holds values of type {array.dtype}, not numbers; encode them as numbers."
+        )
     if array.flags.writeable:
         return torch.from_numpy(array)
     if not isinstance(

@@ -67,7 +67,7 @@ _COUNT = Rule(lambda value: is_whole(value, 1), "a whole number of 1 or more")
 RULES = {
     "seed": Rule(is_whole, "a whole number"),
     "path": _PLACE,
-    "run_dir": _or_none(_PLACE),
+    "run_dir": _PLACE,
     "batch_size": _COUNT,
     "epochs": Rule(lambda value: is_whole(value, 0), "a whole number of 0 or more"),
     "members": _or_none(_COUNT),
@@ -83,6 +83,7 @@ RULES = {
     "overwrite": _SWITCH,
     "extend": _SWITCH,
     "process_wide": _SWITCH,
+    "data_parallel": _SWITCH,
     "partial": _SWITCH,
     "check_build": _SWITCH,
 }

@@ -8,7 +8,10 @@ from collections.abc import Iterable
 
 
 class ChoralError(Exception):
-    """Base of every error that choral raises on purpose."""
+    """Base of every error that choral raises on purpose; its message is one line, whatever was quoted in it."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())
 
 
 class InputError(ChoralError, ValueError):
@@ -37,5 +40,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("snapshott", ["single", "snapshot"])
     " Did you mean 'snapshot'?"
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""

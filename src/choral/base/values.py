@@ -6,17 +6,49 @@ never decides what code is imported.
 """
 
 import functools
-import types
-from collections.abc import Mapping
+import inspect
+from abc import ABCMeta
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import ChoralError, InputError, did_you_mean
+from choral.base.fitting import bound, check, fits, is_plain
 
 _KINDS: dict[str, type["Value"]] = {}
 
 
-class Value:
+class _Checked(ABCMeta):
+    """Lets values answer wrong arguments in one sentence: names, then what is of another type than the field, before and after it is made."""
+
+    if not TYPE_CHECKING:  # or what a call returns would be anything
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Return a value of checked arguments."""
+            hints = {n: h for n, h in _hints(cls.__name__).items() if get_origin(h) is not ClassVar}
+            given = bound(cls.__name__, _signature(cls), args, kwargs)
+            try:
+                check(cls.__name__, {n: v for n, v in given.items() if is_plain(hints.get(n))}, hints)
+            except InputError as error:
+                raise _said(functools.partial(super().__call__, *args, **kwargs), error) from None
+            made = super().__call__(*args, **kwargs)
+            held = {f.name for f in fields(cls)} if is_dataclass(cls) else set()
+            check(cls.__name__, {n: getattr(made, n) for n in given if n in held}, hints)
+            return made
+
+
+def _said(make: Callable[[], Any], otherwise: InputError) -> ChoralError:
+    """Return the sentence of a class about its own arguments, which knows more than their types; the other one if it has none."""
+    try:
+        make()
+    except ChoralError as own:
+        return own
+    except Exception:  # wrong arguments may fail in any way
+        return otherwise
+    return otherwise
+
+
+class Value(metaclass=_Checked):
     """Base of frozen dataclasses that can be written as plain dicts."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -78,13 +110,17 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     for name in [n for n in given if get_origin(hints.get(n)) is ClassVar or _is_fact(_KINDS[kind], n)]:
         del given[name]  # a fact of the class, which older files hold as a field
     for name, value in given.items():
-        if name in hints and not _fits(value, hints[name]):
+        if name in hints and not fits(value, hints[name]):
             wanted = getattr(hints[name], "__name__", None) if isinstance(hints[name], type) else str(hints[name])
             raise InputError(f"{kind}: {name} is {value!r}, but must be of type {wanted}.")
-    try:
-        return _KINDS[kind](**given)
-    except TypeError as error:
-        raise InputError(f"{kind} cannot be made from the fields {sorted(given)}: {error}.") from error
+    return _KINDS[kind](**given)
+
+
+@functools.cache
+def _signature(cls: type) -> inspect.Signature:
+    """Return what a class is made of; that of its metaclass would take anything."""
+    _, *rest = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]  # of the class itself
+    return inspect.Signature(rest)
 
 
 def _is_fact(kind: type[Value], name: str) -> bool:
@@ -97,28 +133,3 @@ def _hints(kind: str) -> dict[str, Any]:
         return get_type_hints(_KINDS[kind])
     except NameError:  # a class of the user's own, whose annotations are not importable
         return {}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a decoded value is of an annotated type; annotations of other sorts accept anything.
-
-    >>> _fits((1, 2.0), tuple[float, ...]), _fits(("a",), tuple[float, ...]), _fits(True, int)
-    (True, False, False)
-    """
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in parts
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, part) for part in parts)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        repeated = len(parts) == 2 and parts[1] is Ellipsis
-        wanted = [parts[0]] * len(value) if repeated else list(parts)
-        return len(value) == len(wanted) and all(map(_fits, value, wanted))
-    if hint is float or hint is int:
-        if isinstance(value, int) and abs(value) >= 1 << 63:
-            return False  # no number of ours, and too large for most arithmetic
-        whole = isinstance(value, int) or (isinstance(value, float) and (hint is float or value.is_integer()))
-        return whole and not isinstance(value, bool)
-    return isinstance(value, hint) if isinstance(hint, type) and origin is None else True

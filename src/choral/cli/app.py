@@ -155,7 +155,7 @@ def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, jso
 def _need_data(reading: Reading, settings: Settings, watching: Watching) -> None:
     from choral.base.errors import InputError
 
-    typed = given(replace(reading, holdout=0.0), settings, watching)
+    typed = given(replace(reading, holdout=Reading.holdout), settings, watching)
     if typed:
         raise InputError(f"{next(iter(typed))} changes what fit does with data; add --data FILE, or leave it out.")
 
@@ -216,7 +216,7 @@ def fit(
     check_members(named, members)
     check_executor(running.executor)
     rules_of(watching.validation or None, None, None, time_limit)
-    scaling.check_apart(apart, time_limit)
+    scaling.check_apart(apart, time_limit, extend=extend)
     silent = running.json or running.quiet
     asked = {"method": method, "epochs": epochs, "members": members, "class_weights": class_weights}
     words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)

@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -192,8 +192,13 @@ def given(*values: Any) -> dict[str, Any]:
     >>> given(Settings(batch_size=8), Watching())
     {'--batch-size': 8}
     """
-    said = {name: value for options in values for name, value in asdict(options).items()}
-    return {f"--{name.replace('_', '-')}": value for name, value in said.items() if value}
+    said = {
+        f.name: getattr(options, f.name)
+        for options in values
+        for f in fields(options)
+        if getattr(options, f.name) != f.default
+    }
+    return {f"--{name.replace('_', '-')}": value for name, value in said.items()}
 
 
 def _shown_on(panel: str, annotation: Any) -> Any:

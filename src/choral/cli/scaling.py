@@ -1,6 +1,7 @@
 """The commands for runs that several processes or machines train, leaf by leaf: fit --prepare, leaves, run-leaf."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -59,7 +60,7 @@ class Words:
 _VALUES = {"reading": Reading, "settings": Settings, "watching": Watching}
 
 
-def check_apart(apart: Apart, time_limit: float | None) -> None:
+def check_apart(apart: Apart, time_limit: float | None, *, extend: bool) -> None:
     """Raise InputError for options that do not go together."""
     from choral.base.errors import InputError
 
@@ -68,6 +69,10 @@ def check_apart(apart: Apart, time_limit: float | None) -> None:
         raise InputError(f"--cluster trains the run on a cluster, which cannot go with {other}; leave one of them out.")
     if apart.stack is not None and not apart.prepare:
         raise InputError("--stack says how a run is cut into leaves; add --prepare, or leave it out.")
+    if apart.prepare and extend:
+        raise InputError(
+            "--extend adds members to a run that was trained as a whole, --prepare begins one in leaves; leave one of them out."
+        )
     if apart.prepare and time_limit is not None:
         raise InputError("--time-limit is a clock of one process, and --prepare is for several; leave one of them out.")
 
@@ -121,7 +126,7 @@ def times(asked: Forecasting, recipe: Any, ready: Any = None) -> dict[str, Any]:
         raise InputError(
             "--cluster needs the seconds of a step and the rows; add --data FILE, or --step-seconds and --rows."
         )
-    if not step > 0 or (asked.failure_hours is not None and not asked.failure_hours > 0):
+    if not 0 < step < math.inf or (asked.failure_hours is not None and not asked.failure_hours > 0):
         raise InputError("--step-seconds and --failure-hours are numbers above 0; give such.")
     failure = {} if asked.failure_hours is None else {"failure_seconds": 3600 * asked.failure_hours}
     conditions, leaves = Conditions(step_seconds=step, **failure), cut(recipe.plan, 1)

@@ -291,7 +291,7 @@ def parted(item: Any, target: str | int | None = None) -> tuple[Any, Any]:
     ({'image': 1, 'age': 2}, 3)
     """
     if isinstance(item, Mapping):
-        names = [str(name) for name in item]
+        names = [str(name) for name in item] or ["y"]
         if target is None or target not in item:
             given = "" if target is None else f"target={target!r} is not one of them; "
             raise InputError(

@@ -49,8 +49,11 @@ class Normalise(Transform):
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, self.mean)) or not all(0 < s < math.inf for s in self.std):
-            raise InputError(f"mean is {self.mean} and std {self.std}; give finite numbers, and deviations above 0.")
+        same = len(self.mean) == len(self.std) > 0
+        if not same or not all(map(math.isfinite, self.mean)) or not all(0 < s < math.inf for s in self.std):
+            raise InputError(
+                f"mean is {self.mean} and std {self.std}; give as many of both, finite, and deviations above 0."
+            )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalised batch."""
@@ -64,6 +67,10 @@ class PadCrop(Transform):
     """Pad images by some pixels of zeros and crop them back at a random place."""
 
     pixels: int = 4
+
+    def __post_init__(self) -> None:
+        if self.pixels < 0:
+            raise InputError(f"pixels is {self.pixels}; give a whole number of 0 or more.")
 
     @property
     def only_training(self) -> bool:

@@ -162,7 +162,7 @@ def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
 
 def check_column(frame: Any, name: str, path: str) -> None:
     """Raise InputError if a data frame lacks a column."""
-    if name not in frame.columns:
+    if not isinstance(name, str) or name not in frame.columns:
         known = [str(c) for c in frame.columns]
         shown = ", ".join(short(c) for c in known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
         raise InputError(f"{path} has no column '{name}'; it has {shown}.{did_you_mean(name, known)}")

@@ -268,6 +268,8 @@ class TensorSource(Source):
     def __init__(self, x: Any, y: Any):
         self.x, self.y = as_inputs(x), as_targets(y)
         self.columns = columns_in(x) | columns_in(y, "y") or None
+        if not self.y.dim() or not all(t.dim() for t in batches.leaves(self.x)):
+            raise InputError("x or y is a single number; give a first axis over rows.")
         self.points = batches.rows(self.x)
         if self.points != len(self.y):
             hint = "; a list of arrays is read as that many inputs" if isinstance(x, list) else ""

@@ -49,6 +49,8 @@ def settle(
         cut: gives how a new run is cut into leaves, from its executor; None leaves it whole. A run that was begun stays as it is.
     """
     check_executor(executor)
+    if table is not None and not isinstance(table, Table):
+        raise InputError(f"table is {type(table).__name__}; give a choral.data.tables.Table, as learn_table makes one.")
     if overwrite and extend:
         raise InputError("overwrite starts again and extend goes on; give one of them.")
     if folder is not None:

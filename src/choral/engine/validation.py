@@ -15,7 +15,7 @@ from torch import Tensor
 
 from choral.base import batches, tree
 from choral.base.batches import Batch
-from choral.base.errors import InputError
+from choral.base.errors import ChoralError, InputError
 from choral.data.frames import arranged
 from choral.data.parts import held_out
 from choral.data.sources import Source, source_of
@@ -156,6 +156,7 @@ class Validation:
         """Refuse points that do not fit and measures that do not exist, before anything is trained."""
         self.task.blueprint.interface.check(self.chunks[0])
         self.task.likelihood.check_judged(self.y, self.task.output_shape)
+        self._try_reading()
         few = self.y[:8]
         shape = (self.task.structure.members * self.task.structure.draws, len(few), *self.task.output_shape)
         weights = None if self.weights is None else self.weights[:8]
@@ -168,6 +169,16 @@ class Validation:
                 "measure 'nll' or another mean for a weighted one.",
                 stacklevel=2,
             )
+
+    def _try_reading(self) -> None:
+        """Refuse inputs that the network cannot read, with the shapes on both sides."""
+        rows = batches.part(self.chunks[0], slice(max(2, self.task.structure.members)))
+        try:
+            self.task.outputs(self.task.blueprint.network().eval(), rows)
+        except ChoralError:
+            raise
+        except Exception as error:  # forward code of the user's may fail in any way
+            raise InputError(f"validation: {self.task.blueprint.interface.why_not_predicted(rows, error)}") from error
 
     def _prediction(self, outputs: Tensor, read: Tensor, weights: Tensor | None) -> Prediction:
         """Return what outputs (row, batch, ...) predict; noise that is estimated after training is estimated on them."""

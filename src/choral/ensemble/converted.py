@@ -20,6 +20,7 @@ from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
 from choral.objectives.likelihoods import Likelihood
 from choral.plan import Collect, Start, seq
+from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 
 
@@ -115,6 +116,7 @@ def converted(
     """
     if not isinstance(network, nn.Module):
         raise InputError(f"network is {type(network).__name__}; give an nn.Module.")
+    recipe = recipe_of(recipe)
     if recipe.objective.slots:
         raise InputError(
             f"the objective of '{recipe.name}' needs {', '.join(recipe.objective.slots)}, which its plan makes; use choral.fit for it."

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.border import guarded
+from choral.base.border import guarded, is_whole
 from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, RunError
+from choral.base.fitting import typed
 from choral.base.interface import Interface, detach
 from choral.base.types import Builds
 from choral.base.values import Value
@@ -116,14 +117,14 @@ class Ensemble:
     @guarded
     def network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""
-        if not 0 <= index < self._count:
+        if not is_whole(index, 0) or index >= self._count:
             raise InputError(f"network {index} does not exist; this ensemble has networks 0 to {self._count - 1}.")
         return pointwise.unguard(self._blueprint.holding(self._store.get(index))).requires_grad_()
 
     @guarded
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network of its own, in evaluation mode: it is called, and returns, as the given one."""
-        if not 0 <= index < self.members:
+        if not is_whole(index, 0) or index >= self.members:
             raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
         which, inside = divmod(index, self.recipe.structure.members)
         return detach(self.recipe.structure.member(self.network(which), inside)).eval()
@@ -205,7 +206,10 @@ class Ensemble:
 
     def arranged_targets(self, x: Any, y: Any) -> Any:
         """Return targets in the order of those fitted on; those of a table's data frame x may be in it."""
-        return arranged(self._targets_of(x, y), self.interface.columns, "y")
+        found = self._targets_of(x, y)
+        if found is None:
+            raise InputError("y is None; give the labels or targets of x.")
+        return arranged(found, self.interface.columns, "y")
 
     def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
         recipe, where, floats = self.recipe, usable(device), _PRECISIONS[precision]
@@ -330,7 +334,7 @@ class Ensemble:
         y = self.arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
         self._check_targets(y, outputs)
-        return self.with_posthoc(*corrections.fit_corrections(self.uncorrected(outputs), y, **options))
+        return self.with_posthoc(*typed(corrections.fit_corrections)(self.uncorrected(outputs), y, **options))
 
     @guarded
     def save(self, path: str | Path) -> None:

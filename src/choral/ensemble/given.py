@@ -55,6 +55,10 @@ def ensemble_of(
         target, output: which part of the data and of what the networks return counts, as in `choral.fit`.
         combine: how members become one prediction of classes, 'probs' or 'logits'.
     """
+    if build is not None and not callable(build):
+        raise InputError(
+            f"build is {build!r}; give the function that makes the network of state dicts and files, or leave it out."
+        )
     given = [_network(item, build, i) for i, item in enumerate(_several(networks))]
     kinds: dict[str, int] = {}
     for network in given:

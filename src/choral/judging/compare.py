@@ -53,6 +53,10 @@ def recipes_for(
     `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
     `said` are settings that replace also those that a method depends on.
     """
+    if not isinstance(training, Training):
+        raise InputError(
+            f"training is {training!r}; give choral.Training(rate=0.01, optimiser='adam'), or leave it out."
+        )
     if isinstance(methods, str | Recipe):
         methods = list(METHODS) if methods == "all" else [methods]
     if not isinstance(methods, Sequence):

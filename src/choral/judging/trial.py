@@ -88,6 +88,8 @@ def make_trial(
         corrupted_rows: rows that are corrupted, at most; drawn by the seed.
         seed: of the corruptions.
     """
+    if y is None or not np.ndim(y):
+        raise InputError(f"y is {y!r}; give the labels or targets of the test inputs, one for each row.")
     x, y, ood = rows_of(x), np.asarray(y), None if ood is None else rows_of(ood)
     if count_rows(x) != len(y) or not len(y):
         raise InputError(f"x has {count_rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
@@ -128,6 +130,8 @@ def first_rows(x: Any, count: int) -> Any:
 
 def count_rows(x: Any) -> int:
     """Return how many rows one or several inputs have."""
+    if isinstance(x, np.ndarray) and not x.ndim:
+        raise InputError(f"x is {x.item()!r}; give test inputs, with a first axis over rows.")
     return len(x) if isinstance(x, np.ndarray) else batches.rows(x)
 
 
@@ -145,6 +149,8 @@ def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:
 
     if isinstance(corruptions, str):
         corruptions = COMMON if corruptions == "all" else tuple(n.strip() for n in corruptions.split(","))
+    if not isinstance(corruptions, Sequence):
+        raise InputError(f"corruptions is {corruptions!r}; give names of corruptions, or 'all'.")
     for name in corruptions:
         if name not in COMMON + EXTRA:
             known = COMMON + EXTRA

@@ -1,5 +1,6 @@
 """Layers and converters: plain modules usable alone, in anybody's training loop."""
 
+from choral.base.fitting import offered
 from choral.layers.bayesian.dropped import DropConnect, Dropped, DroppedOutput
 from choral.layers.bayesian.gaussian import GaussianLayer, gaussian_twin
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family
@@ -54,3 +55,5 @@ __all__ = [
     "swap",
     "tune",
 ]
+
+globals().update(offered(__all__, globals()))

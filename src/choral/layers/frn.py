@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
+from choral.base.fitting import typed
 
 
 class _Normalise(torch.autograd.Function):
@@ -65,6 +66,7 @@ class FilterResponseNorm(nn.Module):
     tensor([0.8485, 0.0000], grad_fn=<ViewBackward0>)
     """
 
+    @typed
     def __init__(self, channels: int, *, eps: float = 1e-6, learned_eps: bool = False):
         super().__init__()
         if channels < 1:

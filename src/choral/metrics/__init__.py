@@ -4,6 +4,7 @@
 (member, batch, ...). Results are plain floats computed in float64.
 """
 
+from choral.base.fitting import offered
 from choral.metrics.calibration import ReliabilityTable, adaptive_ece, ece, mce, reliability_table
 from choral.metrics.classes import average_precision, class_report, precision_curves, precision_recall
 from choral.metrics.corruption import (
@@ -123,3 +124,5 @@ __all__ = [
     "w2",
     "wasserstein_rows",
 ]
+
+globals().update(offered(__all__, globals()))

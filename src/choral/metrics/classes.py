@@ -28,6 +28,15 @@ def class_report(predicted: Tensor, labels: Tensor, classes: int) -> dict[str, A
     >>> found["confusion"], found["recall"], found["balanced_accuracy"]
     ([[2, 0], [1, 1]], [1.0, 0.5], 0.75)
     """
+    if classes < 1 or predicted.shape != labels.shape or not labels.numel():
+        raise InputError(
+            f"class_report: {classes} classes, predictions {tuple(predicted.shape)} and labels {tuple(labels.shape)}; give 1 class or more, and as "
+            "many of both."
+        )
+    if min(int(labels.min()), int(predicted.min())) < 0 or max(int(labels.max()), int(predicted.max())) >= classes:
+        raise InputError(
+            f"class_report: labels or predictions are not all from 0 to {classes - 1}; renumber them, or give more classes."
+        )
     pairs = labels.flatten() * classes + predicted.flatten()
     matrix = torch.bincount(pairs, minlength=classes * classes).view(classes, classes).double()
     counts, named, right = matrix.sum(1), matrix.sum(0), matrix.diagonal()

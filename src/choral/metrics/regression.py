@@ -145,6 +145,11 @@ def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights:
     return 0.5 * (low + high)
 
 
+def _check_level(level: float) -> None:
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+
+
 def mixture_interval(
     means: Tensor, variances: Tensor, *, level: float, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -152,6 +157,7 @@ def mixture_interval(
 
     Shapes: means and variances (member, batch, ...) -> two of (batch, ...).
     """
+    _check_level(level)
     tail = 0.5 * (1.0 - level)
     lower = mixture_quantile(means, variances, tail, weights=weights)
     return lower, mixture_quantile(means, variances, 1.0 - tail, weights=weights)
@@ -189,5 +195,6 @@ def coverage(
 
     Shapes: means and variances (member, batch, ...), targets (batch, ...).
     """
+    _check_level(level)
     at_target = mixture_cdf(means, variances, targets, weights=weights)
     return float(((at_target - 0.5).abs() <= 0.5 * level).double().mean())

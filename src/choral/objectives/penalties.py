@@ -11,6 +11,7 @@ of all members the average. Members that coincide then train exactly as the plai
 added once for every parameter. The loss that is shown is the mean over members, penalty included.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from choral.base.errors import InputError
 from choral.base.types import Params, Slots
 from choral.base.values import Value
 
@@ -71,6 +73,10 @@ class L2(Penalty):
     precision: float = 1.0
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.precision < math.inf:
+            raise InputError(f"precision is {self.precision}; give a finite number of 0 or more.")
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return precision / 2 times the sum of squares."""

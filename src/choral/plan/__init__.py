@@ -1,5 +1,6 @@
 """Plans: what happens to the weights, in what order."""
 
+from choral.base.fitting import offered
 from choral.plan.bayes import (
     CompactGates,
     DrawAnchor,
@@ -49,3 +50,5 @@ __all__ = [
     "Triangles", "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "folds_of", "fork", "in_folds", "problems", "repeat",
     "seq", "slot",
 ]  # fmt: skip
+
+globals().update(offered(__all__, globals()))

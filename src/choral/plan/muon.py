@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.plan.optimiser import STACKED, Optimiser
+from choral.plan.optimiser import STACKED, Optimiser, check_moments
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the iteration, as in torch
 _TINY = 1e-7
@@ -46,6 +46,11 @@ class Muon(Optimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_moments(self.betas, self.eps)
+        if not 0 <= self.momentum < 1 or not 0 < self.matrix_rate < math.inf:
+            raise InputError(
+                f"Muon: momentum={self.momentum}, matrix_rate={self.matrix_rate}; give a momentum from 0 to below 1, and a rate above 0."
+            )
         if self.adjust not in ("original", "match_rms_adamw") or not 1 <= self.steps < 100:
             raise InputError(
                 f"Muon: adjust={self.adjust!r}, steps={self.steps}; give 'original' or 'match_rms_adamw', and 1 to 99 steps."

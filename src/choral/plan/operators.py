@@ -52,6 +52,10 @@ class Bag(Operator):
     fraction: float = 0.9
     replace: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.fraction > 0 or (self.fraction > 1 and not self.replace):
+            raise InputError(f"fraction is {self.fraction}; give a part of the points, above 0 and at most 1.")
+
     @property
     def gives(self) -> tuple[str, ...]:
         """The slot 'subset' with the drawn indices."""

@@ -67,6 +67,10 @@ class Optimiser(Value, ABC):
         return
 
     def __post_init__(self) -> None:
+        if not 0 <= self.weight_decay < math.inf or not (self.clip is None or 0 < self.clip < math.inf):
+            raise InputError(
+                f"weight_decay is {self.weight_decay} and clip {self.clip}; give a decay of 0 or more, and a norm above 0 or None."
+            )
         for pattern, factor in self.rates:
             if not 0 <= factor < math.inf:
                 raise InputError(f"rates has {factor!r} for {pattern!r}; give a factor of the rate, 0 or more.")
@@ -115,6 +119,11 @@ class SGD(Optimiser):
     momentum: float = 0.9
     nesterov: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum is {self.momentum}; give a number from 0 to below 1.")
+
     @property
     def entries(self) -> tuple[str, ...]:
         """The running sum of gradients, if there is momentum."""
@@ -141,12 +150,22 @@ class SGD(Optimiser):
         )
 
 
+def check_moments(betas: tuple[float, float], eps: float) -> None:
+    """Raise InputError for decays of moments, and what is added to their root, that are none."""
+    if not all(0 <= beta < 1 for beta in betas) or not 0 < eps < math.inf:
+        raise InputError(f"betas are {betas} and eps {eps}; give betas from 0 to below 1, and eps above 0.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Adam(Optimiser, ABC):
     """What both kinds of Adam have in common."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_moments(self.betas, self.eps)
 
     @property
     def entries(self) -> tuple[str, ...]:

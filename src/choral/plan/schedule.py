@@ -5,7 +5,8 @@ A schedule spans the phase it is given to, whatever its length, and is evaluated
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Real
 
 from choral.base.errors import InputError
 from choral.base.values import Value
@@ -14,6 +15,12 @@ from choral.base.values import Value
 @dataclass(frozen=True)
 class Schedule(Value, ABC):
     """The learning rate as a function of how far the phase is."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Real) and not 0 <= float(value) < math.inf:
+                raise InputError(f"{type(self).__name__}: {f.name} is {value}; give a finite number of 0 or more.")
 
     @property
     def by_progress(self) -> bool:
@@ -59,6 +66,11 @@ class Steps(Schedule):
     value: float
     milestones: tuple[float, ...] = (0.5, 0.75)
     factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 <= m <= 1 for m in self.milestones):
+            raise InputError(f"milestones are {self.milestones}; they are parts of the phase, from 0 to 1.")
 
     def at(self, progress: float) -> float:
         """Return the value after the milestones passed so far."""
@@ -165,6 +177,11 @@ class OneCycle(Schedule):
     start: float = 0.001
     end: float = 1e-7
     warm: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.warm < 1:
+            raise InputError(f"warm is {self.warm}; it is a part of the phase, from 0 to below 1.")
 
     def at(self, progress: float) -> float:
         """Return the rate on the two half cosines."""

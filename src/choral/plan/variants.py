@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from choral.base.errors import InputError, did_you_mean
+from choral.base.fitting import fits
 from choral.base.values import Value
 from choral.plan.optimiser import Optimiser
 
@@ -43,7 +44,11 @@ class Variant(Value):
     @staticmethod
     def of(given: "Variant | Mapping[str, float]") -> "Variant":
         """Return what a user gave as a variant."""
-        return given if isinstance(given, Variant) else Variant(tuple(sorted(given.items())))
+        if isinstance(given, Variant):
+            return given
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise InputError(f"a variant is {given!r}; give numbers by name, such as {{'rate': 0.5}}.")
+        return Variant(tuple(sorted(given.items())))
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting."""
@@ -144,6 +149,8 @@ class Space(Value):
     spans: tuple[tuple[str, Span], ...]
 
     def __init__(self, spans: tuple[tuple[str, Span], ...] = (), **named: Span):
+        if not fits(spans, tuple[tuple[str, Any], ...], loose=True):
+            raise InputError(f"Space: spans is {spans!r}; give them by name, such as rate=LogUniform(0.1, 1.0).")
         found = sorted((*spans, *named.items()), key=lambda pair: pair[0])
         for name, span in found:
             if not isinstance(span, Span):

@@ -3,6 +3,7 @@
 Each fitted thing is a frozen value of plain numbers with an `apply`, so it can be written as JSON beside the ensemble.
 """
 
+from choral.base.fitting import offered
 from choral.posthoc.coverage import conformal_threshold, evaluate_intervals, evaluate_sets
 from choral.posthoc.greedy import GreedySelection, bagged_selection, greedy_selection
 from choral.posthoc.intervals import (
@@ -40,3 +41,5 @@ __all__ = [
     "label_log_scores",
     "select_members",
 ]
+
+globals().update(offered(__all__, globals()))

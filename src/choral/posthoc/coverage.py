@@ -26,6 +26,10 @@ def conformal_threshold(scores: Tensor, level: float) -> float | None:
     """
     if not 0.0 < level < 1.0:
         raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    if scores.dim() != 1 or not len(scores) or not bool(torch.isfinite(scores).all()):
+        raise InputError(
+            f"scores has the shape {tuple(scores.shape)}, or holds NaN or infinite numbers; give (batch,) of at least one, all finite."
+        )
     rank = math.ceil((len(scores) + 1) * level - 1e-9)
     return None if rank > len(scores) else float(scores.double().sort().values[rank - 1])
 

@@ -84,6 +84,10 @@ def fit_stacking(member_log_scores: Tensor, *, tolerance: float = 1e-7, steps: i
     Reference: Yao et al., "Using Stacking to Average Bayesian Predictive Distributions", 2018, arXiv:1704.02030,
     equation 4.
     """
+    if steps < 1 or not tolerance >= 0:
+        raise InputError(
+            f"steps is {steps} and tolerance {tolerance}; give 1 step or more, and a tolerance of 0 or more."
+        )
     scores = checked_log_scores(member_log_scores).exp()  # (member, batch)
     weights = torch.full((len(scores),), 1.0 / len(scores), dtype=torch.float64, device=scores.device)
     mixture = weights @ scores

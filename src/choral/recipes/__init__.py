@@ -1,5 +1,6 @@
 """Recipes: one short file for each method, and the dict that lists them."""
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 from choral.base.border import is_whole
 from choral.base.errors import InputError, did_you_mean
+from choral.base.fitting import typed
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
 from choral.recipes.batch_ensemble import batch_ensemble
@@ -165,7 +167,8 @@ def recipe_of(given: Any) -> Recipe:
         return given
     if isinstance(given, str):
         return make(given)
-    called = next((name for name, method in METHODS.items() if method.build is given), None)
+    unwrapped = inspect.unwrap(given) if callable(given) else given
+    called = next((name for name, method in METHODS.items() if method.build is unwrapped), None)
     if called is not None:
         raise InputError(f"recipe is the function {called} itself; call it: choral.recipes.{called}(epochs=60).")
     raise InputError(
@@ -189,7 +192,22 @@ def make(name: str, **options: Any) -> Recipe:
                 f"'{name}' has no option '{option}'; it takes {', '.join(method.options)}."
                 + did_you_mean(option, method.options)
             )
-    for option in ("epochs", "members", "draws"):
-        if option in given and not is_whole(given[option], 0):
-            raise InputError(f"{option} is {given[option]!r}; give a whole number.")
-    return method.build(**given)
+    return _checked(method.build)(**given)
+
+
+def _checked(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
+    """Let a method answer wrong options in a sentence."""
+    made = typed(build)
+
+    @functools.wraps(build)
+    def call(*args: Any, **given: Any) -> Recipe:
+        for option in ("epochs", "members", "draws"):
+            least = int(option != "epochs")
+            if given.get(option) is not None and not is_whole(given[option], least):
+                raise InputError(f"{option} is {given[option]!r}; give a whole number of {least} or more.")
+        return made(*args, **given)
+
+    return call
+
+
+globals().update({name: _checked(method.build) for name, method in METHODS.items()})

@@ -216,6 +216,8 @@ def leaves(run_dir: str | Path | Store) -> list[dict[str, Any]]:
 
     A leaf is 'ready', 'begun' (there is a checkpoint), 'waiting' for the one it goes on from, 'done', or 'diverged'.
     """
+    if run_dir is None:
+        raise InputError("run_dir is None; give the folder or store of a prepared run.")
     with opened(run_dir) as (folder, objects):
         return states(objects, _planned(folder, objects))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from choral.base.border import is_number, is_whole
 from choral.base.errors import InputError, RunError
+from choral.base.values import Value
 from choral.scale.asking import Question
 from choral.scale.farm import Plot
 from choral.scale.tasks import Tasks
@@ -22,7 +23,7 @@ _LEAVING = 30.0  # seconds that Ray has to shut down
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ray:
+class Ray(Value):
     """A Ray cluster that trains the leaves of a run.
 
     Args:

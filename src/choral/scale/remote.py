@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from choral.base.errors import InputError, RunError
+from choral.base.values import Value
 from choral.scale.asking import Question
 
 R = TypeVar("R")
@@ -17,7 +18,7 @@ _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Value):
     """A run folder that is not a path of this machine, and how long it is waited for.
 
     Args:

@@ -17,7 +17,7 @@ from choral.judging.defaults import LEAST_ROWS, PATIENCE
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.tabular.choosing import AUTO
-from choral.tabular.preparing import prepared
+from choral.tabular.preparing import can_choose, prepared
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,14 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
         held: (x, y) of rows that the user held out.
     """
     given = wishes.method if isinstance(wishes.method, Recipe) else None
-    free = wishes.epochs is None and wishes.members is None  # 'auto' decides these by itself
+    validation = held if held is not None else wishes.share if watch else 0.0
+    free = wishes.epochs is None and wishes.members is None and can_choose(problem, validation)
     ready = prepared(
         problem,
         method=None if given is not None or (wishes.method == AUTO and not free) else str(wishes.method),
         epochs=wishes.epochs,
         members=wishes.members,
-        validation=held if held is not None else wishes.share if watch else 0.0,
+        validation=validation,
         patience=PATIENCE if watch or held is not None else None,
     )
     if given is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from choral.base.border import guarded
 from choral.base.errors import InputError
+from choral.base.fitting import typed
 from choral.data.balance import balanced
 from choral.data.problems import Columns, Problem, load_problem
 from choral.data.sheets import as_frame, is_frame, read_table
@@ -15,6 +16,7 @@ from choral.tabular.preparing import prepared
 
 
 @guarded
+@typed
 def fit_table(
     data: Any,
     target: str | None = None,

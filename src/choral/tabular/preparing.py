@@ -6,12 +6,23 @@ from typing import Any
 
 from torch import nn
 
+from choral.base.border import is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.judging.compare import recipes_for
-from choral.judging.defaults import PATIENCE, SHARE, Usual, default_model, factory, is_table, training_for, usual
+from choral.judging.defaults import (
+    LEAST_ROWS,
+    PATIENCE,
+    SHARE,
+    Usual,
+    default_model,
+    factory,
+    is_table,
+    training_for,
+    usual,
+)
 from choral.plan import EarlyStop
 from choral.plan.cost import begun
 from choral.plan.needs import raised
@@ -121,6 +132,8 @@ def prepared(
         folds: parts of cross-validation, of which every member holds out one, instead of validation.
         settings: of the optimiser, as in `choral.judging.defaults.training_for`.
     """
+    if epochs is not None and not is_whole(epochs, 1):
+        raise InputError(f"epochs is {epochs!r}; give a whole number of 1 or more, or leave it to the data.")
     searched = _is_searched(problem, method, epochs, members, model, validation, folds)
     method = None if method == AUTO else method
     check_members(method or METHOD, members)
@@ -165,16 +178,30 @@ def _is_searched(
     validation: Any,
     folds: int | None,
 ) -> bool:
-    """Return whether candidates are tried: if 'auto' is asked for, and there are rows enough to choose by.
-
-    Raises InputError where 'auto' is asked for together with what it decides.
-    """
+    """Return whether candidates are tried; raises InputError where 'auto' is asked for together with what it decides, or cannot choose."""
     if method != AUTO:
         return False
     given = {"epochs": epochs, "members": members, "model": model, "folds": folds}
     said = [name for name, value in given.items() if value is not None]
     if said:
         raise InputError(f"method is 'auto' and {' and '.join(said)} given, but {_FIXED}.")
+    if not can_choose(problem, validation):
+        raise InputError(
+            f"method is 'auto', which chooses by held-out rows of a table of {LEAST_ROWS} training rows or more, but {_why_not(problem)}; "
+            f"name a method such as {METHOD}."
+        )
+    return True
+
+
+def _why_not(problem: Problem) -> str:
+    if is_table(problem):
+        return "validation is 0"
+    rows = len(problem.x_train)
+    return f"there are {rows}" if rows < LEAST_ROWS else "the data is no table"
+
+
+def can_choose(problem: Problem, validation: Any) -> bool:
+    """Return whether 'auto' has rows to choose by."""
     return is_table(problem) and not (isinstance(validation, int | float) and validation == 0)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.errors import InputError
+from choral.base.fitting import typed
 from choral.layers.joint.weighted import WeightLayer
 
 _UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
@@ -83,6 +84,7 @@ class DroppedOutput(WeightLayer):
         rate: probability of dropping an output.
     """
 
+    @typed
     def __init__(self, layer: nn.Module, *, rate: float):
         super().__init__(layer)
         self.rate = checked_rate(rate)
@@ -113,6 +115,7 @@ class DropConnect(WeightLayer):
         rate: probability of dropping a weight.
     """
 
+    @typed
     def __init__(self, layer: nn.Module, *, rate: float):
         super().__init__(layer)
         self.rate = checked_rate(rate)

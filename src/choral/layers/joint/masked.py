@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
+from choral.base.fitting import typed
 from choral.layers.joint.network import Foldable
 from choral.layers.joint.weighted import WeightLayer, fold, unfold
 
@@ -70,6 +71,7 @@ class MaskedLayer(WeightLayer, Foldable):
 
     mask: Tensor
 
+    @typed
     def __init__(self, layer: nn.Module, *, members: int, scale: float = 2.0, generator: torch.Generator | None = None):
         super().__init__(layer)
         self.members = members

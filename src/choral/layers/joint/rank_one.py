@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
+from choral.base.fitting import typed
 from choral.layers.joint.batched import by_hand
 from choral.layers.joint.network import Foldable
 from choral.layers.joint.weighted import WeightLayer, fold, unfold
@@ -37,6 +38,7 @@ class RankOneLayer(WeightLayer, Foldable):
     r: nn.Parameter
     s: nn.Parameter
 
+    @typed
     def __init__(
         self,
         layer: nn.Module,

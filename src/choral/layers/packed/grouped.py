@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
+from choral.base.fitting import typed
 
 
 class GroupedLinear(nn.Module):
@@ -24,9 +25,10 @@ class GroupedLinear(nn.Module):
 
     bias: nn.Parameter | None
 
+    @typed
     def __init__(self, in_features: int, out_features: int, *, groups: int, bias: bool = True):
         super().__init__()
-        if groups < 1 or in_features % groups or out_features % groups:
+        if min(groups, in_features, out_features) < 1 or in_features % groups or out_features % groups:
             raise InputError(
                 f"GroupedLinear: groups={groups} does not divide in_features={in_features} and out_features={out_features}."
             )

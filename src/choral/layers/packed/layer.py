@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from choral.base.errors import ConversionError
+from choral.base.errors import ConversionError, InputError
+from choral.base.fitting import typed
 from choral.layers.conversion.operations import NORMS, WEIGHTED, emptied, filled, operate, own_kind, spatial
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.joint.batched import batched_linear
@@ -38,12 +39,15 @@ class PackedLayer(Foldable):
     Shapes: (member * batch, ...) -> (member * batch, ...).
     """
 
+    @typed
     def __init__(self, layer: nn.Module, *, members: int, shared: Sequence[str] = ()):
         super().__init__()
         if own_kind(layer, PACKABLE) is None:
             raise ConversionError(
                 f"PackedLayer was given {layer}; it takes {', '.join(kind.__name__ for kind in PACKABLE)}."
             )
+        if members < 1:
+            raise InputError(f"PackedLayer: members={members}; give at least 1 member.")
         self.members = members
         self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
         for name, p in layer._parameters.items():
@@ -106,6 +110,8 @@ def packed(layers: Sequence[nn.Module]) -> PackedLayer:
     >>> layer(torch.ones(4 * 5, 3)).shape, layer.weight.shape
     (torch.Size([20, 2]), torch.Size([4, 2, 3]))
     """
+    if len({repr(layer) for layer in layers}) != 1 or not all(isinstance(layer, nn.Module) for layer in layers):
+        raise InputError(f"packed takes one layer or more, all of the same sizes; it was given {list(layers)[:4]}.")
     first = copy.deepcopy(layers[0])
     for name, tensor in {**first._parameters, **first._buffers}.items():
         if tensor is not None:
