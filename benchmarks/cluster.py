@@ -3,10 +3,13 @@
     python benchmarks/cluster.py speed            four methods, one worker and two: seconds, ratio, equal bytes
     python benchmarks/cluster.py kills [EACH]     workers killed, machines lost (EACH times, 20) and drivers killed (a quarter of it)
 
+Both add to benchmarks/results/cluster.json, with the load of the machine meanwhile.
+
 Runs in a network namespace of its own (root, or unprivileged namespaces). One thread for each leaf. The start of Ray and of its workers is
 told apart. Two workers need two idle processors: on a busy machine raise the priority of the session first.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,29 +102,69 @@ def speed() -> None:
     from tests.scale.ray_run import two_nodes
 
     root = Path(tempfile.mkdtemp(prefix="choral-cluster-"))
-    started = time.perf_counter()
+    started, load = time.perf_counter(), [os.getloadavg()[0]]
     cluster = two_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
-    fit("deep_ensemble", 320, root / "warm", address=cluster.address)  # workers begin, and import torch
-    print(f"Ray, two machines and their workers: started in {time.perf_counter() - started:.1f} s")
+    ray.get([ray.remote(num_cpus=1)(warmed).remote() for _ in range(2)])
+    fit("deep_ensemble", 320, root / "warm", address=cluster.address)
+    start = time.perf_counter() - started
+    print(f"Ray, two machines and their workers: started in {start:.1f} s")
     rows: dict[str, dict[str, Any]] = {}
     for method in METHODS:
-        rows[method] = {"two": fit(method, EPOCHS[method], root / f"{method}-2", address=cluster.address)["seconds"]}
-    own = ray.get_runtime_context().get_node_id()
-    cluster.remove_node(next(node for node in cluster.worker_nodes if node.node_id != own), allow_graceful=True)
-    for method in METHODS:
-        rows[method] |= {"one": fit(method, EPOCHS[method], root / f"{method}-1", address=cluster.address)["seconds"]}
-    for method in METHODS:
-        rows[method] |= {"process": fit(method, EPOCHS[method], root / method)["seconds"]}
+        two = fit(method, EPOCHS[method], root / f"{method}-2", address=cluster.address)["seconds"]
+        with held(root / "held"):
+            one = fit(method, EPOCHS[method], root / f"{method}-1", address=cluster.address)["seconds"]
+        process = fit(method, EPOCHS[method], root / method)["seconds"]
+        rows[method] = {"two": two, "one": one, "process": process}
+        load.append(os.getloadavg()[0])
         three = [members(root / f"{method}{tail}") for tail in ("", "-1", "-2")]
         same = three[0] == three[1] == three[2]
         row = rows[method]
+        most = bound(method, EPOCHS[method], 2)
+        row |= {"ratio": row["one"] / row["two"], "at_most": most, "members": len(three[0]), "identical": same}
         print(
             f"{method:20s} one process {row['process']:6.1f} s, one worker {row['one']:6.1f} s, two {row['two']:6.1f} s: {row['one'] / row['two']:.2f}x "
-            f"(at most {bound(method, EPOCHS[method], 2):.2f}x), {len(three[0])} members, {'equal bytes' if same else 'DIFFERENT BYTES'}"
+            f"(at most {most:.2f}x), {len(three[0])} members, {'equal bytes' if same else 'DIFFERENT BYTES'}"
         )
+    keep("speed", {"start_seconds": start, "load": load, "epochs": EPOCHS, "methods": rows})
     ray.shutdown()
     cluster.shutdown()
+
+
+def warmed() -> None:
+    """Let a worker import what leaves need, and hold its processor until the other has one too."""
+    import choral.scale.leaf  # noqa: F401
+
+    time.sleep(2.0)
+
+
+@contextlib.contextmanager
+def held(mark: Path) -> Iterator[None]:
+    """Keep one of the two workers from training, with nothing to do, for a block of code."""
+    import ray
+
+    def wait(path: str) -> None:
+        while Path(path).exists():
+            time.sleep(0.05)
+
+    mark.touch()
+    ref = ray.remote(num_cpus=1)(wait).remote(str(mark))
+    while ray.available_resources().get("CPU", 0) > 1:
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        mark.unlink()
+        ray.get(ref)
+
+
+def keep(what: str, found: dict[str, Any]) -> None:
+    """Write what was measured beside what is there."""
+    from machine import RESULTS, write
+
+    path = RESULTS / "cluster.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    write("cluster", {name: value for name, value in before.items() if name != "machine"} | {what: found})
 
 
 def drive(method: str, epochs: str, folder: str, address: str) -> None:
@@ -144,7 +188,7 @@ def kills(each: int = 20) -> None:
     from tests.scale.ray_run import two_nodes
 
     chance, root = random.Random(7), Path(tempfile.mkdtemp(prefix="choral-cluster-"))
-    cluster = two_nodes()
+    cluster, rows = two_nodes(), list[dict[str, Any]]()
     for method in METHODS:
         fit(method, EPOCHS[method], root / method)
     for kind, count in (("worker", each), ("machine", each), ("driver", max(1, each // 4))):
@@ -160,6 +204,9 @@ def kills(each: int = 20) -> None:
             lost.append((told["epochs"] - whole["epochs"]) * whole["train_seconds"] / whole["epochs"] if hits else 0.0)
             done, number = done + hits, number + 1
         each_lost = sum(lost) / max(1, done)
+        row = {"killed": kind, "times": done, "runs": number, "identical": good, "load": os.getloadavg()[0]}
+        rows.append(row | ({} if kind == "driver" else {"seconds_again": each_lost}))
+        keep("kills", {"checkpoint_seconds": 1.0, "rows": rows})
         said = (
             "" if kind == "driver" else f", {each_lost:.2f} s of training done again for each (checkpoints every 1 s)"
         )

@@ -1,5 +1,6 @@
 """Runs on a Ray cluster of two machines in one, for `test_clusters.py` and `benchmarks/cluster.py`: FOLDER. Prints JSON."""
 
+import contextlib
 import functools
 import json
 import os
@@ -48,10 +49,13 @@ def members(folder: Path) -> dict[str, bytes]:
 
 
 def worker_ids() -> list[int]:
-    """Return the processes that train a leaf just now."""
+    """Return the processes of this one's clusters that train a leaf just now; others on the machine may have a Ray too."""
     import psutil
 
-    found = {p.pid: (p.info["cmdline"] or [""])[0] for p in psutil.process_iter(["cmdline"])}
+    found: dict[int, str] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone meanwhile
+            found[process.pid] = (process.cmdline() or [""])[0]
     others = ("IDLE", "Agent")  # workers without a task, and Ray's own
     return [pid for pid, name in found.items() if name.startswith("ray::") and not any(o in name for o in others)]
 

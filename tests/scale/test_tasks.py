@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import types
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -29,8 +30,10 @@ RECIPE = make("prune_and_tune", epochs=9, members=2, training=Training(rate=0.01
 
 
 class Ref:
-    def __init__(self, value=None, error=None):
-        self.value, self.error = value, error
+    """What will be there; by itself it never is."""
+
+    def __init__(self, future=None):
+        self.future = future or Future()
 
     def hex(self):
         return str(id(self))
@@ -51,13 +54,14 @@ class GetTimeoutError(RayError, TimeoutError):
 
 
 class Fake:
-    """A Ray whose tasks run at once where they are started; what goes wrong is set by each test."""
+    """A Ray of one worker, a thread; what goes wrong is set by each test."""
 
     exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError)
     cloudpickle = pickle
 
     def __init__(self):
         self.up, self.cancelled, self.forever = False, [], threading.Event()
+        self.worker = ThreadPoolExecutor(1)
         self.runs, self.wait_hangs, self.get_hangs, self.shutdown_hangs, self.answers = True, False, False, False, True
         self.dies, self.submit_hangs = False, False
 
@@ -76,35 +80,39 @@ class Fake:
         return {"CPU": 2.0}
 
     def put(self, value):
-        return Ref(value)
+        held = Ref()
+        held.future.set_result(value)
+        return held
 
     def remote(self, function):
         def call(*args):
             if self.submit_hangs and args[2] != "start":
                 self.forever.wait()
                 return Ref()
-            if not self.runs:
-                return Ref()
-            try:
-                found = Ref(function(*args))
-            except choral.ChoralError as error:
-                found = Ref(error=RayTaskError(error))
-            return Ref(error=RayError("the node died")) if self.dies else found
+            return Ref(self.worker.submit(self.run, function, args)) if self.runs else Ref()
 
         return types.SimpleNamespace(options=lambda **how: types.SimpleNamespace(remote=call))
+
+    def run(self, function, args):
+        try:
+            found = function(*args)
+        except choral.ChoralError as error:
+            raise RayTaskError(error) from error
+        if self.dies:
+            raise RayError("the node died")
+        return found
 
     def wait(self, refs, **how):
         if self.wait_hangs:
             self.forever.wait()
         time.sleep(0.01)
-        return ([refs[0]], refs[1:]) if self.answers else ([], refs)
+        done = [ref for ref in refs if ref.future.done() and self.answers][:1]
+        return done, [ref for ref in refs if ref not in done]
 
     def get(self, ref, timeout=None):
-        if self.get_hangs and not isinstance(ref.value, bytes):
+        if self.get_hangs and timeout is not None:
             self.forever.wait()
-        if ref.error is not None:
-            raise ref.error
-        return ref.value
+        return ref.future.result(timeout)
 
     def cancel(self, ref, force):
         self.cancelled.append(ref)
@@ -119,6 +127,7 @@ def ray(monkeypatch):
     monkeypatch.setattr(clusters, "_LEAVING", 0.2)
     yield fake
     fake.forever.set()
+    fake.worker.shutdown()
 
 
 @pytest.fixture(scope="module")

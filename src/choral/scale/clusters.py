@@ -81,15 +81,27 @@ class Ray(Value):
 
 def _leave(ray: Any, workers: "RayWorkers") -> None:
     """Leave the cluster, or stop it if it was started here; one that does not let go is left behind."""
-    if not workers.is_deaf and Question(ray.shutdown).ended(_LEAVING):
+    leaving = None if workers.is_deaf else Question(ray.shutdown)
+    if leaving is not None and leaving.ended(_LEAVING):
         return
-    atexit.unregister(ray.shutdown)  # which would wait again when the process ends
+    atexit.unregister(ray.shutdown)  # which would wait without an end when the process ends
+    if leaving is not None:
+        atexit.register(leaving.ended, _LEAVING)
     warnings.warn(
         "Ray does not let go of this process and is left as it is; nothing of the run depends on it.", stacklevel=2
     )
 
 
+_FLOOD = (
+    "RAY_DEDUP_LOGS_SKIP_REGEX",
+    "Raylet is terminated|Task _train failed|marked dead because|worker died or was killed",
+)
+"""What Ray prints of every worker and machine that dies, 20 lines of logs each, on standard output: leaves go on elsewhere, and a pipe that nobody
+reads would be full. Ray reads this when it is imported."""
+
+
 def _imported() -> Any:
+    os.environ.setdefault(*_FLOOD)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
