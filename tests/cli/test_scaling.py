@@ -88,6 +88,33 @@ def test_words_that_do_not_go_together_are_refused(table, tmp_path):
     assert "has no command.json" in refused("run-leaf", run, "f0")
 
 
+def test_folders_that_hold_something_else_are_said(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    choral(*words(table, epochs=9), "--out", "whole")
+    again = choral(*words(table, epochs=9), "--out", "whole", "--prepare", expect=2)
+    assert "holds this run already, trained as a whole" in again.stderr
+    assert "whole holds a run that is not cut into leaves" in refused("run-leaf", "whole", "f0")
+    assert "points.csv is a file" in refused("leaves", "points.csv")
+    assert "points.csv is a file" in refused("run-leaf", "points.csv", "f0")
+    assert "nowhere holds no run" in refused("run-leaf", "nowhere", "f0")
+    choral(*words(table, epochs=9), "--out", "run", "--prepare")
+    other = choral(*words(table, epochs=9), "--out", "run", "--prepare", "--seed", "3", expect=2)
+    assert "seed was 0, now 3" in other.stderr
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert "moved holds no run" in refused("run-leaf", "moved", "f0")
+    choral("run-leaf", "../moved", "f0", "--quiet")
+    manifest = tmp_path / "moved" / "leaves" / "f0" / "manifest.json"
+    whole = manifest.read_bytes()
+    for damaged in (b"", b"\x00\xff", whole[:50], whole.replace(b"f0", b"f1")):
+        manifest.write_bytes(damaged)
+        assert "f0" in choral("leaves", "../moved", "--ready").stdout
+    manifest.unlink()
+    manifest.mkdir()
+    assert "manifest.json cannot be read (Is a directory)" in refused("leaves", "../moved")
+
+
 def test_plan_says_how_long_a_cluster_takes(table):
     told = json.loads(choral("plan", "deep_ensemble", "--members", "16", "--epochs", "1600", "--cluster", "8",
                              "--step-seconds", "0.01", "--rows", "12800", "--json").stdout)["cluster"]  # fmt: skip

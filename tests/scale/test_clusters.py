@@ -111,7 +111,7 @@ def test_a_command_that_is_killed_and_one_that_is_interrupted_go_on(alone, tmp_p
     assert members(tmp_path / "ray") == members(tmp_path / "whole")
 
 
-def test_what_a_cluster_cannot_do_is_said_before_one_is_started(tmp_path):
+def test_what_a_cluster_cannot_do_is_said_before_one_is_started(tmp_path, monkeypatch):
     x, y = np.zeros((8, 3), dtype="float32"), np.zeros(8, dtype="int64")
 
     def fit(**options):
@@ -130,3 +130,9 @@ def test_what_a_cluster_cannot_do_is_said_before_one_is_started(tmp_path):
         choral.Ray(retries=-1)
     with pytest.raises(choral.ChoralError, match="cpus is 0"):
         choral.Ray(cpus=0)
+    with pytest.raises(choral.ChoralError, match="address is ''"):
+        choral.Ray(address="")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(choral.ChoralError, match=r"needs ray; install it: pip install 'choral\[ray\]'"):
+        fit()
+    assert not list(tmp_path.iterdir())

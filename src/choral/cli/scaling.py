@@ -253,8 +253,8 @@ def run_leaf(
     from choral.scale.calls import leaves as found
     from choral.scale.calls import run_leaf as train
 
-    words = _command(run, data)
-    chosen = _chosen(run, found(run), path, index)
+    rows = found(run)  # first of all: whether it is a run
+    words, chosen = _command(run, data), _chosen(run, rows, path, index)
     name = chosen["path"]
     what, options = words.arguments(words.understood(quiet=True))
     _await(run, name, wait)

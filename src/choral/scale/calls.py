@@ -169,6 +169,7 @@ def settle_leaves(
 
 
 def _check_cut(folder: Path, plan: dict[str, Any], stack: int | None) -> None:
+    """Raise RunError for a run that was begun as a whole, unless it is finished, and for one that is cut otherwise than asked for."""
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
             f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
@@ -206,6 +207,11 @@ def prepare(
         job = call.job()
         with claimed(folder):
             plan = settle_leaves(call, job, folder, stack=stack, overwrite=overwrite)
+            if "leaves" not in plan:
+                raise RunError(
+                    f"{objects.where} holds this run already, trained as a whole: choral.load gives it; use another run_dir (--out), or "
+                    "overwrite=True (--overwrite) to start again."
+                )
             publish(objects, folder, overwrite=overwrite)
         return states(objects, plan)
 
@@ -299,6 +305,9 @@ def field_of(call: Call, job: Job, objects: Objects, plan: dict[str, Any]) -> Fi
 
 
 def _planned(folder: Path, objects: Objects) -> dict[str, Any]:
+    """Return the plan of a run in leaves; RunError if there is none."""
+    if folder.is_file():
+        raise RunError(f"{objects.where} is a file; give the folder of a run.")
     plan = read_plan(folder)
     if plan is None or "leaves" not in plan:
         what = "no run" if plan is None else "a run that is not cut into leaves"

@@ -44,6 +44,10 @@ class Ray(Value):
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.address is not None and not (isinstance(self.address, str) and self.address.strip()):
+            raise InputError(
+                f"Ray: address is {self.address!r}; give 'auto', 'ray://host:10001' or 'host:6379', or leave it out to start Ray here."
+            )
         if not is_number(self.cpus, 0) or not self.cpus > 0 or not is_number(self.gpus, 0):
             raise InputError(f"Ray: cpus is {self.cpus!r}, gpus is {self.gpus!r}; give more than 0 and 0 or more.")
         if not is_whole(self.retries, 0):
