@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ import pandas as pd
 
 ROUNDS, WAIT = 2000, 50  # of boosting, at most, and without gain on the validation rows
 WIDTH, SMALL, BATCH, SMALL_BATCH = 192, 5000, 256, 32  # of TabM
+LONGEST = (
+    300  # seconds of the processor that TabM may train; the best epoch until then is taken, and the settings say so
+)
 Found = tuple[np.ndarray, np.ndarray, dict[str, Any]]
 
 
@@ -145,7 +149,7 @@ def tabm(rows: Rows) -> Found:
         return torch.nn.functional.mse_loss(out.flatten(), copies)
 
     best, left, kept, epochs = math.inf, 16, ({}, {}), 0
-    while left:
+    while left and time.process_time() < LONGEST:
         model.train()
         for places in torch.randperm(len(target)).split(batch):
             step.zero_grad()
@@ -156,7 +160,7 @@ def tabm(rows: Rows) -> Found:
         score = _error(said("validation"), rows.y["validation"], rows.classes)
         if score < best:
             best, left, kept = score, 16, (said("validation"), said("test"))
-    return kept[0], kept[1], settings | {"epochs": epochs}
+    return kept[0], kept[1], settings | {"epochs": epochs, "stopped": "by the clock" if left else "by validation"}
 
 
 def _tensors(rows: Rows) -> tuple[dict[str, Any], dict[str, Any], list[int]]:

@@ -28,7 +28,7 @@ from choral.ensemble import shares
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble, ensemble_from
 from choral.ensemble.noise import settle_noise
-from choral.ensemble.out_of_fold import read_folds, settle_folds
+from choral.ensemble.out_of_fold import digest_of, read_folds, settle_folds
 from choral.ensemble.saving import Saved, check_same, in_memory, load_file, load_folder
 from choral.listeners import watched
 from choral.objectives.likelihoods import Likelihood
@@ -235,7 +235,9 @@ def load(
         return _ensemble(saved, str(path), build, check_build)
     path = Path(str(path))
     if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search
-        path = path / "ensemble.choral"
+        found = load(path / "ensemble.choral", build, output=output, likelihood=likelihood, check_build=check_build)
+        read_folds(found, path, digest_of(path / "ensemble.choral"))
+        return found
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
     if path.is_file():

@@ -1,6 +1,7 @@
 """Choosing by validation among candidates, and an ensemble of the members that predict best together."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import nn
 import choral
 from choral import models
 from choral.automatic.joining import joined
-from choral.automatic.search import Candidate, Search, search
+from choral.automatic.judges import ByFolds, ByValidation
+from choral.automatic.pooling import Pool
+from choral.automatic.search import Candidate, search
 from choral.base.errors import DivergedError, InputError
 from choral.data.sources import source_of
 from choral.engine.validation import set_apart
@@ -63,12 +66,12 @@ def trainer(builds: dict[str, Callable[[], nn.Module]], **options: Any) -> tuple
 def found(run_dir: Path | None = None, **options: Any) -> tuple[Ensemble, Any]:
     listed = [candidate("first"), candidate("second"), candidate("third", "packed"), candidate("fourth", "tabm")]
     train, held = trainer({"first": small, "second": wide, "third": wide, "fourth": wide}, **options)
-    return search(listed, train, held, run_dir=run_dir), held
+    return search(listed, train, ByValidation(held), run_dir=run_dir), held
 
 
 def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_validation(tmp_path: Path) -> None:
     ensemble, held = found(tmp_path / "run")
-    judge = Search(lambda *_: ensemble, held, None, None)
+    judge = ByValidation(held)
     first = choral.load(tmp_path / "run" / "first")
     assert judge.score(ensemble.predict(judge.x)) <= judge.score(first.predict(judge.x)) + 1e-6
     assert judge.point(ensemble.predict(judge.x)) <= judge.point(first.predict(judge.x)) + 1e-6
@@ -107,13 +110,13 @@ def test_a_search_that_is_interrupted_ends_with_the_same_ensemble(tmp_path: Path
 def test_a_candidate_that_diverges_is_left_out_and_told_of_even_the_first() -> None:
     listed = [candidate("bad", training=WILD), candidate("good")]
     train, held = trainer({"bad": small, "good": wide})
-    ensemble = search(listed, train, held)
+    ensemble = search(listed, train, ByValidation(held))
     assert any("bad" in reason and "members were kept" in reason for reason in ensemble.info["auto"]["reasons"])
     assert torch.isfinite(ensemble.predict(data()[0]).mean).all()
     with pytest.raises(DivergedError, match="bad"):
-        search(listed[:1], train, held)
+        search(listed[:1], train, ByValidation(held))
     with pytest.raises(InputError, match="no candidates"):
-        search([], train, held)
+        search([], train, ByValidation(held))
 
 
 @pytest.mark.parametrize("method", ["packed", "tabm", "batch_ensemble", "deep_ensemble"])
@@ -125,3 +128,66 @@ def test_members_say_alone_what_they_said_among_their_siblings(method: str) -> N
     made = joined(ensembles, (0.5, 0.0, 0.25, 0.25), name="some", x=x, outputs=outputs)
     torch.testing.assert_close(made.outputs(x), outputs[[0, 2, 3]], rtol=1e-3, atol=1e-4)
     assert made.posthoc == (StackingWeights(weights=(0.5, 0.25, 0.25)),)
+
+
+def test_folds_judge_by_all_points_and_the_choice_keeps_what_they_tell(tmp_path: Path) -> None:
+    source = source_of(data())
+
+    def train(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        build = small if one.name == "first" else wide
+        fixed: dict[str, Any] = {"folds": 3, "stop": EarlyStop(patience=4), "progress": False}
+        return choral.fit(build, source, recipe, executor="vectorised", **fixed, **limits)
+
+    listed = [replace(candidate(name), few=3) for name in ("first", "second", "third")]
+    ensemble = search(listed, train, ByFolds(source), run_dir=tmp_path / "run")
+    first = choral.load(tmp_path / "run" / "first")
+    judge = ByFolds(source)
+    before, after = judge.prediction(first), judge.prediction(ensemble)
+    assert judge.score(after) <= judge.score(before)
+    assert judge.point(after) <= judge.point(before)
+    assert ensemble.info["out_of_fold"]["rows"] == 60
+    assert ensemble.info["out_of_fold"]["scores"]["nll"] == pytest.approx(judge.score(after), abs=1e-6)
+    again = choral.load(tmp_path / "run")
+    assert torch.equal(again.out_of_fold.outputs, ensemble.out_of_fold.outputs)
+    assert again.posthoc == ensemble.posthoc
+    prediction: Any = again.predict(data()[0])
+    low, high = prediction.conformal_interval()
+    assert bool((low < high).all())
+    # a file of another ensemble in the folder is not taken for its own
+    first.save(tmp_path / "run" / "ensemble.choral")
+    assert choral.load(tmp_path / "run").out_of_fold is None
+
+
+class Given(ByFolds):
+    """Says what it is told about each ensemble."""
+
+    def __init__(self, outputs: dict[int, torch.Tensor]):
+        super().__init__(source_of(data()))
+        self.given, self.y, self.weights = outputs, torch.zeros(60, 1), None
+
+    def prediction(self, ensemble: Ensemble) -> Any:
+        return ensemble.uncorrected(self.given[id(ensemble)], networks=1)
+
+    def outputs(self, ensemble: Ensemble) -> torch.Tensor:
+        return self.given[id(ensemble)]
+
+    def finish(self, made: Ensemble, outputs: torch.Tensor, shares: Any) -> None:
+        pass
+
+
+def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
+    """Nor a mixture with it: what is sure of itself may be further off."""
+    recipe = make("deep_ensemble", epochs=2, members=2, training=QUICK)
+    both = [choral.fit(small, data(), recipe, seed=seed, standardise=False, progress=False) for seed in range(2)]
+    far = torch.randn(60, generator=torch.Generator().manual_seed(0))
+    unsure = torch.stack([0.5 * far, torch.full((60,), 9.0)], 1)[None]  # raw variances: much too large
+    sure = torch.stack([0.9 * far, far.abs()], 1)[None]
+    judge = Given({id(both[0]): unsure, id(both[1]): sure})
+    scores = [judge.score(judge.prediction(one)) for one in both]
+    assert scores[1] < scores[0]
+    found = Pool(["first", "second"], both, [True, True], judge).best("auto", [], [], 0)
+    assert found.members == 2
+    assert "first, alone is best" in found.info["auto"]["reasons"][-1]
+    near = Given({id(both[0]): unsure, id(both[1]): torch.stack([0.4 * far, far.abs()], 1)[None]})
+    taken = Pool(["first", "second"], both, [True, True], near).best("auto", [], [], 0).info["auto"]["reasons"][-1]
+    assert "second" in taken

@@ -1,6 +1,9 @@
 """fit_table: the same as `choral fit FILE`, from a data frame or a file, with everything a table may have."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from typer.testing import CliRunner
 import choral
 from choral.base.errors import InputError
 from choral.cli.app import app
-from choral.data.problems import load_problem
+from choral.data.problems import Columns, load_problem
 from choral.tabular.preparing import prepared
 
 QUICK: dict[str, Any] = {"members": 2, "epochs": 4, "progress": False}
@@ -93,7 +96,8 @@ def test_rows_that_watch_are_a_share_or_a_frame_and_groups_stay_together() -> No
     frame["owner"] = np.arange(120) // 4
     problem = load_problem(frame, target="price", holdout=None)
     assert len(problem.x_test) == 0
-    assert prepared(problem).validation == 0.2
+    assert prepared(problem).folds == 8
+    assert prepared(problem, members=2).validation == 0.2
     grouped = choral.fit_table(frame, "price", drop=["sold"], group="owner", **QUICK)
     assert grouped.table is not None
     assert "owner" in grouped.table.beside
@@ -137,7 +141,8 @@ def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_
     assert ensemble.members == 2
     folds = ensemble.out_of_fold.folds.numpy()
     assert all(len(set(folds[frame["owner"] == o])) == 1 for o in set(frame["owner"]))
-    assert prepared(load_problem(houses(120), target="price", holdout=None), folds=5).recipe.epochs == 5 * 300
+    named = prepared(load_problem(houses(120), target="price", holdout=None), method="deep_ensemble", folds=5)
+    assert named.recipe.epochs == 5 * 300
     assert prepared(load_problem(frame, target="price", holdout=None), folds=5).recipe.epochs >= 5 * 60
     with pytest.raises(InputError, match="folds hold out rows of any time"):
         choral.fit_table(frame, "price", time="size", folds=2)
@@ -151,34 +156,56 @@ def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_
     assert "Fold(folds=2)" in json.loads(planned.stdout)["text"]
 
 
-@pytest.mark.slow
-def test_auto_tries_a_short_list_and_says_why(tmp_path: Path) -> None:
+SHORT: dict[str, Any] = {"patience": 1, "batch_size": 128, "progress": False}
+
+
+def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
     frame = houses(110)
     frame.to_csv(tmp_path / "h.csv", index=False)
-    words = [
-        "fit",
-        str(tmp_path / "h.csv"),
-        "--target",
-        "sold",
-        "--drop",
-        "price",
-        "--method",
-        "auto",
-        "--patience",
-        "1",
-    ]
+    words = ["fit", str(tmp_path / "h.csv"), "--target", "sold", "--drop", "price", "--patience", "1"]
     held = ["--batch-size", "128", "--holdout", "0.05", "--out", str(tmp_path / "run"), "--quiet"]
     done = CliRunner().invoke(app, [*words, *held])
     assert done.exit_code == 0, done.output
-    assert "epochs at most: 8 members, validation nll" in done.stderr
+    assert "epochs at most: 8 members, out-of-fold nll" in done.stderr
+    assert "out of fold, over 104 training rows: accuracy" in done.stderr
     ensemble = choral.load(tmp_path / "run")
     assert ensemble.recipe.name == "auto"
+    assert ensemble.out_of_fold.prediction(ensemble).scores(ensemble.out_of_fold.y)["nll"] == pytest.approx(
+        ensemble.info["auto"]["validation"], abs=1e-4
+    )
     assert ensemble.predict(frame).columns()["prediction"][0] in ("yes", "no")
-    assert (tmp_path / "run" / "residual-short" / "plan.json").exists()
+    assert (tmp_path / "run" / "residual" / "plan.json").exists()
+    planned = CliRunner().invoke(app, ["plan", "auto", "--data", *words[1:6], "--holdout", "0.05"])
+    assert planned.exit_code == 0, planned.output
+    assert "candidate: residual" in planned.stdout
+    (tmp_path / "run" / "plan.json").write_text("{}")
+    again = CliRunner().invoke(app, [*words, *held])
+    assert "holds the run of one method" in str(again.exception)
+
+
+def test_what_is_chosen_and_what_decides_it() -> None:
+    frame = houses(120)
+    frame["owner"], frame["day"] = np.arange(120) // 4, np.arange(120)
+    whole = load_problem(frame, target="price", holdout=None)
+    assert [e.candidate.name for e in prepared(whole).entries] == ["deep_ensemble", "residual", "periodic"]
+    assert prepared(whole, folds=5).entries[0].candidate.members == 5
+    assert prepared(whole, validation=0.2).folds is None
+    assert prepared(whole, validation=0.2).entries
+    assert not prepared(whole, validation=0).entries
+    assert not prepared(whole, epochs=20).entries
+    assert not prepared(whole, method="deep_ensemble").entries
+    later = load_problem(frame, holdout=None, columns=Columns(target="price", time="day"))
+    assert (prepared(later).folds, prepared(later).validation) == (None, 0.2)
+    together = load_problem(frame, holdout=None, columns=Columns(target="price", group="owner"))
+    assert prepared(together).folds == 8
+    towns = load_problem(frame, holdout=None, columns=Columns(target="price", group="town"))
+    assert prepared(towns).folds is None  # three groups are too few to hold out eight parts
     with pytest.raises(InputError, match="'auto' chooses these by itself"):
         choral.fit_table(frame, "sold", method="auto", members=3)
     with pytest.raises(InputError, match="table of 100 training rows or more, but there are 40; name a method"):
         choral.fit_table(houses(40), "price", method="auto")
+    few = prepared(load_problem(houses(40), target="price", holdout=None))
+    assert not few.entries  # too few rows to choose by
 
 
 def test_auto_says_what_it_cannot_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +229,56 @@ def test_auto_says_what_it_cannot_share(tmp_path: Path, monkeypatch: pytest.Monk
         assert isinstance(done.exception, InputError)
         assert "method auto chooses within one process" in str(done.exception)
     assert [p.name for p in tmp_path.iterdir()] == ["h.csv"]
+
+
+def test_the_time_is_kept_and_folds_may_be_named(tmp_path: Path) -> None:
+    frame = houses(110).drop(columns="sold")
+    limited = choral.fit_table(frame, "price", time_limit=1e-3, run_dir=tmp_path / "run", **SHORT)
+    assert "no others were tried" in " ".join(limited.info["auto"]["reasons"])
+    assert torch.isfinite(limited.predict(frame).mean).all()
+    whole = choral.fit_table(frame, "price", folds=3, **SHORT)
+    assert whole.info["out_of_fold"]["folds"] == 3
+    assert whole.members % 3 == 0
+
+
+KILLED = """
+import os, signal, sys
+import pandas as pd
+import choral
+
+left = [int(sys.argv[2])]
+
+def hear(event):
+    left[0] -= event["kind"] == "epoch"
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = {"patience": 1, "batch_size": 128, "progress": False, "threads": 1, "executor": "vectorised"}
+options |= {"run_dir": sys.argv[1], "checkpoint_seconds": 0.0}
+choral.fit_table(pd.read_csv(sys.argv[1] + ".csv"), "price", listener=hear, **options)
+"""
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_ends_with_the_same_members(tmp_path: Path) -> None:
+    houses(110).drop(columns="sold").to_csv(tmp_path / "run.csv", index=False)
+    frame, heard = pd.read_csv(tmp_path / "run.csv"), [0]
+
+    def hear(event: dict[str, Any]) -> None:
+        heard[0] += event["kind"] == "epoch"
+
+    fixed: dict[str, Any] = {**SHORT, "threads": 1, "executor": "vectorised"}
+    whole = choral.fit_table(frame, "price", listener=hear, **fixed)
+    late = str(heard[0] * 3 // 4)  # while a rival of the default is trained
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run"), late])
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "run" / "residual").exists()
+    assert not (tmp_path / "run" / "ensemble.choral").exists()
+    choral.fit_table(frame, "price", run_dir=tmp_path / "run", checkpoint_seconds=0.0, **fixed)
+    found = choral.load(tmp_path / "run")
+    assert found.posthoc == whole.posthoc
+    assert found.info["auto"] == whole.info["auto"]
+    for a, b in zip(found.states(), whole.states(), strict=True):
+        assert {n: t.numpy().tobytes() for n, t in a.params.items()} == {
+            n: t.numpy().tobytes() for n, t in b.params.items()
+        }

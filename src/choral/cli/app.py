@@ -107,10 +107,10 @@ def plan(
     from choral.plan import EarlyStop
     from choral.preview import show
     from choral.recipes import make
-    from choral.tabular.preparing import check_members
+    from choral.tabular.preparing import AUTO, METHOD, check_members
 
-    known = make(name)
-    check_members(name, members)
+    known = make(METHOD if name == AUTO and data is not None else name)
+    check_members(known.name, members)
     if data is None:
         stop = None if watching.patience is None else EarlyStop(patience=watching.patience)
         _need_data(reading, settings, Watching(folds=watching.folds))
@@ -148,6 +148,8 @@ def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, jso
             f"folds: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself"
         )
     say(f"network: {_network(ready.build())}")
+    for entry in ready.entries:
+        say(f"candidate: {entry.candidate.name}: {entry.candidate.why}")
     say(text)
     scaling.tell_times(times, quiet=json)
 
@@ -184,7 +186,7 @@ def fit(
         str | None,
         typer.Option(
             "--method",
-            help="The method (see choral methods), or auto, which chooses by validation; deep_ensemble if none is named.",
+            help="The method (see choral methods), or auto, which chooses by rows held out: the default of tables.",
         ),
     ] = None,
     out: Annotated[
@@ -218,13 +220,15 @@ def fit(
     rules_of(watching.validation or None, None, None, time_limit)
     scaling.check_apart(apart, time_limit, extend=extend)
     silent = running.json or running.quiet
+    shared = joined()
+    apart_or_far = apart.prepare or apart.cluster is not None or extend or shared.several or is_far(out or "")
+    method = METHOD if method is None and apart_or_far else method  # what is chosen is chosen within one process
     asked = {"method": method, "epochs": epochs, "members": members, "class_weights": class_weights}
     words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)
     ready = words.understood(quiet=silent)
     problem = ready.problem
     rules_of(ready.validation, ready.stop, keep, time_limit, ready.folds)
     place, folder = scaling.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
-    shared = joined()
     if ready.entries:
         check_one_process(apart.prepare or shared.several or is_far(place))
     if apart.prepare:

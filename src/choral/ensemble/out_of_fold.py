@@ -4,6 +4,7 @@ They are as honest as predictions of new points (a little worse, since each come
 conformal rules are taken from them, and no point is lost to testing.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
 from choral.plan.folds import folds_of
+from choral.posthoc import StackingWeights
 from choral.predictions import Prediction, means_of
 
 LEVEL = 0.9  # that conformal intervals and sets promise
@@ -36,6 +38,7 @@ class OutOfFold:
         points: their numbers among all training points (those of weight 0 are not counted); all, unless time was up.
         weights: of the points, None if all count alike.
         networks: how many networks hold each point out.
+        shares: what each row counts, None if all count alike.
     """
 
     outputs: Tensor
@@ -44,10 +47,12 @@ class OutOfFold:
     points: Tensor
     weights: Tensor | None
     networks: int
+    shares: tuple[float, ...] | None = None
 
     def prediction(self, ensemble: Ensemble) -> Prediction:
         """Return what is predicted of the points, without corrections."""
-        return ensemble.uncorrected(self.outputs, networks=self.networks)
+        found = ensemble.uncorrected(self.outputs, networks=self.networks)
+        return found if self.shares is None else found.weighed(self.shares)
 
 
 def gathered(ensemble: Ensemble, source: Source) -> OutOfFold:
@@ -90,17 +95,35 @@ def settle_folds(ensemble: Ensemble, source: Source, folder: Path | None = None,
     """
     found = gathered(ensemble, source)
     settle_noise(ensemble, (found.outputs, ensemble.likelihood.read(found.y), found.weights), folder, run=run)
+    complete(ensemble, found)
+    if folder is not None:
+        keep_folds(ensemble, folder, run)
+
+
+def complete(ensemble: Ensemble, found: OutOfFold) -> None:
+    """Give an ensemble the scores and the conformal rule of out-of-fold predictions; weights of its members stay."""
     about, rules = judged(found, ensemble)
+    weighed = [value for value in ensemble.posthoc if isinstance(value, StackingWeights)]
     ensemble.out_of_fold = found
     ensemble.info = ensemble.info | {"out_of_fold": about}
-    ensemble.posthoc = rules
-    if folder is not None:
-        tensors = {"outputs": found.outputs, "y": found.y, "folds": found.folds, "points": found.points}
-        tensors |= {} if found.weights is None else {"weights": found.weights}
-        header = {"run": run, "networks": found.networks, "posthoc": [v.to_dict() for v in rules], "about": about}
-        write_bytes(
-            folder / _FILE, pack_tensors({n: t.contiguous() for n, t in tensors.items()}, header), within=folder
-        )
+    ensemble.posthoc = (*weighed, *rules)
+
+
+def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
+    """Write the out-of-fold predictions of an ensemble into its folder, with the digest of the run they belong to."""
+    found: OutOfFold = ensemble.out_of_fold
+    tensors = {"outputs": found.outputs, "y": found.y, "folds": found.folds, "points": found.points}
+    tensors |= {} if found.weights is None else {"weights": found.weights}
+    header = {"run": run, "networks": found.networks, "about": ensemble.info["out_of_fold"]}
+    header |= {"posthoc": [value.to_dict() for value in ensemble.posthoc]}
+    header |= {} if found.shares is None else {"shares": list(found.shares)}
+    content = pack_tensors({n: t.contiguous() for n, t in tensors.items()}, header)
+    write_bytes(folder / _FILE, content, within=folder)
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a saved ensemble, by which out-of-fold predictions beside it are known to be its own."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[dict[str, Any], tuple[Value, ...]]:
@@ -115,7 +138,7 @@ def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[
     else:
         scores = means_of(prediction.row_scores(targets), prediction.row_weights(targets, found.weights))
     about: dict[str, Any] = {"folds": len(found.folds.unique()), "rows": len(found.y), "scores": scores}
-    if not prediction.rules or found.outputs.dim() != 3:
+    if not prediction.rules or found.outputs.dim() != 3 or about["folds"] < 2:  # the time was up after one fold
         return about, ()
     covered = []
     for fold in found.folds.unique():
@@ -137,7 +160,8 @@ def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
             return
         rules = tuple(from_dict(rule) for rule in header["posthoc"])
         held = {name: tensors[name] for name in ("outputs", "y", "folds", "points")}
-        found = OutOfFold(**held, weights=tensors.get("weights"), networks=int(header["networks"]))
+        shares = tuple(map(float, header["shares"])) if "shares" in header else None
+        found = OutOfFold(**held, weights=tensors.get("weights"), networks=int(header["networks"]), shares=shares)
         fitted = ensemble.with_posthoc(*rules)
     except (OSError, RunError, InputError, KeyError, TypeError, ValueError):  # fit makes it again
         return

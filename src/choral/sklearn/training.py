@@ -17,7 +17,7 @@ from choral.judging.defaults import LEAST_ROWS, PATIENCE
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.tabular.choosing import AUTO
-from choral.tabular.preparing import can_choose, prepared
+from choral.tabular.preparing import METHOD, can_choose, prepared
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
     free = wishes.epochs is None and wishes.members is None and can_choose(problem, validation)
     ready = prepared(
         problem,
-        method=None if given is not None or (wishes.method == AUTO and not free) else str(wishes.method),
+        method=METHOD if given is not None or (wishes.method == AUTO and not free) else str(wishes.method),
         epochs=wishes.epochs,
         members=wishes.members,
         validation=validation,

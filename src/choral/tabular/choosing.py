@@ -11,10 +11,11 @@ from typing import Any
 from torch import nn
 
 from choral import models
+from choral.automatic.judges import ByFolds, ByValidation, Judge
 from choral.automatic.search import Candidate, search
 from choral.base.errors import InputError
 from choral.data.problems import Problem
-from choral.data.sources import source_of
+from choral.data.sources import Source, source_of
 from choral.engine.validation import set_apart
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
@@ -29,6 +30,7 @@ from choral.scale.remote import is_far
 
 AUTO = "auto"
 _FEW = 2  # members of a first look
+_WAVES: dict[str, Any] = {"embedding": "periodic", "edges": (), "embedding_width": 16}
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,16 @@ def several(method: str) -> bool:
     return begun(make(method).plan) > 1
 
 
-def short_list(build: Callable[[], nn.Module], training: Training, epochs: int) -> list[Entry]:
+def short_list(
+    build: Callable[[], nn.Module], training: Training, epochs: int, folds: int | None = None
+) -> list[Entry]:
     """Return what is tried: the default first.
 
     Args:
         build: the default network, a `choral.models.tabular` on bins.
         training: settings of all.
         epochs: the most that one network may have.
+        folds: parts of cross-validation, of which each member holds out one; None where rows are held out of all.
     """
     spec = models.spec_of(build())
     assert spec is not None
@@ -70,19 +75,25 @@ def short_list(build: Callable[[], nn.Module], training: Training, epochs: int) 
 
         return recipe
 
-    listed = [
-        ("deep_ensemble", "deep_ensemble", build, "networks of their own on bins of each column"),
-        (
-            "residual",
-            "deep_ensemble",
-            network(residual=True),
-            "the same with residual blocks, for steps and interactions",
-        ),
-        ("packed", "packed", build, "the same side by side in one network, which stops by their joint score"),
-        ("tabm", "tabm", build, "members that share most weights, for noisy tables"),
-    ]
+    wide = max(arguments["hidden"])
+    if folds is None:
+        listed = [
+            ("deep_ensemble", "deep_ensemble", build, "networks of their own on bins of each column"),
+            ("residual", "deep_ensemble", network(residual=True), "residual blocks, for steps and interactions"),
+            ("packed", "packed", build, "members side by side in one network, which stops by their joint score"),
+            ("tabm", "tabm", build, "members that share most weights, for noisy tables"),
+        ]
+    else:
+        block, waves = network(residual=True, hidden=(wide,)), network(**_WAVES)
+        listed = [
+            ("deep_ensemble", "deep_ensemble", build, "networks of their own on bins of each column"),
+            ("residual", "deep_ensemble", block, "a residual block, for steps and interactions"),
+            ("periodic", "deep_ensemble", waves, "waves of each column, for smooth curves"),
+        ]
+    members = folds or MEMBERS
+    few = _FEW if folds is None else members  # every part must be held out of somebody
     return [
-        Entry(Candidate(name, of(method), epochs, MEMBERS, _FEW if several(method) else MEMBERS, why), net)
+        Entry(Candidate(name, of(method), epochs, members, few if several(method) else members, why), net)
         for name, method, net, why in listed
     ]
 
@@ -102,6 +113,7 @@ def choose(
     validation: Any,
     stop: EarlyStop | None,
     *,
+    folds: int | None = None,
     run_dir: Any = None,
     time_limit: float | None = None,
     seed: int = 0,
@@ -116,6 +128,7 @@ def choose(
         entries: the candidates with their networks.
         validation: part of the training rows, or rows of its own, as `fit` takes them.
         stop: when a member stops by itself.
+        folds: parts of cross-validation instead, of which each member holds out one.
         run_dir, time_limit: of the whole search.
         seed: root of every draw.
         hearing: gives a listener for the name and the epochs of each run.
@@ -125,28 +138,41 @@ def choose(
     check_one_process(options.get("data_parallel", False) or is_far(run_dir))
     if cluster is not None:
         check_cluster(cluster, run_dir, time_limit=time_limit, extend=options.get("extend", False))
-    trained, held = problem, validation
-    if isinstance(validation, int | float):
-        trained, held = problem.validating(validation)
-    source, watching = set_apart(source_of(trained.points), held, seed)
-    assert watching is not None
     builds = {entry.candidate.name: entry.build for entry in entries}
+    source, judge, watching = _watched(problem, validation, folds, seed)
 
     def train(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
         return fit(
             builds[candidate.name],
             source,
             recipe,
-            validation=watching,
             stop=stop,
             seed=seed,
             likelihood=problem.likelihood,
             table=problem.table,
             cluster=cluster,
+            **watching,
             **limits,
             **(options if hearing is None else options | {"listener": hearing(candidate.name, recipe.epochs)}),
         )
 
     candidates = [entry.candidate for entry in entries]
     with contextlib.nullcontext() if cluster is None else cluster.connected():
-        return search(candidates, train, watching, run_dir=run_dir, time_limit=time_limit, seed=seed)
+        return search(candidates, train, judge, run_dir=run_dir, time_limit=time_limit, seed=seed)
+
+
+def _watched(problem: Problem, validation: Any, folds: int | None, seed: int) -> tuple[Source, Judge, dict[str, Any]]:
+    """Return the rows to train on, what candidates are judged by, and what `fit` is told about rows held out."""
+    if folds is not None:
+        source, groups = source_of(problem.points), problem.groups
+        return (
+            source,
+            ByFolds(source),
+            {"folds": folds, "groups": None if groups is None else groups.words.astype(str)},
+        )
+    trained, held = problem, validation
+    if isinstance(validation, int | float):
+        trained, held = problem.validating(validation)
+    source, watching = set_apart(source_of(trained.points), held, seed)
+    assert watching is not None
+    return source, ByValidation(watching), {"validation": watching}

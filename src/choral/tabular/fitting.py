@@ -12,7 +12,8 @@ from choral.data.problems import Columns, Problem, load_problem
 from choral.data.sheets import as_frame, is_frame, read_table
 from choral.data.tables import Kind
 from choral.ensemble.ensemble import Ensemble
-from choral.tabular.preparing import prepared
+from choral.scale.remote import is_far
+from choral.tabular.preparing import METHOD, prepared
 
 
 @guarded
@@ -63,11 +64,12 @@ def fit_table(
     Args:
         data: a pandas data frame; or the path of a table, or what else `choral fit` takes.
         target: the column to predict.
-        method: the name of a method (`choral.recipes.METHODS`); the default one if None.
+        method: the name of a method (`choral.recipes.METHODS`), or 'auto', which chooses by held-out rows; None is 'auto' for 100 rows
+            or more where neither members, epochs nor model are given, nor several processes, a cluster or a URL, else deep_ensemble.
         members: where the method has a choice.
         epochs: total budget in epochs of one network; by the number of rows if None, an upper bound if training is watched.
         validation: part of the rows that no member is trained on, or a data frame (or the path of one) with such rows; 0 for none. If
-            None, a fifth of 100 rows or more.
+            None, of 100 rows or more each of 8 members holds out an eighth ('auto'), or all of them a fifth.
         patience: epochs without a better score on these after which a member stops.
         folds: cross-validation instead of validation: every member holds out one of so many parts of the rows, as in `choral.fit`; equal
             values of `group` together. Scores and intervals are then honest for all rows: `ensemble.info["out_of_fold"]`.
@@ -99,9 +101,10 @@ def fit_table(
     problem = load_problem(data, task=task, holdout=None, columns=columns, likelihood=likelihood, weights=weights)
     if class_weights is not None:
         problem, _ = balanced(problem, class_weights)
+    apart = options.get("data_parallel") or options.get("extend") or options.get("cluster") is not None
     ready = prepared(
         problem,
-        method=method,
+        method=METHOD if method is None and (apart or is_far(run_dir)) else method,
         epochs=epochs,
         members=members,
         model=model,

@@ -32,7 +32,9 @@ from choral.recipes.training import Training
 from choral.tabular.choosing import AUTO, Entry, choose, short_list
 
 METHOD = "deep_ensemble"
-"""What is done where no method is named and nothing can be chosen by validation."""
+"""What is done where no method is named and nothing can be chosen."""
+FOLDS = 8
+"""Parts of the rows of which each member of a table's ensemble holds out one, unless other rows are said to watch."""
 _FIXED = "'auto' chooses these by itself; leave them out, or name a method such as deep_ensemble"
 
 
@@ -73,7 +75,8 @@ class Ready:
             options: of `fit`.
         """
         if self.entries:
-            return choose(self.problem, self.entries, self.validation, self.stop, hearing=hearing, **options)
+            what = (self.problem, self.entries, self.validation, self.stop)
+            return choose(*what, folds=self.folds, hearing=hearing, **options)
         if hearing is not None:
             options["listener"] = hearing(self.recipe.name, self.planned.epochs)
         (build, data, recipe), known = self.arguments()
@@ -123,7 +126,7 @@ def prepared(
 
     Args:
         problem: the data.
-        method: its name; the default one if None.
+        method: its name; if None, 'auto' where nothing is said that it decides, else `METHOD`.
         epochs: total budget in epochs of one network; by the data's size if None.
         members: where the method has a choice.
         model: the network's name in `choral.judging.defaults.SIZES`; by the data if None.
@@ -134,13 +137,16 @@ def prepared(
     """
     if epochs is not None and not is_whole(epochs, 1):
         raise InputError(f"epochs is {epochs!r}; give a whole number of 1 or more, or leave it to the data.")
-    searched = _is_searched(problem, method, epochs, members, model, validation, folds)
+    searched = _is_searched(problem, method, validation, {"epochs": epochs, "members": members, "model": model})
+    if searched and folds is None and validation is None:
+        folds = _parts(problem)
     method = None if method == AUTO else method
     check_members(method or METHOD, members)
     if folds is not None:
         _check_folds(problem, validation)
         members = folds if members is None and _is_fork(method or METHOD) else members
-    asked = None if method in (None, METHOD) and folds is None else make(method or METHOD, **_some(members))
+    default = method in (None, METHOD) and (searched or folds is None)
+    asked = None if default else make(method or METHOD, **_some(members))
     none = isinstance(validation, int | float) and validation == 0
     watched = not none and not (asked is not None and asked.structure.widens_input)
     name = model or default_model(problem, validated=watched)
@@ -156,7 +162,8 @@ def prepared(
     elif not isinstance(validation, int | float) and patience is None:
         wait = found.patience
     said = {option: value for option, value in settings.items() if value is not None}
-    budget = epochs or found.epochs
+    each = found.epochs // (found.members or 1)
+    budget = epochs or (each * (members or 1) if searched else found.epochs)
     (recipe,) = recipes_for([method or METHOD], epochs=budget, members=members, training=training, said=said)
     stop = None if wait is None else EarlyStop(patience=wait)
     share = share if folds is None else None
@@ -164,33 +171,31 @@ def prepared(
     if epochs is not None:
         return ready
     if searched:
-        each = found.epochs // (found.members or 1)
-        return replace(ready, entries=tuple(short_list(ready.build, training, each)))
+        return replace(ready, entries=tuple(short_list(ready.build, training, each, folds)))
     return replace(ready, recipe=replace(recipe, plan=raised(recipe.plan, ready.rows)))
 
 
-def _is_searched(
-    problem: Problem,
-    method: str | None,
-    epochs: int | None,
-    members: int | None,
-    model: str | None,
-    validation: Any,
-    folds: int | None,
-) -> bool:
-    """Return whether candidates are tried; raises InputError where 'auto' is asked for together with what it decides, or cannot choose."""
-    if method != AUTO:
-        return False
-    given = {"epochs": epochs, "members": members, "model": model, "folds": folds}
-    said = [name for name, value in given.items() if value is not None]
-    if said:
+def _is_searched(problem: Problem, method: str | None, validation: Any, decided: dict[str, Any]) -> bool:
+    """Return whether candidates are tried: if there are rows enough to choose by, and nothing is said that the choice decides.
+
+    Raises InputError where 'auto' is asked for together with that, or cannot choose.
+
+    Args:
+        problem: the data.
+        method: that was asked for.
+        validation: rows that watch.
+        decided: what was said of the rest, by option, None for nothing.
+    """
+    said = [name for name, value in decided.items() if value is not None]
+    if method == AUTO and said:
         raise InputError(f"method is 'auto' and {' and '.join(said)} given, but {_FIXED}.")
-    if not can_choose(problem, validation):
+    free = can_choose(problem, validation)
+    if method == AUTO and not free:
         raise InputError(
             f"method is 'auto', which chooses by held-out rows of a table of {LEAST_ROWS} training rows or more, but {_why_not(problem)}; "
             f"name a method such as {METHOD}."
         )
-    return True
+    return free and method in (None, AUTO) and not said
 
 
 def _why_not(problem: Problem) -> str:
@@ -203,6 +208,15 @@ def _why_not(problem: Problem) -> str:
 def can_choose(problem: Problem, validation: Any) -> bool:
     """Return whether 'auto' has rows to choose by."""
     return is_table(problem) and not (isinstance(validation, int | float) and validation == 0)
+
+
+def _parts(problem: Problem) -> int | None:
+    """Return in how many parts the rows are held out; None where the last ones watch, or there are too few groups of them."""
+    if problem.times is not None:
+        return None
+    if problem.groups is not None and len(set(problem.groups.words.astype(str))) < 2 * FOLDS:
+        return None
+    return FOLDS
 
 
 def _is_fork(method: str) -> bool:
