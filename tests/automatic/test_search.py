@@ -79,6 +79,7 @@ def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_vali
     assert judge.score(ensemble.predict(judge.x)) == pytest.approx(about["validation"], abs=1e-4)
     assert len(about["tried"]) == 6  # the first, a look at three others, and two of them whole
     assert "chosen from 6 trainings" in repr(ensemble)
+    assert "0.0," not in repr(ensemble)  # no list of weights
     ensemble.save(tmp_path / "e.choral")
     x = data()[0]
     for path in (tmp_path / "e.choral", tmp_path / "run"):  # of several kinds of networks, and without their code

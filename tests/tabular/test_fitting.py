@@ -175,6 +175,8 @@ def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
     )
     assert ensemble.predict(frame).columns()["prediction"][0] in ("yes", "no")
     assert (tmp_path / "run" / "residual" / "plan.json").exists()
+    judged = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), str(tmp_path / "h.csv"), "--json"])
+    assert json.loads(judged.stdout)["epochs"] == ensemble.info["counted"]["epochs"] > 0
     planned = CliRunner().invoke(app, ["plan", "auto", "--data", *words[1:6], "--holdout", "0.05"])
     assert planned.exit_code == 0, planned.output
     assert "candidate: residual" in planned.stdout

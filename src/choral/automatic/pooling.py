@@ -115,6 +115,8 @@ class Pool:
             begin += ensemble.members
             if sum(own):
                 parts.append((sum(w > 0 for w in own), len(own), f"{label}", sum(own)))
+        if len(self.ensembles) == 1:
+            return f"{self.labels[0]}, is taken"
         if len(parts) == 1 and parts[0][0] == parts[0][1]:
             return f"{parts[0][2]}, alone is best; no mixture gains in log score without losing in point score"
         taken = ", ".join(f"{some} of {label} ({share:.0%})" for some, _, label, share in parts)

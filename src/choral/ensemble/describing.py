@@ -7,6 +7,8 @@ from choral.objectives.likelihoods import Likelihood
 if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble
 
+_LONGEST = 120  # letters of a correction: weights of many members say nothing at a glance
+
 
 def described(ensemble: "Ensemble") -> str:
     """Return method, members, task, likelihood, scaling and size of an ensemble as one line."""
@@ -18,10 +20,14 @@ def described(ensemble: "Ensemble") -> str:
         said_of(ensemble.likelihood),
         *(repr(transform) for transform in ensemble.inputs),
     ]
-    parts += [repr(value) for value in ensemble.posthoc]
+    parts += [_brief(repr(value), type(value).__name__) for value in ensemble.posthoc]
     chosen = ensemble.info.get("auto")
     parts += [f"chosen from {len(chosen['tried'])} trainings ({chosen['reasons'][-1]})"] if chosen else []
     return ", ".join([*parts, f"{ensemble.parameters:,} parameters"])
+
+
+def _brief(text: str, name: str) -> str:
+    return text if len(text) <= _LONGEST else f"{name}(...)"
 
 
 def said_of(likelihood: Likelihood) -> str:

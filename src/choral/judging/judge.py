@@ -107,7 +107,10 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -> dict[str, Any]:
-    head = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": ensemble.recipe.epochs}
+    epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get(
+        "epochs", 0
+    )  # members chosen after training have no plan of it
+    head = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
     return head | measured | cost
 
 
