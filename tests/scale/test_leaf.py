@@ -242,3 +242,22 @@ def test_a_branch_that_diverges_is_named_and_the_others_are_kept(tmp_path):
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     assert 0 < len(files(tmp_path / "cut")) < 12
     assert "diverged" in {row["state"] for row in choral.leaves(tmp_path / "cut")}
+
+
+def test_a_member_lost_behind_a_checkpoint_is_made_again(tmp_path):
+    """A chain of members in one leaf: its checkpoint names those it has written, and goes back if one of them is gone."""
+    recipe = make("snapshot", epochs=6, members=3, training=QUICK)
+    choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **OPTIONS)
+    choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **OPTIONS)
+
+    def stop(event):
+        if event["kind"] == "epoch" and event["counted"]["epochs"] == 5:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        choral.run_leaf(tmp_path / "cut", "start", build, (X, Y), recipe, listener=stop, **OPTIONS)
+    assert len(files(tmp_path / "cut")) == 2
+    (tmp_path / "cut" / "members" / "00000.safetensors").unlink()
+    (tmp_path / "cut" / "members" / "00001.safetensors").write_bytes(b"half a file")
+    choral.run_leaf(tmp_path / "cut", "start", build, (X, Y), recipe, **OPTIONS)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")

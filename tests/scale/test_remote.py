@@ -1,6 +1,7 @@
 """Runs in a store that is not a disk: the same bytes, and nothing half written is ever read, however badly the store behaves."""
 
 import errno
+import os
 import time
 
 import fsspec
@@ -10,10 +11,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 import choral
+from choral.engine import files
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
-from choral.scale.objects import LocalObjects
 from choral.scale.remote import RemoteObjects
 
 G = torch.Generator().manual_seed(0)
@@ -168,16 +169,14 @@ def test_a_store_that_hangs_is_waited_for_only_so_long():
 def test_a_full_disk_names_its_leaf_keeps_the_rest_and_the_same_call_goes_on(whole, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     choral.prepare(build, (X, Y), recipe(), run_dir=folder, **OPTIONS)
-    put = LocalObjects.put
+    created = files._created
 
-    def full(self, name, data):
-        if "2.f0" in name:
-            from choral.base.errors import RunError
+    def full(path):
+        if "2.f0" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return created(path)
 
-            raise RunError(f"{name} cannot be written ({OSError(errno.ENOSPC, 'No space left on device').strerror})")
-        put(self, name, data)
-
-    monkeypatch.setattr(LocalObjects, "put", full)
+    monkeypatch.setattr(files, "_created", full)
     with pytest.raises(choral.ChoralError, match=r"leaf '2/f0': .*No space left.* the same command goes on from there"):
         choral.fit(build, (X, Y), recipe(), run_dir=folder, **OPTIONS)
     states = {row["path"]: row["state"] for row in choral.leaves(folder)}
