@@ -19,6 +19,7 @@ from choral.engine.blueprint import Blueprint
 from choral.engine.job import understood
 from choral.engine.trainers import PlainTrainer, StackedTrainer
 from choral.engine.validation import rules_of
+from choral.plan.operators import UpdateMoments
 from choral.plan.optimiser import Stepper
 from choral.plan.walk import trainings
 from choral.recipes import METHODS, make
@@ -26,6 +27,7 @@ from choral.recipes.training import Training
 
 x = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 y = (x.mean((1, 2, 3)) > 0).long()
+RULED = "swag"  # whose rule is tried too
 
 
 def build():
@@ -85,6 +87,21 @@ def steps(name, count, mode, device):
         for step in range(2):
             trainer.step(rows, labels, step, 0.0, 0.1)
         assert trainer.total.device.type == device.type
+        if name == RULED:
+            moments(trainer, count, device)
+            trainer.step(rows, labels, 2, 0.0, 0.1)
+
+
+def moments(trainer, count, device):
+    """A rule within training that computes anywhere: nothing of it leaves the device until states are taken out."""
+    for _ in range(2):
+        changed = [UpdateMoments(rank=2).apply(state, None) for state in trainer.states(here=True)]
+        for state in changed:
+            slots = [t for slot in ("mean", "square", "deviations") for t in state.slots[slot].values()]
+            assert {t.device.type for t in (*state.params.values(), *slots)} == {device.type}
+        trainer.mount(changed, list(range(count)))
+    for state in trainer.states():
+        assert {t.device.type for t in state.flat().values()} == {"cpu"}
 
 
 def main():

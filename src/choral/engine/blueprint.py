@@ -245,11 +245,17 @@ class Blueprint:
         return network
 
 
-def state_of(network: nn.Module) -> State:
-    """Return a network's parameters and buffers as a state (copies, in plain memory order)."""
+def state_of(network: nn.Module, *, here: bool = False) -> State:
+    """Return a network's parameters and buffers as a state (copies, in plain memory order).
+
+    Args:
+        network: the network.
+        here: whether the copies stay on its device.
+    """
 
     def copied(tensor: Tensor) -> Tensor:
-        return tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return copy if here else copy.cpu()
 
     params: Params = {n: copied(p) for n, p in network.named_parameters()}
     return State(params, {n: copied(b) for n, b in network.named_buffers()})

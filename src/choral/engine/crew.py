@@ -180,8 +180,9 @@ class Crew:
                 self._apply_rule(rule, self.suffix.then("every", number).then("after", finished))
 
     def _apply_rule(self, rule: Every, suffix: Place) -> None:
+        """Apply a rule to all branches; one that computes anywhere gets their states on the device."""
         ledger, changed = self.setting.ledger, list[State]()
-        for branch, state in zip(self.branches, self.trainer.states()):
+        for branch, state in zip(self.branches, self.trainer.states(here=rule.phase.anywhere)):
             if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
                 state = applied(rule.phase, state, self.setting.context(branch.place + suffix, branch.variant, state))
             changed.append(state)

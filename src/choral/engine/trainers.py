@@ -84,12 +84,24 @@ class Trainer(ABC):
         """Take one step; `part` says which rows of a batch x and y are, None all."""
 
     @abstractmethod
-    def states(self) -> list[State]:
-        """Return the current states, optimiser memory included."""
+    def states(self, *, here: bool = False) -> list[State]:
+        """Return copies of the current states, optimiser memory included: in plain memory, or `here` on the device of the network."""
 
     @abstractmethod
     def losses(self) -> list[float]:
         """Return the mean training loss of each network since the last call."""
+
+
+def _in_plain_memory(state: State) -> State:
+    """Return a state whose tensors are all where Python runs; slots may have been left on a device by a rule."""
+
+    def placed(tensors: Params) -> Params:
+        return {n: t.cpu() for n, t in tensors.items()}
+
+    slots = {slot: placed(held) for slot, held in state.slots.items()}
+    return state.having(
+        params=placed(state.params), buffers=placed(state.buffers), slots=slots, memory=placed(state.memory)
+    )
 
 
 class PlainTrainer(Trainer):
@@ -175,12 +187,13 @@ class PlainTrainer(Trainer):
         (loss if self.scale is None else loss * self.scale.factor).backward()
         self.total += self.sharing.logged(loss.detach())
 
-    def states(self) -> list[State]:
+    def states(self, *, here: bool = False) -> list[State]:
         """Copy the values out."""
-        now = state_of(self.network)
-        memory = {n: t.cpu() for n, t in memory_of(self.optimiser, self.trained).items()}
+        now = state_of(self.network, here=here)
+        memory = memory_of(self.optimiser, self.trained)
         memory |= {} if self.scale is None else self.scale.memory()
-        return [self.state.having(params=now.params, buffers=now.buffers, memory=memory)]
+        found = self.state.having(params=now.params, buffers=now.buffers, memory=memory)
+        return [found if here else _in_plain_memory(found)]
 
     def losses(self) -> list[float]:
         """Return the mean loss."""
@@ -357,13 +370,18 @@ class StackedTrainer(Trainer):
             graphs[shapes] = graph
         return graphs[shapes]
 
-    def states(self) -> list[State]:
+    def states(self, *, here: bool = False) -> list[State]:
         """Unstack everything."""
         count = len(self.held)
-        params = tree.unstack({n: p.detach().cpu() for n, p in self.params.items()}, count)
-        buffers = tree.unstack({n: b.cpu() for n, b in self.buffers.items()}, count)
-        memory = unstack_memory({n: t.cpu() for n, t in memory_of(self.optimiser, self.trained).items()}, count)
-        return [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
+
+        def placed(t: Tensor) -> Tensor:
+            return t.detach() if here else t.detach().cpu()
+
+        params = tree.unstack({n: placed(p) for n, p in self.params.items()}, count)
+        buffers = tree.unstack({n: placed(b) for n, b in self.buffers.items()}, count)
+        memory = unstack_memory({n: placed(t) for n, t in memory_of(self.optimiser, self.trained).items()}, count)
+        found = [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
+        return found if here else [_in_plain_memory(state) for state in found]
 
     def losses(self) -> list[float]:
         """Return the mean losses."""

@@ -92,6 +92,11 @@ class UpdateMoments(Operator):
     rank: int = 0
 
     @property
+    def anywhere(self) -> bool:
+        """Moments are kept where the weights are."""
+        return True
+
+    @property
     def gives(self) -> tuple[str, ...]:
         """The slots of the moments."""
         return ("mean", "square", "deviations", "moment_count")
@@ -101,13 +106,13 @@ class UpdateMoments(Operator):
         seen = int(state.slots["moment_count"]["count"]) if "moment_count" in state.slots else 0
         mean, square, deviations = {}, {}, {}
         for name, p in state.params.items():
-            old_mean = state.slots["mean"][name] if seen else torch.zeros_like(p)
-            old_square = state.slots["square"][name] if seen else torch.zeros_like(p)
+            old_mean = state.slots["mean"][name].to(p.device) if seen else torch.zeros_like(p)
+            old_square = state.slots["square"][name].to(p.device) if seen else torch.zeros_like(p)
             mean[name] = old_mean + (p - old_mean) / (seen + 1)
             square[name] = old_square + (p * p - old_square) / (seen + 1)
             if self.rank:
                 new = (p - mean[name]).unsqueeze(0)
-                old = state.slots["deviations"][name] if seen else new[:0]
+                old = state.slots["deviations"][name].to(p.device) if seen else new[:0]
                 deviations[name] = torch.cat([old, new])[-self.rank :]
         count = {"count": torch.tensor(seen + 1)}
         return state.with_slots(mean=mean, square=square, deviations=deviations, moment_count=count)

@@ -136,6 +136,11 @@ class Operator(Phase, ABC):
         return ()
 
     @property
+    def anywhere(self) -> bool:
+        """Whether it computes on whatever device a state is; as a rule within training, others get states in plain memory."""
+        return False
+
+    @property
     def foreseen(self) -> bool:
         """Whether what it changes about the cost does not depend on training, so that cost can be told before it."""
         return False
