@@ -23,7 +23,7 @@ from choral.data.problems import load_problem
 from choral.plan import LogUniform, OneOf, Space, Uniform
 from choral.recipes import deep_ensemble, hyper_ensemble
 from choral.recipes.training import Training
-from machine import write
+from machine import measured, write
 
 Set = tuple[Callable[[], nn.Module], tuple[Any, Any], tuple[Any, Any], int, int, Training]
 WIDER = Space(
@@ -48,12 +48,12 @@ def cifar10() -> Set:
     import load  # type: ignore[import-not-found, unused-ignore]  # the folder's own
 
     found = []
-    for split, rows in (("train", 2000), ("test", 1000)):
+    for split, rows in (("train", 5000), ("test", 2000)):
         x, y = load.cifar10(split)
         x = torch.as_tensor(x[:rows])
         x = x.movedim(-1, 1) if x.shape[-1] == 3 else x
         found.append((x.float() / 255 if x.dtype == torch.uint8 else x.float(), torch.as_tensor(y[:rows]).long()))
-    return lambda: models.lenet("S"), found[0], found[1], 4, 4 * 8, Training(rate=0.05, batch_size=64)
+    return lambda: models.lenet("S"), found[0], found[1], 4, 4 * 12, Training(rate=0.05, batch_size=64)
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
+    rows = [row for row in measured("hyper").get("rows", []) if row["set"] not in arguments.only]
     for name in arguments.only:
         build, train, test, members, epochs, training = {"digits": digits, "cifar10": cifar10}[name]()
         about: dict[str, Any] = {"members": members, "epochs": epochs, "training": training}

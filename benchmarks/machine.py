@@ -39,3 +39,9 @@ def write(name: str, content: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), **content}, indent=1, sort_keys=True) + "\n")
     return path
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Return what a results file holds; nothing if there is none."""
+    path = RESULTS / f"{name}.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
