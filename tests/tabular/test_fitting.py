@@ -17,6 +17,7 @@ import choral
 from choral.base.errors import InputError
 from choral.cli.app import app
 from choral.data.problems import Columns, load_problem
+from choral.report.content import collect
 from choral.tabular.preparing import prepared
 
 QUICK: dict[str, Any] = {"members": 2, "epochs": 4, "progress": False}
@@ -177,6 +178,11 @@ def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "residual" / "plan.json").exists()
     judged = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), str(tmp_path / "h.csv"), "--json"])
     assert json.loads(judged.stdout)["epochs"] == ensemble.info["counted"]["epochs"] > 0
+    page = collect(tmp_path / "run")
+    assert page.title == "auto in run"
+    assert page.evaluations["auto"]["scores"]["accuracy"] > 0
+    assert page.results["findings"][0] == ensemble.info["auto"]["reasons"][-1]
+    assert {row["method"] for row in page.results["rows"]} == {"auto", "deep_ensemble", "residual", "periodic"}
     planned = CliRunner().invoke(app, ["plan", "auto", "--data", *words[1:6], "--holdout", "0.05"])
     assert planned.exit_code == 0, planned.output
     assert "candidate: residual" in planned.stdout

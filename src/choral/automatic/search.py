@@ -15,12 +15,13 @@ from typing import Any
 from choral.automatic.judges import Judge
 from choral.automatic.pooling import Pool
 from choral.base.errors import DivergedError, InputError, RunError
+from choral.engine.files import write_json
 from choral.engine.folder import claimed, folder_name
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.out_of_fold import digest_of, keep_folds
 from choral.recipes.recipe import Recipe
 
-SAVED = "ensemble.choral"
+SAVED, CHOICE = "ensemble.choral", "choice.json"
 _SHORT = 0.2  # of the first candidate's epochs, to see which others are worth more
 _LEAST = 4  # epochs
 _MORE = 2.5  # of the first candidate's operations, for all the others
@@ -191,9 +192,20 @@ def search(
         ensemble = pool.best(name, [*(t.said for t in found.tried), *found.notes], [t.label for t in found.tried], seed)
         if folder is not None:
             ensemble.save(folder / SAVED)
+            write_json(folder / CHOICE, _told(ensemble), within=folder)
             if ensemble.out_of_fold is not None:
                 keep_folds(ensemble, folder, digest_of(folder / SAVED))
     return ensemble
+
+
+def _told(ensemble: Ensemble) -> dict[str, Any]:
+    """Return what a report shows of a choice: what it took, and why, the outcome first."""
+    info, counted = ensemble.info, ensemble.info["counted"]
+    *tried, outcome = info["auto"]["reasons"]
+    row = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": counted["epochs"]}
+    row |= {name: info[name] for name in ("parameters", "predict_flops")}
+    row |= {name: counted[name] for name in ("train_flops", "train_seconds") if name in counted}
+    return {"row": row, "findings": [outcome, *tried]}
 
 
 def _first(found: Search, candidate: Candidate, *, alone: bool) -> Tried:

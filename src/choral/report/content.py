@@ -1,7 +1,7 @@
 """What a report shows, read from a folder: every number ends up in one dict of plain types, `results`.
 
-Three kinds of folders are understood: a comparison (comparison.json), one run (plan.json), and a folder of
-runs. The page and the figures are made from `results` alone, and it is written beside the page.
+Four kinds of folders are understood: a comparison (comparison.json), one run (plan.json), a folder of
+runs, and that of a search among methods, which says what it chose (choice.json). The page and the figures are made from `results` alone, and it is written beside the page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,7 +85,19 @@ def collect(folder: Path) -> Content:
             f"{folder} holds no run (plan.json) and no comparison (comparison.json); give the folder that choral fit "
             "or choral compare wrote."
         )
-    return _finished(folder, _with_rows(runs), runs)
+    results = _with_rows(runs)
+    choice = read_json(folder / "choice.json")
+    return _finished(folder, results if choice is None else _with_choice(results, choice, folder), runs)
+
+
+def _with_choice(results: dict[str, Any], choice: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the results of a search's candidates with what was chosen of them, its evaluation, and why."""
+    _require(choice, _CHOICE, folder / "choice.json")
+    row, held = dict(choice["row"]), (read_json(folder / "evaluation.json") or {}).get("evaluation")
+    for found in held.values() if isinstance(held, dict) else ():
+        results["evaluation"][row["method"]] = found
+        row |= _measured(sound(found, row["method"])[0] or {})
+    return results | {"rows": [row, *results["rows"]], "findings": choice["findings"], "chosen": row["method"]}
 
 
 def _compared(folder: Path) -> dict[str, Any] | None:
@@ -106,6 +118,7 @@ def _node(value: Any, place: str) -> Iterator[str]:
 
 
 _COMPARISON = fields(rows=many(fields(method=words), least=1), settings=mapping)
+_CHOICE = fields(row=fields(method=words), findings=many(words, least=1))
 _PLAN = fields(describe=fields(tree=_node), identity=fields(recipe=mapping), environment=mapping)
 
 
@@ -176,7 +189,9 @@ def _finished(folder: Path, results: dict[str, Any], runs: dict[str, Path]) -> C
     }
     data = results["settings"].get("data")
     title = f"{data}: {len(runs)} methods compared" if data else folder.resolve().name
-    if not data and len(runs) == 1:
+    if "chosen" in results:
+        title = f"{results['chosen']} in {title}"
+    elif not data and len(runs) == 1:
         title = f"{next(iter(runs))} in {title}"
     return _checked(title, results)
 

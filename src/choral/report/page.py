@@ -201,8 +201,9 @@ def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[Eleme
         dot = element("span", class_="dot", style=_tint(content, method))
         rows.append(content.row(method) | {"before": [dot, " ", rank, stars] if len(places) > 1 else None})
     columns = [c for c in RANKED if any(r.get(c) is not None for r in rows)]
-    several = len(rows) > 1
-    text = "What was measured on the test rows, and what it cost."
+    chosen = "chosen" in content.results
+    several = len(rows) > 1 and not chosen
+    text = "What was measured on the test rows, and what it cost" + (", with all that was tried." if chosen else ".")
     if several and content.score in columns:
         score = label(content.score)
         words = "negative log likelihood (NLL)" if content.score == "nll" else score
