@@ -111,24 +111,43 @@ def speed() -> None:
     print(f"Ray, two machines and their workers: started in {start:.1f} s")
     rows: dict[str, dict[str, Any]] = {}
     for method in METHODS:
+        begun = used()
         two = fit(method, EPOCHS[method], root / f"{method}-2", address=cluster.address)["seconds"]
+        shares = [seconds - begun.get(pid, 0.0) for pid, seconds in used().items()]
         with held(root / "held"):
+            begun = used()
             one = fit(method, EPOCHS[method], root / f"{method}-1", address=cluster.address)["seconds"]
+            alone = [seconds - begun.get(pid, 0.0) for pid, seconds in used().items()]
         process = fit(method, EPOCHS[method], root / method)["seconds"]
         rows[method] = {"two": two, "one": one, "process": process}
+        rows[method] |= {"processor_two": sorted(shares)[-2:], "processor_one": max(alone)}
         load.append(os.getloadavg()[0])
         three = [members(root / f"{method}{tail}") for tail in ("", "-1", "-2")]
         same = three[0] == three[1] == three[2]
         row = rows[method]
         most = bound(method, EPOCHS[method], 2)
         row |= {"ratio": row["one"] / row["two"], "at_most": most, "members": len(three[0]), "identical": same}
+        row |= {"processor_ratio": row["processor_one"] / max(row["processor_two"])}
+        keep("speed", {"start_seconds": start, "load": load, "epochs": EPOCHS, "methods": rows})
         print(
             f"{method:20s} one process {row['process']:6.1f} s, one worker {row['one']:6.1f} s, two {row['two']:6.1f} s: {row['one'] / row['two']:.2f}x "
-            f"(at most {most:.2f}x), {len(three[0])} members, {'equal bytes' if same else 'DIFFERENT BYTES'}"
+            f"(at most {most:.2f}x; {row['processor_ratio']:.2f}x by processor time of the busier worker), {len(three[0])} members, "
+            f"{'equal bytes' if same else 'DIFFERENT BYTES'}"
         )
-    keep("speed", {"start_seconds": start, "load": load, "epochs": EPOCHS, "methods": rows})
     ray.shutdown()
     cluster.shutdown()
+
+
+def used() -> dict[int, float]:
+    """Return the processor time of every worker so far, which a busy machine hardly changes."""
+    import psutil
+
+    found: dict[int, float] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone meanwhile
+            if (process.cmdline() or [""])[0].startswith("ray::"):
+                found[process.pid] = sum(process.cpu_times()[:2])
+    return found
 
 
 def warmed() -> None:
