@@ -214,7 +214,7 @@ def _against(methods: dict[str, Any], names: list[str], measure: str, splits: li
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """Return the summary as a table: point score / NLL of every method, the best of each bold."""
+    """Return the summary as a table: point score / NLL of every method, the best of each bold, with coverage and seconds of the processor."""
     methods = ("choral", *PACKAGES)
     lines = ["| set | splits | " + " | ".join(methods) + " |", "|" + "---|" * (len(methods) + 2)]
     for name, row in found.items():
@@ -225,8 +225,12 @@ def markdown(found: dict[str, Any]) -> str:
         best = {k: max(held, key=lambda m: s * held[m][k][0]) for k, s in ((point, sign), ("nll", -1))}
         cells = []
         for m in methods:
-            parts = [f"**{held[m][k][0]:.3g}**" if best[k] == m else f"{held[m][k][0]:.3g}" for k in best if m in held]
-            cells.append(" / ".join(parts))
+            if m not in held:
+                cells.append("")
+                continue
+            parts = [f"**{held[m][k][0]:.3g}**" if best[k] == m else f"{held[m][k][0]:.3g}" for k in best]
+            more = f" ({held[m]['coverage_90'][0]:.0%}, {held[m]['processor_seconds'][0]:.0f} s)"
+            cells.append(" / ".join(parts) + more)
         lines.append(f"| {name} ({point}) | {len(row['splits'])} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
