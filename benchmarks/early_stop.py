@@ -6,13 +6,14 @@
 with half of them stopped after 5 epochs (their measure is told never to improve). Ratios of the fastest of three runs each, in processor time of one thread.
 
 The others: deep ensembles of 4 perceptrons with mean and variance outputs on 5 of the standard splits of four sets. Fixed budgets train on
-all rows for 20, 60 or 200 epochs; the stopped ones hold a tenth out, train at most 400 epochs, stop by the score of the ensemble and keep the states that were best
-there. The score is the NLL of the test rows in the target's own units; the best budget is chosen on the test rows, which the
+all rows for 20, 60 or 200 epochs; the stopped ones hold a tenth out, train at most 400 epochs, stop by the score of the ensemble after 20 epochs, or 600 steps, without a better
+one (as `choral fit`), and keep the states that were best there. The score is the NLL of the test rows in the target's own units; the best budget is chosen on the test rows, which the
 stopped ensembles never see. Standard errors are those of the difference over splits, and of the best budget's own score.
 The results file is written after every set.
 """
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -24,6 +25,7 @@ from torch import Tensor
 from choral import models
 from choral.data.sources import TensorSource
 from choral.fit import fit
+from choral.judging.defaults import patience_for
 from choral.plan import Adam, EarlyStop, Measure
 from choral.predictions import Prediction
 from choral.recipes import make
@@ -36,8 +38,8 @@ SPLITS = 5
 MEMBERS = 4
 BUDGETS = (20, 60, 200)
 MOST = 400  # epochs of a stopped member, at most
-SHARE, PATIENCE = 0.1, 32
-UCI = Training(rate=0.003, optimiser=Adam(), batch_size=32, schedule="constant")
+SHARE, BATCH = 0.1, 32
+UCI = Training(rate=0.003, optimiser=Adam(), batch_size=BATCH, schedule="constant")
 STACK, EPOCHS, STOPPED_AFTER = 16, 60, 4
 
 
@@ -100,7 +102,7 @@ def uci(name: str) -> dict[str, Any]:
         data = ((x - shift) / scale, y, (x_test - shift) / scale, y_test)
         for budget in BUDGETS:
             rows[str(budget)].append(_nll(*data, budget, split)[0])
-        stop = EarlyStop(patience=PATIENCE, by="ensemble")
+        stop = EarlyStop(patience=patience_for(math.ceil(len(x) * (1 - SHARE) / BATCH)), by="ensemble")
         score, taken = _nll(*data, MOST, split, validation=SHARE, stop=stop)
         rows["stopped"].append(score)
         epochs.append(taken / MEMBERS)

@@ -233,7 +233,7 @@ def load(
         with fetched(path) as folder:
             saved = in_memory(load_folder(folder, build, partial=partial, output=output, likelihood=likelihood))
         return _ensemble(saved, str(path), build, check_build)
-    path = Path(str(path))
+    path = Path(str(path)).absolute()  # members are read later, perhaps in another working folder
     if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search
         found = load(path / "ensemble.choral", build, output=output, likelihood=likelihood, check_build=check_build)
         read_folds(found, path, digest_of(path / "ensemble.choral"))

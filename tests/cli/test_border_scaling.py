@@ -43,7 +43,7 @@ WRONG = {
     "a wait below 0": (["run-leaf", "run", "f0", "--wait", "-1"], "--wait"),
     "data elsewhere that is not": (["run-leaf", "run", "--index", "0", "--data", "nowhere.csv"], "nowhere.csv"),
     "other data": (["run-leaf", "run", "--index", "0", "--data", "wine"], "--target"),
-    "a run without words": (["run-leaf", "empty", "f0"], "command.json"),
+    "a run without words": (["run-leaf", "empty", "f0"], "no run"),
     "a torn run": (["run-leaf", "torn", "f0"], "torn"),
     "a leaf of nowhere": (["run-leaf", "nowhere", "f0"], "nowhere"),
     "a stack without leaves": ([*FIT, "--stack", "2"], "--prepare"),

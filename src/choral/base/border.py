@@ -61,7 +61,12 @@ def _can_hear(value: Any) -> bool:
 
 
 _SWITCH = Rule(lambda value: isinstance(value, bool), "True or False")
-_PATH = Rule(lambda value: isinstance(value, str | os.PathLike) and bool(str(value)), "a path")
+_PATH = Rule(
+    lambda value: (
+        isinstance(value, str | os.PathLike) and bool(str(value)) and not str(value).startswith(("~/", "~\\"))
+    ),
+    "a path, with the home folder written out (Path.home()) where it would begin with ~",
+)
 _PLACE = Rule(lambda value: _PATH.accepts(value) or hasattr(value, "url"), _PATH.words)  # or a choral.Store
 _COUNT = Rule(lambda value: is_whole(value, 1), "a whole number of 1 or more")
 RULES = {

@@ -130,7 +130,7 @@ def pick(found: Any, output: str | int | Function | None) -> Tensor:
         return chosen
     if output is None:
         raise InputError(
-            f"the network returns {_described(found)}; say which of these is its output: fit(..., output={_first(found)}), or "
+            f"the network returns {described(found)}; say which of these is its output: fit(..., output={_first(found)}), or "
             "give a function that picks it."
         )
     raise InputError(
@@ -147,7 +147,7 @@ def _entry(found: Any, output: str | int) -> Any:
     if isinstance(found, Tensor):
         raise InputError(f"output={output!r}, but the network returns a tensor; leave output out.")
     raise InputError(
-        f"output={output!r} is not among what the network returns, {_described(found)}.{did_you_mean(str(output), names)}"
+        f"output={output!r} is not among what the network returns, {described(found)}.{did_you_mean(str(output), names)}"
     )
 
 
@@ -160,7 +160,8 @@ def names_in(found: Any) -> list[str]:
     return list(getattr(found, "_fields", ()))
 
 
-def _described(found: Any) -> str:
+def described(found: Any) -> str:
+    """Return, for people, what a network returned."""
     names = names_in(found)
     kind = type(found).__name__
     if names:

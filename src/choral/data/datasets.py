@@ -9,7 +9,7 @@ import copy
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from choral.base import batches, rng
 from choral.base.batches import Batch
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import ChoralError, InputError, did_you_mean
 from choral.data.tensors import Source, arrays_of, as_inputs, as_targets, bounds, cast_targets, hashed
 
 _LOOKED_AT = 4096  # items that identify a dataset without a name, at most; and of their bytes:
@@ -48,14 +48,14 @@ class Keyed(Dataset[Any]):
     def __getitems__(self, wanted: Sequence[Numbered]) -> list[Any]:
         """Return some items, as torch's loader asks for them."""
         with _without_modes(), _held:
-            were = {name: generator.get() for name, generator in _GENERATORS.items()}
+            were = global_states()
             try:
                 while True:
                     items = self._read(wanted)
-                    moved = {n for n, g in _GENERATORS.items() if n not in self.drawn and not g.equal(were[n], g.get())}
-                    if not moved:
+                    more = moved(were, _GENERATORS.keys() - self.drawn)
+                    if not more:
                         return items
-                    self.drawn |= moved
+                    self.drawn |= more
             finally:
                 for name in self.drawn:
                     _GENERATORS[name].put(were[name])
@@ -93,6 +93,18 @@ _GENERATORS = {
     ),
     "random": _Generator(random.getstate, random.setstate, random.seed),
 }
+
+
+def global_states() -> dict[str, Any]:
+    """Return where the generators of torch, numpy and Python stand."""
+    return {name: generator.get() for name, generator in _GENERATORS.items()}
+
+
+def moved(before: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    """Return those of some generators that were drawn from since."""
+    return {n for n in names if not _GENERATORS[n].equal(before[n], _GENERATORS[n].get())}
+
+
 _held = threading.RLock()  # the global generators are lent to one thread at a time
 
 
@@ -166,7 +178,8 @@ class DatasetSource(Source):
     def _load(self, numbers: list[list[Numbered]]) -> Iterator[tuple[Batch, Tensor]]:
         lasting = self.workers > 0 and self._reading.acquire(blocking=False)
         try:
-            for batch in self._lasting_loader(numbers) if lasting else self._loader(_Batches(numbers)):
+            loader = self._lasting_loader(numbers) if lasting else self._loader(_Batches(numbers))
+            for batch in _loaded(loader, type(self.dataset).__name__):
                 x, y = parted(batch, self.target)
                 given = as_targets(y)
                 read = given if self._read is None else cast_targets(self._read(given), self._floats)
@@ -271,6 +284,25 @@ class DatasetSource(Source):
         raw._read = None
         arrays = [array for x, y in raw._load(wanted) for array in arrays_of(x, y)]
         return hashed(arrays if self.weights is None else [*arrays, self.weights.numpy()])
+
+
+def _loaded(loader: DataLoader[Any], name: str) -> Iterator[Any]:
+    """Yield batches; InputError where the user's code cannot give an item, or torch cannot make a batch of them."""
+    batches_of = iter(loader)
+    while True:
+        try:
+            batch = next(batches_of)
+        except StopIteration:
+            return
+        except (ChoralError, MemoryError):
+            raise
+        except Exception as error:  # code of the user's may fail in any way
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError(
+                f"items of the {name} cannot be read, or not be made a batch ({type(error).__name__}: {said}); every number from 0 to its "
+                "length must give an item, all of one kind."
+            ) from error
+        yield batch
 
 
 def _stacked(each: Sequence[tuple[Batch, Tensor]]) -> tuple[Batch, Tensor]:

@@ -68,8 +68,23 @@ def as_frame(frame: Any, where: str = "the table") -> Any:
     if twice:
         raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
     found = frame.set_axis(names, axis=1).reset_index(drop=True)
+    found = found.assign(**{name: _read(found[name], where) for name in names if _kind(found[name]) in "mPc"})
     _say_footer(found, where)
     return found
+
+
+def _kind(column: Any) -> str:
+    """Return the letter of numpy's kind of a column, 'P' for periods of pandas."""
+    return "P" if str(column.dtype).startswith("period") else getattr(column.dtype, "kind", "O")
+
+
+def _read(column: Any, where: str) -> Any:
+    """Return durations as seconds and periods as the dates they begin with; both would be words otherwise."""
+    if _kind(column) == "c":
+        raise InputError(
+            f"{where}: column '{short(column.name)}' holds complex numbers; give their real and imaginary parts as two columns."
+        )
+    return column.dt.total_seconds() if _kind(column) == "m" else column.dt.to_timestamp()
 
 
 def _say_footer(frame: Any, where: str) -> None:

@@ -56,7 +56,7 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
         target: the key of the target where items are dicts.
         weights: of the points, one number each; or which part of an item is its weight: a key of dicts, or 2 for items (x, y, weight).
 
-    Accepts a pair (x, y) of arrays or tensors, or (x, y, weights), a map-style Dataset of (x, y) items, or a DataLoader over one. Several inputs are a
+    Accepts a pair (x, y) of arrays or tensors, or (x, y, weights), a map-style Dataset or list of (x, y) items, or a DataLoader over one. Several inputs are a
     dict, tuple or list in the place of x; with `target`, data or items are dicts that hold the target too.
     """
     if is_key(weights):
@@ -69,6 +69,8 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
         return source.weighing(weights)
     if isinstance(data, Source):
         return data
+    if _is_list_of_items(data, target):
+        return DatasetSource(data, target=target)
     if target is not None and isinstance(data, tuple | list):
         raise InputError(f"target={target!r}, but data is a pair (x, y), whose second is the target; leave it out.")
     if isinstance(data, DataLoader):
@@ -85,6 +87,14 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
         f"data is of type {type(data).__name__}; give a pair (x, y) of arrays or tensors, a map-style Dataset, "
         "or a DataLoader over one."
     )
+
+
+def _is_list_of_items(data: Any, target: str | int | None) -> bool:
+    """Return whether a list is a dataset, item by item: a list of two tuples could as well be inputs and targets."""
+    if not isinstance(data, list) or not data:
+        return False
+    kind = Mapping if target is not None else tuple
+    return (target is not None or len(data) > 2) and all(isinstance(item, kind) for item in data)
 
 
 def _in_memory(dataset: Any, target: str | int | None) -> TensorSource | None:

@@ -68,6 +68,11 @@ class Table(Value):
             )
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Columns that are no inputs although nobody asked for that."""
+        return tuple(c.name for c in self.columns if isinstance(c, LeftOutColumn) and not c.reason.endswith("as asked"))
+
+    @property
     def width(self) -> int:
         """Numbers one row becomes."""
         return sum(c.width for c in self.columns)

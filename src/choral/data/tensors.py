@@ -8,6 +8,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from choral.data.frames import columns_in
 from choral.data.sampling import Sampling
 from choral.plan.cost import batches_in
 
+_MISSING = ("NoneType", "NAType")  # the latter of pandas, which need not be there
 _LOST = 1e-2  # share of the targets' deviation that rounding may take, at most
 _WIDEST = 1e16  # deviation of targets in float32, at most; one over it, at least
 
@@ -105,6 +107,9 @@ def _tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.is_complex():
             raise InputError(f"{name} holds complex numbers; give their real and imaginary parts as two numbers.")
+        if value.layout != torch.strided or value.is_meta:
+            what = "is on the device meta, without numbers; give one with" if value.is_meta else "is sparse; give"
+            raise InputError(f"{name} {what} {'numbers' if value.is_meta else f'{name}.to_dense()'}.")
         return value.detach().cpu()  # looked at here, and brought back by `placed`
     if value is None:
         raise InputError(f"{name} is None; give an array or tensor.")
@@ -114,12 +119,29 @@ def _tensor(value: Any, name: str) -> Tensor:
             f"{name} has {masked} masked values, whose numbers mean nothing; fill or drop them, then give a plain array."
         )
     array = np.asarray(value)
+    if array.dtype.kind == "O":
+        array = _plain_numbers(array, name)
     if array.dtype.kind not in "fiub":
         raise InputError(
             f"{name} holds values of type {array.dtype}, not numbers; "
             + ("encode labels as integers 0, 1, 2, ..." if name == "y" else "encode every column as numbers.")
         )
     return tensor_of(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+
+
+def _plain_numbers(array: np.ndarray, name: str) -> np.ndarray:
+    """Return objects that are all numbers, as those of nullable columns, as an array of numbers; any other array as it is."""
+    kinds = {type(v) for v in array.flat}
+    if not kinds or not all(issubclass(kind, Real | np.bool_) or kind.__name__ in _MISSING for kind in kinds):
+        return array
+    missing = [i for i, v in enumerate(array.reshape(len(array), -1)) if any(type(e).__name__ in _MISSING for e in v)]
+    if missing:
+        raise InputError(
+            f"{name} has missing values in {len(missing)} row(s), the first at {missing[:5]}; fill or drop these rows before fitting."
+        )
+    if all(issubclass(kind, bool | np.bool_) for kind in kinds):
+        return array.astype(bool)
+    return array.astype(np.int64 if all(issubclass(kind, Integral) for kind in kinds) else np.float64)
 
 
 class Source(ABC):
@@ -164,6 +186,11 @@ class Source(ABC):
         if values.shape != (self.points,):
             raise InputError(
                 f"groups has shape {values.shape} for {self.points} points; give one value for each point."
+            )
+        missing = [i for i, v in enumerate(values) if type(v).__name__ in _MISSING or v != v]
+        if missing:
+            raise InputError(
+                f"groups has no value for {len(missing)} point(s), the first at {missing[:5]}; give each one."
             )
         twin = copy.copy(self)
         twin.groups = torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1))

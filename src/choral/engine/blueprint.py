@@ -1,6 +1,7 @@
 """Blueprint: from a factory or a given network to joint networks and states."""
 
 import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,7 @@ def bare(build: Build | nn.Module) -> nn.Module:
         _refuse_uncopied(build)
         lazy = [b for b in build.buffers() if is_unsettled(b)]  # which torch cannot copy
         memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
-        return copy.deepcopy(build, memo)
+        return _copied(build, memo)
     if not callable(build):
         raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
     try:
@@ -50,8 +51,36 @@ def bare(build: Build | nn.Module) -> nn.Module:
     return network
 
 
+def _copied(network: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return a copy; InputError names what the network holds that cannot be copied, such as an open file."""
+    try:
+        return copy.deepcopy(network, memo)
+    except (TypeError, pickle.PicklingError) as error:
+        for name, module in network.named_modules():
+            for key, value in vars(module).items():
+                if not key.startswith("_") and not _can_be_copied(value):
+                    raise InputError(
+                        f"build: module {name!r} ({type(module).__name__}) holds {key!r}, a {type(value).__name__}, which cannot be copied ({error}), and "
+                        "every member is a copy; keep it outside of the network."
+                    ) from error
+        raise
+
+
+def _can_be_copied(value: Any) -> bool:
+    try:
+        copy.deepcopy(value)
+    except Exception:  # any class may refuse in its own way
+        return False
+    return True
+
+
 def _refuse_uncopied(network: nn.Module) -> None:
     """Raise InputError for networks that torch cannot copy, or cannot run with other weights."""
+    unmade = next((n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta), None)
+    if unmade is not None:
+        raise InputError(
+            f"build: {unmade!r} of the network is on the device meta, without numbers; build it on the cpu, or call to_empty and load weights."
+        )
     for name, module in network.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
@@ -124,7 +153,7 @@ class Blueprint:
     def plain(self) -> nn.Module:
         """Return a new plain network, drawn from the current global generator."""
         if self.parent is not None:
-            network = copy.deepcopy(self.parent)
+            network = _copied(self.parent)
             redraw(network)
         else:
             network = self._with_sizes(bare(self._build))
@@ -193,7 +222,7 @@ class Blueprint:
         return floats_of(self.network())
 
     def _settle(self, network: nn.Module) -> nn.Module:
-        network = copy.deepcopy(network).to(self.device, self._floats)
+        network = _copied(network).to(self.device, self._floats)
         for module in network.modules() if not is_processor(self.device) else ():
             if isinstance(module, Joint):
                 module.choose_kernel()

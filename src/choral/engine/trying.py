@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from choral.base import batches, draws, rng
 from choral.base.errors import ChoralError, InputError
-from choral.base.interface import is_lazy
+from choral.base.interface import described, is_lazy
+from choral.data.datasets import global_states, moved
 from choral.data.sources import Source
 from choral.engine.blueprint import redraw
 from choral.engine.fingerprint import attributes, held_tensors
@@ -22,6 +23,7 @@ from choral.plan.walk import Visitor, trainings, walk
 from choral.recipes.recipe import Recipe
 
 _ROWS = 4
+_RESHAPES = ("View", "Squeeze", "Unsqueeze", "Reshape", "UnsafeView")
 
 
 def try_training(task: Task, source: Source, plan: Phase) -> str | None:
@@ -34,7 +36,7 @@ def try_training(task: Task, source: Source, plan: Phase) -> str | None:
     if not rows:
         return None
     network = copy.deepcopy(task.blueprint.network()).train()
-    before = attributes(network)
+    before, generators = attributes(network), global_states()
     x, y = source.example(min(rows, _ROWS))
 
     def call() -> Tensor:
@@ -48,8 +50,16 @@ def try_training(task: Task, source: Source, plan: Phase) -> str | None:
     except Exception as error:  # code of the user's may fail in any way
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"the network cannot be trained on a batch of {len(y)} row(s): '{said}'; {_advice(len(y))}"
+            _otherwise_trained(network, batches.moved(x, task.device))
+            or f"the network cannot be trained on a batch of {len(y)} row(s): '{said}'; {_advice(len(y))}"
         ) from error
+    for name in moved(generators, ("numpy", "random")):
+        warnings.warn(
+            f"the network draws from {'numpy.random' if name == 'numpy' else 'the module random'} when it is called, which no seed of "
+            "choral's decides: two runs, and a resumed one, will differ; draw with torch instead.",
+            stacklevel=3,
+        )
+    _doubt_outputs(task, batches.moved(x, task.device))
     after = attributes(network)
     changed = [n for n in after if after[n] != before.get(n)]
     if changed or remembered:
@@ -61,6 +71,42 @@ def try_training(task: Task, source: Source, plan: Phase) -> str | None:
             stacklevel=3,
         )
     return remembered
+
+
+def _otherwise_trained(network: nn.Module, x: Any) -> str:
+    """Return what to say of a network that returns something else in training than in evaluation; nothing of any other."""
+    try:
+        with torch.no_grad(), rng.seeded(0, "try"), draws.keyed(0):
+            found = network(x)
+    except Exception:  # code of the user's may fail in any way
+        return ""
+    if isinstance(found, Tensor):
+        return ""
+    return (
+        f"the network returns {described(found)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) with a "
+        "function that takes the output from both."
+    )
+
+
+def _doubt_outputs(task: Task, x: Any) -> None:
+    """Warn of outputs that went through the function already which the likelihood puts them through: probabilities where logits belong."""
+    link = task.likelihood.link
+    if not link:
+        return
+    try:
+        with torch.enable_grad(), rng.seeded(0, "try"), draws.keyed(0):
+            network = task.blueprint.plain().to(task.device).eval()
+            node = network(task.prepared(x, training=False)).grad_fn
+    except Exception:  # code of the user's may fail in any way, and a doubt is not worth it
+        return
+    while type(node).__name__.startswith(_RESHAPES):
+        node = node.next_functions[0][0]
+    if type(node).__name__ == f"{link}Backward0":
+        warnings.warn(
+            f"the network ends with {link.lower()}, and its outputs are read as logits, which go through {link.lower()} once more: probabilities "
+            f"then hardly leave the middle; leave the last {link.lower()} out.",
+            stacklevel=4,
+        )
 
 
 def _remembered(network: nn.Module, call: Callable[[], Tensor]) -> str | None:

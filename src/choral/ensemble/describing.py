@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from choral.base.lettering import short
 from choral.objectives.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def described(ensemble: "Ensemble") -> str:
         *(repr(transform) for transform in ensemble.inputs),
     ]
     parts += [_brief(repr(value), type(value).__name__) for value in ensemble.posthoc]
+    left_out = ensemble.table.left_out if ensemble.table is not None else ()
+    parts += [f"columns left out: {', '.join(short(n, 20) for n in left_out)}"] if left_out else []
     chosen = ensemble.info.get("auto")
     parts += [f"chosen from {len(chosen['tried'])} trainings ({chosen['reasons'][-1]})"] if chosen else []
     return ", ".join([*parts, f"{ensemble.parameters:,} parameters"])

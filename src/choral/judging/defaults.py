@@ -125,6 +125,15 @@ class Usual:
     patience: int | None = None
 
 
+def patience_for(steps: int) -> int:
+    """Return the epochs of so many steps without a better score after which a member stops: 20, or as many as hold 600 steps.
+
+    >>> patience_for(8), patience_for(100)
+    (75, 20)
+    """
+    return max(PATIENCE, -(-WAIT // max(steps, 1)))
+
+
 def usual(problem: Problem, plan: Phase | None, training: Training, *, model: str) -> Usual:
     """Return how a problem is trained by default.
 
@@ -141,7 +150,7 @@ def usual(problem: Problem, plan: Phase | None, training: Training, *, model: st
         return Usual(epochs=60)
     steps = -(-round(len(problem.x_train) * (1 - SHARE)) // training.batch_size)
     each = max(30, min(600 if plan is None else 300, 60_000 // max(steps, 1)))
-    patience = max(PATIENCE, -(-WAIT // max(steps, 1)))
+    patience = patience_for(steps)
     if plan is None:
         return Usual(epochs=each * MEMBERS, members=MEMBERS, validation=SHARE, patience=patience)
     return Usual(epochs=each * begun(plan), validation=SHARE, patience=patience)

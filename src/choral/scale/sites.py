@@ -22,7 +22,8 @@ def opened(run_dir: Any) -> Iterator[tuple[Any, Any]]:
         yield None, None
         return
     if not is_far(run_dir):
-        yield Path(run_dir), LocalObjects(Path(run_dir))
+        folder = Path(run_dir).absolute()  # callbacks may change the working folder, and members are read later
+        yield folder, LocalObjects(folder)
         return
     objects = RemoteObjects(run_dir)
     with tempfile.TemporaryDirectory(prefix="choral-") as name:

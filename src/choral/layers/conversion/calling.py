@@ -7,6 +7,7 @@ the second exchange keeps the first one's tensor as what is to be put back. Here
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -39,4 +40,19 @@ def call_with(network: nn.Module, tensors: Mapping[str, Tensor], inputs: Any, ti
         ties: what `ties_of` found in it.
     """
     further = {name: tensors[known] for name, known in ties.items() if known in tensors}
-    return functional_call(network, {**tensors, **further}, (inputs,), tie_weights=False)
+    given = {**tensors, **further}
+    outputs = functional_call(network, given, (inputs,), tie_weights=False)
+    if network.training:
+        _write_back(tensors, given)
+    return outputs
+
+
+def _write_back(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
+    """Write buffers that forward gave anew, which functional_call notes in its dict, into those that it was called with."""
+    for name, tensor in tensors.items():
+        if now[name] is tensor:
+            continue
+        if now[name].shape != tensor.shape:
+            raise RuntimeError(f"buffer {name!r} was {tuple(tensor.shape)} and becomes {tuple(now[name].shape)}")
+        with torch.no_grad():
+            tensor.copy_(now[name].detach())

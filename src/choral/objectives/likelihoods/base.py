@@ -41,10 +41,12 @@ class About:
 class Likelihood(Value, ABC):
     """What the outputs of a network mean.
 
-    `prediction`, a fact of the class, is the kind of prediction that `predict` returns.
+    Facts of the class: `prediction` is the kind of prediction that `predict` returns; `link` is torch's name of the function that outputs go
+    through to become probabilities, if there is one. Outputs that have gone through it already are doubtful.
     """
 
     prediction: ClassVar[type[Prediction]]
+    link: ClassVar[str] = ""
 
     @property
     def noise_std(self) -> float | None:

@@ -34,6 +34,7 @@ class Categorical(Likelihood):
     """
 
     prediction: ClassVar[type[Prediction]] = Classification
+    link: ClassVar[str] = "Softmax"
 
     axis: int | None = None
     ignore: int | None = None
@@ -230,6 +231,7 @@ class Bernoulli(Likelihood):
     """
 
     prediction: ClassVar[type[Prediction]] = MultiLabel
+    link: ClassVar[str] = "Sigmoid"
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return binary cross-entropy, summed over labels."""

@@ -1,0 +1,233 @@
+"""What strangers brought: habits of networks, data and places that real scripts have; each is right, or one sentence."""
+
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import choral
+from choral import recipes
+from choral.base.errors import InputError
+from choral.recipes.training import Training
+
+CALM = Training(rate=0.02, batch_size=16)
+TWO = recipes.deep_ensemble(epochs=4, members=2, training=CALM)
+G = torch.Generator().manual_seed(0)
+X = torch.randn(32, 6, generator=G)
+Y = (X[:, 0] > 0).long()
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def fitted(build: Any = small, data: Any = None, recipe: Any = TWO, **options: Any) -> Any:
+    return choral.fit(build, (X, Y) if data is None else data, recipe, **options)
+
+
+class Counting(nn.Module):
+    """Gives its buffers anew in every training call, as many scripts do, instead of changing them in place."""
+
+    seen: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + 1
+            self.mean = (0.9 * self.mean + 0.1 * x.mean(0)).detach()
+        return self.body(x - self.mean)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_buffers_given_anew_in_forward_are_kept(executor):
+    ensemble = fitted(Counting, executor=executor)
+    for member in ensemble:
+        assert int(member.seen) == 4  # 2 epochs of 2 batches
+        assert member.mean.abs().sum() > 0
+    torch.testing.assert_close(ensemble.predict(X).probs, fitted(Counting).predict(X).probs)
+
+
+@pytest.mark.parametrize("name", ["batch_ensemble", "packed", "masksembles", "tabm"])
+def test_buffers_given_anew_in_forward_of_a_joint_network(name):
+    ensemble = fitted(Counting, recipe=recipes.make(name, epochs=2, members=2, training=CALM))
+    joint = dict(ensemble.network().named_buffers())
+    assert {int(b.max()) for n, b in joint.items() if n.endswith("seen")} == {4}
+
+
+class Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x + random.gauss(0, 0.1)) if self.training else self.body(x)
+
+
+class Noisy(Drawing):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x + torch.from_numpy(np.random.randn(*x.shape)).float()) if self.training else self.body(x)
+
+
+@pytest.mark.parametrize(("build", "said"), [(Drawing, "the module random"), (Noisy, "numpy.random")])
+def test_draws_that_no_seed_decides_are_said(build, said):
+    with pytest.warns(UserWarning, match=f"draws from {said} .* draw with torch instead"):
+        fitted(build, executor="sequential")
+
+
+class Auxiliary(Drawing):
+    """As GoogLeNet: a tuple while training."""
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.body(x)
+        return (out, out) if self.training else out
+
+
+def test_a_network_that_returns_more_while_it_trains():
+    with pytest.raises(InputError, match=r"a tuple of 2 parts, 0 to 1 in training mode, but a tensor in evaluation"):
+        fitted(Auxiliary)
+    ensemble = fitted(Auxiliary, output=lambda found: found[0] if isinstance(found, tuple) else found)
+    torch.testing.assert_close(ensemble.predict(X).probs, fitted().predict(X).probs)
+
+
+def test_networks_and_data_without_numbers_are_refused():
+    with torch.device("meta"):
+        nowhere = small()
+    with pytest.raises(InputError, match=r"'0.weight' of the network is on the device meta"):
+        fitted(nowhere)
+    with pytest.raises(InputError, match="x is on the device meta"):
+        fitted(data=(X.to("meta"), Y))
+    with pytest.raises(InputError, match=r"x is sparse; give x.to_dense\(\)"):
+        fitted(data=(X.to_sparse(), Y))
+
+
+def test_objects_that_are_numbers_are_numbers():
+    wanted = fitted().predict(X).probs
+    frame = pd.DataFrame(X.numpy(), columns=list("abcdef"))
+    for x, y in (
+        (X.numpy().astype(object), Y.numpy().astype(object)),
+        (frame.convert_dtypes(), pd.Series(Y.numpy()).astype("Int64")),
+        (frame, pd.DataFrame({"y": pd.array(Y.numpy().astype(bool), dtype="boolean")})),
+    ):
+        assert torch.equal(fitted(data=(x, y)).predict(x).probs, wanted)
+    holes = frame.astype("Float64")
+    holes.iloc[3, 2] = pd.NA
+    with pytest.raises(InputError, match=r"x has missing values in 1 row\(s\), the first at \[3\]"):
+        fitted(data=(holes, Y))
+    with pytest.raises(InputError, match="x holds values of type object, not numbers"):
+        fitted(data=(X.numpy().astype(str).astype(object), Y))
+
+
+class Lying(Dataset[Any]):
+    """Has fewer items than it says, or one that is none."""
+
+    def __init__(self, length: int, hole: int = -1) -> None:
+        self.length, self.hole = length, hole
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> Any:
+        return None if number == self.hole else (X[number], Y[number])
+
+
+@pytest.mark.parametrize("data", [Lying(99), Lying(32, 7)])
+def test_items_that_cannot_be_read_are_one_sentence(data):
+    with pytest.raises(InputError, match="items of the Lying cannot be read, or not be made a batch"):
+        fitted(data=data)
+
+
+def test_a_list_of_items_is_a_dataset():
+    pairs = list(zip(X, Y))
+    assert torch.equal(fitted(data=pairs).predict(X).probs, fitted().predict(X).probs)
+    dicts = [{"input": x, "label": y} for x, y in pairs]
+    assert torch.equal(fitted(data=dicts, target="label").predict({"input": X}).probs, fitted().predict(X).probs)
+    for wrong in (zip(X, Y), iter(pairs), [X, Y, Y], [*pairs, 3]):
+        with pytest.raises(InputError, match="data is of type"):
+            fitted(data=wrong)
+
+
+def test_a_relative_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    ensemble = fitted(run_dir="run", listener=lambda event: os.chdir(tmp_path / "there"))
+    assert Path.cwd() == tmp_path / "there"
+    assert not list((tmp_path / "there").iterdir())
+    assert ensemble.member(1) is not None
+    os.chdir(tmp_path / "here")
+    loaded = choral.load("run", build=small)
+    os.chdir(tmp_path / "there")
+    assert torch.equal(loaded.predict(X).probs, ensemble.predict(X).probs)
+
+
+def test_a_home_folder_is_not_guessed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"run_dir is '~/run'; give a path, with the home folder written out"):
+        fitted(run_dir="~/run")
+    assert not list(tmp_path.iterdir())
+
+
+class Holding(Drawing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return self.body(x)
+
+
+@pytest.mark.parametrize("build", [Holding, Holding()])
+def test_what_a_network_holds_and_cannot_be_copied_is_named(build):
+    with pytest.raises(InputError, match=r"module '' \(Holding\) holds 'lock', a lock, which cannot be copied"):
+        fitted(build)
+
+
+@pytest.mark.parametrize(
+    ("last", "outputs", "y", "likelihood"),
+    [(nn.Softmax(-1), 2, Y, None), (nn.Sigmoid(), 1, Y, "bernoulli"), (nn.Sequential(nn.Sigmoid(), nn.Flatten(0)), 1, Y, "bernoulli")],
+)  # fmt: skip
+def test_probabilities_where_logits_belong_are_doubted(last, outputs, y, likelihood):
+    with pytest.warns(
+        UserWarning, match="its outputs are read as logits, which go through (softmax|sigmoid) once more"
+    ):
+        fitted(lambda: nn.Sequential(nn.Linear(6, outputs), last), (X, y), likelihood=likelihood)
+    fitted(lambda: nn.Sequential(nn.Linear(6, 2), nn.LogSoftmax(-1)))  # which softmax leaves as it is
+
+
+def test_groups_without_a_value_are_refused():
+    groups = np.arange(32) % 4 * 1.0
+    groups[3] = np.nan
+    with pytest.raises(InputError, match=r"groups has no value for 1 point\(s\), the first at \[3\]"):
+        fitted(folds=2, groups=groups)
+    with pytest.raises(InputError, match="groups has no value"):
+        fitted(folds=2, groups=[None, *range(31)])
+
+
+def test_a_table_says_what_it_leaves_out_and_reads_durations_and_periods():
+    rows = 60
+    frame = pd.DataFrame({"a": np.arange(rows) % 7, "t": np.where(np.arange(rows) % 2, "yes", "no")})
+    frame["wait"] = pd.to_timedelta(np.arange(rows), unit="h")
+    frame["month"] = pd.period_range("2020-01", periods=rows, freq="M")
+    frame["pair"] = [[i, 2] for i in range(rows)]
+    ensemble = choral.fit_table(frame, "t", method="single", epochs=2, drop=["a"], progress=False)
+    read = {row["column"]: row["read_as"] for row in ensemble.table.describe()}
+    assert read == {"a": "left out", "wait": "number", "month": "date", "pair": "left out"}
+    assert "columns left out: pair" in repr(ensemble)
+    assert torch.equal(ensemble.predict(frame[:3]).probs, ensemble.predict(frame).probs[:3])
+    with pytest.raises(InputError, match="column 'a' holds complex numbers; give their real and imaginary parts"):
+        choral.fit_table(frame.assign(a=frame.a * 1j), "t", epochs=2)
