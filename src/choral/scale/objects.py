@@ -95,9 +95,10 @@ class LocalObjects:
 
     def names(self, folder: str) -> list[str]:
         """Return the files of a folder; what is being written aside is none yet."""
-        root = self.folder / folder
-        found = (p for p in root.rglob("*") if p.is_file() and not p.name.startswith("."))
-        return sorted(str(p.relative_to(self.folder)) for p in found)
+        found: list[str] = []
+        for root, _, files in os.walk(self.folder / folder):  # which leaves out folders that others remove meanwhile
+            found += [str((Path(root) / name).relative_to(self.folder)) for name in files if not name.startswith(".")]
+        return sorted(found)
 
     def remove(self, name: str) -> None:
         """Remove a file, and its folder with the last one."""
