@@ -1,6 +1,7 @@
 """Options that go together as one value."""
 
-from typing import Annotated
+from dataclasses import fields
+from typing import Annotated, get_args
 
 import pytest
 import typer
@@ -48,5 +49,8 @@ def test_commands_offer_all_that_their_values_have(command):
     kinds = {"fit": (Reading, Settings, Watching, Running), "compare": (Reading, Settings, Running)}
     offered = made.callback.__annotations__
     for kind in kinds.get(command, (Reading, Settings, Watching)):
-        for name, field in kind.__dataclass_fields__.items():
-            assert offered[name] is field.type
+        for field in fields(kind):
+            (wanted, option), (found, shown) = get_args(field.type), get_args(offered[field.name])
+            assert found == wanted
+            assert (shown.param_decls, shown.help) == (option.param_decls, option.help)
+            assert shown.rich_help_panel == kind.PANEL

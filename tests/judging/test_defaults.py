@@ -1,5 +1,7 @@
 """What is done where the user says nothing."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -53,7 +55,7 @@ def ready(tmp_path, **said):
     x = problem().x_train
     np.savez(tmp_path / "d.npz", x_train=x, y_train=problem().y_train, x_test=x[:9], y_test=problem().y_train[:9])
     parts = [
-        kind(**{n: said.pop(n) for n in kind.__dataclass_fields__ if n in said})
+        kind(**{n: said.pop(n) for n in [f.name for f in fields(kind)] if n in said})
         for kind in (Reading, Settings, Watching)
     ]
     wanted = {"method": None, "epochs": None, "members": None} | said
@@ -62,8 +64,9 @@ def ready(tmp_path, **said):
 
 def test_what_is_said_goes_before_the_usual(tmp_path):
     found = ready(tmp_path)
-    assert (found.recipe.members, found.validation, found.stop) == (8, 0.2, EarlyStop(patience=60))
-    assert ready(tmp_path, method="deep_ensemble").recipe == found.recipe
+    assert (found.recipe.members, found.folds, found.validation, found.stop) == (8, 8, None, EarlyStop(patience=60))
+    named = ready(tmp_path, method="deep_ensemble")
+    assert (named.recipe.members, named.folds, named.validation, named.stop) == (8, None, 0.2, EarlyStop(patience=60))
     found = ready(tmp_path, validation=0.0)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 156, None, None)
     assert choral.models.spec_of(found.build())["name"] == "mlp"

@@ -147,7 +147,7 @@ def test_names_of_a_frame_without_a_table():
         linear(1, 0), (frame, y), choral.recipes.single(epochs=1), likelihood=FixedGaussian(precision=1.0)
     )
     assert {r["column"] for r in permutation_importance(ensemble, frame[["wide", "long"]], y)} == {"long", "wide"}
-    with pytest.raises(InputError, match="y none"):
+    with pytest.raises(InputError, match="y is None"):
         permutation_importance(ensemble, frame)
 
 

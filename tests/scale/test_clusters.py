@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,8 @@ def test_a_command_that_is_killed_and_one_that_is_interrupted_go_on(alone, tmp_p
     def start(*more):
         command = [*alone, sys.executable, "-m", "choral", *words, *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, cwd=tmp_path, env=environment(), **pipes)
+        heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what runs behind it
+        return subprocess.Popen(command, cwd=tmp_path, env=environment(), preexec_fn=heeding, **pipes)
 
     def training(process):
         """Wait until this process, and no worker that outlives one before it, has heard of an epoch."""

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.base.errors import ConversionError
+from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.sampling import at_means
 from choral.structures.gaussian import Gaussian
@@ -94,7 +94,7 @@ def test_layers_are_chosen_by_patterns_and_misuse_is_refused():
     assert type(joint.head["fc"]).__name__ == "GaussianLinear"
     with pytest.raises(ConversionError, match="no layer to make Bayesian"):
         Gaussian().convert(nn.Sequential(nn.ReLU()), torch.Generator())
-    with pytest.raises(TypeError, match="members"):
+    with pytest.raises(InputError, match="members"):
         Gaussian(members=2)
     assert from_dict(Gaussian(draws=7, exclude=("a",)).to_dict()) == Gaussian(draws=7, exclude=("a",))
 

@@ -4,7 +4,7 @@ from tests.structures.networks import generator
 from torch import nn
 
 from choral import models
-from choral.base.errors import ConversionError
+from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.conversion.convert import swap
 from choral.layers.joint.network import Joint
@@ -91,10 +91,10 @@ def test_single_networks_have_nothing_to_check():
 
 
 def test_facts_of_a_structure_are_not_arguments():
-    with pytest.raises(TypeError, match="members"):
+    with pytest.raises(InputError, match="members"):
         Independent(members=3)
-    with pytest.raises(TypeError, match="undecayed"):
+    with pytest.raises(InputError, match="undecayed"):
         BatchEnsemble(undecayed=())
-    with pytest.raises(TypeError, match="draws"):
+    with pytest.raises(InputError, match="draws"):
         Packed(draws=3)
     assert from_dict({"kind": "Independent", "members": 1, "draws": 1, "undecayed": []}) == Independent()

@@ -7,7 +7,7 @@ from torch import nn
 
 from choral import models
 from choral.base import draws
-from choral.base.errors import ConversionError
+from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer
 from choral.structures import Patched
@@ -116,7 +116,7 @@ def test_excluded_modules_stay_shared_with_everything_inside():
 def test_it_survives_json_and_says_what_it_accepts():
     structure = Patched(mixture=FAMILY["ecmp"], include=("fc*",))
     assert from_dict(json.loads(json.dumps(structure.to_dict()))) == structure
-    with pytest.raises(TypeError, match="members"):
+    with pytest.raises(InputError, match="members"):
         Patched(members=2)
     with pytest.raises(ConversionError, match="found nothing to patch"):
         Patched(output=False).convert(nn.Linear(2, 2), generator())
