@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from choral import metrics, models
-from choral.bayes.walks import GuidedWalk
+from choral.bayes.chains import GuidedWalk
 from choral.data import Normalise, Transform, prepare
 from choral.engine.blueprint import Blueprint
 from choral.engine.store import MemberStore

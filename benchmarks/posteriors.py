@@ -23,8 +23,8 @@ import torch.nn.functional as F
 import reference_posterior as nuts
 from choral import metrics, models
 from choral.base import draws
+from choral.bayes.chains import GuidedWalk
 from choral.bayes.posteriors import gate_keep
-from choral.bayes.walks import GuidedWalk
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.objectives.kl import GaussianKL, SpikeSlabKL

@@ -31,7 +31,7 @@ from choral.base import draws
 from choral.engine.memory import keep_freed
 from choral.engine.sharing import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
-from choral.layers.packed.networks import ends_of
+from choral.layers.packed.abreast import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
 from machine import RESULTS, write
 

@@ -1,6 +1,7 @@
 """Imports point downwards, and importing the package loads nothing heavy beyond torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,6 +106,17 @@ def test_a_test_of_a_module_stands_where_the_module_stands():
 
 def test_no_module_is_named_after_nothing():
     assert not [p for p in ROOT.rglob("*.py") if p.stem in ("utils", "helpers", "common", "misc")]
+
+
+ENDING = re.compile(r"(isons?|ings?|ions?|ers?|ors?|ed|es|s|e)$")
+OWN_WORDS = {"folder", "regressor", "trainers"}  # not forms of folds, regression and training
+
+
+def test_no_two_modules_differ_by_an_ending_only():
+    alike: dict[str, set[str]] = {}
+    for stem in {p.stem for p in ROOT.rglob("*.py")} - OWN_WORDS:
+        alike.setdefault(ENDING.sub("", stem), set()).add(stem)
+    assert not [names for names in alike.values() if len(names) > 1]
 
 
 def fresh(code: str) -> str:

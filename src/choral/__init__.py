@@ -15,7 +15,7 @@ _WHERE = {
     "AdamW": "choral.plan",
     "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
-    "Comparison": "choral.judging.comparison",
+    "Comparison": "choral.judging.standings",
     "EarlyStop": "choral.plan",
     "Ensemble": "choral.ensemble.ensemble",
     "Measure": "choral.plan",
@@ -36,11 +36,11 @@ _WHERE = {
     "fit": "choral.fit",
     "fit_table": "choral.tabular.fitting",
     "fork": "choral.plan",
-    "leaves": "choral.scale.calls",
+    "leaves": "choral.scale.entry",
     "load": "choral.fit",
-    "prepare": "choral.scale.calls",
+    "prepare": "choral.scale.entry",
     "repeat": "choral.plan",
-    "run_leaf": "choral.scale.calls",
+    "run_leaf": "choral.scale.entry",
     "seq": "choral.plan",
     "show": "choral.preview",
 }
@@ -104,15 +104,15 @@ if TYPE_CHECKING:
     from choral.ensemble.given import ensemble_of
     from choral.fit import fit, load
     from choral.judging.compare import compare
-    from choral.judging.comparison import Comparison
+    from choral.judging.standings import Comparison
     from choral.objectives.combine import Objective
     from choral.plan import SGD, Adam, AdamW, Collect, EarlyStop, Measure, Reset, Start, Train, every, fork, repeat, seq
     from choral.predictions import Prediction
     from choral.preview import show
     from choral.recipes.recipe import Recipe
     from choral.recipes.training import Training
-    from choral.scale.calls import leaves, prepare, run_leaf
     from choral.scale.clusters import Ray
+    from choral.scale.entry import leaves, prepare, run_leaf
     from choral.scale.remote import Store
     from choral.tabular.fitting import fit_table
 

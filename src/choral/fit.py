@@ -20,11 +20,11 @@ from choral.engine.executors import Executor
 from choral.engine.folder import claimed, run_of
 from choral.engine.job import Job
 from choral.engine.parts import parts_of
-from choral.engine.process import settled_process
+from choral.engine.process_wide import settled_process
 from choral.engine.settling import settle
 from choral.engine.store import MemberStore
 from choral.engine.threads import using
-from choral.ensemble import shares
+from choral.ensemble import votes
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble, ensemble_from
 from choral.ensemble.noise import settle_noise
@@ -36,8 +36,8 @@ from choral.plan.stopping import EarlyStop, Keep
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 from choral.scale.apart import Asked, check_cluster, train_apart
-from choral.scale.calls import OPTIONS, Call, carry_out_leaves, cut_for, folded
 from choral.scale.clusters import Ray
+from choral.scale.entry import OPTIONS, Call, carry_out_leaves, cut_for, folded
 from choral.scale.gathering import fetched
 from choral.scale.remote import Store, is_far
 from choral.scale.sites import absolute, opened, publish
@@ -192,7 +192,7 @@ def fit(
 
 def _put_together(call: Call, job: Job, store: MemberStore, costs: dict[str, Any], table: Table | None) -> Ensemble:
     """Return the ensemble of what was trained."""
-    held, count, weights = shares.chosen(store, costs["networks"], call.recipe)
+    held, count, weights = votes.chosen(store, costs["networks"], call.recipe)
     return Ensemble(
         call.build,
         call.recipe,

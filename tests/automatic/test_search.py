@@ -12,7 +12,7 @@ from torch import nn
 import choral
 from choral import models
 from choral.automatic.joining import joined
-from choral.automatic.judges import ByFolds, ByValidation
+from choral.automatic.jury import ByFolds, ByValidation
 from choral.automatic.pooling import Pool
 from choral.automatic.search import Candidate, search
 from choral.base.errors import DivergedError, InputError

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from choral.bayes.chains import GuidedWalk
 from choral.bayes.priors import in_parameters, in_units, scale
-from choral.bayes.walks import GuidedWalk
 from choral.objectives.anchored import Anchored
 from choral.plan import DrawAnchor, State, StepAnchor
 from choral.plan.walk import visit

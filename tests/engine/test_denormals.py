@@ -43,7 +43,7 @@ def test_a_failure_restores_it_too():
 
 def test_settings_of_the_process_can_be_left_alone(monkeypatch):
     asked, seen = [], []
-    monkeypatch.setattr("choral.engine.process.keep_freed", lambda: asked.append(True))
+    monkeypatch.setattr("choral.engine.process_wide.keep_freed", lambda: asked.append(True))
     build, data = PROBLEMS["regression"]
     recipe = make("single", epochs=1, training=CALM)
     fit(build, data(), recipe, listener=lambda _: seen.append(flushes()), process_wide=False)

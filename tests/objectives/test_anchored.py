@@ -5,7 +5,7 @@ from torch.func import grad, hessian, vmap
 
 from choral.base.errors import InputError
 from choral.base.values import from_dict
-from choral.bayes.walks import GuidedWalk
+from choral.bayes.chains import GuidedWalk
 from choral.objectives.anchored import Anchored
 
 MEMBERS = 2000

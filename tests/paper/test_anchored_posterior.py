@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from choral.bayes.walks import GuidedWalk
+from choral.bayes.chains import GuidedWalk
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
 from choral.plan import SGD, DrawAnchor, StepAnchor

@@ -8,8 +8,8 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import InputError, PlanError
+from choral.bayes.chains import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
 from choral.bayes.posteriors import gate_keep, std_of
-from choral.bayes.walks import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
 from choral.compaction import shrink
 from choral.data.sources import TensorSource
 from choral.engine.context import BranchContext

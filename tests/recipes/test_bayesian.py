@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from choral import models
 from choral.base.errors import InputError, PlanError
 from choral.base.values import from_dict
+from choral.bayes.chains import IID, GuidedWalk
 from choral.bayes.posteriors import std_of
-from choral.bayes.walks import IID, GuidedWalk
 from choral.cli.app import app
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian

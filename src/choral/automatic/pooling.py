@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from choral.automatic.joining import joined
-from choral.automatic.judges import Judge
+from choral.automatic.jury import Judge
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
 from choral.posthoc import bagged_selection

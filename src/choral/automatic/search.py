@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from choral.automatic.judges import Judge
+from choral.automatic.jury import Judge
 from choral.automatic.pooling import Pool
 from choral.base.errors import DivergedError, InputError, RunError
 from choral.engine.files import write_json

@@ -17,7 +17,7 @@ def main() -> None:
 
 def _run() -> int:
     from choral.cli.app import app
-    from choral.cli.processes import processes
+    from choral.cli.torchrun import processes
 
     with processes():
         return app(standalone_mode=False) or 0

@@ -9,6 +9,7 @@ import typer
 
 from choral import __version__
 from choral.cli import predicting, reporting, scaling
+from choral.cli.display import note, progress, say, table, write_json
 from choral.cli.options import (
     Accumulate,
     Apart,
@@ -32,7 +33,6 @@ from choral.cli.options import (
     given,
     spread,
 )
-from choral.cli.output import note, progress, say, table, write_json
 from choral.cli.preparing import (
     baseline_note,
     check_executor,
@@ -42,7 +42,7 @@ from choral.cli.preparing import (
     prepare_fit,
     warned,
 )
-from choral.cli.processes import joined
+from choral.cli.torchrun import joined
 
 app = typer.Typer(
     name="choral",

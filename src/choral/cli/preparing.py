@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from choral.base.errors import InputError, did_you_mean
+from choral.cli.display import note, table
 from choral.cli.options import Reading, Settings, Watching
-from choral.cli.output import note, table
 
 _SHOWN = 40  # columns of a table that are listed
 

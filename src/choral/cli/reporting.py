@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError
+from choral.cli.display import note, say, table, write_json
 from choral.cli.options import Json, Saved
-from choral.cli.output import note, say, table, write_json
 from choral.cli.predicting import predicted
 from choral.cli.preparing import baseline_note
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from choral.cli.display import progress, say, table, write_json
 from choral.cli.options import Apart, Forecasting, Json, Progress, Quiet, Reading, Running, Settings, Watching, given
-from choral.cli.output import progress, say, table, write_json
 from choral.cli.preparing import prepare_fit
 
 _COMMAND = "command.json"
@@ -138,7 +138,7 @@ def times(asked: Forecasting, recipe: Any, ready: Any = None) -> dict[str, Any]:
 def _measured(ready: Any, step: float | None) -> tuple[int, float]:
     """Return the training rows of a fit, and the seconds of one of its steps."""
     from choral.engine.executors import step_seconds
-    from choral.scale.calls import call_of
+    from choral.scale.entry import call_of
 
     (build, data, recipe), options = ready.arguments()
     job = call_of(build, data, recipe, options).job()
@@ -180,7 +180,7 @@ def places(out: str | None, usual: Path) -> tuple[str | Path, Path]:
 def tell_prepared(words: Words, ready: Any, place: str | Path, apart: Apart, running: Running) -> None:
     """Make a run folder without training, keep the words it was made by, and list its leaves."""
     from choral.engine.files import write_json as keep
-    from choral.scale.calls import prepare
+    from choral.scale.entry import prepare
     from choral.scale.sites import opened
 
     what, options = words.arguments(ready)
@@ -222,7 +222,7 @@ def leaves(
     json: Json = False,
 ) -> None:
     """List the leaves of a prepared run: which are ready, which wait for another, which are done."""
-    from choral.scale.calls import leaves as found
+    from choral.scale.entry import leaves as found
 
     rows = found(run)
     if ready:
@@ -250,8 +250,8 @@ def run_leaf(
     shown: Progress = None,
 ) -> None:
     """Train one leaf of a prepared run, or find it trained; killed and called again, it goes on."""
-    from choral.scale.calls import leaves as found
-    from choral.scale.calls import run_leaf as train
+    from choral.scale.entry import leaves as found
+    from choral.scale.entry import run_leaf as train
 
     rows = found(run)  # first of all: whether it is a run
     words, chosen = _command(run, data), _chosen(run, rows, path, index)
@@ -309,7 +309,7 @@ def _await(run: str, path: str, seconds: float) -> None:
     """Wait while a leaf waits for another, at most some seconds."""
     import time
 
-    from choral.scale.calls import leaves as found
+    from choral.scale.entry import leaves as found
 
     until = time.monotonic() + seconds
     while time.monotonic() < until and any(row["path"] == path and row["state"] == "waiting" for row in found(run)):

@@ -146,7 +146,7 @@ def encode_member(state: State, *, number: int = 0, run: str | None = None) -> b
 
 def member_tensors(state: State) -> dict[str, Tensor]:
     """Return the tensors that store a member; masked parameters as a bitmask and the kept values."""
-    from choral.masks.storing import pack
+    from choral.masks.bitmask import pack
 
     mask = state.mask
     tensors = {f"buffers/{n}": b for n, b in state.buffers.items()}
@@ -164,7 +164,7 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
         form: how the network was compacted, None if it was not.
         where: what to call the file in an error.
     """
-    from choral.masks.storing import unpack
+    from choral.masks.bitmask import unpack
 
     expect(form, (None, FORM, {"network": int}), where)
     parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}, "share": {}}

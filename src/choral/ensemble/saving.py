@@ -30,7 +30,7 @@ from choral.engine.fingerprint import FINGERPRINT, changes
 from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
 from choral.engine.schema import expect
 from choral.engine.store import MemberStore, member_tensors, state_from
-from choral.ensemble import shares
+from choral.ensemble import votes
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import cost
 from choral.plan.state import State
@@ -165,7 +165,7 @@ def load_folder(
         completed = read_likelihood(path, run_of(plan))
         if completed is not None:
             about["likelihood"] = completed.to_dict()
-        store, count, weights = shares.chosen(store, count, _of(Recipe, identity["recipe"], where))
+        store, count, weights = votes.chosen(store, count, _of(Recipe, identity["recipe"], where))
         about["posthoc"] = [w.to_dict() for w in weights]
         return _checked(about, store, count, build, where, output=output, table=read_table(path, plan), info=info)
 

@@ -21,19 +21,19 @@ from choral.engine.events import Listener
 from choral.engine.files import read_json, write_json
 from choral.engine.folder import folder_name
 from choral.fit import fit
-from choral.judging.comparison import Comparison, over_seeds
 from choral.judging.findings import findings
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
 from choral.judging.spending import Spending, within
+from choral.judging.standings import Comparison, over_seeds
 from choral.judging.trial import Trial, first_rows, make_trial, rows_of, shuffled
 from choral.plan.needs import warning
 from choral.recipes import METHODS, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 from choral.scale.apart import Asked, check_cluster, train_apart
-from choral.scale.calls import OPTIONS, call_of
 from choral.scale.clusters import Ray
+from choral.scale.entry import OPTIONS, call_of
 from choral.scale.remote import is_far
 
 __all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]

@@ -8,16 +8,16 @@ from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.bayesian.spike_slab import SpikeSlabLayer
 from choral.layers.conversion.attention import OpenAttention, open_attention
-from choral.layers.conversion.convert import by_kind, layers_of, swap
+from choral.layers.conversion.swapping import by_kind, layers_of, swap
 from choral.layers.features import Piecewise, piecewise_embedding, quantile_edges
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.joint.masked import MaskedLayer, overlapping_masks
 from choral.layers.joint.network import Joint, tune
 from choral.layers.joint.own_statistics import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
+from choral.layers.packed.abreast import PackedNetwork, pack
 from choral.layers.packed.grouped import GroupedLinear
 from choral.layers.packed.layer import PackedLayer, packed
-from choral.layers.packed.networks import PackedNetwork, pack
 
 __all__ = [
     "FAMILY",

@@ -19,7 +19,7 @@ from choral.objectives.likelihoods import (
     StudentT,
     infer,
 )
-from choral.objectives.patching import PatchedL2
+from choral.objectives.patch_penalty import PatchedL2
 from choral.objectives.penalties import L2, Penalty
 
 __all__ = [

@@ -11,7 +11,6 @@ from choral.plan.bayes import (
     StepAnchor,
     StepTargetShift,
 )
-from choral.plan.check import problems
 from choral.plan.cost import Cost, batches_in, cost
 from choral.plan.folds import Fold, folds_of, in_folds
 from choral.plan.muon import Muon
@@ -37,6 +36,7 @@ from choral.plan.phases import (
 from choral.plan.resizing import Resize
 from choral.plan.schedule import Constant, Cosine, CosineRestarts, Linear, OneCycle, Part, Schedule, Steps, Triangles
 from choral.plan.selecting import Select
+from choral.plan.soundness import problems
 from choral.plan.sparse import AntiRandom, Compact, ErdosRenyi, Magnitude, Masks, Partition, Prune, RandomMasks, Regrow
 from choral.plan.state import Role, State, slot
 from choral.plan.stopping import EarlyStop, Measure

@@ -7,9 +7,9 @@ import torch
 
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
+from choral.bayes.chains import Walk
 from choral.bayes.posteriors import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds
 from choral.bayes.priors import in_parameters, in_units
-from choral.bayes.walks import Walk
 from choral.compaction import Form, follow, neuron_param_mask, plan_compaction, slice_params
 from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot

@@ -13,9 +13,9 @@ from choral.posthoc.intervals import (
     fit_residual_intervals,
 )
 from choral.posthoc.labels import ConformalLabels, fit_label_sets
-from choral.posthoc.selection import MemberSelection, select_members
 from choral.posthoc.sets import ConformalSets, fit_conformal_sets
 from choral.posthoc.stacking import StackingWeights, fit_stacking, label_log_scores
+from choral.posthoc.subset import MemberSelection, select_members
 from choral.posthoc.temperature import Temperature, fit_temperature
 
 __all__ = [

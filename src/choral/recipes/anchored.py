@@ -6,7 +6,7 @@ Reference: Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approx
 
 from typing import Any
 
-from choral.bayes.walks import IID
+from choral.bayes.chains import IID
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Reset

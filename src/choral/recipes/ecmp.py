@@ -8,7 +8,7 @@ from typing import Literal
 
 from choral.layers.bayesian.patched import Mixture
 from choral.objectives.combine import Objective
-from choral.objectives.patching import PatchedL2
+from choral.objectives.patch_penalty import PatchedL2
 from choral.plan import RecalibrateDraws
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Training

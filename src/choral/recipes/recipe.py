@@ -10,7 +10,7 @@ from choral.base.values import Value
 from choral.objectives import Objective
 from choral.plan import Phase, cost, in_folds, problems
 from choral.plan.show import lines, tree
-from choral.recipes.combining import Combination, Combine, MeanLogits, MeanProbs, combination
+from choral.recipes.averaging import Combination, Combine, MeanLogits, MeanProbs, combination
 from choral.structures import Independent, Structure
 
 __all__ = ["Combine", "MeanLogits", "MeanProbs", "Recipe"]

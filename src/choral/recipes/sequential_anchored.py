@@ -7,7 +7,7 @@ in Tables 4 and 5.
 from math import isqrt
 
 from choral.base.errors import InputError
-from choral.bayes.walks import GuidedWalk, Walk
+from choral.bayes.chains import GuidedWalk, Walk
 from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.plan import (

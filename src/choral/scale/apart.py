@@ -8,9 +8,9 @@ from typing import Any
 from choral.base.errors import InputError
 from choral.engine.events import Listener
 from choral.engine.folder import claimed
-from choral.engine.process import settled_process
-from choral.scale.calls import Call, field_of, settle_leaves
+from choral.engine.process_wide import settled_process
 from choral.scale.clusters import Ray, RayWorkers
+from choral.scale.entry import Call, field_of, settle_leaves
 from choral.scale.farm import Plot, logged, plot_of, train_all
 from choral.scale.sites import opened, publish
 

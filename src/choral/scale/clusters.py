@@ -16,8 +16,8 @@ from choral.base.border import is_number, is_whole
 from choral.base.errors import InputError, RunError
 from choral.base.values import Value
 from choral.scale.asking import Question
+from choral.scale.dispatch import Tasks
 from choral.scale.farm import Plot
-from choral.scale.tasks import Tasks
 
 _LEAVING = 30.0  # seconds that Ray has to shut down
 

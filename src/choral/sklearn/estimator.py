@@ -18,8 +18,8 @@ from choral.predictions import Prediction
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
 from choral.sklearn.carrying import laid_open, taken_up
+from choral.sklearn.repeating import REPEATED, checked_weights, counted, repeats
 from choral.sklearn.training import Wishes, holds_out, train, usable_device
-from choral.sklearn.weights import REPEATED, checked_weights, counted, repeats
 
 _SEEDS = 2**31 - 1
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from choral.base.errors import ConversionError
 from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.convert import swap, unless_held
-from choral.layers.conversion.operations import WEIGHTED, own_kind
+from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
+from choral.layers.conversion.swapping import swap, unless_held
 from choral.layers.joint.network import Joint
 from choral.layers.joint.own_statistics import member_norm
 from choral.layers.joint.rank_one import RankOneLayer

@@ -14,7 +14,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.gaussian import RHO_START, GaussianLayer, GaussianNorm, gaussian_twin
 from choral.layers.bayesian.spike_slab import SpikeSlabLayer
-from choral.layers.conversion.convert import Replace, swap, unless_held
+from choral.layers.conversion.swapping import Replace, swap, unless_held
 from choral.structures.base import Structure
 
 _BAYESIAN = (GaussianLayer, GaussianNorm, SpikeSlabLayer)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.layers.conversion.convert import holds_frozen, tied_layers
-from choral.layers.conversion.operations import CONVOLUTIONS, NORMS, own_kind
+from choral.layers.conversion.functions_of_layers import CONVOLUTIONS, NORMS, own_kind
+from choral.layers.conversion.swapping import holds_frozen, tied_layers
+from choral.layers.packed.abreast import ends_of, named
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.networks import ends_of, named
 from choral.structures.base import Structure
 
 

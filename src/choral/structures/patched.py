@@ -16,10 +16,10 @@ from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.drawn_norm import DrawnNorm, keeps_statistics
 from choral.layers.bayesian.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
 from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.convert import fits, holds_frozen, swap, tied_layers, within
-from choral.layers.conversion.operations import NORMS, own_kind
+from choral.layers.conversion.functions_of_layers import NORMS, own_kind
+from choral.layers.conversion.swapping import fits, holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.packed.networks import ends_of
+from choral.layers.packed.abreast import ends_of
 from choral.structures.base import Structure
 
 
@@ -44,7 +44,7 @@ class Patched(Structure):
         statistics: 'draw' keeps BatchNorm statistics for each of the passes of prediction, to be estimated after training by
             `choral.plan.RecalibrateDraws`; 'shared' uses the running ones, averages over draws that fit none of them.
 
-    The penalty is `choral.objectives.patching.PatchedL2`.
+    The penalty is `choral.objectives.patch_penalty.PatchedL2`.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))

@@ -13,9 +13,9 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.dropped import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate
 from choral.layers.conversion.attention import OpenAttention, open_attention
-from choral.layers.conversion.convert import layers_of, swap
-from choral.layers.conversion.operations import WEIGHTED, own_kind
-from choral.layers.packed.networks import ends_of
+from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
+from choral.layers.conversion.swapping import layers_of, swap
+from choral.layers.packed.abreast import ends_of
 from choral.structures.base import Structure
 
 

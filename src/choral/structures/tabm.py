@@ -15,8 +15,8 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.convert import holds_frozen, swap, tied_layers, within
-from choral.layers.conversion.operations import WEIGHTED, own_kind
+from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
+from choral.layers.conversion.swapping import holds_frozen, swap, tied_layers, within
 from choral.layers.features import Apiece, Piecewise
 from choral.layers.joint.network import Joint
 from choral.layers.joint.own_statistics import member_norm

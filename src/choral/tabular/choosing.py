@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from choral import models
-from choral.automatic.judges import ByFolds, ByValidation, Judge
+from choral.automatic.jury import ByFolds, ByValidation, Judge
 from choral.automatic.search import Candidate, search
 from choral.base.errors import InputError
 from choral.data.problems import Problem

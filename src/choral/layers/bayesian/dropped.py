@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.base.fitting import typed
-from choral.layers.joint.weighted import WeightLayer
+from choral.layers.joint.computed import WeightLayer
 
 _UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 _ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)

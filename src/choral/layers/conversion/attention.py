@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
-from choral.layers.conversion.convert import fits, swap, within
+from choral.layers.conversion.swapping import fits, swap, within
 
 
 class OpenAttention(nn.Module):

@@ -31,9 +31,9 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.mapping import vmap
 from choral.layers.conversion.calling import call_with, ties_of
-from choral.layers.conversion.convert import swap
-from choral.layers.conversion.operations import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
-from choral.layers.joint.weighted import fold, unfold
+from choral.layers.conversion.functions_of_layers import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
+from choral.layers.conversion.swapping import swap
+from choral.layers.joint.computed import fold, unfold
 
 KERNELS = ("loop", "grouped", "matmul")
 _FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)

@@ -8,7 +8,7 @@ import copy
 
 from torch import nn
 
-from choral.layers.conversion.operations import BATCH_NORMS, INSTANCE_NORMS, NORMS, own_kind
+from choral.layers.conversion.functions_of_layers import BATCH_NORMS, INSTANCE_NORMS, NORMS, own_kind
 from choral.layers.packed.layer import PackedLayer
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -15,8 +15,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from choral.layers.conversion.operations import CONVOLUTIONS, operate
-from choral.layers.joint.weighted import fold
+from choral.layers.conversion.functions_of_layers import CONVOLUTIONS, operate
+from choral.layers.joint.computed import fold
 from choral.layers.kernels.course import CHANNELS, FOLDED, SHARED, Step
 from choral.layers.packed.layer import PackedLayer
 

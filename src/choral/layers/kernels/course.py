@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from choral.layers.conversion.operations import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS
+from choral.layers.conversion.functions_of_layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.packed.layer import PackedLayer
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from choral.base.errors import ConversionError, InputError
 from choral.base.fitting import typed
-from choral.layers.conversion.operations import NORMS, WEIGHTED, emptied, filled, operate, own_kind, spatial
+from choral.layers.conversion.functions_of_layers import NORMS, WEIGHTED, emptied, filled, operate, own_kind, spatial
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.joint.batched import batched_linear
+from choral.layers.joint.computed import fold, unfold
 from choral.layers.joint.network import Foldable
-from choral.layers.joint.weighted import fold, unfold
+from choral.layers.joint.products import batched_linear
 from choral.layers.packed.grouped import GroupedLinear
 
 PACKABLE = (*WEIGHTED, GroupedLinear, *NORMS, nn.Embedding, nn.PReLU, FilterResponseNorm)

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from choral.base.errors import ConversionError
-from choral.layers.conversion.operations import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
+from choral.layers.conversion.functions_of_layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.packed.grouped import GroupedLinear
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from choral.base.errors import InputError, RunError
-from choral.masks.storing import pack, pack_bits, unpack, unpack_bits
+from choral.masks.bitmask import pack, pack_bits, unpack, unpack_bits
 
 
 def bits_of(tensor):

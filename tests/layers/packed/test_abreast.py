@@ -8,8 +8,8 @@ from torch import nn
 from choral import models
 from choral.base.errors import ConversionError, InputError
 from choral.layers.joint.network import Joint, tune
+from choral.layers.packed.abreast import pack
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.networks import pack
 
 
 def parameters(network):

@@ -3,7 +3,7 @@
 import inspect
 
 import choral
-from choral.scale.calls import OPTIONS
+from choral.scale.entry import OPTIONS
 
 HERE = {  # of the call that puts a run together, not of its members
     "build", "data", "recipe", "run_dir", "listener", "progress", "overwrite", "extend", "process_wide", "time_limit", "data_parallel",

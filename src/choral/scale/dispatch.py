@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.engine.folder import read_plan
-from choral.engine.process import settled_process
+from choral.engine.process_wide import settled_process
 from choral.scale.asking import Question
 from choral.scale.cutting import Leaf, leaves_of
 from choral.scale.farm import Plot
 from choral.scale.leaf import Field, admit, train_leaf
-from choral.scale.listening import Ear
 from choral.scale.manifest import Manifest, key_of, read_manifest
+from choral.scale.relaying import Ear
 from choral.scale.sites import opened
 
 R = TypeVar("R")

@@ -24,7 +24,7 @@ class Comparison:
         rows: one flat dict for each method; over several seeds, of means.
         settings: data, budget, seed and training.
         details: evaluation (by method, see `choral.judging.judge.judge`), map (members in function space),
-            corruption_errors; over several seeds, deviations and differences (`choral.judging.comparison.over_seeds`).
+            corruption_errors; over several seeds, deviations and differences (`choral.judging.standings.over_seeds`).
     """
 
     rows: list[dict[str, Any]]

@@ -10,7 +10,15 @@ from abc import ABC
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
-from choral.layers.conversion.operations import TRANSPOSED, WEIGHTED, emptied, filled, operate, own_kind, spatial
+from choral.layers.conversion.functions_of_layers import (
+    TRANSPOSED,
+    WEIGHTED,
+    emptied,
+    filled,
+    operate,
+    own_kind,
+    spatial,
+)
 
 
 class WeightLayer(nn.Module, ABC):

@@ -15,7 +15,7 @@ import choral
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
-from choral.scale import clusters, tasks
+from choral.scale import clusters, dispatch
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 3, generator=G), torch.randint(2, (32,), generator=G)
@@ -123,7 +123,7 @@ def ray(monkeypatch):
     fake = Fake()
     monkeypatch.setitem(sys.modules, "ray", fake)
     for name, seconds in {"_PAUSE": 0.02, "_LOOK": 0.05, "_ANSWER": 0.6, "_SILENCE": 0.4}.items():
-        monkeypatch.setattr(tasks, name, seconds)
+        monkeypatch.setattr(dispatch, name, seconds)
     monkeypatch.setattr(clusters, "_LEAVING", 0.2)
     yield fake
     fake.forever.set()

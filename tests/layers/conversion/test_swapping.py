@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError
-from choral.layers.conversion.convert import by_kind, layers_of, swap
+from choral.layers.conversion.swapping import by_kind, layers_of, swap
 
 
 class Nested(nn.Module):

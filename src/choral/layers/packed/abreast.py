@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError, did_you_mean
-from choral.layers.conversion.convert import fits, layers_of, swap
-from choral.layers.conversion.operations import WEIGHTED, own_kind
+from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
+from choral.layers.conversion.swapping import fits, layers_of, swap
 from choral.layers.joint.network import Joint
 from choral.layers.kernels.abreast import run_abreast
 from choral.layers.kernels.course import Step, course_of, surroundings

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from choral.layers.bayesian.patched import Mixture, PatchedLayer
-from choral.objectives.patching import PatchedL2
+from choral.objectives.patch_penalty import PatchedL2
 from choral.objectives.penalties import L2
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tests.cli.test_app import choral, sentence
 
-from choral.cli import output
+from choral.cli import display
 from choral.engine.files import read_json, write_json
 
 NAMES = ["[/b]", "[bold red]x[/bold red]", "[link=x]y", ":smile:", "[/]", "a[0]", "\\[x]", "[@click=x]y[/]"]
@@ -21,7 +21,7 @@ def shown(monkeypatch, terminal, *arguments):
     out = io.StringIO()
     made = Console(file=out, force_terminal=terminal, width=160, color_system="truecolor" if terminal else None)
     monkeypatch.setattr("rich.console.Console", lambda *a, **k: made)
-    output.table(*arguments)
+    display.table(*arguments)
     return out.getvalue()
 
 
@@ -41,7 +41,7 @@ def test_the_best_is_still_bold(monkeypatch):
 
 def test_nothing_reaches_the_terminal_that_it_would_obey(monkeypatch):
     name = "\x1b[2J\x07\u202e\x9b1m\udcff"
-    for write, stream in ((output.say, "stdout"), (output.note, "stderr")):
+    for write, stream in ((display.say, "stdout"), (display.note, "stderr")):
         out = io.TextIOWrapper(io.BytesIO(), encoding="utf8")
         monkeypatch.setattr(f"sys.{stream}", out)
         write(f"report: {name}")
@@ -53,7 +53,7 @@ def test_nothing_reaches_the_terminal_that_it_would_obey(monkeypatch):
 def test_a_narrow_encoding_is_no_reason_to_stop(monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", out)
-    output.say("└ Collect()")
+    display.say("└ Collect()")
     out.flush()
     assert out.buffer.getvalue() == b"? Collect()\n"
 
@@ -64,7 +64,7 @@ def test_progress_shows_names_as_they_are(monkeypatch):
     monkeypatch.setattr("rich.console.Console", lambda *a, **k: made)
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
-    with output.progress(quiet=False) as bar:
+    with display.progress(quiet=False) as bar:
         hear = bar("[/b] x", 2)
         hear({"kind": "epoch", "counted": {"epochs": 1}, "losses": [0.5]})
     assert "[/b] x" in out.getvalue()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.metrics.accumulators import ClassificationStream
 from choral.metrics.diversity import member_correlation
 from choral.metrics.inputs import checked_regression, checked_weights
 from choral.metrics.regression import (
@@ -18,7 +19,6 @@ from choral.metrics.regression import (
     mixture_nll,
     rmse,
 )
-from choral.metrics.streaming import ClassificationStream
 from choral.metrics.uncertainty import aleatoric_variance, epistemic_variance
 
 

@@ -15,7 +15,7 @@ from choral.engine.executors import Settled
 from choral.engine.folder import claimed, read_plan
 from choral.engine.job import Job, understood
 from choral.engine.parts import Parts, parts_of
-from choral.engine.process import settled_process
+from choral.engine.process_wide import settled_process
 from choral.engine.run import WIDEST
 from choral.engine.settling import settle
 from choral.engine.store import MemberStore
