@@ -20,7 +20,7 @@ from choral.engine.job import understood
 from choral.engine.trainers import PlainTrainer, StackedTrainer
 from choral.engine.validation import rules_of
 from choral.plan.operators import UpdateMoments
-from choral.plan.optimiser import Stepper
+from choral.plan.stepping import Stepper
 from choral.plan.walk import trainings
 from choral.recipes import METHODS, make
 from choral.recipes.training import Training

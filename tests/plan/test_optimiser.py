@@ -3,7 +3,8 @@ import torch
 
 from choral.base.errors import InputError
 from choral.plan import SGD, Adam, AdamW
-from choral.plan.optimiser import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
+from choral.plan.remembering import memory_of, restore_memory, stack_memory, unstack_memory
+from choral.plan.stepping import Stepper, clip_gradients
 
 EVERY = [SGD(), SGD(nesterov=True, weight_decay=0.01), Adam(), AdamW()]
 

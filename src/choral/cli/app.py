@@ -206,17 +206,11 @@ def fit(
 ) -> None:
     """Train one ensemble and save it."""
     from choral.engine.validation import rules_of
-    from choral.ensemble.describing import said_of
-    from choral.recipes import METHODS, make
     from choral.scale.remote import is_far
     from choral.tabular.choosing import check_one_process
-    from choral.tabular.preparing import AUTO, METHOD, check_members
+    from choral.tabular.preparing import METHOD
 
-    named = METHOD if method in (None, AUTO) else method
-    if named not in METHODS:
-        make(named)
-    check_members(named, members)
-    check_executor(running.executor)
+    _check_words(method, members, running)
     rules_of(watching.validation or None, None, None, time_limit)
     scaling.check_apart(apart, time_limit, extend=extend)
     silent = running.json or running.quiet
@@ -254,18 +248,31 @@ def fit(
             accumulate=accumulate,
             cluster=scaling.cluster_of(apart.cluster),
         )
-    if not shared.speaks:
-        return
-    if not silent:
+    if shared.speaks:
+        _tell(ensemble, problem, folder, quiet=silent, json=running.json)
+
+
+def _check_words(method: str | None, members: int | None, running: Running) -> None:
+    """Refuse a method, members or an executor that there are none of, before data is read."""
+    from choral.recipes import METHODS, make
+    from choral.tabular.preparing import AUTO, METHOD, check_members
+
+    named = METHOD if method in (None, AUTO) else method
+    if named not in METHODS:
+        make(named)
+    check_members(named, members)
+    check_executor(running.executor)
+
+
+def _tell(ensemble: Any, problem: Any, folder: Path, *, quiet: bool, json: bool) -> None:
+    """Save an ensemble beside its run, measure it on the rows held out, and say what came out."""
+    from choral.ensemble.describing import said_of
+
+    if not quiet:
         note(f"choral: understood as {ensemble.task}: {said_of(ensemble.likelihood)}.")
     ended = ended_note(ensemble.info)
     if ended:
         note(ended)
-    _tell(ensemble, problem, folder, json=running.json)
-
-
-def _tell(ensemble: Any, problem: Any, folder: Path, *, json: bool) -> None:
-    """Save an ensemble beside its run, measure it on the rows held out, and say what came out."""
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
     row, found = reporting.measured(ensemble, problem, folder)

@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from choral.base import batches, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, InputError, did_you_mean
-from choral.data.tensors import Source, arrays_of, as_inputs, as_targets, bounds, cast_targets, hashed
+from choral.data.given import as_inputs, as_targets, cast_targets
+from choral.data.tensors import Source, arrays_of, bounds, hashed
 
 _LOOKED_AT = 4096  # items that identify a dataset without a name, at most; and of their bytes:
 _BYTES = 64 << 20

@@ -48,11 +48,7 @@ def settle(
         extend: whether a shorter run in the folder becomes a part of this one.
         cut: gives how a new run is cut into leaves, from its executor; None leaves it whole. A run that was begun stays as it is.
     """
-    check_executor(executor)
-    if table is not None and not isinstance(table, Table):
-        raise InputError(f"table is {type(table).__name__}; give a choral.data.tables.Table, as learn_table makes one.")
-    if overwrite and extend:
-        raise InputError("overwrite starts again and extend goes on; give one of them.")
+    _check_asked(executor, table, overwrite=overwrite, extend=extend)
     if folder is not None:
         check_ours(folder, overwrite=overwrite)
     if folder is not None and overwrite:
@@ -95,6 +91,15 @@ def settle(
         if stored is None:
             write_json(folder / "plan.json", plan, within=folder)
     return parts.agreed(plan), settled.width
+
+
+def _check_asked(executor: str, table: Table | None, *, overwrite: bool, extend: bool) -> None:
+    """Refuse what cannot be meant."""
+    check_executor(executor)
+    if table is not None and not isinstance(table, Table):
+        raise InputError(f"table is {type(table).__name__}; give a choral.data.tables.Table, as learn_table makes one.")
+    if overwrite and extend:
+        raise InputError("overwrite starts again and extend goes on; give one of them.")
 
 
 def _gone_on(

@@ -26,17 +26,10 @@ from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.task import Task
 from choral.engine.tracing import record
 from choral.layers.conversion.calling import call_with, ties_of
-from choral.plan.optimiser import (
-    Member,
-    Stepper,
-    clip_gradients,
-    memory_of,
-    restore_memory,
-    stack_memory,
-    unstack_memory,
-)
 from choral.plan.phases import Train
+from choral.plan.remembering import memory_of, restore_memory, stack_memory, unstack_memory
 from choral.plan.state import State
+from choral.plan.stepping import Member, Stepper, clip_gradients
 from choral.plan.variants import Variant
 
 _RECORDED_FROM = 100  # steps of a phase that repay recording them

@@ -17,9 +17,9 @@ from choral.base import batches, tree
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, InputError
 from choral.data.frames import arranged
+from choral.data.given import cast_targets
 from choral.data.parts import held_out
 from choral.data.sources import Source, source_of
-from choral.data.tensors import cast_targets
 from choral.engine import forwards
 from choral.engine.answering import works
 from choral.engine.evaluators import PlainEvaluator, StackedEvaluator, copied
