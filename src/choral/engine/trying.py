@@ -3,7 +3,7 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from choral.plan.walk import Visitor, trainings, walk
 from choral.recipes.recipe import Recipe
 
 _ROWS = 4
+_AGAIN = 5  # calls that confirm what a network is suspected of
 _RESHAPES = ("View", "Squeeze", "Unsqueeze", "Reshape", "UnsafeView")
 
 
@@ -53,7 +54,7 @@ def try_training(task: Task, source: Source, plan: Phase) -> str | None:
             _otherwise_trained(network, batches.moved(x, task.device))
             or f"the network cannot be trained on a batch of {len(y)} row(s): '{said}'; {_advice(len(y))}"
         ) from error
-    for name in moved(generators, ("numpy", "random")):
+    for name in _drawn_from(moved(generators, ("numpy", "random")), call):
         warnings.warn(
             f"the network draws from {'numpy.random' if name == 'numpy' else 'the module random'} when it is called, which no seed of "
             "choral's decides: two runs, and a resumed one, will differ; draw with torch instead.",
@@ -71,6 +72,16 @@ def try_training(task: Task, source: Source, plan: Phase) -> str | None:
             stacklevel=3,
         )
     return remembered
+
+
+def _drawn_from(names: Iterable[str], call: Callable[[], Any]) -> list[str]:
+    """Return the generators that every call moves: other threads may draw from them too, but not each time."""
+    found = list(names)
+    for _ in range(_AGAIN if found else 0):
+        generators = global_states()
+        call()
+        found = [name for name in found if name in moved(generators, (name,))]
+    return found
 
 
 def _otherwise_trained(network: nn.Module, x: Any) -> str:
