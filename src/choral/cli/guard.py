@@ -118,17 +118,29 @@ def _internal(error: BaseException) -> str:
     return f"unexpected {text} (the traceback is in {handle.name}; CHORAL_DEBUG=1 shows it)"
 
 
+def _is_importing(frame: Any) -> bool:
+    """Return whether a module is being loaded where a program stands."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
     """Remember an interrupt of the keyboard, and repeat it until it is obeyed.
 
-    An import on its way may turn it into some other error, or swallow it: then the command would go on.
+    An import on its way may turn it into some other error, swallow it, or be aborted by it: so it is obeyed after the import, unless the
+    keyboard says it twice.
     """
     heard: list[int] = []
 
     def hear(number: int, frame: Any) -> None:
         heard.append(number)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
+        if heard.count(signal.SIGINT) < 2 and _is_importing(frame):
+            return
         if not any(isinstance(e, KeyboardInterrupt) for e in _chain(sys.exc_info()[1])):  # it is not on its way already
             raise KeyboardInterrupt
 
