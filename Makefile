@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-# Of every family what its papers recommend, at a budget at which each has its steps; all 27 with make demo METHODS=all
+# Of every family what its papers recommend, at a budget at which each has its steps; all of them with make demo METHODS=all
 METHODS := single,deep_ensemble,snapshot,swag,mc_dropout,prune_and_tune,packed,batch_ensemble,emp,anchored,sequential_anchored,sebays_freeze
 
 .PHONY: help setup demo test test-all browser lint format bench clean
