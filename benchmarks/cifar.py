@@ -3,7 +3,8 @@
     CHORAL_DATA=... python benchmarks/cifar.py baselines --runs /some/folder [--seeds 3] [--threads 2]
 
 Every run has its own run folder, so the same command goes on where it stopped; the table is written to
-benchmarks/results/cifar_SUITE.json after every finished run.
+benchmarks/results/cifar_SUITE.json after every finished run. Rows that this file holds are not run again unless asked for (`--again`), so
+that a suite can be finished on several days and machines.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10
-from machine import write
+from machine import measured, write
 
 ADAM = Training(rate=0.001, optimiser=Adam(), batch_size=128, schedule="constant")
 MOVES = 100
@@ -162,6 +163,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--only", default="", help="labels that contain this text")
+    parser.add_argument("--again", action="store_true", help="forget the rows that the results hold")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     build, recipes = suites()[arguments.suite]
@@ -170,10 +172,10 @@ def main() -> None:
     x, y = x[:points], y[:points]
     augmented = (PadCrop(pixels=4), HorizontalFlip()) if arguments.suite in AUGMENTED else ()
     inputs = (*augmented, Normalise(mean=CIFAR10_MEAN, std=CIFAR10_STD))
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [] if arguments.again else measured(f"cifar_{arguments.suite}").get("rows", [])
     for seed in range(arguments.seeds):
         for label, recipe in recipes.items():
-            if arguments.only not in label:
+            if arguments.only not in label or any((r["label"], r["seed"]) == (label, seed) for r in rows):
                 continue
             folder = arguments.runs / arguments.suite / f"{label.replace(' ', '_')}-{seed}"
             ensemble = fit(
