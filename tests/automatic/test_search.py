@@ -186,9 +186,9 @@ def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
     judge = Given({id(both[0]): unsure, id(both[1]): sure})
     scores = [judge.score(judge.prediction(one)) for one in both]
     assert scores[1] < scores[0]
-    found = Pool(["first", "second"], both, [True, True], judge).best("auto", [], [], 0)
+    found = Pool(["first", "second"], both, [True, True], judge).best([], [], 0)
     assert found.members == 2
     assert "first, alone is best" in found.info["auto"]["reasons"][-1]
     near = Given({id(both[0]): unsure, id(both[1]): torch.stack([0.4 * far, far.abs()], 1)[None]})
-    taken = Pool(["first", "second"], both, [True, True], near).best("auto", [], [], 0).info["auto"]["reasons"][-1]
+    taken = Pool(["first", "second"], both, [True, True], near).best([], [], 0).info["auto"]["reasons"][-1]
     assert "second" in taken

@@ -17,7 +17,7 @@ from choral.cli.app import app
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
 from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Reset, ResetStds, Train, fork
-from choral.plan.walk import visit
+from choral.plan.walk import trainings, visit
 from choral.recipes import make
 from choral.recipes.exploration import SCHEDULES, schedules
 from choral.recipes.recipe import Recipe
@@ -50,10 +50,8 @@ def test_sequential_anchored_members_are_those_of_the_papers_tables(epochs, memb
     ],
 )
 def test_other_budgets_are_split_by_the_same_rule(options, shape):
-    found = []
     recipe = make("sequential_anchored", **options)
-    visit(recipe.plan, lambda node, _: found.append(node.epochs) if isinstance(node, Train) else None)
-    assert found == shape
+    assert [phase.epochs for phase in trainings(recipe.plan)] == shape
     assert recipe.epochs <= options["epochs"]
 
 
@@ -75,9 +73,7 @@ def test_budgets_that_cannot_be_are_refused(options, message):
 def test_the_anchor_is_the_only_prior_whatever_the_training_says():
     decaying = replace(CALM, optimiser=SGD(weight_decay=0.1))
     for name in ("anchored", "sequential_anchored"):
-        found = []
-        plan = make(name, epochs=12, training=decaying).plan
-        visit(plan, lambda node, _, found=found: found.append(node) if isinstance(node, Train) else None)
+        found = trainings(make(name, epochs=12, training=decaying).plan)
         assert found
         assert all(phase.optimiser.weight_decay == 0 for phase in found)
 
@@ -218,9 +214,7 @@ def test_every_branch_begins_with_a_perturbation_of_its_own():
 
 def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():
     for clip in (None, 3.0):
-        found = []
-        plan = make("bnn", epochs=4, training=replace(CALM, optimiser=SGD(clip=clip))).plan
-        visit(plan, lambda node, _, found=found: found.append(node) if isinstance(node, Train) else None)
+        found = trainings(make("bnn", epochs=4, training=replace(CALM, optimiser=SGD(clip=clip))).plan)
         assert [phase.optimiser.clip for phase in found] == [clip or 1.0]
 
 
@@ -240,9 +234,7 @@ SEQUENTIAL = ["sebays_freeze", "sebays_no_freeze", "bnn_sequential"]
 
 
 def phases_of(recipe):
-    found = []
-    visit(recipe.plan, lambda node, _: found.append(node) if isinstance(node, Train) else None)
-    return found
+    return trainings(recipe.plan)
 
 
 @pytest.mark.parametrize("name", SEQUENTIAL)

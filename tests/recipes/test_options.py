@@ -9,8 +9,8 @@ import choral
 from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.fit import fit
-from choral.plan import Adam, Train
-from choral.plan.walk import visit
+from choral.plan import Adam
+from choral.plan.walk import trainings
 from choral.recipes import make
 from choral.recipes.training import Training
 from choral.testing.problems import ADAM, CALM, PROBLEMS
@@ -45,9 +45,7 @@ def test_options_train_alike_everywhere_and_are_saved(name, options, problem, tm
 
 
 def trained(recipe):
-    found = []
-    visit(recipe.plan, lambda phase, _: found.append(phase) if isinstance(phase, Train) else None)
-    return found
+    return trainings(recipe.plan)
 
 
 def test_long_and_short_anchored_trainings_have_settings_of_their_own():

@@ -5,8 +5,8 @@ import torch
 
 from choral.base.errors import InputError
 from choral.fit import fit
-from choral.plan import Reset, Train
-from choral.plan.walk import Visitor, visit, walk
+from choral.plan import Reset
+from choral.plan.walk import Visitor, trainings, walk
 from choral.recipes import make
 from choral.testing.problems import CALM, PROBLEMS
 
@@ -34,8 +34,7 @@ def test_fge_keeps_the_papers_twelve_members_at_the_low_points_of_two_starts():
 
 
 def test_fge_trains_on_the_first_part_of_a_schedule_for_the_whole_budget():
-    phases = []
-    visit(make("fge").plan, lambda phase, _: phases.append(phase) if isinstance(phase, Train) else None)
+    phases = trainings(make("fge").plan)
     first, later = phases[0], next(p for p in phases if p.epochs == 36)
     assert first.schedule.at(0.5) == pytest.approx(0.1)  # epoch 60 of 200
     assert first.schedule.at(1.0) == later.schedule.at(0.0) == pytest.approx(0.1 - 0.099 * 0.1 / 0.4)  # epoch 120

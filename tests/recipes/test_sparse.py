@@ -9,8 +9,8 @@ from choral.base.errors import InputError
 from choral.compaction import compact
 from choral.engine.store import encode_member
 from choral.fit import fit
-from choral.plan import SGD, Adam, AntiRandom, Prune, Regrow, State, Train
-from choral.plan.walk import visit
+from choral.plan import SGD, Adam, AntiRandom, Prune, Regrow, State
+from choral.plan.walk import trainings
 from choral.recipes import make, prune_and_tune
 from choral.recipes.training import Training
 
@@ -223,9 +223,7 @@ def test_dynamic_sparse_members_keep_their_density_and_differ_in_their_masks(nam
 
 def trained(recipe):
     """The training phases of a plan in order, repeats written out."""
-    found = []
-    visit(recipe.plan, lambda phase, _: found.append(phase) if isinstance(phase, Train) else None)
-    return found
+    return trainings(recipe.plan)
 
 
 @pytest.mark.parametrize(

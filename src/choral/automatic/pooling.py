@@ -40,11 +40,10 @@ class Pool:
     whole: Sequence[bool]
     judge: Judge
 
-    def best(self, name: str, reasons: Sequence[str], tried: Sequence[str], seed: int) -> Ensemble:
+    def best(self, reasons: Sequence[str], tried: Sequence[str], seed: int) -> Ensemble:
         """Return the ensemble that the judge prefers.
 
         Args:
-            name: what it is called.
             reasons: what happened until now, in words.
             tried: names of all that was tried.
             seed: root of every draw.
@@ -61,7 +60,7 @@ class Pool:
         seen = self.judge.looked_at(self.ensembles[0])
         among = torch.cat([e.outputs(seen) for e in self.ensembles])
         made = joined(
-            self.ensembles, weights, name=name, x=seen, outputs=among, info=self._costs(weights) | {"auto": about}
+            self.ensembles, weights, name="auto", x=seen, outputs=among, info=self._costs(weights) | {"auto": about}
         )
         taken = [i for i, share in enumerate(rows) if share]
         kept = torch.cat(outputs)[taken]

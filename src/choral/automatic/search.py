@@ -156,7 +156,6 @@ def search(
     *,
     run_dir: str | Path | None = None,
     time_limit: float | None = None,
-    name: str = "auto",
     seed: int = 0,
 ) -> Ensemble:
     """Return the best ensemble of what the candidates give.
@@ -167,7 +166,6 @@ def search(
         judge: what they are judged by, `ByValidation` or `ByFolds`.
         run_dir: folder of the search; each candidate has a run folder in it, and the same call resumes.
         time_limit: seconds of training for all of it.
-        name: what the ensemble is called.
         seed: root of the draws of the selection.
     """
     if not candidates:
@@ -189,7 +187,7 @@ def search(
             raise DivergedError("; ".join(t.said for t in found.tried))
         labels, ensembles, whole = zip(*kept)
         pool = Pool(labels, ensembles, whole, judge)
-        ensemble = pool.best(name, [*(t.said for t in found.tried), *found.notes], [t.label for t in found.tried], seed)
+        ensemble = pool.best([*(t.said for t in found.tried), *found.notes], [t.label for t in found.tried], seed)
         if folder is not None:
             ensemble.save(folder / SAVED)
             write_json(folder / CHOICE, _told(ensemble), within=folder)

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Place = tuple[int | str, ...]
-
 
 def key(seed: int, *place: int | str) -> int:
     """Return the 63-bit key of a place under a root seed.

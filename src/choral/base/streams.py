@@ -190,11 +190,6 @@ def folded(members: int) -> Iterator[None]:
         yield
 
 
-def active() -> bool:
-    """Return whether a `keyed` block is running."""
-    return _now.get().stream is not None
-
-
 def uniform(shape: Sequence[int], *, like: Tensor, rows: int | None = None) -> Tensor:
     """Return uniform draws on (0, 1), open at both ends, in `like`'s dtype and device."""
     stream = _now.get().stream

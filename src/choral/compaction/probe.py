@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from choral.compaction.units import Channels, Units
 
-Known = Channels | list[Channels] | None
 Rule = Callable[..., Any]
 
 _MUTATING = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__setitem__")

@@ -86,6 +86,5 @@ class Warned(TypedDict):
     message: str
 
 
-Event = Epoch | Operated | Collected | Resumed | Diverged | Stopped | Warned
 EVENTS: tuple[type, ...] = (Epoch, Operated, Collected, Resumed, Diverged, Stopped, Warned)
 Listener = Callable[[dict[str, Any]], None]

@@ -170,9 +170,9 @@ def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: st
     return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
 
 
-def sketch(prediction: Prediction, *, rows: int = MAP_ROWS) -> Tensor:
+def sketch(prediction: Prediction) -> Tensor:
     """Return what each member says about the first rows, (member, value): the point it takes in function space."""
-    return prediction.member_values[:, :rows].flatten(1).double()
+    return prediction.member_values[:, :MAP_ROWS].flatten(1).double()
 
 
 def plain(values: Any, digits: int = 6) -> Any:

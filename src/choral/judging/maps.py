@@ -37,7 +37,7 @@ def pca(members: dict[str, Tensor]) -> dict[str, Any]:
     return {"points": _by_name(members, places), "explained": [round(float(s), 6) for s in shares]}
 
 
-def tsne(members: dict[str, Tensor], *, seed: int = 0) -> dict[str, Any] | None:
+def tsne(members: dict[str, Tensor]) -> dict[str, Any] | None:
     """Return t-SNE coordinates of members as in `pca`, or None for fewer than 8 members, too few to mean anything."""
     values = torch.cat([v.double() for v in members.values()])
     if len(values) < 8:
@@ -45,7 +45,7 @@ def tsne(members: dict[str, Tensor], *, seed: int = 0) -> dict[str, Any] | None:
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(values) - 1) / 3)
-    places = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(values.numpy())
+    places = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.numpy())
     return {"points": _by_name(members, torch.as_tensor(places))}
 
 

@@ -48,9 +48,9 @@ def checked_probs(probs: Tensor, *, name: str = "probs", axes: str = "batch, cla
     return probs
 
 
-def checked_member_probs(member_probs: Tensor, *, name: str = "member_probs") -> Tensor:
+def checked_member_probs(member_probs: Tensor) -> Tensor:
     """Return member probabilities (member, batch, class) as float64, checked like `checked_probs`."""
-    return checked_probs(member_probs, name=name, axes="member, batch, class")
+    return checked_probs(member_probs, name="member_probs", axes="member, batch, class")
 
 
 def checked_labels(labels: Tensor, *, batch: int, classes: int) -> Tensor:

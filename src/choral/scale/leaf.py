@@ -3,7 +3,6 @@
 Doing so again does nothing. Two processes at the same leaf write the same bytes, and the first manifest stays.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,6 +150,3 @@ def _run(field: Field, store: MemberStore, checkpoints: LeafCheckpoints | None, 
 def empty_run(field: Field, store: MemberStore) -> Run:
     """Return a run that trains nothing, to count what its members cost."""
     return _run(field, store, None, Log())
-
-
-Trainer = Callable[[Field, str], Manifest]
