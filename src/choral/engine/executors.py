@@ -21,7 +21,7 @@ from choral.engine.points import for_members
 from choral.engine.run import WIDEST
 from choral.engine.task import Task
 from choral.engine.threads import Threads, operations
-from choral.engine.trainers import UNMAPPED, PlainTrainer, StackedTrainer, Trainer
+from choral.engine.trainers import UNMAPPED, Moment, PlainTrainer, StackedTrainer, Trainer
 from choral.plan.cost import batches_in, cost
 from choral.plan.phases import Fork, Phase, Train
 from choral.plan.state import State
@@ -235,7 +235,7 @@ def _time(
     whole = phase.epochs * batches_in(source.points, phase.batch_size)
     trainer.steps = (
         whole if steps > 1 else 1
-    )  # long phases are recorded, and measured so; one step shows only that it can be done
+    )  # long phases are recorded, and measured so; one step only shows that it works
     slots = {s: {n: torch.zeros_like(p) for n, p in states[0].params.items()} for s in task.objective.slots}
     trainer.mount([s.having(slots=slots) for s in states], list(range(len(states))))
     rows = for_members(order, task.structure, stacked=order.dim() > 1)
@@ -245,7 +245,7 @@ def _time(
     best = float("inf")
     for step in range(steps):
         started = time.perf_counter()
-        trainer.step(x, y, step, 0.0, 0.0)
+        trainer.step(x, y, Moment(step, 0.0, 0.0))
         devices.synchronise(task.device)
         if step:
             best = min(best, time.perf_counter() - started)

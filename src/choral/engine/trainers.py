@@ -7,7 +7,7 @@ A trainer holds the networks of one training phase: `mount` puts states in, `ste
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,14 @@ UNMAPPED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 """What torch.func stops with, or code of the user's under it, where networks cannot be trained stacked."""
 
 
+class Moment(NamedTuple):
+    """Where a step stands in its training phase: its number, the progress its objective is told, and its learning rate."""
+
+    step: int
+    progress: float
+    rate: float
+
+
 class Trainer(ABC):
     """Takes training steps for one or more networks."""
 
@@ -48,10 +56,9 @@ class Trainer(ABC):
         self.lend = True  # whether it draws otherwise, from a generator it must be lent; found out on the first step
         self.params: Params = {}
         self.trained: Params = {}  # those that are not frozen
+        self.mask: list[tuple[Tensor, Tensor]] = []  # parameters with zeros to keep, and where
         self.sharing = Sharing()
-        self.variants: list[Variant] = [Variant()] * len(
-            self.points
-        )  # in what each network differs; set before mounting
+        self.variants = [Variant()] * len(self.points)  # in what each network differs; set before mounting
 
     def _clip(self, *, stacked: bool = False) -> None:
         """Clip the gradients as the phase's optimiser says."""
@@ -59,21 +66,18 @@ class Trainer(ABC):
         if clip is not None:
             clip_gradients(self.params, clip, apart=apart, stacked=stacked)
 
+    def _apply_mask(self) -> None:
+        if self.mask:
+            with torch.no_grad():
+                for p, m in self.mask:
+                    p.mul_(m)
+
     @abstractmethod
     def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
         """Take the states in, with the key of each network's draws."""
 
     @abstractmethod
-    def step(
-        self,
-        x: Batch,
-        y: Tensor,
-        step: int,
-        progress: float,
-        rate: float,
-        weights: Tensor | None = None,
-        part: Part | None = None,
-    ) -> None:
+    def step(self, x: Batch, y: Tensor, at: Moment, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step; `part` says which rows of a batch x and y are, None all."""
 
     @abstractmethod
@@ -110,9 +114,7 @@ class PlainTrainer(Trainer):
         device = self.task.device
         self.slots = {s: {n: t.to(device) for n, t in self.state.slots[s].items()} for s in self.task.objective.slots}
         self.mask = [(self.params[n], m.to(device, self.params[n].dtype)) for n, m in self.state.mask.items()]
-        with torch.no_grad():
-            for p, m in self.mask:
-                p.mul_(m)
+        self._apply_mask()
         variant = self.variants[0]
         value = variant.optimiser(self.phase.optimiser)
         self._rate, self._smoothing = variant.get("rate", 1.0), variant.get("smoothing")
@@ -124,16 +126,7 @@ class PlainTrainer(Trainer):
         self.scale = scaling.LossScale(self.state.memory) if self.task.precision == "fp16" else None
         self.total, self.count = torch.zeros((), device=device), 0
 
-    def step(
-        self,
-        x: Batch,
-        y: Tensor,
-        step: int,
-        progress: float,
-        rate: float,
-        weights: Tensor | None = None,
-        part: Part | None = None,
-    ) -> None:
+    def step(self, x: Batch, y: Tensor, at: Moment, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step, as a hand-written loop would."""
         task = self.task
         x, y = batches.moved(x, task.device), devices.moved(y, task.device)
@@ -141,28 +134,25 @@ class PlainTrainer(Trainer):
         self.optimiser.zero_grad(set_to_none=True)
         catch, lend = self.catch, self.lend
         for piece in task.parts.of(x, y, weights, task.likelihood, part):
-            lending = rng.seeded(self.key, "unkeyed", step) if lend else nullcontext()
+            lending = rng.seeded(self.key, "unkeyed", at.step) if lend else nullcontext()
             with (
                 lending as lent,
                 task.parts.norms(part),
-                draws.keyed(self.key, step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
+                draws.keyed(self.key, at.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(
                     self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing
                 )
                 loss = self.sharing.likelihood(total)
             self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
-            self._add(loss, piece, progress)
+            self._add(loss, piece, at.progress)
         if part is not None:
             task.parts.gather(self.trained)
         if self.scale is None or self.scale.divide(self.trained.values()):
             self.sharing.weigh(self.params)
             self._clip()
-            self.stepper.step(rate * self._rate)
-        if self.mask:
-            with torch.no_grad():
-                for p, m in self.mask:
-                    p.mul_(m)
+            self.stepper.step(at.rate * self._rate)
+        self._apply_mask()
         self.count += 1
 
     def _add(self, loss: Tensor, piece: Piece, progress: float) -> None:
@@ -217,9 +207,7 @@ class StackedTrainer(Trainer):
         self.slots = {slot: stacked([s.slots[slot] for s in states]) for slot in self.task.objective.slots}
         masks = stacked([s.mask for s in states])
         self.mask = [(self.params[n], m.to(self.params[n].dtype)) for n, m in masks.items()]
-        with torch.no_grad():
-            for p, m in self.mask:
-                p.mul_(m)
+        self._apply_mask()
         self.words = draws.words(*keys).view(-1, 2).to(device)
         values = [v.optimiser(self.phase.optimiser) for v in self.variants]
         value = max(values, key=lambda v: v.weight_decay)  # which parameters decay is told by whether any member's do
@@ -229,7 +217,7 @@ class StackedTrainer(Trainer):
         self.stepper = Stepper(value, self.optimiser, members if any(v.settings for v in self.variants) else ())
         self.own = self._own_settings()
         self.total, self.count = torch.zeros(len(states), device=device), 0
-        self._settings: tuple[int, float] = (0, 0.0)
+        self._at = Moment(0, 0.0, 0.0)
         self._points = torch.tensor(self.points, dtype=torch.float32).to(device)
         self._mapped = vmap(self._loss, randomness="error")
         slots = {slot: tree.signature(held) for slot, held in self.slots.items()}
@@ -266,34 +254,24 @@ class StackedTrainer(Trainer):
         y: Tensor,
         weights: Tensor | None = None,
     ):
-        step, progress = self._settings
         params = trained | fixed
         buffers = {n: b.clone() for n, b in buffers.items()}
         dropout = draws.Rate(own["threshold"], own["scale"]) if "threshold" in own else None
-        with draws.keyed(words, step, catch=self.catch, dropout=dropout) as stream:
+        with draws.keyed(words, self._at.step, catch=self.catch, dropout=dropout) as stream:
             call = lambda i: call_with(self.network, params | buffers, i, self._ties)  # noqa: E731  # closes over this call's parameters
             total = self.task.forward_loss(call, x, y, weights, by_member=True, smoothing=own.get("smoothing"))
             loss = self.sharing.likelihood(total)
         self._caught = stream.caught > 0
         self._drew = stream.site > 0
         if self.task.objective.penalties:
-            penalty = self.task.objective.penalty(self.sharing.for_penalty(params), slots, progress, 1)
+            penalty = self.task.objective.penalty(self.sharing.for_penalty(params), slots, self._at.progress, 1)
             loss = loss + penalty / points
         return loss, buffers
 
-    def step(
-        self,
-        x: Batch,
-        y: Tensor,
-        step: int,
-        progress: float,
-        rate: float,
-        weights: Tensor | None = None,
-        part: Part | None = None,
-    ) -> None:
+    def step(self, x: Batch, y: Tensor, at: Moment, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step for all networks."""
         device = self.task.device
-        self._settings = (step, progress)
+        self._at = at
         points = self._points
         x, y = batches.moved(x, device), devices.moved(y, device)
         own = () if weights is None else (devices.moved(weights, device),)
@@ -313,11 +291,8 @@ class StackedTrainer(Trainer):
             self.buffers = {n: b.detach() for n, b in buffers.items()}
         self.sharing.weigh(self.params)
         self._clip(stacked=True)
-        self.stepper.step(rate)
-        if self.mask:
-            with torch.no_grad():
-                for p, m in self.mask:
-                    p.mul_(m)
+        self.stepper.step(at.rate)
+        self._apply_mask()
         self.total += self.sharing.logged(losses.detach())
         self.count += 1
 
