@@ -386,7 +386,7 @@ def test_checkpoints_are_so_far_apart_that_they_take_little_of_the_time(tmp_path
 
     now, saved = [0.0], []
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Checkpoints, "save", lambda self, *_, **about: saved.append(about["epoch"]) or tick(0.5))
+    monkeypatch.setattr(Checkpoints, "save", lambda self, stacks, now: saved.append(now.epoch) or tick(0.5))
 
     def tick(seconds):
         now[0] += seconds

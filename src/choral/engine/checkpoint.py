@@ -8,7 +8,7 @@ files, so a damaged one is noticed and the one before is used.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,9 @@ from choral.engine.schema import expect
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
+
+PLACE = [[(int, str)]]  # forms of what files hold, for `choral.engine.schema.expect`
+FAILED = [{"place": PLACE, "message": str}]
 
 
 @dataclass
@@ -93,15 +96,15 @@ class Stack:
 
 @dataclass
 class Snapshot:
-    """A checkpoint read back."""
+    """Where a run stands: phases done, epochs of the running one, its ledger and log, and once read back its open branches."""
 
     position: int
     epoch: int
-    open: dict[Place, Branch]
     failed: dict[Place, str]
     counted: dict[str, float]
     stopped: list[dict[str, Any]]
     log_bytes: int = 0
+    open: dict[Place, Branch] = field(default_factory=dict)
 
 
 class Keeper(Protocol):
@@ -113,17 +116,7 @@ class Keeper(Protocol):
         """Whether there are any."""
         ...
 
-    def save(
-        self,
-        open_stacks: Sequence[Stack],
-        *,
-        position: int,
-        epoch: int,
-        failed: dict[Place, str],
-        counted: dict[str, float],
-        stopped: list[dict[str, Any]],
-        log_bytes: int,
-    ) -> None:
+    def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
         """Keep where a run stands."""
         ...
 
@@ -169,6 +162,29 @@ def unpack_branches(data: bytes, name: str, places: Sequence[Place]) -> list[Bra
     return [Branch(*parts) for parts in zip(places, states, header["new"], watches)]
 
 
+def failed_list(failed: dict[Place, str]) -> list[dict[str, Any]]:
+    """Return branches that diverged as JSON types."""
+    return [{"place": place.to_list(), "message": message} for place, message in failed.items()]
+
+
+def failed_from(content: Iterable[dict[str, Any]]) -> dict[Place, str]:
+    """Return what `failed_list` wrote."""
+    return {Place.from_list(one["place"]): one["message"] for one in content}
+
+
+def read_snapshot(content: dict[str, Any], branches: Iterable[Branch], log_bytes: int) -> Snapshot:
+    """Return where a run stood by what a checkpoint says of it, with the branches that were open."""
+    return Snapshot(
+        position=content["position"],
+        epoch=content["epoch"],
+        failed=failed_from(content["failed"]),
+        counted=content["counted"],
+        stopped=content["stopped"],
+        log_bytes=log_bytes,
+        open={branch.place: branch for branch in branches},
+    )
+
+
 @dataclass
 class Checkpoints:
     """The checkpoint folder of a run.
@@ -190,17 +206,7 @@ class Checkpoints:
     def __bool__(self) -> bool:
         return bool(self._manifests())
 
-    def save(
-        self,
-        open_stacks: Sequence[Stack],
-        *,
-        position: int,
-        epoch: int,
-        failed: dict[Place, str],
-        counted: dict[str, float],
-        stopped: list[dict[str, Any]],
-        log_bytes: int,
-    ) -> None:
+    def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
         """Write the stacks that changed and a new manifest; forget all but the two newest."""
         entries = []
         for stack in open_stacks:
@@ -213,13 +219,13 @@ class Checkpoints:
         manifests = self._manifests()
         number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
         content = {
-            "position": position,
-            "epoch": epoch,
+            "position": now.position,
+            "epoch": now.epoch,
             "open": entries,
-            "failed": [{"place": place.to_list(), "message": message} for place, message in failed.items()],
-            "counted": counted,
-            "stopped": stopped,
-            "log_bytes": log_bytes,
+            "failed": failed_list(now.failed),
+            "counted": now.counted,
+            "stopped": now.stopped,
+            "log_bytes": now.log_bytes,
         }
         body = json.dumps(content, sort_keys=True)
         path = self.folder / f"manifest-{number}.json"
@@ -250,7 +256,7 @@ class Checkpoints:
             if not content:
                 self.messages.append(f"checkpoint {path.name} is damaged; going back to the one before")
                 continue
-            branches: dict[Place, Branch] = {}
+            branches: list[Branch] = []
             for entry in content["open"]:
                 data = read_checked(self.folder / entry["file"], entry["checksum"])
                 if data is None:
@@ -260,13 +266,10 @@ class Checkpoints:
                     break
                 self._whole[entry["file"]] = entry["checksum"]
                 places = [Place.from_list(place) for place in entry["places"]]
-                branches |= {branch.place: branch for branch in unpack_branches(data, entry["file"], places)}
+                branches += unpack_branches(data, entry["file"], places)
             else:
                 self._trusted = [path]
-                numbers = (content["position"], content["epoch"])
-                failed = {Place.from_list(one["place"]): one["message"] for one in content["failed"]}
-                about = content["counted"], content["stopped"], content["log_bytes"]
-                return Snapshot(*numbers, branches, failed, *about)
+                return read_snapshot(content, branches, content["log_bytes"])
         if self._manifests():
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
@@ -274,12 +277,11 @@ class Checkpoints:
 
 _MANIFEST = re.compile(r"manifest-\d+\.json")
 _STACK = re.compile(r"[0-9a-f]{12}-(-?\d+)-\d+\.safetensors")
-_PLACE = [[(int, str)]]
 _CONTENT = {
     "position": int,
     "epoch": int,
-    "open": [{"file": str, "checksum": str, "places": [_PLACE]}],
-    "failed": [{"place": _PLACE, "message": str}],
+    "open": [{"file": str, "checksum": str, "places": [PLACE]}],
+    "failed": FAILED,
     "counted": {str: float},
     "stopped": [dict],
     "log_bytes": int,

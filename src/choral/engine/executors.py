@@ -233,9 +233,8 @@ def _time(
 ) -> float:
     trainer = kind(task, phase, [source.points] * len(states))
     whole = phase.epochs * batches_in(source.points, phase.batch_size)
-    trainer.steps = (
-        whole if steps > 1 else 1
-    )  # long phases are recorded, and measured so; one step only shows that it works
+    # long phases are recorded, and measured so; one step shows only that it can be done
+    trainer.steps = whole if steps > 1 else 1
     slots = {s: {n: torch.zeros_like(p) for n, p in states[0].params.items()} for s in task.objective.slots}
     trainer.mount([s.having(slots=slots) for s in states], list(range(len(states))))
     rows = for_members(order, task.structure, stacked=order.dim() > 1)

@@ -327,15 +327,9 @@ class Run:
         if self.checkpoints is None or self._is_winding_up or not (due or self._checkpoint_due()):
             return
         started = time.monotonic()
-        self.checkpoints.save(
-            [*self.open, stack],
-            position=position,
-            epoch=epoch,
-            failed=self.ledger.failed,
-            counted=self.counted,
-            stopped=self.ledger.stopped,
-            log_bytes=self.log.sync(),
-        )
+        held = self.ledger
+        now = Snapshot(position, epoch, held.failed, held.counted, held.stopped, self.log.sync())
+        self.checkpoints.save([*self.open, stack], now)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
 

@@ -4,12 +4,11 @@ A leaf is known by a key: the plan with its data and seed, how it was settled, a
 key belongs to another run.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from choral.base.errors import RunError
-from choral.engine.checkpoint import Branch, unpack_branches
+from choral.engine.checkpoint import FAILED, Branch, failed_from, failed_list, unpack_branches
 from choral.engine.files import digest_of
 from choral.engine.schema import expect
 from choral.engine.store import file_name
@@ -17,19 +16,17 @@ from choral.plan.walk import Place
 from choral.scale.cutting import Leaf
 from choral.scale.objects import Objects, get_json, get_whole, put_json
 
-_PLACE = [[(int, str)]]
 _CONTENT = {
     "key": str,
     "leaf": str,
     "members": {str: str},
     "state": (None, {"name": str, "sha256": str}),
     "log": {"name": str, "sha256": str},
-    "failed": [{"place": _PLACE, "message": str}],
+    "failed": FAILED,
     "counted": {str: float},
     "stopped": [dict],
     "environment": dict,
 }
-FAILED = [{"place": _PLACE, "message": str}]
 
 
 @dataclass(frozen=True)
@@ -88,16 +85,6 @@ def commit(objects: Objects, key: str, leaf: Leaf, manifest: Manifest) -> Manife
     if found is None:
         raise RunError(f"{objects.where}/{name} does not hold what was just written; check the place and run it again.")
     return found
-
-
-def failed_list(failed: dict[Place, str]) -> list[dict[str, Any]]:
-    """Return branches that diverged as JSON types."""
-    return [{"place": place.to_list(), "message": message} for place, message in failed.items()]
-
-
-def failed_from(content: Iterable[dict[str, Any]]) -> dict[Place, str]:
-    """Return what `failed_list` wrote."""
-    return {Place.from_list(one["place"]): one["message"] for one in content}
 
 
 def read_manifest(objects: Objects, key: str, leaf: Leaf) -> Manifest | None:

@@ -11,11 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from choral.base.errors import RunError
-from choral.engine.checkpoint import Snapshot, Stack, pack_branches, unpack_branches
+from choral.engine.checkpoint import (
+    FAILED,
+    Snapshot,
+    Stack,
+    failed_list,
+    pack_branches,
+    read_snapshot,
+    unpack_branches,
+)
 from choral.engine.schema import expect
-from choral.plan.walk import Place
 from choral.scale.cutting import Leaf
-from choral.scale.manifest import FAILED, failed_from, failed_list, is_own
+from choral.scale.manifest import is_own
 from choral.scale.objects import Objects, get_json, get_whole, put_json, sha256
 
 _PAUSE = 5.0  # seconds between two writings of a log, where an object cannot grow
@@ -98,17 +105,7 @@ class LeafCheckpoints:
     def __bool__(self) -> bool:
         return any(name.endswith(".json") for name in self.objects.names(self.folder))
 
-    def save(
-        self,
-        open_stacks: Sequence[Stack],
-        *,
-        position: int,
-        epoch: int,
-        failed: dict[Place, str],
-        counted: dict[str, float],
-        stopped: list[dict[str, Any]],
-        log_bytes: int,
-    ) -> None:
+    def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
         """Write the stack and the events, then the manifest that names them; keep the two newest."""
         (stack,) = open_stacks
         name = f"{self.folder}/{self.attempt}-{self._count}"
@@ -117,19 +114,19 @@ class LeafCheckpoints:
         self.objects.put(f"{name}.safetensors", data)
         content = {
             "key": self.key,
-            "position": position,
-            "epoch": epoch,
+            "position": now.position,
+            "epoch": now.epoch,
             "file": f"{name}.safetensors",
             "sha256": sha256(data),
             "members": dict(self.members),
-            "failed": failed_list(failed),
-            "counted": counted,
-            "stopped": stopped,
+            "failed": failed_list(now.failed),
+            "counted": now.counted,
+            "stopped": now.stopped,
             "log": self.journal.write(),
         }
         put_json(self.objects.put, f"{name}.json", content)
         if not self._own:
-            self._forget_passed((position, epoch))
+            self._forget_passed((now.position, now.epoch))
         self._own.append(name)
         for old in self._own[:-2]:
             self._remove(old)
@@ -174,11 +171,7 @@ class LeafCheckpoints:
             log = (self.objects.get(content["log"]["name"]) or b"")[: content["log"]["bytes"]]
             self.journal.begin(log if sha256(log) == content["log"]["sha256"] else b"")
             self.members = dict(content["members"])
-            open_branches = {b.place: b for b in unpack_branches(data, name, self.leaf.branches)}
-            about = content["counted"], content["stopped"], 0
-            return Snapshot(
-                content["position"], content["epoch"], open_branches, failed_from(content["failed"]), *about
-            )
+            return read_snapshot(content, unpack_branches(data, name, self.leaf.branches), log_bytes=0)
         return None
 
     def clear(self) -> None:
