@@ -247,7 +247,6 @@ class DatasetSource(Source):
             options=self._options,
         )
         twin._floats, twin._read, twin.loader = self._floats, self._read, self.loader
-        twin.sampling = None if self.sampling is None else self.sampling.of_rows(rows)
         return twin
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
@@ -283,8 +282,7 @@ class DatasetSource(Source):
         wanted = [[(0, n, n) for n in numbers[a : a + _READ]] for a in range(0, len(numbers), _READ)]
         raw = copy.copy(self)
         raw._read = None
-        arrays = [array for x, y in raw._load(wanted) for array in arrays_of(x, y)]
-        return hashed(arrays if self.weights is None else [*arrays, self.weights.numpy()])
+        return hashed([array for x, y in raw._load(wanted) for array in arrays_of(x, y)], self.weights)
 
 
 def _loaded(loader: DataLoader[Any], name: str) -> Iterator[Any]:

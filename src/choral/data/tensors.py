@@ -82,15 +82,16 @@ class Source(ABC):
         return twin
 
     def piece(self, rows: Tensor) -> "Source":
-        """Return a source of some of the points with their weights and groups."""
+        """Return a source of some of the points with their weights and groups, drawn from as all of them are."""
         twin = self.part(rows)
+        twin.sampling = None if self.sampling is None else self.sampling.of_rows(rows)
         twin.weights = None if self.weights is None else self.weights[rows]
         twin.groups = None if self.groups is None else self.groups[rows]
         return twin
 
     @abstractmethod
     def part(self, rows: Tensor) -> "Source":
-        """Return a source of some of the points."""
+        """Return a source of some of the points, without what `piece` adds."""
 
     @property
     @abstractmethod
@@ -235,7 +236,6 @@ class TensorSource(Source):
         """Return some of the rows."""
         twin = copy.copy(self)
         twin.x, twin.y, twin.points = batches.mapped(lambda t: t[rows], self.x), self.y[rows], len(rows)
-        twin.sampling = None if self.sampling is None else self.sampling.of_rows(rows)
         return twin
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
@@ -248,8 +248,7 @@ class TensorSource(Source):
 
     def digest(self) -> str:
         """Return a hash over shapes, types and values."""
-        arrays = arrays_of(self.x, self.y if self._given is None else self._given)
-        return hashed(arrays if self.weights is None else [*arrays, self.weights.numpy()])
+        return hashed(arrays_of(self.x, self.y if self._given is None else self._given), self.weights)
 
 
 def arrays_of(x: Batch, y: Tensor) -> list[np.ndarray]:
@@ -259,10 +258,10 @@ def arrays_of(x: Batch, y: Tensor) -> list[np.ndarray]:
     return arrays if isinstance(x, Tensor) else [*arrays, np.array([n for n, _ in batches.named_leaves(x)])]
 
 
-def hashed(arrays: Sequence[np.ndarray]) -> str:
-    """Return a hash over every byte, with shapes and types; 0.7 s for a gigabyte."""
+def hashed(arrays: Sequence[np.ndarray], weights: Tensor | None = None) -> str:
+    """Return a hash over every byte, with shapes and types, and over weights of points; 0.7 s for a gigabyte."""
     state = hashlib.sha256()
-    for array in arrays:
+    for array in arrays if weights is None else [*arrays, weights.numpy()]:
         state.update(f"{array.shape}{array.dtype}".encode())
         state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return state.hexdigest()[:24]

@@ -32,6 +32,18 @@ class WideBlock(nn.Module):
         return y + (x if self.shortcut is None else self.shortcut(activated))
 
 
+def _finished(layers: OrderedDict[str, nn.Module], inputs: int, classes: int) -> nn.Module:
+    """Return a network of these layers and what follows the last block: normalisation, pooling and the output layer."""
+    layers["bn_final"] = nn.BatchNorm2d(inputs)
+    layers["relu_final"] = nn.ReLU()
+    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(inputs, count("classes", classes))
+    network = nn.Sequential(layers)
+    he(network)
+    return network
+
+
 @zoo
 def wide_resnet(
     depth: int = 28, width: int = 10, *, classes: int = 10, channels: int = 3, dropout: float = 0.0
@@ -62,14 +74,7 @@ def wide_resnet(
             stage.append(WideBlock(inputs, base * width, 2 if i > 1 and j == 0 else 1, dropout))
             inputs = base * width
         layers[f"layer{i}"] = stage
-    layers["bn_final"] = nn.BatchNorm2d(inputs)
-    layers["relu_final"] = nn.ReLU()
-    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
-    layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(inputs, count("classes", classes))
-    network = nn.Sequential(layers)
-    he(network)
-    return network
+    return _finished(layers, inputs, classes)
 
 
 class PadChannels(nn.Module):
@@ -141,11 +146,4 @@ def pyramidnet(depth: int = 110, widening: int = 270, *, classes: int = 100, cha
             stage.append(PyramidBlock(inputs, outputs, 2 if i > 0 and j == 0 else 1))
             inputs = outputs
         layers[f"layer{i + 1}"] = stage
-    layers["bn_final"] = nn.BatchNorm2d(inputs)
-    layers["relu_final"] = nn.ReLU()
-    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
-    layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(inputs, count("classes", classes))
-    network = nn.Sequential(layers)
-    he(network)
-    return network
+    return _finished(layers, inputs, classes)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.layers.bayesian.gaussian import RHO_START, GaussianLayer, GaussianNorm, gaussian_twin
-from choral.layers.bayesian.spike_slab import SpikeSlabLayer
+from choral.layers.bayesian.gaussian import GaussianNorm, gaussian_twin
+from choral.layers.bayesian.sampling import RHO_START, SampledLayer
 from choral.layers.conversion.swapping import Replace, swap, unless_held
 from choral.structures.base import Structure
 
-_BAYESIAN = (GaussianLayer, GaussianNorm, SpikeSlabLayer)
+_BAYESIAN = (SampledLayer, GaussianNorm)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,58 +10,20 @@ Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv
 
 from abc import ABC
 from copy import deepcopy
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
-from choral.layers.bayesian.sampling import (
-    Sized,
-    add_posterior,
-    copy_means,
-    describe,
-    draw,
-    fresh_weights,
-    operation_of,
-    twin_arguments,
-)
-
-RHO_START = -6.0
+from choral.layers.bayesian.sampling import RHO_START, SampledLayer, add_posterior, copy_means, draw, twin_arguments
 
 
-class GaussianLayer(Sized, ABC):
+class GaussianLayer(SampledLayer, ABC):
     """A linear map or convolution with Gaussian weights and bias; use its named kinds.
 
-    Args:
-        *arguments: those of the plain layer, by position or by name.
-        rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
-        generator: a generator for the first means; torch's own if None.
-        device: where the parameters live.
-        dtype: their type.
-        **options: more arguments of the plain layer.
+    Args are those of `choral.layers.bayesian.sampling.SampledLayer`.
     """
-
-    plain_kind: ClassVar[type[nn.Module]]
-    weight_mean: nn.Parameter
-    weight_rho: nn.Parameter
-    bias_mean: nn.Parameter | None
-    bias_rho: nn.Parameter | None
-
-    def __init__(
-        self,
-        *arguments: Any,
-        rho: float = RHO_START,
-        generator: torch.Generator | None = None,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ):
-        super().__init__()
-        self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
-        weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
-        add_posterior(self, "weight", weight, rho)
-        add_posterior(self, "bias", bias, rho)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output under one draw of the weights."""
@@ -70,10 +32,6 @@ class GaussianLayer(Sized, ABC):
     def plain(self) -> nn.Module:
         """Return a plain layer with the posterior means as its weights."""
         return self.operation.plain(self.weight_mean, self.bias_mean)
-
-    def extra_repr(self) -> str:
-        """Return the arguments of the plain layer."""
-        return describe(self.operation)
 
 
 class GaussianLinear(GaussianLayer):
@@ -122,7 +80,7 @@ class GaussianNorm(nn.Module):
 
     Args:
         norm: an `nn.BatchNorm1d`, `2d`, `3d`, `nn.GroupNorm`, `nn.LayerNorm` or `nn.RMSNorm` with a scale; not changed.
-        rho: as in `GaussianLayer`.
+        rho: as in `choral.layers.bayesian.sampling.SampledLayer`.
 
     >>> GaussianNorm(nn.LayerNorm(4)).weight_mean.tolist()
     [1.0, 1.0, 1.0, 1.0]
@@ -210,7 +168,7 @@ def gaussian_twin(
     Args:
         layer: any module; linear maps, convolutions and normalisation with a scale have a twin.
         keep_weights: means start at the plain layer's weights, not at fresh draws; normalisation always keeps its own.
-        rho: as in `GaussianLayer`.
+        rho: as in `choral.layers.bayesian.sampling.SampledLayer`.
         generator: for fresh means.
     """
     if _affine_of(layer)[0] is not None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
-from choral.layers.bayesian.gaussian import RHO_START
 from choral.layers.bayesian.sampling import (
+    RHO_START,
     Operation,
     add_posterior,
     describe,
@@ -35,7 +35,7 @@ class RankOneGaussianLayer(nn.Module, ABC):
     Args:
         *arguments: those of the plain layer, by position or by name.
         members: how many members, at least 1. A single member's factors start at 1, so it starts as the plain layer.
-        rho: as in `choral.layers.bayesian.gaussian.GaussianLayer`.
+        rho: as in `choral.layers.bayesian.sampling.SampledLayer`.
         generator: a generator for weight and signs; torch's own if None.
         device: where the parameters live.
         dtype: their type.

@@ -4,10 +4,11 @@ Sampled layers draw their weights anew in every forward pass, in training and in
 `choral.base.draws`. Within `at_means` they draw nothing and use the centre of their posterior.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from choral.base.streams import now, under
 from choral.bayes.posteriors import MEAN, RHO, std_of
 from choral.layers.kernels import pointwise
 
+RHO_START = -6.0
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -162,22 +164,58 @@ def _size(name: str) -> Any:
     return property(read, write)
 
 
-class Sized(nn.Module):
-    """A layer that states the sizes of its operation as the plain layer does, and can be given others by compaction."""
+class SampledLayer(nn.Module, ABC):
+    """A linear map or convolution whose weight and bias have a Gaussian posterior each.
 
-    operation: Operation
+    It states the sizes of its operation as the plain layer does, and can be given others by compaction.
+
+    Args:
+        *arguments: those of the plain layer, by position or by name.
+        rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
+        generator: a generator for the first means; torch's own if None.
+        device: where the parameters live.
+        dtype: their type.
+        **options: more arguments of the plain layer.
+    """
+
+    plain_kind: ClassVar[type[nn.Module]]
+    weight_mean: nn.Parameter
+    weight_rho: nn.Parameter
+    bias_mean: nn.Parameter | None
+    bias_rho: nn.Parameter | None
     in_features, out_features = _size("in_features"), _size("out_features")
     in_channels, out_channels, groups = _size("in_channels"), _size("out_channels"), _size("groups")
+
+    def __init__(
+        self,
+        *arguments: Any,
+        rho: float = RHO_START,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ):
+        super().__init__()
+        self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
+        weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
+        add_posterior(self, "weight", weight, rho)
+        add_posterior(self, "bias", bias, rho)
+
+    @abstractmethod
+    def plain(self) -> nn.Module:
+        """Return a plain layer with the centre of the posterior as its weights."""
+
+    def extra_repr(self) -> str:
+        """Return the arguments of the plain layer."""
+        return describe(self.operation)
 
 
 def operation_of(layer: nn.Module) -> Operation:
     """Return what a plain `nn.Linear` or `nn.Conv1d`, `2d`, `3d` does, as a function of its weights."""
-    names: tuple[str, ...]
-    if isinstance(layer, nn.Linear):
-        names, inputs, outputs = ("in_features", "out_features"), layer.in_features, layer.out_features
-    else:
+    names = ["in_features", "out_features"]
+    if not isinstance(layer, nn.Linear):
         assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        names = (
+        names = [
             "in_channels",
             "out_channels",
             "kernel_size",
@@ -186,14 +224,13 @@ def operation_of(layer: nn.Module) -> Operation:
             "dilation",
             "groups",
             "padding_mode",
-        )
-        names, inputs, outputs = (*names, "padding_mode"), layer.in_channels, layer.out_channels
+        ]
     return Operation(
         arguments={name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None},
         weight_shape=tuple(layer.weight.shape),
         biased=layer.bias is not None,
-        inputs=inputs,
-        outputs=outputs,
+        inputs=getattr(layer, names[0]),
+        outputs=getattr(layer, names[1]),
         dims=max(layer.weight.dim() - 2, 0),
     )
 

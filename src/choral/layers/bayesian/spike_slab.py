@@ -12,52 +12,31 @@ appendix A.
 
 import math
 from abc import ABC
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.layers.bayesian.gaussian import RHO_START
-from choral.layers.bayesian.sampling import (
-    Sized,
-    add_posterior,
-    copy_means,
-    describe,
-    draw,
-    fresh_weights,
-    means_wanted,
-    operation_of,
-    twin_arguments,
-)
+from choral.layers.bayesian.sampling import RHO_START, SampledLayer, copy_means, draw, means_wanted, twin_arguments
 
 GAMMA_START = 0.99
 
 
-class SpikeSlabLayer(Sized, ABC):
+class SpikeSlabLayer(SampledLayer, ABC):
     """A linear map or convolution with Gaussian weights and a gate for each output node; use its named kinds.
 
     Args:
-        *arguments: those of the plain layer, by position or by name.
-        rho: as in `choral.layers.bayesian.gaussian.GaussianLayer`.
+        *arguments, rho, generator, device, dtype, **options: as in `choral.layers.bayesian.sampling.SampledLayer`.
         gamma: inclusion probability every node starts with, between 0 and 1, ends excluded.
         temperature: of the relaxed gate (tau).
         sampled_gates: whether gates are drawn in evaluation mode too. If not, a node is in or out there as is more likely
             (the median probability model), and only weights are drawn. BatchNorm behind a gated layer needs that: its running
             variance also counts the passes in which a node was out, so a node that is rarely in would be blown up by 1 /
             sqrt(gamma) whenever it is drawn.
-        generator: a generator for the first means; torch's own if None.
-        device: where the parameters live.
-        dtype: their type.
-        **options: more arguments of the plain layer.
     """
 
-    plain_kind: ClassVar[type[nn.Module]]
-    weight_mean: nn.Parameter
-    weight_rho: nn.Parameter
-    bias_mean: nn.Parameter | None
-    bias_rho: nn.Parameter | None
     frozen_gate: Tensor
 
     def __init__(
@@ -72,15 +51,11 @@ class SpikeSlabLayer(Sized, ABC):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
-        super().__init__()
         if not 0 < gamma < 1:
             raise InputError(f"gamma={gamma!r}, but an inclusion probability starts between 0 and 1, ends excluded.")
-        self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
+        super().__init__(*arguments, rho=rho, generator=generator, device=device, dtype=dtype, **options)
         self.temperature = temperature
         self.sampled_gates = sampled_gates
-        weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
-        add_posterior(self, "weight", weight, rho)
-        add_posterior(self, "bias", bias, rho)
         nodes = self.operation.outputs
         logit = math.log(gamma) - math.log1p(-gamma)
         self.gate_logit = nn.Parameter(torch.full((nodes,), logit, device=device, dtype=dtype))
@@ -108,10 +83,6 @@ class SpikeSlabLayer(Sized, ABC):
         gate = torch.where(self.frozen_gate < 0, (self.gate_logit > 0).to(self.frozen_gate), self.frozen_gate)
         weight = self.weight_mean * gate.view((-1,) + (1,) * (self.weight_mean.dim() - 1))
         return self.operation.plain(weight, None if self.bias_mean is None else self.bias_mean * gate)
-
-    def extra_repr(self) -> str:
-        """Return the arguments of the plain layer."""
-        return describe(self.operation)
 
 
 class SpikeSlabLinear(SpikeSlabLayer):
