@@ -32,19 +32,7 @@ def ecmp(
 ) -> Recipe:
     """Like EMP, but every scalar of a patched layer draws its own component.
 
-    Args:
-        epochs: total budget.
-        components: K, components of each patched layer.
-        draws: S, passes averaged at prediction (the paper uses 200).
-        norms, output: whether normalisation layers and the output layer are patched.
-        layers: name patterns of further layers to patch.
-        learned: learn the mixing probabilities instead of keeping them uniform.
-        precision: prior precision of the penalty of Equation 6; None leaves regularisation to the optimiser's weight decay.
-        statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
-            of each draw), or the running ones, 'shared' by all draws.
-        pretrained: start from the weights of the network handed to fit (components near them).
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+    Args are those of `choral.recipes.emp.emp`.
     """
     mixture = Mixture(components=components, assignment="scalar", learned=learned)
     structure = Patched(
