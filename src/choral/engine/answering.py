@@ -22,6 +22,7 @@ from choral.engine.evaluators import (
 from choral.engine.replaying import RecordedEvaluator
 from choral.engine.task import Task
 from choral.engine.threads import Threads, using
+from choral.layers.conversion.swapping import holds
 
 KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most
 _LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most
@@ -137,7 +138,7 @@ class Evaluation:
         drawn = plain.drawn(few)
         parameters = sum(p.numel() for p in network.parameters())
         recordable = len(numbers) * (parameters + task.structure.draws * drawn) <= _RECORDED and not plain.catch
-        recordable = recordable and not any(isinstance(m, forwards.LENGTHY) for m in network.modules())
+        recordable = recordable and not holds(network, *forwards.LENGTHY)
         looped = any(forwards.is_looped(m) for m in network.modules())
         if len(numbers) > 1 and plain.keep and not looped:
             stacked = StackedEvaluator(task, self._store, numbers)

@@ -22,6 +22,7 @@ from choral.engine.run import WIDEST
 from choral.engine.task import Task
 from choral.engine.threads import Threads, operations
 from choral.engine.trainers import UNMAPPED, Moment, PlainTrainer, StackedTrainer, Trainer
+from choral.layers.conversion.swapping import holds
 from choral.plan.cost import batches_in, cost
 from choral.plan.phases import Fork, Phase, Train
 from choral.plan.state import State
@@ -218,7 +219,7 @@ def _convolves(task: Task) -> bool:
     """Return whether a network convolves on a processor, where stacked convolutions run in groups."""
     if not devices.is_processor(task.device):
         return False
-    return any(isinstance(m, nn.modules.conv._ConvNd) for m in task.blueprint.network().modules())
+    return holds(task.blueprint.network(), nn.modules.conv._ConvNd)
 
 
 def _time(

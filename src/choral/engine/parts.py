@@ -21,6 +21,7 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
+from choral.layers.conversion.swapping import holds
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import batches_in
@@ -288,4 +289,4 @@ def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: 
 
 def _normalises(network: nn.Module) -> bool:
     held = any(name.endswith("running_mean") for name, _ in network.named_buffers())
-    return held or any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
+    return held or holds(network, nn.modules.batchnorm._BatchNorm)

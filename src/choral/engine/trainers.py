@@ -26,6 +26,7 @@ from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.task import Task
 from choral.engine.tracing import record
 from choral.layers.conversion.calling import call_with, ties_of
+from choral.layers.conversion.swapping import holds
 from choral.plan.phases import Train
 from choral.plan.remembering import memory_of, restore_memory, stack_memory, unstack_memory
 from choral.plan.state import State
@@ -224,7 +225,7 @@ class StackedTrainer(Trainer):
         own = (repr(slots), repr(states[0].form), tuple(self.own))
         self._signature = (tree.signature(self.trained), tree.signature(self.fixed), *own)
         self._drew = False
-        heavy = any(isinstance(m, nn.modules.conv._ConvNd | nn.RNNBase) for m in self.network.modules())
+        heavy = holds(self.network, nn.modules.conv._ConvNd, nn.RNNBase)
         changing = any(p.changes for p in self.task.objective.penalties)
         other = changing or self.buffers or self.task.precision != "fp32" or self.task.ragged
         self._recordable = not (heavy or other) and self.steps >= _RECORDED_FROM

@@ -6,7 +6,7 @@ import torch
 
 from choral.base.errors import PlanError
 from choral.plan.operators import SUBSET
-from choral.plan.phases import Collect, Context, Fork, Operator, Phase, Repeat, Seq, Starter, fork, seq
+from choral.plan.phases import Collect, Context, Fork, Operator, Phase, Repeat, Seq, Starter, fork, opened, seq
 from choral.plan.state import Role, State, slot
 from choral.plan.walk import Place, Visitor, walk
 
@@ -70,12 +70,12 @@ def in_folds(plan: Phase, folds: int) -> Phase:
     >>> in_folds(fork(4, Reset(), Collect()), 2)
     Fork(branches=4, body=Seq(phases=(Reset(), Fold(folds=2, first=0), Collect())), variants=(), space=None)
     """
-    forks = plan.phases if isinstance(plan, Seq) else (plan,)
-    branches = [one.branches for one in forks if isinstance(one, Fork)]
-    if len(branches) < len(forks) or not branches:
+    forks = [one for one in opened(plan) if isinstance(one, Fork)]
+    if len(forks) < len(opened(plan)) or not forks:
         return fork(folds, _holding_out(plan, Fold(folds=folds)))
+    branches = [one.branches for one in forks]
     if sum(branches) == 1:
-        (only,) = (one for one in forks if isinstance(one, Fork))
+        (only,) = forks
         return replace(only, branches=folds, body=_holding_out(only.body, Fold(folds=folds)))
     if sum(branches) % folds:
         raise PlanError(
@@ -84,7 +84,6 @@ def in_folds(plan: Phase, folds: int) -> Phase:
         )
     parts = []
     for number, one in enumerate(forks):
-        assert isinstance(one, Fork)
         own = Fold(folds=folds, first=sum(branches[:number]) % folds)
         parts.append(replace(one, body=_holding_out(one.body, own)))
     return parts[0] if len(parts) == 1 else seq(*parts)
@@ -96,7 +95,7 @@ def _holding_out(phase: Phase, fold: Fold) -> Phase:
         return seq(phase, fold)
     if isinstance(phase, Seq):
         parts = [_holding_out(p, fold) for p in phase.phases]
-        return seq(*(one for p in parts for one in (p.phases if isinstance(p, Seq) else (p,))))
+        return seq(*(one for p in parts for one in opened(p)))
     if isinstance(phase, Repeat):
         return replace(phase, body=_holding_out(phase.body, fold))
     if isinstance(phase, Fork) and _starts(phase):

@@ -242,7 +242,7 @@ class Repeat(Phase):
     @property
     def children(self) -> tuple[Phase, ...]:
         """What is repeated; a seq is opened."""
-        return _opened(self.body)
+        return opened(self.body)
 
     @property
     def runs(self) -> int:
@@ -291,7 +291,7 @@ class Fork(Phase):
     @property
     def children(self) -> tuple[Phase, ...]:
         """What each branch runs; a seq is opened."""
-        return _opened(self.body)
+        return opened(self.body)
 
     @property
     def runs(self) -> int:
@@ -308,7 +308,8 @@ class Fork(Phase):
         return "" if self.branches >= 1 else f"branches is {self.branches}; give 1 or more"
 
 
-def _opened(body: Phase) -> tuple[Phase, ...]:
+def opened(body: Phase) -> tuple[Phase, ...]:
+    """Return the phases of a seq, or another phase alone."""
     return body.phases if isinstance(body, Seq) else (body,)
 
 

@@ -43,9 +43,14 @@ class Leaf:
         return f"leaves/{self.path.replace('/', '.')}"
 
     @property
+    def trainings(self) -> list[Train]:
+        """The training phases of each of its networks."""
+        return [phase for phase, _ in self.steps if isinstance(phase, Train)]
+
+    @property
     def epochs(self) -> int:
         """Epochs of all its networks."""
-        return len(self.branches) * sum(phase.epochs for phase, _ in self.steps if isinstance(phase, Train))
+        return len(self.branches) * sum(phase.epochs for phase in self.trainings)
 
 
 @dataclass

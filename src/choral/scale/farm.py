@@ -16,7 +16,7 @@ from choral.engine.store import Log, MemberStore, state_from
 from choral.scale.cutting import Leaf, leaves_of
 from choral.scale.leaf import Field, empty_run, train_leaf
 from choral.scale.manifest import Manifest, key_of, read_manifest, whole_manifest
-from choral.scale.objects import LocalObjects, Objects, get_whole
+from choral.scale.objects import Objects, get_whole
 
 Hears = Callable[[str, dict[str, Any]], None]
 
@@ -205,7 +205,7 @@ def conclude(
 def _members(field: Field, folder: Path, manifests: dict[str, Manifest]) -> MemberStore:
     """Return the store of all members: their files, or the members themselves if they are far away."""
     run = run_of(field.plan)
-    if isinstance(field.objects, LocalObjects):
+    if not field.objects.is_far:
         return MemberStore(folder / "members", run=run)
     store = MemberStore(run=run)
     for manifest in manifests.values():

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from choral.plan.cost import batches_in
-from choral.plan.phases import Train
 from choral.scale.cutting import Leaf
 
 
@@ -41,8 +40,7 @@ class Conditions:
 
 def steps_of(leaf: Leaf, points: int) -> int:
     """Return the training steps of a leaf's networks, each on so many points."""
-    trainings = [phase for phase, _ in leaf.steps if isinstance(phase, Train)]
-    return len(leaf.branches) * sum(phase.epochs * batches_in(points, phase.batch_size) for phase in trainings)
+    return len(leaf.branches) * sum(phase.epochs * batches_in(points, phase.batch_size) for phase in leaf.trainings)
 
 
 def makespan(leaves: Sequence[Leaf], workers: int, seconds: Callable[[Leaf], float]) -> float:

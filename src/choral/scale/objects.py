@@ -16,10 +16,11 @@ from choral.engine.files import check_within, open_json, open_kept, sealed_json,
 
 
 class Objects(Protocol):
-    """Named bytes. Names are relative, with slashes."""
+    """Named bytes. Names are relative, with slashes; `is_far` says that they are no files of this machine."""
 
     where: str
     grows: bool
+    is_far: bool
 
     def get(self, name: str) -> bytes | None:
         """Return an object, None if there is none."""
@@ -49,7 +50,7 @@ class Objects(Protocol):
 class LocalObjects:
     """The objects of a folder on a disk, each written whole or not at all."""
 
-    grows = True
+    grows, is_far = True, False
 
     def __init__(self, folder: Path):
         self.folder, self.where = folder, str(folder)

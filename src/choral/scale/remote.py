@@ -66,7 +66,7 @@ class RemoteObjects:
         store: the URL and how long it is waited for; a text is one with the usual patience.
     """
 
-    grows = False
+    grows, is_far = False, True
 
     def __init__(self, store: Store | str):
         self.store = Store(store) if isinstance(store, str) else store

@@ -53,7 +53,7 @@ def publish(objects: Objects, folder: Path, *, overwrite: bool = False) -> None:
         folder: the mirror.
         overwrite: whether all that the place holds of a run is removed first.
     """
-    if isinstance(objects, LocalObjects):
+    if not objects.is_far:
         return
     if overwrite:
         held = [*objects.names("leaves"), *objects.names("members")]

@@ -108,12 +108,8 @@ class Structure(Value, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Independent(Structure):
-    """One member for each network: the plain network itself."""
-
-    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network as it is; nothing is changed, so nothing is copied."""
-        return network
+class OneMember(Structure, ABC):
+    """A network that is one member, and reads a batch as it comes."""
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Give the batch to the only member."""
@@ -122,6 +118,15 @@ class Independent(Structure):
     def unfold(self, outputs: Tensor) -> Tensor:
         """Add the member axis."""
         return outputs.unsqueeze(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Independent(OneMember):
+    """One member for each network: the plain network itself."""
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network as it is; nothing is changed, so nothing is copied."""
+        return network
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return the network itself."""

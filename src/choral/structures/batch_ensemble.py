@@ -13,7 +13,7 @@ from torch import nn
 from choral.base.errors import ConversionError
 from choral.layers.conversion.attention import open_attention
 from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
-from choral.layers.conversion.swapping import swap, unless_held
+from choral.layers.conversion.swapping import holds, swap, unless_held
 from choral.layers.joint.network import Joint
 from choral.layers.joint.own_statistics import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
@@ -66,7 +66,7 @@ class BatchEnsemble(JointStructure):
 
         tree = open_attention(network, include=self.include, exclude=self.exclude)
         tree = swap(tree, unless_held(tree, vectors), include=self.include, exclude=self.exclude)
-        if not any(isinstance(module, RankOneLayer) for module in tree.modules()):
+        if not holds(tree, RankOneLayer):
             raise ConversionError(f"BatchEnsemble found no linear map or convolution in {type(network).__name__}.")
         tree = swap(tree, lambda _, m: member_norm(m, members=self.members, own_affine=self.own_norms))
         return Joint(tree, members=self.members, kernel=self.kernel).train(network.training)

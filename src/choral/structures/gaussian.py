@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.gaussian import GaussianNorm, gaussian_twin
 from choral.layers.bayesian.sampling import RHO_START, SampledLayer
-from choral.layers.conversion.swapping import Replace, swap, unless_held
-from choral.structures.base import Structure
+from choral.layers.conversion.swapping import Replace, holds, swap, unless_held
+from choral.structures.base import OneMember
 
 _BAYESIAN = (SampledLayer, GaussianNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled(Structure, ABC):
+class Sampled(OneMember, ABC):
     """One network with sampled weights: its passes differ, in training and in evaluation mode alike.
 
     Prediction averages `draws` passes. `member` gives the deterministic network at the centre of the posterior: a plain
@@ -50,7 +49,7 @@ class Sampled(Structure, ABC):
         """Return the network with Bayesian layers in place of plain ones; other kinds, and frozen or tied layers, stay."""
         twins = unless_held(network, self._twins(network, generator))
         joint = swap(network, twins, include=self.include, exclude=self.exclude)
-        if not any(isinstance(module, _BAYESIAN) for module in joint.modules()):
+        if not holds(joint, *_BAYESIAN):
             raise ConversionError(
                 f"{type(self).__name__} found no layer to make Bayesian in {type(network).__name__}; it takes torch's "
                 "own linear, convolution and normalisation layers (with a scale), within include and exclude."
@@ -60,14 +59,6 @@ class Sampled(Structure, ABC):
     @abstractmethod
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         """Return what `swap` asks: the Bayesian layer for a named plain layer, or None."""
-
-    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Give the batch to the only member."""
-        return x, None if y is None else y.unsqueeze(0)
-
-    def unfold(self, outputs: Tensor) -> Tensor:
-        """Add the member axis."""
-        return outputs.unsqueeze(0)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return the plain network at the posterior means, with zeros for nodes that are out."""

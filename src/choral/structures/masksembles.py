@@ -12,7 +12,7 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
-from choral.layers.conversion.swapping import swap, unless_held
+from choral.layers.conversion.swapping import holds, swap, unless_held
 from choral.layers.joint.masked import MaskedLayer
 from choral.layers.joint.network import Joint
 from choral.layers.joint.own_statistics import member_norm
@@ -63,7 +63,7 @@ class Masksembles(JointStructure):
             return MaskedLayer(layer, members=self.members, scale=self.scale, generator=generator)
 
         tree = swap(network, unless_held(network, masks), include=self.include, exclude=self.exclude)
-        if not any(isinstance(module, MaskedLayer) for module in tree.modules()):
+        if not holds(tree, MaskedLayer):
             raise ConversionError(
                 f"Masksembles found no linear map or convolution to mask in {type(network).__name__}; the output layer "
                 "itself is only masked when include names it."

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from choral.base import rng
-from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.drawn_norm import DrawnNorm, keeps_statistics
 from choral.layers.bayesian.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
@@ -20,11 +19,11 @@ from choral.layers.conversion.functions_of_layers import NORMS, own_kind
 from choral.layers.conversion.swapping import fits, holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.packed.abreast import ends_of
-from choral.structures.base import Structure
+from choral.structures.base import OneMember
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patched(Structure):
+class Patched(OneMember):
     """One network whose patched layers hold K components each; every pass draws which of them are used.
 
     `mixture` chooses the method: `choral.layers.bayesian.patched.FAMILY` has EMP (one draw for a layer), ECMP (one for every
@@ -130,14 +129,6 @@ class Patched(Structure):
             p.numel() for name in self._wanted(network) for p in network.get_submodule(name).parameters(recurse=False)
         )
         return (self.mixture.components - 1) * count
-
-    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Give the batch to the only member."""
-        return x, None if y is None else y.unsqueeze(0)
-
-    def unfold(self, outputs: Tensor) -> Tensor:
-        """Add the member axis."""
-        return outputs.unsqueeze(0)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return the plain network at the mean over components."""

@@ -14,7 +14,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
 from choral.layers.bayesian.sampling import RHO_START
-from choral.layers.conversion.swapping import swap, unless_held
+from choral.layers.conversion.swapping import holds, swap, unless_held
 from choral.layers.joint.member_norm import BATCH_NORMS, MemberBatchNorm
 from choral.structures.base import Structure
 
@@ -61,7 +61,7 @@ class RankOneGaussian(Structure):
             return MemberBatchNorm(layer, members=self.members) if type(layer) in BATCH_NORMS else None
 
         joint = swap(network, unless_held(network, factors), include=self.include, exclude=self.exclude)
-        if not any(isinstance(module, RankOneGaussianLayer) for module in joint.modules()):
+        if not holds(joint, RankOneGaussianLayer):
             raise ConversionError(
                 f"RankOneGaussian found no layer for factors in {type(network).__name__}; it takes torch's own linear "
                 "and convolution layers, within include and exclude."

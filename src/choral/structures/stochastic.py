@@ -7,20 +7,19 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.dropped import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate
 from choral.layers.conversion.attention import OpenAttention, open_attention
 from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
-from choral.layers.conversion.swapping import layers_of, swap
+from choral.layers.conversion.swapping import holds, layers_of, swap
 from choral.layers.packed.abreast import ends_of
-from choral.structures.base import Structure
+from choral.structures.base import OneMember
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stochastic(Structure):
+class Stochastic(OneMember):
     """One network whose passes differ by dropout, in training and in evaluation mode alike.
 
     The network's own dropout layers stay on at prediction; dropout that forward code calls as a function (F.dropout, that inside
@@ -58,7 +57,7 @@ class Stochastic(Structure):
         tree = swap(network, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
         if self.rate is not None:
             tree = self._put_in(network, tree, self.rate)
-        if any(isinstance(m, Dropped | DroppedOutput | DropConnect) for m in tree.modules()):
+        if holds(tree, Dropped, DroppedOutput, DropConnect):
             return tree
         if self.rate is None:
             raise ConversionError(
@@ -80,14 +79,6 @@ class Stochastic(Structure):
         if self.connections:
             tree = open_attention(tree, include=self.include, exclude=self.exclude)
         return swap(tree, drop, include=self.include, exclude=self.exclude)
-
-    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Give the batch to the only member."""
-        return x, None if y is None else y.unsqueeze(0)
-
-    def unfold(self, outputs: Tensor) -> Tensor:
-        """Add the member axis."""
-        return outputs.unsqueeze(0)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return the plain network; in evaluation its dropout is off."""

@@ -146,6 +146,15 @@ def layers_of(
             yield name, module
 
 
+def holds(network: nn.Module, *kinds: type) -> bool:
+    """Return whether a network is, or has, a layer of one of some kinds.
+
+    >>> holds(nn.Sequential(nn.Linear(2, 2)), nn.Linear), holds(nn.ReLU(), nn.Linear)
+    (True, False)
+    """
+    return any(isinstance(module, kinds) for module in network.modules())
+
+
 def fits(name: str, patterns: Sequence[str]) -> bool:
     """Return whether a layer name fits one of the shell-style patterns.
 

@@ -32,7 +32,7 @@ from choral.base.errors import ConversionError, InputError
 from choral.base.mapping import vmap
 from choral.layers.conversion.calling import call_with, ties_of
 from choral.layers.conversion.functions_of_layers import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
-from choral.layers.conversion.swapping import swap
+from choral.layers.conversion.swapping import holds, swap
 from choral.layers.joint.computed import fold, unfold
 
 KERNELS = ("loop", "grouped", "matmul")
@@ -91,7 +91,7 @@ class Joint(nn.Module):
         self.members = members
         self.stacked = frozenset(_owned(network) if stacked is None else stacked)
         self.own_inputs = own_inputs
-        self._fusible = any(isinstance(m, _FUSIBLE) for m in network.modules())
+        self._fusible = holds(network, *_FUSIBLE)
         self._ties = ties_of(network)
         self._trunk = 0 if own_inputs else _common(network, self.stacked)
         self._asked = kernel
@@ -235,7 +235,7 @@ def _common(network: nn.Module, stacked: frozenset[str]) -> int:
         return 0
     for i, (name, layer) in enumerate(network._modules.items()):
         assert layer is not None
-        draws_by_member = any(isinstance(m, nn.modules.dropout._DropoutNd | Foldable) for m in layer.modules())
+        draws_by_member = holds(layer, nn.modules.dropout._DropoutNd, Foldable)
         if draws_by_member or any(n.startswith(f"{name}.") for n in stacked):
             return i
     return 0

@@ -237,16 +237,17 @@ class _Reader:
         else:
             return None
         flat = isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1
-        if not (_packable(layer) if isinstance(layer, PackedLayer) else flat or type(layer) in _APART):
+        packed = layer if isinstance(layer, PackedLayer) else None
+        if not (_packable(packed) if packed is not None else flat or type(layer) in _APART):
             return None
         place = self.places[self.numbers[source]]
-        if place == SHARED and isinstance(layer, PackedLayer) and not _can_part(layer):
+        if place == SHARED and packed is not None and not _can_part(packed):
             return None
         folds = place == CHANNELS and not _reads_channels(layer)
         overwrites = type(layer) is nn.ReLU and self.is_spare(source, pooled=True)
         return Step(
             inputs=(self.numbers[source],),
-            layer=str(node.target) if isinstance(layer, PackedLayer) else layer,
+            layer=layer if packed is None else str(node.target),
             place=FOLDED if folds else place,
             folds=folds,
             inplace=0 if overwrites else None,
