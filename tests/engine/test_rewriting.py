@@ -204,3 +204,25 @@ def test_numbers_of_another_type_keep_it():
             return torch.mm(x, x.t()).view(-1).double() + torch.ones(1, dtype=torch.float64)
 
     assert recorded(Mixed(), draw(3, 6))(draw(3, 6)).dtype == torch.float64
+
+
+FREED = {
+    "flat": lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5), nn.ReLU(), nn.Linear(5, 3)),
+    "image": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    "folded": lambda: nn.Sequential(nn.Flatten(0, 1), nn.Flatten(), nn.Linear(16, 2), nn.Unflatten(0, (-1, 3))),
+}
+
+
+@pytest.mark.parametrize("build", FREED.values(), ids=FREED.keys())
+def test_a_graph_of_any_number_of_rows_gives_what_the_network_gives(build):
+    network = varied(build())
+    graph = record(network, [draw(7, 3, 4, 4)], rows=7)
+    for rows in (1, 2, 7, 40):
+        x = draw(rows, 3, 4, 4)
+        torch.testing.assert_close(graph(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_that_is_no_size_is_not_taken_for_the_rows():
+    parts = record(lambda x: x.unbind(1)[7] + x.select(1, 7), [draw(7, 9)], rows=7)
+    x = draw(3, 9)
+    torch.testing.assert_close(parts(x), 2 * x[:, 7])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from choral.engine.rewriting import callable_of, constant, mutates, rewrite, shape, value
+from choral.engine.rewriting import callable_of, constant, free_rows, mutates, rewrite, shape, value
 
 _ops = torch.ops.aten
 _LIKE = {_ops.ones_like.default, _ops.zeros_like.default}  # constants, though they take a tensor
@@ -26,12 +26,13 @@ _BY_NUMBER = {_ops.mul.Tensor: _ops.mul.Scalar, _ops.add.Tensor: _ops.add.Scalar
 _recording = threading.Lock()  # make_fx patches nn.Module while it runs, and two of them would not undo that in order
 
 
-def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[..., Any]:
+def record(function: Callable[..., Any], example: list[Tensor], *, rows: int | None = None) -> Callable[..., Any]:
     """Return the operations a function performs on tensors like the example, as a function of its own.
 
     Args:
         function: takes tensors; its shapes are fixed by the example.
         example: tensors of the right shapes.
+        rows: of the example, a prime number, if the record is for any number of rows; see `rewriting.free_rows`.
     """
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -45,6 +46,8 @@ def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[...,
     if not any(map(mutates, module.graph.nodes)):
         _fold_constants(module)
         rewrite(module)
+    if rows is not None:
+        free_rows(module, rows)
     return callable_of(module)
 
 
