@@ -23,6 +23,10 @@ def tensor_of(value: Any) -> Tensor:
         raise InputError(
             f"{str(value)[:60]!r} holds values of type {array.dtype}, not numbers; encode them as numbers."
         )
+    if array.dtype.char == "g":  # wider than torch knows
+        array = array.astype(np.float64)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if array.flags.writeable:
         return torch.from_numpy(array)
     if not isinstance(

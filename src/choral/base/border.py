@@ -80,7 +80,7 @@ RULES = {
     "executor": _one_of("auto", "sequential", "vectorised"),
     "precision": _one_of("fp32", "bf16", "fp16", "fp64"),
     "checkpoint_seconds": Rule(lambda value: is_number(value, 0), "a number of seconds, 0 or more"),
-    "time_limit": _or_none(Rule(lambda value: is_number(value, 0), "a number of seconds, 0 or more")),
+    "time_limit": _or_none(Rule(lambda value: is_number(value, 0) and value > 0, "a number of seconds above 0")),
     "listener": _or_none(Rule(_can_hear, "a function of an event, or a list of such functions")),
     "progress": _or_none(_SWITCH),
     "standardise": _or_none(_SWITCH),

@@ -1,4 +1,4 @@
-"""Catch the random functions of torch in networks that are not ours, so that they draw from the running stream."""
+"""Catch functions of torch in networks that are not ours: random ones draw from the running stream, embeddings keep their padding."""
 
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -105,6 +105,16 @@ def _caught_alpha(by_channel: bool) -> Callable[..., Tensor]:
     return catch
 
 
+def _caught_rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    if not training:
+        return F.rrelu(input, lower, upper)
+    _note()
+    slope = lower + (upper - lower) * uniform(input.shape, like=input, rows=0)
+    return torch.where(input >= 0, input, input * slope)
+
+
 def _rows(x: Tensor) -> int | None:
     """Return the axis of the batch; none in weights."""
     return None if isinstance(x, Parameter) else 0
@@ -118,10 +128,32 @@ _CAUGHT: dict[Any, Callable[..., Tensor]] = {
     F.dropout3d: _caught_channels(3),
     F.alpha_dropout: _caught_alpha(by_channel=False),
     F.feature_alpha_dropout: _caught_alpha(by_channel=True),
+    F.rrelu: _caught_rrelu,
     torch.rand_like: _noting(lambda x, **_: uniform(x.shape, like=x, rows=_rows(x))),
     torch.randn_like: _noting(lambda x, **_: normal(x.shape, like=x, rows=_rows(x))),
     torch.bernoulli: _noting(lambda x, **_: (uniform(x.shape, like=x, rows=_rows(x)) < x).to(x.dtype)),
 }
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Look up rows as torch does, also where weights are mapped: there torch lets the padding of all networks but the first learn."""
+    if torch._C._functorch.maybe_current_level() is None:
+        return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if max_norm is not None or scale_grad_by_freq:
+        raise RuntimeError("an embedding with max_norm or scale_grad_by_freq looks at all rows of a batch at once")
+    if padding_idx is None:
+        return F.embedding(input, weight)
+    _note()
+    is_padding = torch.arange(weight.shape[0], device=weight.device) == padding_idx % weight.shape[0]
+    return F.embedding(input, torch.where(is_padding.unsqueeze(1), weight.detach(), weight))
 
 
 def _drops(args: Any, kwargs: Any) -> bool:
@@ -199,6 +231,8 @@ class Catch(TorchFunctionMode):
             return _noting(_attention)(*args, **kwargs)
         if func in _LENT:
             return _lend(func, args, kwargs)
+        if func is F.embedding:
+            return _embedding(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return _multi_head(*args, **kwargs)
         if func is F.gumbel_softmax:

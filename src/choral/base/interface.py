@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy as is_unsettled
 
-from choral.base.batches import Batch, in_words, made_up, named_leaves
+from choral.base.batches import Batch, filled, in_words, leaves, made_up, named_leaves
 from choral.base.errors import InputError, did_you_mean
 from choral.base.functions import Function
 from choral.base.values import Value
@@ -81,6 +82,16 @@ class Interface(Value):
             raise InputError(
                 f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
             )
+
+    def in_floats(self, batch: Batch, floats: torch.dtype) -> Batch:
+        """Return a batch whose whole numbers are real ones where the network was fitted on such."""
+        if self.reads is None or all(t.is_floating_point() or t.dtype == torch.uint8 for t in leaves(batch)):
+            return batch
+        wanted = leaves(made_up(self.reads, 0))
+        if len(wanted) != len(leaves(batch)):
+            return batch
+        real = (w.is_floating_point() and t.dtype == torch.int64 for w, t in zip(wanted, leaves(batch)))
+        return filled(batch, [t.to(floats) if is_real else t for is_real, t in zip(real, leaves(batch))])
 
     def chosen(self, batch: Any) -> Any:
         """Return a batch of a dataset without what the network does not read: dicts may hold targets and more."""

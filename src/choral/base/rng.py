@@ -146,6 +146,8 @@ def _draws(func: Any, args: Any) -> bool:
         return bool(named.get("train")) and float(named.get("dropout") or 0) > 0
     if "scaled_dot_product" in func.overloadpacket.__name__:
         return float(named.get("dropout_p") or 0) > 0
+    if "rrelu" in str(func):
+        return bool(named.get("training"))
     return True
 
 

@@ -62,7 +62,8 @@ def arranged(value: Any, columns: Names | None, name: str = "x") -> Any:
         raise InputError(
             f"{name} has {_listed(own)}, but the networks were fitted on {_listed(wanted)}{_off(own, wanted)}"
         )
-    return np.asarray(value)[:, [own.index(column) for column in wanted]]
+    found = np.asarray(value)[:, [own.index(column) for column in wanted]]
+    return found.astype(np.int64) if found.dtype == np.uint8 else found  # no bytes of an image
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from choral.base import batches
 from choral.base.arrays import tensor_of
 from choral.base.batches import Batch
 from choral.base.errors import InputError
+from choral.data.frames import names_of
 
 MISSING = ("NoneType", "NAType")  # the latter of pandas, which need not be there
 _LOST = 1e-2  # share of the targets' deviation that rounding may take, at most
@@ -34,6 +35,8 @@ def as_inputs(x: Any, floats: torch.dtype | None = None) -> Batch:
 
 def _input(value: Any, name: str, floats: torch.dtype | None) -> Tensor:
     given = _tensor(value, name)
+    if given.dtype == torch.uint8 and names_of(value):
+        return given.long()  # columns that happen to be small, not the bytes of an image
     if given.dtype in (torch.uint8, torch.int64, torch.bool):
         return given
     if not given.dtype.is_floating_point:
@@ -45,7 +48,7 @@ def _input(value: Any, name: str, floats: torch.dtype | None) -> Tensor:
     if bad.any():
         raise InputError(
             f"{name} holds NaN or infinite values in {int(bad.sum())} row(s), the first at {_first(bad)}; "
-            "fill or drop these rows before fitting."
+            "fill or drop these rows first."
         )
     bad = _unfinite_rows(cast)
     if bad.any():
@@ -71,9 +74,7 @@ def as_targets(y: Any) -> Tensor:
     if y.dtype.is_floating_point:
         if not torch.isfinite(y).all():
             rows = (~torch.isfinite(y)).flatten().nonzero().flatten()[:5].tolist()
-            raise InputError(
-                f"y holds NaN or infinite values, the first at {rows}; fill or drop these rows before fitting."
-            )
+            raise InputError(f"y holds NaN or infinite values, the first at {rows}; fill or drop these rows first.")
         return y if y.dtype == torch.float64 else y.float()
     y = y.long()
     if y.dim() == 2 and y.shape[1] == 1:
@@ -126,7 +127,7 @@ def _plain_numbers(array: np.ndarray, name: str) -> np.ndarray:
     missing = [i for i, v in enumerate(array.reshape(len(array), -1)) if any(type(e).__name__ in MISSING for e in v)]
     if missing:
         raise InputError(
-            f"{name} has missing values in {len(missing)} row(s), the first at {missing[:5]}; fill or drop these rows before fitting."
+            f"{name} has missing values in {len(missing)} row(s), the first at {missing[:5]}; fill or drop these rows first."
         )
     if all(issubclass(kind, bool | np.bool_) for kind in kinds):
         return array.astype(bool)

@@ -182,7 +182,7 @@ class TensorSource(Source):
             hint = "; a list of arrays is read as that many inputs" if isinstance(x, list) else ""
             raise InputError(f"x has {self.points} rows and y has {len(self.y)}; they must be equally long{hint}.")
         if not self.points:
-            raise InputError("the training data is empty; give at least one row.")
+            raise InputError("x and y have no rows; give at least one.")
         self._given: Tensor | None = None  # targets before a likelihood read them
         self._floats = torch.float32
         self.x = batches.mapped(lambda t: t.permute(0, 2, 3, 1).contiguous() if t.dim() == 4 else t, self.x)

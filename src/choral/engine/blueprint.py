@@ -25,6 +25,7 @@ from choral.plan.state import State
 from choral.structures.base import Structure
 
 _PLAIN = Interface()
+_OLD_NORMS = {"SpectralNorm": "spectral_norm", "WeightNorm": "weight_norm"}  # hooks of torch.nn.utils
 
 
 def bare(build: Build | nn.Module) -> nn.Module:
@@ -33,7 +34,7 @@ def bare(build: Build | nn.Module) -> nn.Module:
         _refuse_uncopied(build)
         lazy = [b for b in build.buffers() if is_unsettled(b)]  # which torch cannot copy
         memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
-        return _copied(build, memo)
+        return copied(build, memo)
     if not callable(build):
         raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
     try:
@@ -51,7 +52,7 @@ def bare(build: Build | nn.Module) -> nn.Module:
     return network
 
 
-def _copied(network: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+def copied(network: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Return a copy; InputError names what the network holds that cannot be copied, such as an open file."""
     try:
         return copy.deepcopy(network, memo)
@@ -81,7 +82,20 @@ def _refuse_uncopied(network: nn.Module) -> None:
         raise InputError(
             f"build: {unmade!r} of the network is on the device meta, without numbers; build it on the cpu, or call to_empty and load weights."
         )
+    watched = next((n for n, p in network.named_parameters() if p._backward_hooks or _accumulates(p)), None)
+    if watched is not None:
+        raise InputError(
+            f"build: parameter {watched!r} of the network has a hook on its gradient (register_hook), which copies and stacks of it do not keep; let "
+            "forward do what it does, such as torch.where(mask, weight, weight.detach()) for numbers that are to stay as they are."
+        )
     for name, module in network.named_modules():
+        hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
+        old = next((kind for kind in _OLD_NORMS if kind in hooks), None)
+        if old is not None:
+            raise InputError(
+                f"build: module {name!r} is normed by torch.nn.utils.{_OLD_NORMS[old]}, which computes its weight outside of forward; use "
+                f"torch.nn.utils.parametrizations.{_OLD_NORMS[old]} instead."
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
                 f"build: module {name!r} is compiled by torch.jit, whose weights cannot be stacked or converted; give the network as it "
@@ -94,6 +108,10 @@ def _refuse_uncopied(network: nn.Module) -> None:
                 "copy; use torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm, call "
                 "torch.nn.utils.prune.remove after pruning, and keep what forward computes detached."
             )
+
+
+def _accumulates(parameter: Tensor) -> bool:
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
@@ -153,7 +171,7 @@ class Blueprint:
     def plain(self) -> nn.Module:
         """Return a new plain network, drawn from the current global generator."""
         if self.parent is not None:
-            network = _copied(self.parent)
+            network = copied(self.parent)
             redraw(network)
         else:
             network = self._with_sizes(bare(self._build))
@@ -222,7 +240,7 @@ class Blueprint:
         return floats_of(self.network())
 
     def _settle(self, network: nn.Module) -> nn.Module:
-        network = _copied(network).to(self.device, self._floats)
+        network = copied(network).to(self.device, self._floats)
         for module in network.modules() if not is_processor(self.device) else ():
             if isinstance(module, Joint):
                 module.choose_kernel()

@@ -15,6 +15,7 @@ from torch import nn
 
 from choral.base import batches, devices
 from choral.base.errors import ChoralError, InputError
+from choral.base.types import Params
 from choral.data.sources import Source
 from choral.engine.looking import running_in
 from choral.engine.points import for_members
@@ -33,6 +34,7 @@ _BYTES = 2 << 30  # of stacked parameters, gradients and optimiser memory
 _CLOSE = 1.25  # ratio of the two below which they are measured again
 _AGAIN = 3  # times
 _LONG = 2e-3  # seconds of a step from which arithmetic, not calls, takes the time
+_OFF, _ROUNDING = 0.02, 1e-3  # of a gradient, and of the largest one, that rounding may change
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,10 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
             "a buffer (register_buffer), or use executor='sequential'."
         )
     state = task.blueprint.fresh(0, "measure")
-    order = torch.arange(min(source.points, found[0].batch_size)).expand(2, -1)
+    order = torch.arange(min(source.points, found[0].batch_size))
     with running_in(task.blueprint.network()) as modules:
         try:
-            _time(StackedTrainer, task, source, found[0], [state] * 2, order, steps=1)
+            many = _tried(StackedTrainer, task, source, found[0], [state] * 2, order.expand(2, -1), steps=1)
         except ChoralError:
             raise
         except UNMAPPED as error:
@@ -128,6 +130,13 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
                 f"executor='vectorised' cannot train this network: in {modules[-1] if modules else 'its loss'}, torch.func.vmap stops "
                 f"with '{said}'; use executor='sequential'."
             ) from error
+    one = _tried(PlainTrainer, task, source, found[0], [state], order, steps=1, last=1)
+    wrong = one.differs_from(many, task)
+    if wrong:
+        raise InputError(
+            f"executor='vectorised' cannot train this network: stacked, its parameter {wrong!r} gets another gradient than alone (hooks of "
+            "gradients and weights that forward writes into are passed over); use executor='sequential'."
+        )
 
 
 def choose_kernel(
@@ -149,7 +158,7 @@ def choose_kernel(
         order = torch.arange(min(source.points, phase.batch_size))
         for kernel in kernels:
             task.structure.run_by(network, kernel)
-            measured[kernel] = _time(PlainTrainer, task, source, phase, [state], order)
+            measured[kernel] = _tried(PlainTrainer, task, source, phase, [state], order).seconds
         settled = min(measured, key=measured.__getitem__)
     task.structure.run_by(network, settled)
     return settled, measured
@@ -184,35 +193,34 @@ def step_seconds(task: Task, source: Source, plan: Phase) -> float:
     if not phases:
         return 0.0
     order = torch.arange(min(source.points, phases[0].batch_size))
-    return _time(PlainTrainer, task, source, phases[0], [task.blueprint.fresh(0, "measure")], order)
+    return _tried(PlainTrainer, task, source, phases[0], [task.blueprint.fresh(0, "measure")], order).seconds
 
 
 def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[str, float]:
-    """Return seconds for one step of one network under both executors (vectorised missing if it cannot run)."""
+    """Return seconds for one step of one network under both executors (vectorised missing if it cannot run, or computes something else)."""
     state = task.blueprint.fresh(0, "measure")
     order = torch.arange(min(source.points, phase.batch_size))
 
-    def alone() -> float:
-        return _time(PlainTrainer, task, source, phase, [state], order)
+    def alone() -> Tried:
+        return _tried(PlainTrainer, task, source, phase, [state], order, last=branches - 1)
 
-    def stacked() -> float:
-        return _time(StackedTrainer, task, source, phase, [state] * branches, order.expand(branches, -1)) / branches
+    def stacked() -> Tried:
+        return _tried(StackedTrainer, task, source, phase, [state] * branches, order.expand(branches, -1))
 
-    measured = {"sequential": alone()}
-    if measured["sequential"] > _LONG and _convolves(task):
-        return measured
+    one = alone()
+    if one.seconds > _LONG and _convolves(task):
+        return {"sequential": one.seconds}
     try:
-        measured["vectorised"] = stacked()
+        many = stacked()
     except UNMAPPED:
-        return measured  # some networks cannot be mapped (recurrent ones, for example): they are trained one by one
+        return {"sequential": one.seconds}  # such as recurrent ones: they are trained one by one
+    if one.differs_from(many, task):
+        return {"sequential": one.seconds}
     for _ in range(_AGAIN):
-        if max(measured.values()) >= _CLOSE * min(measured.values()):
+        if max(one.seconds, many.seconds) >= _CLOSE * min(one.seconds, many.seconds):
             break
-        measured = {
-            "sequential": min(measured["sequential"], alone()),
-            "vectorised": min(measured["vectorised"], stacked()),
-        }
-    return measured
+        one, many = min(one, alone(), key=Tried.each), min(many, stacked(), key=Tried.each)
+    return {"sequential": one.seconds, "vectorised": many.seconds}
 
 
 def _convolves(task: Task) -> bool:
@@ -222,7 +230,39 @@ def _convolves(task: Task) -> bool:
     return holds(task.blueprint.network(), nn.modules.conv._ConvNd)
 
 
-def _time(
+@dataclass(frozen=True)
+class Tried:
+    """Some steps that a trainer took at a rate of 0.
+
+    Attributes:
+        seconds: of one step of one network, the fastest.
+        gradients: of the last network in the last step, by parameter.
+    """
+
+    seconds: float
+    gradients: Params
+
+    def each(self) -> float:
+        """Return the seconds."""
+        return self.seconds
+
+    def differs_from(self, other: "Tried", task: Task) -> str | None:
+        """Return the parameter whose gradient is another one, beyond rounding; None if there is none.
+
+        torch.func passes over what is not a function of weights and inputs: hooks of gradients, weights that forward writes into, the
+        padding of some embeddings.
+        """
+        if task.precision != "fp32":
+            return None  # too coarse to tell
+        largest = max((float(g.abs().max()) for g in self.gradients.values() if g.numel()), default=0.0)
+        for name, own in self.gradients.items():
+            off = float((own - other.gradients[name]).abs().max()) if own.numel() else 0.0
+            if off > _OFF * float(own.abs().max() if own.numel() else 0.0) + _ROUNDING * largest:
+                return name
+        return None
+
+
+def _tried(
     kind: type[Trainer],
     task: Task,
     source: Source,
@@ -231,13 +271,25 @@ def _time(
     order: torch.Tensor,
     *,
     steps: int = 4,
-) -> float:
+    last: int | None = None,
+) -> Tried:
+    """Return how fast some steps were, and what they would have changed.
+
+    Args:
+        kind: which trainer.
+        task, source, phase: what is trained.
+        states: of the networks.
+        order: points of a batch, (row,) or (network, row).
+        steps: how many.
+        last: the number among branches that the only network's draws are of.
+    """
     trainer = kind(task, phase, [source.points] * len(states))
     whole = phase.epochs * batches_in(source.points, phase.batch_size)
     # long phases are recorded, and measured so; one step shows only that it can be done
     trainer.steps = whole if steps > 1 else 1
     slots = {s: {n: torch.zeros_like(p) for n, p in states[0].params.items()} for s in task.objective.slots}
-    trainer.mount([s.having(slots=slots) for s in states], list(range(len(states))))
+    keys = list(range(len(states))) if last is None else [last]
+    trainer.mount([s.having(slots=slots) for s in states], keys)
     rows = for_members(order, task.structure, stacked=order.dim() > 1)
     x, y = next(iter(source.epoch(rows, phase.batch_size)))
     if task.structure.own_batches and order.dim() > 1:
@@ -249,4 +301,4 @@ def _time(
         devices.synchronise(task.device)
         if step:
             best = min(best, time.perf_counter() - started)
-    return best
+    return Tried(best / len(states), trainer.gradients())

@@ -5,6 +5,7 @@ pass and in both of its gradients. What is kept whole (biases, norms, layers wit
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,11 +103,29 @@ class Flops:
         return self._known[repr(form)]
 
     def _count(self, form: dict[str, Any] | None) -> _Counts:
-        from torch.utils.flop_counter import FlopCounterMode
-
         network = self.task.blueprint.network(form)
         saved = {n: b.detach().clone() for n, b in network.named_buffers()}
         mode = network.training
+        try:
+            return self._counted(network)
+        except RuntimeError as error:  # torch's counter cannot follow gradients that forward takes itself, for one
+            said = str(error).strip().splitlines()[0]
+            warnings.warn(
+                f"torch cannot count the operations of this network ('{said}'); two for each parameter and point are assumed.",
+                stacklevel=2,
+            )
+            return _assumed(network)
+        finally:
+            network.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, b in network.named_buffers():
+                    b.copy_(saved[name])
+            network.train(mode)
+
+    def _counted(self, network: nn.Module) -> _Counts:
+        """Run a network forwards and backwards, and once more in evaluation, under torch's counter."""
+        from torch.utils.flop_counter import FlopCounterMode
+
         x, y = self.source.example(max(4, 2 * self.task.structure.members))  # a batch that splits over members
         x, y = batches.moved(x, self.task.device), y.to(self.task.device)
         with (
@@ -123,21 +142,29 @@ class Flops:
             inputs, _ = self.task.structure.feed(self.task.prepared(x, training=False), None)
             network.eval()(inputs)
             predict, evaluated = counter.get_total_flops(), _by_module(counter, network)
-        network.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for name, b in network.named_buffers():
-                b.copy_(saved[name])
-        network.train(mode)
         points = len(y)
         weights, again = _by_weight(network, forward, passes), _by_weight(network, evaluated, {})
-        sizes = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
         return _Counts(
             train / points,
             predict / points,
             {n: (weights[n] / points, again.get(n, 0.0) / points) for n in weights},
             {n: sum(ops.values()) * passes.get(n, 1) / points for n, ops in forward.items()},
-            sizes | {_ALL: sum(p.numel() for p in network.parameters())},
+            _sizes(network),
         )
+
+
+def _assumed(network: nn.Module) -> _Counts:
+    """Return the operations of a network that multiplies each point once by every parameter."""
+    sizes = _sizes(network)
+    weights = {n: (6.0 * p.numel(), 2.0 * p.numel()) for n, p in network.named_parameters()}
+    layers = {n: 6.0 * size for n, size in sizes.items() if n != _ALL}
+    return _Counts(6.0 * sizes[_ALL], 2.0 * sizes[_ALL], weights, layers, sizes)
+
+
+def _sizes(network: nn.Module) -> dict[str, int]:
+    """Return the parameters of each layer, and of all."""
+    own = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
+    return own | {_ALL: sum(p.numel() for p in network.parameters())}
 
 
 def _by_module(counter: Any, network: nn.Module) -> dict[str, dict[Any, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import batches, draws, rng
+from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, InputError
 from choral.base.functions import Function
@@ -17,6 +17,7 @@ from choral.base.types import Build
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import bare, called_once, floats_of
+from choral.engine.reaching import refuse_strays
 from choral.structures.base import Structure
 
 
@@ -59,6 +60,7 @@ def look(
         network = bare(build).to(device)
         _refuse_extra_state(network)
         _refuse_complex(network)
+        _refuse_sparse(network)
         source.settle(floats_of(network))
         x, _ = source.example()
         seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)
@@ -77,7 +79,10 @@ def look(
         except Exception as error:  # forward code of the user's may fail in any way
             raise InputError(why_not_read(network, given, error)) from error
     _refuse_writing(structure, given, batch)
-    return Seen(_completed(reads, found, batches.rows(batch)), seen.transforms, seen.floats, device)
+    interface = _completed(reads, found, batches.rows(batch))
+    if devices.is_processor(device):
+        refuse_strays(build if isinstance(build, nn.Module) else network, interface, given)
+    return Seen(interface, seen.transforms, seen.floats, device)
 
 
 def _chosen(output: Any) -> str | int | Function | None:
@@ -122,6 +127,16 @@ def _refuse_complex(network: nn.Module) -> None:
             raise InputError(
                 f"build: parameter {name!r} is {str(p.dtype).removeprefix('torch.')}, and members have real parameters; keep its real and "
                 "imaginary parts as one, and let forward join them by torch.view_as_complex."
+            )
+
+
+def _refuse_sparse(network: nn.Module) -> None:
+    """Raise InputError for layers whose gradients are sparse, which penalties, clipping and stacks do not take."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise InputError(
+                f"build: module {name!r} ({type(module).__name__}) has sparse gradients, which members cannot be trained with; build it with "
+                "sparse=False."
             )
 
 

@@ -1,5 +1,6 @@
 """Where a run's results go: members as files or in memory, events as lines."""
 
+import copy
 import json
 import os
 import re
@@ -190,7 +191,7 @@ class Log:
     def event(self, **content: Any) -> None:
         """Write one event."""
         if self.listener is not None:
-            self.listener(content)
+            self.listener(copy.deepcopy(content))  # which may be changed there
         if self._handle is not None:
             self._handle.write(json.dumps({"time": round(time.time(), 3), **content}) + "\n")
             self._handle.flush()

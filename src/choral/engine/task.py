@@ -18,6 +18,7 @@ from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint
 from choral.engine.looking import look, running_in
 from choral.engine.parts import Parts, check_parts
+from choral.engine.reaching import refuse_uncalled
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.recipes.recipe import Recipe
@@ -177,6 +178,7 @@ def make_task(
     check_parts(parts, recipe.structure, network, source.drawn(), recipe.plan)
     parts.settle(network)
     outputs = _outputs(network, recipe.structure, seen.ready(x))
+    refuse_uncalled(network, recipe.structure, seen.ready(source.example(2)[0]))
     check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
     shape = tuple(outputs.shape[2:])
     targets, weights = _targets(source)

@@ -82,6 +82,10 @@ class Trainer(ABC):
         """Take one step; `part` says which rows of a batch x and y are, None all."""
 
     @abstractmethod
+    def gradients(self) -> Params:
+        """Return the gradients of the last network in the last step, by parameter."""
+
+    @abstractmethod
     def states(self, *, here: bool = False) -> list[State]:
         """Return copies of the current states, optimiser memory included: in plain memory, or `here` on the device of the network."""
 
@@ -170,6 +174,10 @@ class PlainTrainer(Trainer):
             loss = loss + self.task.objective.penalty(params, self.slots, progress, self.points[0])
         (loss if self.scale is None else loss * self.scale.factor).backward()
         self.total += self.sharing.logged(loss.detach())
+
+    def gradients(self) -> Params:
+        """Return those of the network."""
+        return {n: p.grad.detach().clone() for n, p in self.trained.items() if p.grad is not None}
 
     def states(self, *, here: bool = False) -> list[State]:
         """Copy the values out."""
@@ -338,6 +346,10 @@ class StackedTrainer(Trainer):
                 return None
             graphs[shapes] = graph
         return graphs[shapes]
+
+    def gradients(self) -> Params:
+        """Return those of the last network."""
+        return {n: p.grad[-1].detach().clone() for n, p in self.trained.items() if p.grad is not None}
 
     def states(self, *, here: bool = False) -> list[State]:
         """Unstack everything."""

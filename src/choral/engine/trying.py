@@ -41,11 +41,12 @@ def try_training(task: Task, source: Source, plan: Phase) -> str | None:
     x, y = source.example(min(rows, _ROWS))
 
     def call() -> Tensor:
-        with torch.no_grad(), rng.seeded(0, "try"), draws.keyed(0):
-            return task.forward_loss(network, batches.moved(x, task.device), y.to(task.device))
+        with torch.enable_grad(), rng.seeded(0, "try"), draws.keyed(0):
+            return task.forward_loss(network, batches.moved(x, task.device), y.to(task.device)).detach()
 
     try:
         remembered = _remembered(network, call)
+        _refuse_constant(task, network, batches.moved(x, task.device), y.to(task.device))
     except ChoralError:
         raise
     except Exception as error:  # code of the user's may fail in any way
@@ -72,6 +73,19 @@ def try_training(task: Task, source: Source, plan: Phase) -> str | None:
             stacklevel=3,
         )
     return remembered
+
+
+def _refuse_constant(task: Task, network: nn.Module, x: Any, y: Tensor) -> None:
+    """Take the gradient of a loss once; raises InputError for one that depends on no parameter."""
+    with torch.enable_grad(), rng.seeded(0, "try"), draws.keyed(0):
+        loss = task.forward_loss(network, batches.mapped(torch.clone, x), y).sum()
+        if not loss.requires_grad:
+            raise InputError(
+                "the loss depends on no parameter of the network that is to be trained, so nothing would be learned; leave the tensors of "
+                "forward and of the loss attached (no detach, item, numpy or no_grad on the way)."
+            )
+        trained = [p for p in network.parameters() if p.requires_grad]
+        torch.autograd.grad(loss, trained, allow_unused=True)
 
 
 def _drawn_from(names: Iterable[str], call: Callable[[], Any]) -> list[str]:

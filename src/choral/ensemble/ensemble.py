@@ -100,6 +100,10 @@ class Ensemble:
     def __repr__(self) -> str:
         return f"Ensemble({described(self)})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies take along: not what was prepared for predictions."""
+        return self.__dict__ | {"_evaluations": {}}
+
     @property
     def understood(self) -> dict[str, str]:
         """What was understood of the task, in words by subject: task, likelihood, how targets are read, ..."""
@@ -184,7 +188,8 @@ class Ensemble:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
         if self._floats is None:
             self._floats = self._blueprint.floats
-        ready = as_inputs(x, _PRECISIONS[precision] or self._floats)
+        floats = _PRECISIONS[precision] or self._floats
+        ready = self.interface.in_floats(as_inputs(x, floats), floats)
         self.interface.check(ready)
         return ready
 
@@ -267,8 +272,13 @@ class Ensemble:
         """The places of its networks in the plan: all of them, unless the time was up before."""
         return list(range(self._count) if self._store.numbers is None else self._store.numbers)
 
+    @guarded
     def of_networks(self, numbers: Sequence[int]) -> "Ensemble":
         """Return the ensemble of some of its networks, without corrections."""
+        if not numbers or not all(is_whole(n, 0) and n < self._count for n in numbers):
+            raise InputError(
+                f"numbers is {list(numbers)}; give at least one, each from 0 to {self._count - 1}, the networks of this ensemble."
+            )
         twin = copy.copy(self)
         twin._store, twin._count, twin.networks = self._store.showing(numbers), len(numbers), len(numbers)
         twin.posthoc, twin.out_of_fold, twin._evaluations = (), None, {}
@@ -321,7 +331,7 @@ class Ensemble:
 
     @guarded
     def calibrated(self, x: Any, y: Any = None, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
-        """Return the same members with corrections fitted on held-out data (rows no member was trained on).
+        """Return the same members with corrections fitted on held-out data (rows no member was trained on), in place of any there were.
 
         Args:
             x: held-out inputs, as given to predict.

@@ -2,24 +2,28 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from choral.base import draws, rng
 from choral.base.errors import InputError, RunError
 from choral.base.types import Build
 from choral.data.inputs import Transforms
-from choral.data.sources import source_of
+from choral.data.sources import Source, source_of
 from choral.engine.blueprint import described, state_of
 from choral.engine.store import MemberStore
-from choral.engine.task import make_task
+from choral.engine.task import Task, make_task
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
 from choral.objectives.likelihoods import Likelihood
 from choral.plan import Collect, Start, fork, seq
 from choral.recipes.recipe import Combine, Recipe
 
+_TRIED = 8  # points on which networks are compared
 _PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
 
 
@@ -59,30 +63,36 @@ def ensemble_of(
         raise InputError(
             f"build is {build!r}; give the function that makes the network of state dicts and files, or leave it out."
         )
-    given = [_network(item, build, i) for i, item in enumerate(_several(networks))]
-    kinds: dict[str, int] = {}
-    for network in given:
-        kinds.setdefault(described(network), len(kinds))
-    first = {kind: next(n for n in given if described(n) == kind) for kind in kinds}
+    items = _several(networks)
+    given = [_network(item, build, i) for i, item in enumerate(items)]
     member = seq(Start(), Collect())
     plan = member if len(given) == 1 else fork(len(given), member)
     recipe = Recipe(name="given", plan=plan, combine=combine)
     store, source = MemberStore(), source_of(data, target)
     options: dict[str, Any] = {"inputs": inputs, "output": output, "likelihood": likelihood, "standardise": False}
-    tasks = {kind: make_task(first[kind], source, recipe, **options) for kind in kinds}
-    settled = next(iter(tasks.values()))
-    likelihoods = {task.likelihood for task in tasks.values()}
+    kinds: list[_Kind] = []
+    for i, (item, network) in enumerate(zip(items, given)):
+        written = described(network)
+        number = next((n for n, kind in enumerate(kinds) if kind.suits(network, written, item, source)), len(kinds))
+        if number == len(kinds):
+            kinds.append(_Kind(network, written, make_task(network, source, recipe, **options)))
+            if not kinds[-1].suits(network, written, item, source):
+                raise InputError(
+                    f"networks[{i}] gives other outputs than a copy of it: it draws at random in evaluation mode, or a function, such as a forward "
+                    "that was replaced by another one, remembers the network it was made for; write it as a method of the module's class."
+                )
+        store.put(i, state_of(network).having(form={"network": number} if number else None))
+    tasks = [kind.task for kind in kinds]
+    settled = tasks[0]
+    likelihoods = {task.likelihood for task in tasks}
     if len(likelihoods) > 1:
         raise InputError(
             f"networks: their outputs mean different things ({', '.join(sorted(map(str, likelihoods)))}); give networks with the same outputs, "
             "or say what they mean with likelihood=."
         )
-    if len({task.blueprint.interface.column for task in tasks.values()}) > 1:
+    if len({task.blueprint.interface.column for task in tasks}) > 1:
         raise InputError("networks: some return (batch,) and some (batch, 1); make their outputs alike.")
-    for i, network in enumerate(given):
-        number = kinds[described(network)]
-        store.put(i, state_of(network).having(form={"network": number} if number else None))
-    builds = tuple(first.values())
+    builds = tuple(kind.network for kind in kinds)
     ensemble = Ensemble(
         builds if len(builds) > 1 else builds[0],
         recipe,
@@ -94,6 +104,45 @@ def ensemble_of(
     )
     settle_noise(ensemble, source.reading(ensemble.likelihood.read))
     return ensemble
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Networks that compute the same from the same weights.
+
+    Attributes:
+        network: the first of them.
+        written: what Python shows of it.
+        task: how it is run.
+    """
+
+    network: nn.Module
+    written: str
+    task: Task
+
+    def suits(self, network: nn.Module, written: str, item: Any, source: Source) -> bool:
+        """Return whether this kind with a network's weights computes what the network does, as it was given.
+
+        Args:
+            network: a copy of the network.
+            written: what Python shows of it.
+            item: the network itself, or only its weights.
+            source: points to try it on.
+        """
+        if written != self.written:
+            return False
+        x, _ = source.example(_TRIED)
+        own = self.task.outputs(self.task.blueprint.holding(state_of(network)), x)
+        given = item if isinstance(item, nn.Module) else network
+        modes = [(module, module.training) for module in given.modules()]
+        interface, ready = self.task.blueprint.interface, self.task.prepared(x, training=False)
+        try:
+            with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
+                wanted = interface.call(given.eval(), ready)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return torch.allclose(own[0].to(wanted), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()) + 1e-12)
 
 
 def _several(networks: Any) -> Sequence[Any]:

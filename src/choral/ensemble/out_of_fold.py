@@ -140,9 +140,9 @@ def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[
     about: dict[str, Any] = {"folds": len(found.folds.unique()), "rows": len(found.y), "scores": scores}
     if not prediction.rules or found.outputs.dim() != 3 or about["folds"] < 2:  # the time was up after one fold
         return about, ()
-    covered = []
+    covered, counts = [], prediction.counts(targets)
     for fold in found.folds.unique():
-        others, own = found.folds != fold, found.folds == fold
+        others, own = counts & (found.folds != fold), counts & (found.folds == fold)
         rule = prediction.of_points(others).fit_conformal(targets[others], level=level)
         covered.append(prediction.of_points(own).with_rule(rule).covered(targets[own]).double())
     about |= {"level": level, "coverage": float(torch.cat(covered).mean())}

@@ -1,5 +1,6 @@
 """Optimisers and rates of the user's own: any class or factory of torch.optim, any function of the step."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -103,12 +104,20 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
         made = factory([{"params": [weight]}])
         if not isinstance(made, torch.optim.Optimizer):
             raise TypeError(f"it returned {type(made).__name__}, not a torch optimiser")
+        before = _numbers(made)
         made.step()
     except Exception as error:  # the user's code can fail in any way
         raise InputError(
             f"optimiser: {name} was tried on one weight and failed with '{str(error).splitlines()[0] if str(error) else error!r}'; give a class of "
             "torch.optim that steps without a closure, or a function of the parameters that returns such an optimiser."
         ) from error
+    after = _numbers(made)
+    counts = [entry for entry in after if after[entry] != before.get(entry)]
+    if counts:
+        raise InputError(
+            f"optimiser: {name} counts by itself, in {counts[0]!r}, and only tensors of its state can be kept in a checkpoint; a run could not be "
+            "resumed exactly: keep it in state[parameter] as a tensor."
+        )
     odd = [entry for entry, value in made.state[weight].items() if not isinstance(value, Tensor)]
     if odd:
         raise InputError(
@@ -116,6 +125,18 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
             "checkpoint; a run could not be resumed exactly."
         )
     return made
+
+
+def _numbers(made: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the plain values that an optimiser holds in attributes and parameter groups."""
+    groups = {f"param_groups[{i}][{k!r}]": v for i, g in enumerate(made.param_groups) for k, v in g.items()}
+    plain = (int, float, str, tuple, list, dict)
+    own = {
+        k: v for k, v in vars(made).items() if not k.startswith("_") and k not in ("state", "param_groups", "defaults")
+    }
+    return {
+        k: copy.deepcopy(v) for k, v in (groups | own).items() if isinstance(v, plain) and not k.endswith("['params']")
+    }
 
 
 @dataclass(frozen=True)

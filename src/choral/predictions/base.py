@@ -95,6 +95,10 @@ class Prediction(ABC):
         """Return whether the conformal interval or set of each point holds its target (batch, ...)."""
         raise InputError(f"there are no conformal rules for {self.task}.")
 
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return which points are judged (batch,): all, where no label is left out of scores."""
+        return torch.ones(len(targets), dtype=torch.bool)
+
     def of_points(self, points: slice | Tensor) -> Self:
         """Return the prediction of some of the points."""
         return replace(self, **{name: getattr(self, name)[:, points] for name in self.held})

@@ -146,7 +146,7 @@ class Classification(Prediction):
         if per == "member":
             self.check_mixture()
         logits = self.logits if self.mixes else self.logits.mean(0, keepdim=True)
-        return fit_temperature(logits, targets, per=per)
+        return fit_temperature(*self._flat(logits, targets), per=per)
 
     @property
     def mixes(self) -> bool:
@@ -160,7 +160,8 @@ class Classification(Prediction):
                 "leave level out."
             )
         penalty, free = (0.01, 2) if rule == "raps" else (0.0, 0)
-        return fit_conformal_sets(self.probs, targets, level=level, seed=seed, penalty=penalty, free_classes=free)
+        probs, labels = self._flat(self.probs, targets)
+        return fit_conformal_sets(probs, labels, level=level, seed=seed, penalty=penalty, free_classes=free)
 
     def targets(self, y: Any) -> Tensor:
         """Return labels as whole numbers (batch,), or (batch, ...) of dense outputs."""
@@ -180,6 +181,14 @@ class Classification(Prediction):
                 stacklevel=3,
             )
         return labels.long()
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return which points have a label that counts (batch,)."""
+        return (
+            super().counts(targets)
+            if self.ignore is None
+            else (targets != self.ignore).reshape(len(targets), -1).any(1)
+        )
 
     def _flat(self, probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities (..., row, class) and labels (row,): positions are rows, and ignored ones are left out."""

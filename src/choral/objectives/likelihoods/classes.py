@@ -123,6 +123,10 @@ class Categorical(Likelihood):
                 f"there are {len(self.class_weights)} class_weights for {classes} classes; give one for each."
             )
         labels = targets if self.ignore is None else targets[targets != self.ignore]
+        if targets.numel() and not labels.numel():
+            raise InputError(
+                f"y holds the ignored label {self.ignore} alone, so there is nothing to learn from; give other labels too."
+            )
         if labels.numel() and int(labels.min()) < 0:
             raise InputError(f"y holds the negative label {int(labels.min())}; class labels must be 0, 1, 2, ...")
         if labels.numel() and int(labels.max()) >= classes:

@@ -46,14 +46,14 @@ class Loss(Likelihood):
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what the function makes of each member's points."""
-        each = [self.function(o, t) for o, t in zip(outputs, targets)]
+        each = [self.function(o, t.clone()) for o, t in zip(outputs, targets)]  # which it may write into
         if each[0].dim() == 0:
             return torch.stack(each).unsqueeze(1).expand(-1, outputs.shape[1])
         return torch.stack([e.flatten(1).mean(1) if e.dim() > 1 else e for e in each])
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Call the function once; what it raises, or returns, is said before training."""
-        few = targets[:2]
+        few = targets[:2].clone()
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Using a target size")  # torch's word for a broadcast

@@ -53,7 +53,7 @@ def check_real(targets: Tensor, outputs: tuple[int, ...], *, each: int, what: st
     if not targets.is_floating_point():
         return
     if not torch.isfinite(targets).all():
-        raise InputError("y holds NaN or infinite values; fill or drop these rows before fitting.")
+        raise InputError("y holds NaN or infinite values; fill or drop these rows first.")
 
 
 def check_varied(targets: Tensor) -> None:

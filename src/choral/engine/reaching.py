@@ -1,0 +1,93 @@
+"""Which parameters reach a network's outputs: members are copies, some of them converted, and both must compute what was given.
+
+A copy keeps what modules hold, not what functions remember: a forward that was replaced by a closure, for one, goes on calling the
+network it was made for. A converted layer acts when it is called, not when its weights are read past it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import batches, draws, rng
+from choral.base.batches import Batch
+from choral.base.errors import ConversionError, InputError
+from choral.base.interface import Interface, is_lazy
+from choral.engine.blueprint import copied
+from choral.structures.base import Structure
+
+
+def refuse_strays(network: nn.Module, interface: Interface, batch: Batch) -> None:
+    """Raise InputError for a network that other parameters reach than those of a copy of it reach the copy.
+
+    Args:
+        network: as its maker wrote it, not yet copied.
+        interface: how it is called.
+        batch: a few points.
+    """
+    if is_lazy(network):
+        return
+    own, other = (_reached(one, interface, batch) for one in (network, copied(network)))
+    lost = [name for name, _ in network.named_parameters() if own and other is not None and name in own - other]
+    if lost:
+        raise InputError(
+            f"build: every member is a copy of the network, and in a copy {lost[0]!r} no longer takes part in the outputs: a function, such as a "
+            "forward that was replaced by another one, remembers the network it was made for; write it as a method of the module's class."
+        )
+
+
+def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch) -> None:
+    """Raise ConversionError for a converted layer whose weights are used though it is never called, so that its conversion does nothing.
+
+    Args:
+        network: the joint network.
+        structure: what converted it.
+        x: a few points, as the plain network reads them.
+    """
+    layers = {name: module for name, module in network.named_modules() if name and _is_ours(module)}
+    if not layers:
+        return
+    called: set[nn.Module] = set()
+    hooks = [m.register_forward_pre_hook(lambda module, _: called.add(module)) for m in layers.values()]
+    try:
+        with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
+            ready, _ = structure.feed(x, None)
+            used = _with_gradient(network, structure.unfold(network(ready)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    running = {name for name, module in layers.items() if module in called}
+    for name in layers:
+        within = any(name.startswith(f"{other}.") for other in running)
+        if name not in running and not within and any(p.startswith(f"{name}.") for p in used):
+            raise ConversionError(
+                f"layer {name!r} is converted for {type(structure).__name__}, but the network reads its weights without calling it (by "
+                f"torch.nn.functional, say), so that this would do nothing; let forward call self.{name}(...), or use another method."
+            )
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("choral.layers.")
+
+
+def _reached(network: nn.Module, interface: Interface, batch: Batch) -> set[str] | None:
+    """Return the parameters that a network's outputs depend on; None where that cannot be told."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
+            return _with_gradient(network, interface.call(network, batches.mapped(torch.clone, batch)))
+    except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
+        return None
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _with_gradient(network: nn.Module, outputs: Tensor) -> set[str]:
+    """Return the names of parameters that outputs depend on."""
+    named: dict[str, Any] = {n: p for n, p in network.named_parameters() if p.requires_grad}
+    if not outputs.requires_grad or not named:
+        return set()
+    found = torch.autograd.grad(outputs.float().sum(), list(named.values()), allow_unused=True)
+    return {name for name, gradient in zip(named, found) if gradient is not None}
