@@ -20,7 +20,7 @@ from choral.base import devices
 from choral.base.errors import InputError
 from choral.data.sources import TensorSource
 from choral.engine.task import make_task
-from choral.engine.trainers import Moment, PlainTrainer, StackedTrainer, Trainer
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, Trainer
 from choral.fit import fit
 from choral.plan import SGD, Adam
 from choral.plan.walk import trainings
@@ -76,7 +76,7 @@ def engine_step(
 
     def step() -> None:
         for i in range(steps):
-            trainer.step(rows, labels, Moment(i, 0.0, 0.01))
+            trainer.step(rows, labels, Pace(i, 0.0, 0.01))
 
     return step
 

@@ -26,7 +26,7 @@ from choral import models
 from choral.data.sources import source_of
 from choral.engine.memory import keep_freed
 from choral.engine.task import make_task
-from choral.engine.trainers import Moment, PlainTrainer
+from choral.engine.trainers import Pace, PlainTrainer
 from choral.layers import quantile_edges
 from choral.recipes import tabm, tabm_mini
 from choral.recipes.recipe import Recipe
@@ -58,7 +58,7 @@ def our_step(recipe: Recipe, build: Callable[[], nn.Module], x: Tensor, y: Tenso
     trainer = PlainTrainer(task, phase, [len(x)])
     trainer.mount([task.blueprint.fresh(0, "benchmark")], [7])
     count = iter(range(10**9))
-    return lambda: trainer.step(x[:BATCH], y[:BATCH], Moment(next(count), 0.0, 2e-3))
+    return lambda: trainer.step(x[:BATCH], y[:BATCH], Pace(next(count), 0.0, 2e-3))
 
 
 def their_network(kind: str, embedded: bool, x: Tensor, members: int) -> Any:

@@ -29,7 +29,7 @@ from choral import models
 from choral.data.sources import source_of
 from choral.engine.memory import keep_freed
 from choral.engine.task import make_task
-from choral.engine.trainers import Moment, PlainTrainer, StackedTrainer, Trainer
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, Trainer
 from choral.plan import AdamW, Collect, Constant, Muon, Optimiser, Reset, Resize, Train, Variant, fork
 from choral.recipes.recipe import Recipe
 from choral.recipes.tabpack import SPACE
@@ -72,7 +72,7 @@ def stepping(optimiser: Optimiser, members: int, batch: int) -> Any:
     trainer.mount(states, list(range(members)))
     rows = torch.arange(batch) if members == 1 else torch.arange(batch).expand(members, -1)
     count = iter(range(10**9))
-    return lambda: trainer.step(x[rows], y[rows], Moment(next(count), 0.0, 1e-3))
+    return lambda: trainer.step(x[rows], y[rows], Pace(next(count), 0.0, 1e-3))
 
 
 def steps(repeats: int, members: int) -> list[dict[str, Any]]:

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from tests.plan.written_out import written_out
 from torch import nn
 
 from choral.bayes.chains import GuidedWalk
 from choral.bayes.priors import in_parameters, in_units, scale
 from choral.objectives.anchored import Anchored
 from choral.plan import DrawAnchor, State, StepAnchor
-from choral.plan.walk import visit
 from choral.recipes import anchored, sequential_anchored
 
 
@@ -54,9 +54,8 @@ def test_the_penalty_is_the_negative_log_density_of_the_scaled_prior():
 
 def test_recipes_scale_unless_a_deviation_is_given():
     def prior(recipe):
-        found = []
-        visit(recipe.plan, lambda node, _: found.append(node) if isinstance(node, DrawAnchor) else None)
-        return found[0].prior_std, found[0].scaled, recipe.objective.penalties[0].scaled
+        drawn = next(phase for phase, _ in written_out(recipe.plan) if isinstance(phase, DrawAnchor))
+        return drawn.prior_std, drawn.scaled, recipe.objective.penalties[0].scaled
 
     for make in (anchored, sequential_anchored):
         assert prior(make(epochs=20)) == (2**0.5, True, True)

@@ -12,12 +12,20 @@ import choral
 from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.fit import fit, load
+from choral.plan import SGD, Adam, AdamW
 from choral.recipes import METHODS, make
+from choral.recipes.training import Training
 from choral.testing.checks import CHECKS, resumes_exactly
-from choral.testing.problems import CALM, OPTIMISERS, PROBLEMS
+from choral.testing.problems import CALM, PROBLEMS
 
 EPOCHS = 12
 NAMES = sorted(METHODS)
+OPTIMISERS = {
+    "momentum": Training(rate=0.02, optimiser=SGD(momentum=0.9, weight_decay=1e-3, clip=1.0), batch_size=16),
+    "nesterov": CALM,
+    "adam": Training(rate=0.01, optimiser=Adam(), batch_size=16),
+    "adamw": Training(rate=0.01, optimiser=AdamW(), batch_size=16),
+}
 
 
 def several(name, training=CALM, **options):

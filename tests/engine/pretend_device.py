@@ -17,7 +17,7 @@ import choral
 from choral.base.errors import ChoralError
 from choral.engine.blueprint import Blueprint
 from choral.engine.job import understood
-from choral.engine.trainers import Moment, PlainTrainer, StackedTrainer
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
 from choral.engine.validation import rules_of
 from choral.plan.operators import UpdateMoments
 from choral.plan.stepping import Stepper
@@ -85,11 +85,11 @@ def steps(name, count, mode, device):
         if count > 1:
             rows, labels = torch.stack([rows] * count), torch.stack([labels] * count)
         for step in range(2):
-            trainer.step(rows, labels, Moment(step, 0.0, 0.1))
+            trainer.step(rows, labels, Pace(step, 0.0, 0.1))
         assert trainer.total.device.type == device.type
         if name == RULED:
             moments(trainer, count, device)
-            trainer.step(rows, labels, Moment(2, 0.0, 0.1))
+            trainer.step(rows, labels, Pace(2, 0.0, 0.1))
 
 
 def moments(trainer, count, device):

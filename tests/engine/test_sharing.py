@@ -11,7 +11,7 @@ from choral.base import draws
 from choral.data.problems import load_problem
 from choral.data.sources import source_of
 from choral.engine.task import make_task
-from choral.engine.trainers import Moment, PlainTrainer, StackedTrainer
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
 from choral.fit import fit
 from choral.objectives import L2, Objective
 from choral.plan import SGD, Adam, Collect, Constant, Reset, Train, fork, seq
@@ -170,7 +170,7 @@ def test_shared_weights_get_the_mean_over_members_and_owned_ones_what_they_would
     trainer = kind(task, phase, [len(X)] * len(keys))
     trainer.mount(states, keys)
     x, y = (X, Y) if kind is PlainTrainer else (torch.stack([X] * 2), torch.stack([Y] * 2))
-    trainer.step(x, y, Moment(0, 0.0, 0.5))
+    trainer.step(x, y, Pace(0, 0.0, 0.5))
     for before, after, wanted in zip(states, trainer.states(), expected):
         for n, p in before.params.items():
             assert torch.allclose((p - after.params[n]) / 0.5, wanted[n].contiguous(), atol=2e-6, rtol=1e-4), n
@@ -227,6 +227,6 @@ def test_a_structure_that_averages_gives_every_parameter_the_gradient_of_the_mea
     )
     trainer = PlainTrainer(task, phase, [len(X)])
     trainer.mount([state], [11])
-    trainer.step(X, Y, Moment(0, 0.0, 0.5))
+    trainer.step(X, Y, Pace(0, 0.0, 0.5))
     for n, p in trainer.states()[0].params.items():
         assert torch.allclose((state.params[n] - p) / 0.5, expected[n].contiguous(), atol=2e-6, rtol=1e-4), n

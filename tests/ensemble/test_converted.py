@@ -7,7 +7,7 @@ from torch import nn
 import choral
 from choral.base.errors import InputError
 from choral.engine.blueprint import state_of
-from choral.engine.trainers import Moment, PlainTrainer
+from choral.engine.trainers import Pace, PlainTrainer
 from choral.ensemble.converted import converted
 from choral.plan import SGD, Train
 from choral.recipes import METHODS, make
@@ -62,7 +62,7 @@ def test_a_loop_by_hand_takes_the_steps_of_the_engine(recipe):
     trainer = PlainTrainer(twin._task, phase, [len(X)])
     trainer.mount([state_of(twin.network)], [twin._key])
     for step in range(4):
-        trainer.step(X, Y, Moment(step, 1.0, 0.05))
+        trainer.step(X, Y, Pace(step, 1.0, 0.05))
     (state,) = trainer.states()
     for name, p in own.network.named_parameters():
         torch.testing.assert_close(p.detach(), state.params[name], rtol=1e-4, atol=1e-5)

@@ -1,15 +1,16 @@
 """The walk over plans: its order, what it carries, and places that know their branch."""
 
+from tests.plan.written_out import written_out
+
 from choral.base import rng
 from choral.plan import Collect, Reset, Train, UseMean, fork, repeat, seq
-from choral.plan.walk import Place, Visitor, first, once, trainings, visit, walk
+from choral.plan.walk import Place, Visitor, first, once, trainings, walk
 
 PLAN = seq(Reset(), fork(2, repeat(3, Train(epochs=1), Collect()), UseMean()), Train(epochs=7))
 
 
 def test_a_walk_goes_in_the_order_of_the_run_with_repeats_and_branches_written_out():
-    found = []
-    visit(PLAN, lambda phase, place: found.append((type(phase).__name__, str(place))))
+    found = [(type(phase).__name__, str(place)) for phase, place in written_out(PLAN)]
     branch = [[("Train", f"1/f{i}/0/r{r}/0"), ("Collect", f"1/f{i}/0/r{r}/1")] for i in range(2) for r in range(3)]
     rounds = [step for pair in branch for step in pair]
     expected = [("Reset", "0"), *rounds[:6], ("UseMean", "1/f0/1"), *rounds[6:], ("UseMean", "1/f1/1"), ("Train", "2")]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.plan.written_out import written_out
 from torch import nn
 from typer.testing import CliRunner
 
@@ -16,8 +17,8 @@ from choral.bayes.posteriors import std_of
 from choral.cli.app import app
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
-from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Reset, ResetStds, Train, fork
-from choral.plan.walk import trainings, visit
+from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Perturb, Reset, ResetStds, Train, fork
+from choral.plan.walk import trainings
 from choral.recipes import make
 from choral.recipes.exploration import SCHEDULES, schedules
 from choral.recipes.recipe import Recipe
@@ -167,8 +168,7 @@ def test_exploitation_schedules_are_those_of_appendix_g(name, first, later):
 
 def test_the_sequential_plans_are_those_of_the_paper():
     for name in ("sebays_freeze", "sebays_no_freeze", "bnn_sequential"):
-        found = []
-        visit(make(name).plan, lambda node, _, found=found: found.append(node))
+        found = [phase for phase, _ in written_out(make(name).plan)]
         trained = [(n.epochs, n.schedule.at(0), n.schedule.at(0.99)) for n in found if isinstance(n, Train)]
         assert trained == [(150, 0.1, 0.1)] + [(100, 0.01, pytest.approx(0.001))] * 3
         apart = () if name == "bnn_sequential" else ("*gate_logit",)
@@ -200,16 +200,12 @@ def test_statistics_of_kept_members_fit_the_gates_they_predict_with():
 
 
 def test_every_branch_begins_with_a_perturbation_of_its_own():
-    found = []
-    visit(
-        make("sebays_freeze", members=4, branches=2).plan,
-        lambda node, place: found.append((type(node).__name__, place)),
-    )
-    names = [name for name, _ in found]
+    found = written_out(make("sebays_freeze", members=4, branches=2).plan)
+    names = [type(phase).__name__ for phase, _ in found]
     kept = ["Train", "Collect"]
     branch = ["Perturb", "ResetStds", *kept, "Perturb", "ResetStds", *kept]
     assert names == ["Reset", "Train", "FreezeGates", "CompactGates", *branch, *branch]
-    assert [place.branch for name, place in found if name == "Perturb"] == [0, 0, 1, 1]
+    assert [place.branch for phase, place in found if isinstance(phase, Perturb)] == [0, 0, 1, 1]
 
 
 def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():
@@ -221,8 +217,7 @@ def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():
 @pytest.mark.parametrize("name", ["ssbnn", "sebays_freeze", "sebays_no_freeze"])
 def test_gates_are_clipped_apart_unless_the_user_wants_one_norm(name):
     for options, apart in (({}, ("*gate_logit",)), ({"clip_gates": "joint"}, ())):
-        found = []
-        visit(make(name, **options).plan, lambda node, _, found=found: found.append(node))
+        found = [phase for phase, _ in written_out(make(name, **options).plan)]
         assert all(n.optimiser.apart == apart for n in found if isinstance(n, Train))
         for node in (n for n in found if isinstance(n, ResetStds)):
             assert node.how == "redraw"

@@ -13,8 +13,9 @@ from choral.plan import Adam
 from choral.plan.walk import trainings
 from choral.recipes import make
 from choral.recipes.training import Training
-from choral.testing.problems import ADAM, CALM, PROBLEMS
+from choral.testing.problems import CALM, PROBLEMS
 
+LONG = Training(rate=0.01, optimiser=Adam(), batch_size=16)
 SHORT = Training(rate=0.02, optimiser=Adam(), batch_size=16, end=0.004)
 OPTIONS = [
     ("masksembles", {"members": 3, "repetition": True}),
@@ -24,7 +25,7 @@ OPTIONS = [
     ("edst", {"members": 2, "explore_epochs": 4, "interval": 3, "moving": 0.75}),
     ("dst", {"members": 2, "interval": 3, "moving": 0.75}),
     ("fge", {"cycle": 2, "starts": 2, "members": 2}),
-    ("sequential_anchored", {"chains": 1, "members": 3, "training": ADAM, "step_training": SHORT}),
+    ("sequential_anchored", {"chains": 1, "members": 3, "training": LONG, "step_training": SHORT}),
 ]
 
 

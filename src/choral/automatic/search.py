@@ -26,9 +26,8 @@ _SHORT = 0.2  # of the first candidate's epochs, to see which others are worth m
 _LEAST = 4  # epochs
 _MORE = 2.5  # of the first candidate's operations, for all the others
 _FEW, _LONGER = 2, 1.5  # others that are not worth a first look; times the first one's epochs that they may take
-_LONG = (
-    6e11  # operations, about a quarter of a minute of one core, above which the first candidate alone takes long enough
-)
+# operations, about a quarter of a minute of one core, above which the first candidate alone takes long enough
+_LONG = 6e11
 _FIRST, _LOOKS, _REST = 0.5, 0.2, 0.3  # of a time limit: the first candidate, a look at the others, and the better ones
 
 

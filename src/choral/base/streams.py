@@ -170,9 +170,8 @@ def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int 
                 "data_parallel and accumulate."
             )
         each = n // (blocks * part.rows)
-        starts = [
-            (block * part.of + part.start) * each for block in range(blocks)
-        ]  # numbers are counted in the whole batch
+        # numbers are counted in the whole batch
+        starts = [(block * part.of + part.start) * each for block in range(blocks)]
         found = [bits(part.rows * each, _moved(first, start), second, device) for start in starts]
         return (found[0] if len(found) == 1 else torch.cat(found)).view(tuple(shape))
 

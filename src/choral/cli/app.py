@@ -1,4 +1,4 @@
-"""The commands. Each imports what it needs when it runs."""
+"""The commands methods, plan, fit and compare; others are in modules of their own. Each imports what it needs when it runs."""
 
 from collections.abc import Sequence
 from dataclasses import replace

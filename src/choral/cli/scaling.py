@@ -1,4 +1,4 @@
-"""The commands for runs that several processes or machines train, leaf by leaf: fit --prepare, leaves, run-leaf."""
+"""The commands for runs that several processes or machines train, leaf by leaf: fit --prepare, leaves, run-leaf, plan --cluster."""
 
 import contextlib
 import math

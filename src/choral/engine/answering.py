@@ -97,9 +97,8 @@ class Evaluation:
             with self._settling:
                 if self._settled is None:
                     stacks, numbers = self._stacks()
-                    few = copied(
-                        batches.moved(batches.part(x, slice(2)), self._task.device)
-                    )  # networks may write into it
+                    # networks may write into it
+                    few = copied(batches.moved(batches.part(x, slice(2)), self._task.device))
                     self._settled = [self._choose(stack, few, keep=numbers <= KEPT) for stack in stacks]
         return self._settled
 

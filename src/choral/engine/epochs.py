@@ -17,9 +17,8 @@ from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.plan.walk import Place
 
-_ROOM = (
-    0.75  # of a stack that may be left before it is made smaller: each size of stack costs a new recording of its steps
-)
+# of a stack that may be left before it is made smaller: each size of stack costs a new recording of its steps
+_ROOM = 0.75
 
 
 class Epochs:

@@ -1,4 +1,4 @@
-"""Executors: how many branches of a fork are walked together.
+"""Executors: how many branches of a fork are walked together; and what else is measured before a run, its kernel and threads.
 
 'sequential' walks them one by one and keeps one network in memory. 'vectorised' trains equal-shaped branches stacked.
 'auto' takes a few steps of each on the real data and keeps the faster. Convolutions of any size are not tried stacked on a processor: they are
@@ -22,7 +22,7 @@ from choral.engine.points import for_members
 from choral.engine.run import WIDEST
 from choral.engine.task import Task
 from choral.engine.threads import Threads, operations
-from choral.engine.trainers import UNMAPPED, Moment, PlainTrainer, StackedTrainer, Trainer
+from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer
 from choral.layers.conversion.swapping import holds
 from choral.plan.cost import batches_in, cost
 from choral.plan.phases import Fork, Phase, Train
@@ -297,7 +297,7 @@ def _tried(
     best = float("inf")
     for step in range(steps):
         started = time.perf_counter()
-        trainer.step(x, y, Moment(step, 0.0, 0.0))
+        trainer.step(x, y, Pace(step, 0.0, 0.0))
         devices.synchronise(task.device)
         if step:
             best = min(best, time.perf_counter() - started)

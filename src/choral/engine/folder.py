@@ -1,4 +1,4 @@
-"""The run folder: who holds it, and the plan it keeps.
+"""The run folder: who holds it, whose its files are, and those of them that say what is run.
 
 plan.json      what is run: the identity every later call must repeat, and what was measured and settled at the start
 command.json   the words of `choral fit --prepare`, from which `choral run-leaf` reads the data again

@@ -46,9 +46,8 @@ class Task:
     ragged: bool = False  # whether batches of equally many points may have different shapes
     parts: Parts = _WHOLE  # how batches are taken
     remembers: str | None = None  # a tensor attribute that the network changes in training, which no stack can carry
-    graphs: dict[Any, Callable[..., list[Tensor]]] = field(
-        default_factory=dict, compare=False
-    )  # recorded stacked steps
+    # recorded stacked steps
+    graphs: dict[Any, Callable[..., list[Tensor]]] = field(default_factory=dict, compare=False)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the precision context of forward passes."""

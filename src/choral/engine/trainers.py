@@ -38,7 +38,7 @@ UNMAPPED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 """What torch.func stops with, or code of the user's under it, where networks cannot be trained stacked."""
 
 
-class Moment(NamedTuple):
+class Pace(NamedTuple):
     """Where a step stands in its training phase: its number, the progress its objective is told, and its learning rate."""
 
     step: int
@@ -78,7 +78,7 @@ class Trainer(ABC):
         """Take the states in, with the key of each network's draws."""
 
     @abstractmethod
-    def step(self, x: Batch, y: Tensor, at: Moment, weights: Tensor | None = None, part: Part | None = None) -> None:
+    def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step; `part` says which rows of a batch x and y are, None all."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class PlainTrainer(Trainer):
         self.scale = scaling.LossScale(self.state.memory) if self.task.precision == "fp16" else None
         self.total, self.count = torch.zeros((), device=device), 0
 
-    def step(self, x: Batch, y: Tensor, at: Moment, weights: Tensor | None = None, part: Part | None = None) -> None:
+    def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step, as a hand-written loop would."""
         task = self.task
         x, y = batches.moved(x, task.device), devices.moved(y, task.device)
@@ -139,24 +139,24 @@ class PlainTrainer(Trainer):
         self.optimiser.zero_grad(set_to_none=True)
         catch, lend = self.catch, self.lend
         for piece in task.parts.of(x, y, weights, task.likelihood, part):
-            lending = rng.seeded(self.key, "unkeyed", at.step) if lend else nullcontext()
+            lending = rng.seeded(self.key, "unkeyed", pace.step) if lend else nullcontext()
             with (
                 lending as lent,
                 task.parts.norms(part),
-                draws.keyed(self.key, at.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
+                draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(
                     self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing
                 )
                 loss = self.sharing.likelihood(total)
             self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
-            self._add(loss, piece, at.progress)
+            self._add(loss, piece, pace.progress)
         if part is not None:
             task.parts.gather(self.trained)
         if self.scale is None or self.scale.divide(self.trained.values()):
             self.sharing.weigh(self.params)
             self._clip()
-            self.stepper.step(at.rate * self._rate)
+            self.stepper.step(pace.rate * self._rate)
         self._apply_mask()
         self.count += 1
 
@@ -226,7 +226,7 @@ class StackedTrainer(Trainer):
         self.stepper = Stepper(value, self.optimiser, members if any(v.settings for v in self.variants) else ())
         self.own = self._own_settings()
         self.total, self.count = torch.zeros(len(states), device=device), 0
-        self._at = Moment(0, 0.0, 0.0)
+        self._pace = Pace(0, 0.0, 0.0)
         self._points = torch.tensor(self.points, dtype=torch.float32).to(device)
         self._mapped = vmap(self._loss, randomness="error")
         slots = {slot: tree.signature(held) for slot, held in self.slots.items()}
@@ -266,21 +266,21 @@ class StackedTrainer(Trainer):
         params = trained | fixed
         buffers = {n: b.clone() for n, b in buffers.items()}
         dropout = draws.Rate(own["threshold"], own["scale"]) if "threshold" in own else None
-        with draws.keyed(words, self._at.step, catch=self.catch, dropout=dropout) as stream:
+        with draws.keyed(words, self._pace.step, catch=self.catch, dropout=dropout) as stream:
             call = lambda i: call_with(self.network, params | buffers, i, self._ties)  # noqa: E731  # closes over this call's parameters
             total = self.task.forward_loss(call, x, y, weights, by_member=True, smoothing=own.get("smoothing"))
             loss = self.sharing.likelihood(total)
         self._caught = stream.caught > 0
         self._drew = stream.site > 0
         if self.task.objective.penalties:
-            penalty = self.task.objective.penalty(self.sharing.for_penalty(params), slots, self._at.progress, 1)
+            penalty = self.task.objective.penalty(self.sharing.for_penalty(params), slots, self._pace.progress, 1)
             loss = loss + penalty / points
         return loss, buffers
 
-    def step(self, x: Batch, y: Tensor, at: Moment, weights: Tensor | None = None, part: Part | None = None) -> None:
+    def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step for all networks."""
         device = self.task.device
-        self._at = at
+        self._pace = pace
         points = self._points
         x, y = batches.moved(x, device), devices.moved(y, device)
         own = () if weights is None else (devices.moved(weights, device),)
@@ -300,7 +300,7 @@ class StackedTrainer(Trainer):
             self.buffers = {n: b.detach() for n, b in buffers.items()}
         self.sharing.weigh(self.params)
         self._clip(stacked=True)
-        self.stepper.step(at.rate)
+        self.stepper.step(pace.rate)
         self._apply_mask()
         self.total += self.sharing.logged(losses.detach())
         self.count += 1

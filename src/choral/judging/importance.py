@@ -142,9 +142,8 @@ def permutation_importance(
     for part in parts:
         own = part.of(x)
         changed = [ensemble.predict(part.put(x, own[order])) for order in orders]
-        worse = torch.stack(
-            [_measured(p, targets, names) - before for p in changed]
-        )  # (repeat, whole + member, measure)
+        # axes: repeat, the whole and each member, measure
+        worse = torch.stack([_measured(p, targets, names) - before for p in changed])
         worse = worse * torch.tensor([-1.0 if n in _BETTER_HIGHER else 1.0 for n in names])
         found.append({"column": part.name} | _row(worse.double(), names))
     return sorted(found, key=lambda r: -r["worse"][names[0]])

@@ -107,9 +107,8 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -> dict[str, Any]:
-    epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get(
-        "epochs", 0
-    )  # members chosen after training have no plan of it
+    # members chosen after training have no plan of it
+    epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get("epochs", 0)
     head = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
     return head | measured | cost
 

@@ -158,7 +158,7 @@ def evaluate_ood(scores_in: dict[str, Tensor], scores_out: dict[str, Tensor]) ->
     """Return `evaluate_scores` of every score both dicts hold: one row of the table for each score.
 
     Args:
-        scores_in: what `ood_scores` or `streaming.ScoreStream` gave for the familiar set.
+        scores_in: what `ood_scores` or `choral.metrics.ScoreStream` gave for the familiar set.
         scores_out: the same for the strange set.
     """
     if set(scores_in) != set(scores_out):

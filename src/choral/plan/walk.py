@@ -214,12 +214,3 @@ def trainings(plan: Phase) -> list[Train]:
     found: list[Train] = []
     walk(plan, None, Visitor(train=lambda phase, _, __: found.append(phase)))
     return found
-
-
-def visit(plan: Phase, leaf: Callable[[Phase, Place], None]) -> None:
-    """Call `leaf` with every phase that is not a combinator and its place, in plan order, all written out."""
-
-    def act(phase: Phase, place: Place, carried: None) -> None:
-        leaf(phase, place)
-
-    walk(plan, None, Visitor(start=act, change=act, train=act, collect=act, other=leaf))

@@ -134,9 +134,8 @@ class MultiLabel(Prediction):
         probs = self.probs.double().flatten(1)
         truth = targets.flatten(1)
         right = ((probs > 0.5) == (truth > 0.5)).double()
-        logs = (
-            _of_truth(self.member_probs.double(), targets).log().flatten(2).sum(-1)
-        )  # the labels of a row belong together
+        # the labels of a row belong together
+        logs = _of_truth(self.member_probs.double(), targets).log().flatten(2).sum(-1)
         shares = checked_weights(self.shares, members=len(logs), like=logs)
         return {
             "accuracy": right.mean(1),

@@ -32,7 +32,7 @@ def ecmp(
 ) -> Recipe:
     """Like EMP, but every scalar of a patched layer draws its own component.
 
-    Args are those of `choral.recipes.emp.emp`.
+    Args are those of `emp`.
     """
     mixture = Mixture(components=components, assignment="scalar", learned=learned)
     structure = Patched(

@@ -25,7 +25,7 @@ def tabm_mini(
     """Members that differ in factors of the inputs and in output layers, and share all else, for tables.
 
     Args:
-        epochs, members, start, own_batches, kernel, combine, training: as in `choral.recipes.tabm.tabm`.
+        epochs, members, start, own_batches, kernel, combine, training: as in `tabm`.
     """
     structure = TabM(members=members, adapters="first", start=start, own_batches=own_batches, kernel=kernel)
     return Recipe(name="tabm_mini", plan=training.whole(epochs), structure=structure, combine=combine)

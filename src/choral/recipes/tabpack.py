@@ -42,7 +42,7 @@ def tabpack(
         epochs: total budget, shared evenly (what is left of the division is not used); with a stop, an upper bound.
         members: networks trained; 64, or as many as can have 4 epochs each, if nothing is said.
         space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimiser than Muon.
-        picks, patience, combine: as in `choral.recipes.hyper_ensemble.hyper_ensemble`.
+        picks, patience, combine: as in `hyper_ensemble`.
         training: optimiser, rate, batch size and schedule, which the drawn settings change.
 
     Differs from the paper: embeddings are the same in all members; matrices draw their rate as a multiple of that of vectors.

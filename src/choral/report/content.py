@@ -153,9 +153,8 @@ def _with_rows(runs: dict[str, Path]) -> dict[str, Any]:
         counted = counted if isinstance(counted, dict) else {}
         row |= {"parameters": own.get("parameters"), "predict_flops": own.get("predict_flops")}
         row |= {n: counted.get(n) for n in ("train_flops", "train_seconds")}
-        held = (read_json(folder / "evaluation.json") or own).get(
-            "evaluation"
-        )  # older versions kept it in results.json
+        # older versions kept it in results.json
+        held = (read_json(folder / "evaluation.json") or own).get("evaluation")
         for found in held.values() if isinstance(held, dict) else ():
             evaluations[name] = found
             row |= _measured(sound(found, name)[0] or {})

@@ -11,17 +11,10 @@ from choral import models
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.data.sources import as_inputs, parted
-from choral.plan import SGD, Adam, AdamW
+from choral.plan import SGD
 from choral.recipes.training import Training
 
 CALM = Training(rate=0.02, optimiser=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4, clip=1.0), batch_size=16)
-ADAM = Training(rate=0.01, optimiser=Adam(), batch_size=16)
-OPTIMISERS = {
-    "momentum": Training(rate=0.02, optimiser=SGD(momentum=0.9, weight_decay=1e-3, clip=1.0), batch_size=16),
-    "nesterov": CALM,
-    "adam": ADAM,
-    "adamw": Training(rate=0.01, optimiser=AdamW(), batch_size=16),
-}
 
 
 class Branching(nn.Module):

@@ -1,4 +1,4 @@
-"""What sampled layers share: a draw from a Gaussian posterior, the mean mode, and operations on given weights.
+"""What sampled layers share: a base, a draw from a Gaussian posterior, the mean mode, and operations on given weights.
 
 Sampled layers draw their weights anew in every forward pass, in training and in evaluation mode alike, through
 `choral.base.draws`. Within `at_means` they draw nothing and use the centre of their posterior.

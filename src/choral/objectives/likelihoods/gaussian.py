@@ -183,9 +183,8 @@ class FixedGaussian(GaussianLikelihood):
         squares = (means - aligned(targets.double().expand(len(means), *targets.shape), means)).square()
         counts = torch.ones(squares.shape[1], dtype=torch.float64) if weights is None else weights.double()
         squares = squares.movedim(2, 0).flatten(3) if squares.dim() > 3 else squares.movedim(2, 0).unsqueeze(-1)
-        counts = (counts / counts.sum()).unsqueeze(-1) / squares.shape[
-            -1
-        ]  # (row, position) of (target, member, row, position)
+        # (row, position) of (target, member, row, position)
+        counts = (counts / counts.sum()).unsqueeze(-1) / squares.shape[-1]
 
         def over_rows(values: Tensor) -> Tensor:
             return (values * counts).sum((-2, -1)).clamp_min(_TINY).reshape(-1, 1, 1, 1)
