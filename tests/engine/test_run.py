@@ -346,7 +346,7 @@ def test_auto_falls_back_to_sequential_for_a_network_that_cannot_be_mapped(tmp_p
         ((X[:5], Y), "5 rows and y has 90"),
         ((torch.where(X > 2, torch.nan, X), Y), r"NaN or infinite values in \d+ row"),
         ((X[:, :3], Y), "the network cannot read x"),
-        ((X[:0], Y[:0]), "empty"),
+        ((X[:0], Y[:0]), "no rows"),
         ("nonsense", "give a pair"),
     ],
 )
@@ -414,10 +414,10 @@ def _trial(monkeypatch, build, x, alone, stacked):
 
     times = {True: iter(alone), False: iter(stacked)}
 
-    def timed(kind, task, source, phase, states, order):
-        return next(times[kind is PlainTrainer]) * len(states)
+    def timed(kind, task, source, phase, states, order, last=None):
+        return executors.Tried(next(times[kind is PlainTrainer]), {})
 
-    monkeypatch.setattr(executors, "_time", timed)
+    monkeypatch.setattr(executors, "_tried", timed)
     recipe = Recipe(name="r", plan=fork(4, Reset(), Train(epochs=1, batch_size=8, schedule=Constant(0.1)), Collect()))
     source = TensorSource(x, torch.arange(len(x)) % 3)
     task = make_task(build, source, recipe)

@@ -26,8 +26,9 @@ _SHORT = 0.2  # of the first candidate's epochs, to see which others are worth m
 _LEAST = 4  # epochs
 _MORE = 2.5  # of the first candidate's operations, for all the others
 _FEW, _LONGER = 2, 1.5  # others that are not worth a first look; times the first one's epochs that they may take
-# operations, about a quarter of a minute of one core, above which the first candidate alone takes long enough
-_LONG = 6e11
+_LONG = (
+    6e11  # operations, about a quarter of a minute of one core, above which the first candidate alone takes long enough
+)
 _FIRST, _LOOKS, _REST = 0.5, 0.2, 0.3  # of a time limit: the first candidate, a look at the others, and the better ones
 
 
@@ -42,6 +43,7 @@ class Candidate:
         members: the most that it may have.
         few: the least that say what it is worth: of members that share weights, all.
         why: why it is on the list, in words.
+        light: whether it costs so little that its epochs are not counted.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Candidate:
     members: int
     few: int
     why: str
+    light: bool = False
 
 
 Train = Callable[[Candidate, Recipe, dict[str, Any]], Ensemble]
@@ -219,20 +222,23 @@ def _first(found: Search, candidate: Candidate, *, alone: bool) -> Tried:
 def _halved(found: Search, first: Tried, others: Sequence[Candidate]) -> list[tuple[Candidate, int, int]]:
     """Return the other candidates that are trained whole, each with the epochs and members it may have.
 
-    Of three or more these are the better half after a short training of all.
+    Of three or more these are the better half after a short training of all; light ones are trained in any case.
     """
     whole = first.ensemble
+    light = [(one, one.epochs, one.members) for one in others if one.light and not first.cut]
+    others = [one for one in others if not one.light]
     if others and (first.cut or first.flops > _LONG):
-        found.notes.append("no others were tried: this took long enough")
-        return []
+        found.notes.append("no others were tried: this took long enough" + (", but for light ones" if light else ""))
+        return light
     seen = 5.0 * _LEAST if whole is None else first.epochs / whole.networks
     if len(others) <= _FEW and whole is not None:
-        return [(one, max(_LEAST, min(one.epochs, math.ceil(_LONGER * seen))), one.members) for one in others]
+        most = max(_LEAST, math.ceil(_LONGER * seen))
+        return [*((one, min(one.epochs, most), one.members) for one in others), *light]
     epochs = max(_LEAST, math.ceil(_SHORT * seen))
     tried = [found.attempt(c, min(epochs, c.epochs), c.few, _LOOKS / len(others), short=True) for c in others]
     kept = sorted((t for t in tried if t.ensemble is not None), key=lambda t: t.score)[: -(-len(others) // 2)]
     if whole is None:  # the first one failed, so that nothing says what may be spent
-        return [(one.candidate, one.candidate.epochs, one.candidate.members) for one in kept]
+        return [*((one.candidate, one.candidate.epochs, one.candidate.members) for one in kept), *light]
     left = max(_MORE * first.flops - sum(t.flops for t in tried), 0.0) / max(len(kept), 1)
     chosen = []
     for one in kept:
@@ -241,4 +247,4 @@ def _halved(found: Search, first: Tried, others: Sequence[Candidate]) -> list[tu
         members = max(few, min(one.candidate.members, int(left / each / seen)))
         affordable = max(int(left / each / members), math.ceil(seen))
         chosen.append((one.candidate, min(one.candidate.epochs, affordable), members))
-    return chosen
+    return chosen + light

@@ -28,7 +28,9 @@ def refuse_strays(network: nn.Module, interface: Interface, batch: Batch) -> Non
     if is_lazy(network):
         return
     own, other = (_reached(one, interface, batch) for one in (network, copied(network)))
-    lost = [name for name, _ in network.named_parameters() if own and other is not None and name in own - other]
+    if own is None or other is None:
+        return
+    lost = [name for name, p in network.named_parameters() if p.requires_grad and (not own or name in own - other)]
     if lost:
         raise InputError(
             f"build: every member is a copy of the network, and in a copy {lost[0]!r} no longer takes part in the outputs: a function, such as a "
@@ -56,10 +58,12 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch) -> None:
     finally:
         for hook in hooks:
             hook.remove()
+    within_ours = "network." if _is_ours(network) else ""
     running = {name for name, module in layers.items() if module in called}
     for name in layers:
         within = any(name.startswith(f"{other}.") for other in running)
         if name not in running and not within and any(p.startswith(f"{name}.") for p in used):
+            name = name.removeprefix(within_ours)
             raise ConversionError(
                 f"layer {name!r} is converted for {type(structure).__name__}, but the network reads its weights without calling it (by "
                 f"torch.nn.functional, say), so that this would do nothing; let forward call self.{name}(...), or use another method."
@@ -76,7 +80,8 @@ def _reached(network: nn.Module, interface: Interface, batch: Batch) -> set[str]
     network.eval()
     try:
         with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
-            return _with_gradient(network, interface.call(network, batches.mapped(torch.clone, batch)))
+            outputs = interface.call(network, batches.mapped(torch.clone, batch))
+            return _with_gradient(network, outputs) if outputs.requires_grad else None
     except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
         return None
     finally:

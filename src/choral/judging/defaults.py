@@ -17,7 +17,8 @@ from choral.plan.cost import begun
 from choral.recipes.training import OPTIMISERS, Training
 
 BINS = 48
-LEAST_ROWS = 100  # fewer leave too little to hold out
+LEAST_ROWS = 100  # fewer leave too little to hold out of all members
+LEAST_IN_TURN = 32  # fewer leave too little to hold out of each member in turn
 SHARE, PATIENCE, MEMBERS = 0.2, 20, 8
 WAIT = 600  # steps without a better score that a member has at least: 20 epochs of a small table are too few to tell
 
@@ -50,23 +51,24 @@ def _tabular(problem: Problem) -> nn.Module:
     return models.tabular(problem.x_train.shape[1], problem.outputs, hidden=(256, 256), edges=edges)
 
 
-def is_table(problem: Problem) -> bool:
+def is_table(problem: Problem, least: int = LEAST_ROWS) -> bool:
     """Return whether a problem is rows of numbers, enough of them to hold some out while training."""
-    return problem.x_train.ndim == 2 and problem.image_shape is None and len(problem.x_train) >= LEAST_ROWS
+    return problem.x_train.ndim == 2 and problem.image_shape is None and len(problem.x_train) >= least
 
 
-def default_model(problem: Problem, *, validated: bool = False) -> str:
+def default_model(problem: Problem, *, validated: bool = False, least: int = LEAST_ROWS) -> str:
     """Return the network for a problem: 'lenet_s' for images of at least 28 pixels, else a perceptron.
 
     Args:
         problem: the data.
         validated: whether training is watched on held-out rows; bins of numbers, which learn much faster, then serve tables
             best, and would overfit without.
+        least: rows that a table needs for that.
     """
     shape = problem.x_train.shape
     if len(shape) == 4 and shape[2] >= 28:
         return "lenet_s"
-    return "tabular" if validated and is_table(problem) else "mlp"
+    return "tabular" if validated and is_table(problem, least) else "mlp"
 
 
 def factory(problem: Problem, model: str | None = None) -> Callable[[], nn.Module]:

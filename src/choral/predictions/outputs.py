@@ -95,7 +95,7 @@ class Outputs(Prediction):
         return self.member_outputs.double(), loss
 
     def _rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        each = self.function(outputs, targets)
+        each = self.function(outputs, targets.clone())
         if not each.dim():
             return each.double().expand(len(targets))
         return each.double().flatten(1).mean(1) if each.dim() > 1 else each.double()

@@ -40,9 +40,9 @@ class Regression(Numbers):
         return metrics.mixture_interval(self.member_means, self.member_variances, level=level, weights=self.shares)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval of the moment-matched Gaussian (batch, target)."""
-        width = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
-        return self.mean - width * self.std, self.mean + width * self.std
+        """Return the central interval of the mixture (batch, target): as much of it lies below as above."""
+        low, high = self.mixture_interval(level)
+        return low.to(self.mean.dtype), high.to(self.mean.dtype)
 
     def ranks(self, targets: Tensor) -> Tensor:
         """Return the distribution function at the targets."""

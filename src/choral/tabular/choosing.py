@@ -5,7 +5,7 @@ The list was made on parts of the training rows of UCI sets, never on test rows.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -30,6 +30,8 @@ from choral.scale.remote import is_far
 
 AUTO = "auto"
 _FEW = 2  # members of a first look
+_LINEAR, _QUICK = "linear", 10.0
+_LINES: dict[str, Any] = {"embedding": "none", "edges": (), "hidden": ()}
 _WAVES: dict[str, Any] = {"embedding": "periodic", "edges": (), "embedding_width": 16}
 
 
@@ -65,13 +67,13 @@ def short_list(
         changed = {"name": spec["name"], "arguments": arguments | changes}
         return lambda: models.rebuild(changed)
 
-    def of(method: str) -> Callable[[int, int], Recipe]:
+    def of(method: str, settings: Training) -> Callable[[int, int], Recipe]:
         own = several(method)
 
         def recipe(each: int, members: int) -> Recipe:
             total = each * members if own else each
             whole = {"width": float(members)} if "width" in METHODS[method].options else {}  # members as wide as alone
-            return make(method, epochs=total, members=members, training=training, **whole)
+            return make(method, epochs=total, members=members, training=settings, **whole)
 
         return recipe
 
@@ -89,13 +91,23 @@ def short_list(
             ("deep_ensemble", "deep_ensemble", build, "networks of their own on bins of each column"),
             ("residual", "deep_ensemble", block, "a residual block, for steps and interactions"),
             ("periodic", "deep_ensemble", waves, "waves of each column, for smooth curves"),
+            (
+                _LINEAR,
+                "deep_ensemble",
+                network(**_LINES),
+                "a straight line in each column, for few rows and many columns",
+            ),
         ]
     members = folds or MEMBERS
     few = _FEW if folds is None else members  # every part must be held out of somebody
-    return [
-        Entry(Candidate(name, of(method), epochs, members, few if several(method) else members, why), net)
-        for name, method, net, why in listed
-    ]
+    quick = replace(training, rate=_QUICK * training.rate)  # few weights, which start far from where they end
+
+    def candidate(name: str, method: str, why: str) -> Candidate:
+        light = name == _LINEAR
+        recipe = of(method, quick if light else training)
+        return Candidate(name, recipe, epochs, members, few if several(method) else members, why, light)
+
+    return [Entry(candidate(name, method, why), net) for name, method, net, why in listed]
 
 
 def check_one_process(several: bool) -> None:

@@ -64,12 +64,12 @@ def fit_table(
     Args:
         data: a pandas data frame; or the path of a table, or what else `choral fit` takes.
         target: the column to predict.
-        method: the name of a method (`choral.recipes.METHODS`), or 'auto', which chooses by held-out rows; None is 'auto' for 100 rows
+        method: the name of a method (`choral.recipes.METHODS`), or 'auto', which chooses by held-out rows; None is 'auto' for 32 rows
             or more where neither members, epochs nor model are given, nor several processes, a cluster or a URL, else deep_ensemble.
         members: where the method has a choice.
         epochs: total budget in epochs of one network; by the number of rows if None, an upper bound if training is watched.
         validation: part of the rows that no member is trained on, or a data frame (or the path of one) with such rows; 0 for none. If
-            None, of 100 rows or more each of 8 members holds out an eighth ('auto'), or all of them a fifth.
+            None, each of 8 members holds out an eighth ('auto'), or all of them a fifth, of 100 rows or more.
         patience: epochs without a better score on these after which a member stops.
         folds: cross-validation instead of validation: every member holds out one of so many parts of the rows, as in `choral.fit`; equal
             values of `group` together. Scores and intervals are then honest for all rows: `ensemble.info["out_of_fold"]`.

@@ -13,6 +13,7 @@ from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.judging.compare import recipes_for
 from choral.judging.defaults import (
+    LEAST_IN_TURN,
     LEAST_ROWS,
     PATIENCE,
     SHARE,
@@ -149,7 +150,7 @@ def prepared(
     asked = None if default else make(method or METHOD, **_some(members))
     none = isinstance(validation, int | float) and validation == 0
     watched = not none and not (asked is not None and asked.structure.widens_input)
-    name = model or default_model(problem, validated=watched)
+    name = model or default_model(problem, validated=watched, least=LEAST_IN_TURN if searched else LEAST_ROWS)
     training = training_for(problem, model=name if watched else None, **settings)
     found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
     if epochs is None and members is None:
@@ -192,22 +193,29 @@ def _is_searched(problem: Problem, method: str | None, validation: Any, decided:
     free = can_choose(problem, validation)
     if method == AUTO and not free:
         raise InputError(
-            f"method is 'auto', which chooses by held-out rows of a table of {LEAST_ROWS} training rows or more, but {_why_not(problem)}; "
+            f"method is 'auto', which chooses by held-out rows of a table of {_least(problem, validation)} training rows or more, but "
+            f"{_why_not(problem, validation)}; "
             f"name a method such as {METHOD}."
         )
     return free and method in (None, AUTO) and not said
 
 
-def _why_not(problem: Problem) -> str:
-    if is_table(problem):
+def _why_not(problem: Problem, validation: Any) -> str:
+    least, rows = _least(problem, validation), len(problem.x_train)
+    if is_table(problem, least):
         return "validation is 0"
-    rows = len(problem.x_train)
-    return f"there are {rows}" if rows < LEAST_ROWS else "the data is no table"
+    return f"there are {rows}" if rows < least else "the data is no table"
+
+
+def _least(problem: Problem, validation: Any) -> int:
+    """Return the rows that are needed to choose by: fewer where each member holds out others."""
+    return LEAST_IN_TURN if validation is None and _parts(problem) is not None else LEAST_ROWS
 
 
 def can_choose(problem: Problem, validation: Any) -> bool:
     """Return whether 'auto' has rows to choose by."""
-    return is_table(problem) and not (isinstance(validation, int | float) and validation == 0)
+    none = isinstance(validation, int | float) and validation == 0
+    return is_table(problem, _least(problem, validation)) and not none
 
 
 def _parts(problem: Problem) -> int | None:

@@ -1,0 +1,148 @@
+"""Copies and conversions compute what was given, or are refused by name."""
+
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import choral
+from choral.base.errors import ConversionError, InputError
+from choral.recipes import deep_ensemble, make
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(40, 6, generator=G)
+Y = (X[:, 0] > 0).long()
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def wrapped() -> nn.Module:
+    network = small()
+    old = network.forward
+    network.forward = lambda x: old(x) * 3  # type: ignore[method-assign]  # the habit in question
+    return network
+
+
+def wrapped_within() -> nn.Module:
+    network = small()
+    old = network[0].forward
+    network[0].forward = lambda x: old(x) * 3
+    return network
+
+
+@pytest.mark.parametrize("build", [wrapped, wrapped_within])
+@pytest.mark.parametrize("given", ["function", "network"])
+@pytest.mark.parametrize("method", ["deep_ensemble", "packed"])
+def test_a_forward_that_remembers_another_network_is_refused(build, given, method):
+    with pytest.raises(InputError, match="remembers the network it was made for"):
+        choral.fit(build if given == "function" else build(), (X, Y), make(method, epochs=4, members=2))
+
+
+def test_a_forward_that_is_bound_to_its_network_is_trained():
+    def build() -> nn.Module:
+        network = small()
+        times_three = types.MethodType(lambda self, x: nn.Sequential.forward(self, x) * 3, network)
+        network.forward = times_three  # type: ignore[method-assign]  # the habit in question
+        return network
+
+    ensemble = choral.fit(build, (X, Y), deep_ensemble(members=2, epochs=4))
+    assert float(ensemble.outputs(X).std(0).max()) > 1e-3
+
+
+class Functional(nn.Module):
+    """Uses the weights of its layers without calling them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(6, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.relu(F.linear(x, self.a.weight, self.a.bias)), self.o.weight, self.o.bias)
+
+
+@pytest.mark.parametrize("method", ["mc_dropout", "drop_connect", "masksembles"])
+def test_layers_that_are_read_past_their_call_are_named(method):
+    with pytest.raises(ConversionError, match=r"'a'.*without calling it"):
+        choral.fit(Functional, (X, Y), make(method, epochs=4))
+
+
+class Unused(nn.Module):
+    """Has a layer that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.spare = small(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
+@pytest.mark.parametrize("method", ["mc_dropout", "masksembles"])
+def test_layers_that_nobody_uses_do_no_harm(method):
+    assert choral.fit(Unused, (X, Y), make(method, epochs=4)).members
+
+
+def masked_gradient() -> nn.Module:
+    network = small()
+    network.get_parameter("0.weight").register_hook(lambda gradient: gradient * 0)
+    return network
+
+
+def after_gradient() -> nn.Module:
+    network = small()
+    network.get_parameter("0.weight").register_post_accumulate_grad_hook(lambda p: None)
+    return network
+
+
+def old_norm() -> nn.Module:
+    return nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 2))
+
+
+class SparseTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(5, 8, sparse=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.table((x.abs() * 2).long().clamp(max=4)).sum(1))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (masked_gradient, "hook on its gradient"),
+        (after_gradient, "hook on its gradient"),
+        (old_norm, "parametrizations.spectral_norm"),
+        (SparseTable, "sparse=False"),
+    ],
+)
+def test_what_no_copy_keeps_is_refused_with_a_way_out(build, said):
+    with pytest.raises(InputError, match=said):
+        choral.fit(build, (X, Y), deep_ensemble(members=2, epochs=4))
+
+
+class Inner(nn.Module):
+    """Takes a gradient within its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(self.body(x).sum(), x, create_graph=True)
+        return gradient[:, :2]
+
+
+def test_a_network_that_takes_gradients_itself_is_trained_and_its_operations_assumed():
+    with pytest.warns(UserWarning, match="two for each parameter"):
+        ensemble = choral.fit(Inner, (X, Y), deep_ensemble(members=2, epochs=4))
+    parameters = sum(p.numel() for p in Inner().parameters())
+    assert ensemble.info["counted"]["train_flops"] == 6 * parameters * 40 * 4
