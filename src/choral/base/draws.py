@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from choral.base.ahead import Ahead
 from choral.base.catching import Catch
 from choral.base.keeping import Kept
 from choral.base.streams import (
@@ -39,6 +40,7 @@ from choral.base.streams import (
 )
 
 __all__ = [
+    "Ahead",
     "Branch",
     "Part",
     "Rate",
@@ -68,6 +70,7 @@ def keyed(
     part: Part | None = None,
     kept: Kept | None = None,
     dropout: Rate | None = None,
+    ahead: Ahead | None = None,
 ) -> Iterator[Stream]:
     """Make every draw of the block follow (key, step).
 
@@ -79,8 +82,9 @@ def keyed(
         part: which rows of a batch the block is given; None for all.
         kept: drawn weights of earlier calls, if there are any.
         dropout: what dropout layers drop instead of what they say themselves.
+        ahead: what earlier passes of the same kind have drawn, so that this one draws it at once; for integers alone.
     """
-    stream = Stream(key, step)
+    stream = Stream(key, step, ahead)
     told: dict[str, Any] = {"stream": stream, "part": part, "dropout": dropout}
     with under(**told) if kept is None else under(**told, kept=kept):
         if catch:

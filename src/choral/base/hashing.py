@@ -104,7 +104,7 @@ def _from_numpy(found: _Block) -> Tensor:
 def _hashed(n: int, first: int, second: int) -> _Block:
     found = np.empty(n, np.uint32)
     size = min(n, _BLOCK)
-    counted, spare = _counted(size), np.empty(size, np.uint32)
+    counted, spare = multiples(size), np.empty(size, np.uint32)
     for start in range(0, n, _BLOCK):
         h = found[start : start + _BLOCK]
         t = spare[: len(h)]
@@ -121,7 +121,7 @@ def _hashed_many(n: int, firsts: _Block, seconds: _Block) -> _Block:
         return np.stack([_hashed(n, int(a), int(b)) for a, b in zip(firsts, seconds)])
     found = np.empty((len(firsts), n), np.uint32)
     rows = max(1, _BLOCK // max(n, 1))
-    counted, spare = _counted(n), np.empty((min(rows, len(firsts)), n), np.uint32)
+    counted, spare = multiples(n), np.empty((min(rows, len(firsts)), n), np.uint32)
     for start in range(0, len(firsts), rows):
         some = slice(start, start + rows)
         h = found[some]
@@ -132,8 +132,44 @@ def _hashed_many(n: int, firsts: _Block, seconds: _Block) -> _Block:
     return found
 
 
+def site_words(key: int, step: int, sites: _Block) -> tuple[_Block, _Block]:
+    """Return the two words of several sites of a pass, as `choral.base.streams.Stream` makes those of one."""
+    salt = _mixed(sites * 0x85EBCA77 + np.uint32((step * GOLDEN + 0x165667B1) & MASK32))
+    first = _mixed(salt ^ np.uint32(key & MASK32))
+    salt2 = _mixed(salt + sites * 0x27D4EB2F + np.uint32(step & MASK32))
+    return first, _mixed(salt2 + np.uint32((key >> 32) & MASK32) + first)
+
+
+def _mixed(h: _Block) -> _Block:
+    _mix_block(h, np.empty_like(h))
+    return h
+
+
+def hashed_sites(key: int, step: int, sites: _Block, owners: npt.NDArray[np.intp], counted: _Block) -> _Block:
+    """Return the hash values of several sites of a pass, one site after the other.
+
+    Args:
+        key: of the pass.
+        step: of the pass.
+        sites: their numbers (site,).
+        owners: the place in `sites` of each value (value,).
+        counted: what the count of each value adds, `multiples` of every site (value,).
+    """
+    words = site_words(key, step, sites)
+    found, spare = np.empty(len(owners), np.uint32), np.empty(min(len(owners), _BLOCK), np.uint32)
+    for start in range(0, len(owners), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        h, t = found[some], spare[: len(owners) - start]
+        np.add(counted[some], words[0][owners[some]], out=h)
+        _mix_block(h, t)
+        np.add(h, words[1][owners[some]], out=h)
+        _mix_block(h, t)
+    return found
+
+
 @lru_cache(maxsize=64)
-def _counted(n: int) -> _Block:
+def multiples(n: int) -> _Block:
+    """Return what the numbers 0 to n - 1 of elements add to the first word; not to be written into."""
     return np.arange(n, dtype=np.uint32) * np.uint32(GOLDEN)
 
 
