@@ -108,6 +108,18 @@ def test_a_search_that_is_interrupted_ends_with_the_same_ensemble(tmp_path: Path
     assert torch.equal(done.predict(data()[0]).mean, whole.predict(data()[0]).mean)
 
 
+def test_light_candidates_are_tried_whatever_the_first_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = replace(candidate("line"), light=True)
+    train, held = trainer({"first": small, "line": lambda: models.mlp(3, 2, hidden=()), "heavy": wide})
+    listed = [candidate("first"), candidate("heavy"), line]
+    tried = search(listed, train, ByValidation(held)).info["auto"]["tried"]
+    assert [one.split(",")[0] for one in tried] == ["first", "heavy", "line"]
+    monkeypatch.setattr("choral.automatic.search._LONG", 0.0)
+    about = search(listed, train, ByValidation(held)).info["auto"]
+    assert [one.split(",")[0] for one in about["tried"]] == ["first", "line"]
+    assert any("took long enough, but for light ones" in reason for reason in about["reasons"])
+
+
 def test_a_candidate_that_diverges_is_left_out_and_told_of_even_the_first() -> None:
     listed = [candidate("bad", training=WILD), candidate("good")]
     train, held = trainer({"bad": small, "good": wide})

@@ -182,7 +182,13 @@ def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
     assert page.title == "auto in run"
     assert page.evaluations["auto"]["scores"]["accuracy"] > 0
     assert page.results["findings"][0] == ensemble.info["auto"]["reasons"][-1]
-    assert {row["method"] for row in page.results["rows"]} == {"auto", "deep_ensemble", "residual", "periodic"}
+    assert {row["method"] for row in page.results["rows"]} == {
+        "auto",
+        "deep_ensemble",
+        "residual",
+        "periodic",
+        "linear",
+    }
     planned = CliRunner().invoke(app, ["plan", "auto", "--data", *words[1:6], "--holdout", "0.05"])
     assert planned.exit_code == 0, planned.output
     assert "candidate: residual" in planned.stdout
@@ -195,7 +201,7 @@ def test_what_is_chosen_and_what_decides_it() -> None:
     frame = houses(120)
     frame["owner"], frame["day"] = np.arange(120) // 4, np.arange(120)
     whole = load_problem(frame, target="price", holdout=None)
-    assert [e.candidate.name for e in prepared(whole).entries] == ["deep_ensemble", "residual", "periodic"]
+    assert [e.candidate.name for e in prepared(whole).entries] == ["deep_ensemble", "residual", "periodic", "linear"]
     assert prepared(whole, folds=5).entries[0].candidate.members == 5
     assert prepared(whole, validation=0.2).folds is None
     assert prepared(whole, validation=0.2).entries
@@ -210,10 +216,15 @@ def test_what_is_chosen_and_what_decides_it() -> None:
     assert prepared(towns).folds is None  # three groups are too few to hold out eight parts
     with pytest.raises(InputError, match="'auto' chooses these by itself"):
         choral.fit_table(frame, "sold", method="auto", members=3)
-    with pytest.raises(InputError, match="table of 100 training rows or more, but there are 40; name a method"):
-        choral.fit_table(houses(40), "price", method="auto")
-    few = prepared(load_problem(houses(40), target="price", holdout=None))
+    with pytest.raises(InputError, match="table of 32 training rows or more, but there are 30; name a method"):
+        choral.fit_table(houses(30), "price", method="auto")
+    few = prepared(load_problem(houses(30), target="price", holdout=None))
     assert not few.entries  # too few rows to choose by
+    in_turn = prepared(load_problem(houses(40), target="price", holdout=None))
+    assert in_turn.entries  # each row is held out of one member alone
+    assert in_turn.folds == 8
+    with pytest.raises(InputError, match="table of 100 training rows or more, but there are 40"):
+        choral.fit_table(houses(40), "price", method="auto", validation=0.2)
 
 
 def test_auto_says_what_it_cannot_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
