@@ -465,3 +465,11 @@ def test_several_bayesian_networks_agree_across_executors():
         ]
         for a, b in zip(*(run.states() for run in runs)):
             assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)
+
+
+def test_a_member_that_closed_every_node_is_told_of(tmp_path):
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    recipe = make("ssbnn", epochs=30, gamma=0.05, training=CALM)
+    with pytest.warns(UserWarning, match="closed every node of 'linear1', 'linear2'"):
+        fit(lambda: models.mlp(4, 2, hidden=(6, 6)), (x, (x[:, 0] > 0).long()), recipe, run_dir=tmp_path)
+    assert "closed every node" in (tmp_path / "log.jsonl").read_text()

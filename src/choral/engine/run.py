@@ -6,6 +6,7 @@ position and the open states.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -263,9 +264,22 @@ class Run:
             branch.is_new = False
             if self.wanted is None or self.wanted.pop(number, None) is not None:
                 self.store.put(number, branch.reached)
+                self._doubt(branch.reached)
                 self.cut += [number] if self._is_winding_up else []
                 self.log.event(kind="collected", place=str(branch.place + suffix))
         return self._end(stack)
+
+    def _doubt(self, state: State) -> None:
+        """Warn of a member of which no node is left that could pass anything on."""
+        left = self.task.structure.remaining(state.params, state.buffers)
+        if left and not any(left.values()):
+            message = (
+                f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so that its predictions hardly depend on the inputs: there are "
+                "too few points for what each node costs; start with wider deviations, let the penalty grow, or weigh it less (rho=-2.0, anneal=0.5, "
+                "kl_weight=0.1), or use another method."
+            )
+            self.log.event(kind="warning", message=message)
+            warnings.warn(message, stacklevel=2)
 
     def _train(self, phase: Train, suffix: Place, stack: Stack) -> Stack:
         """Train the branches; those of equal shapes go together, and their epochs are counted one after the other."""
