@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 from choral.base.errors import InputError, RunError
+from choral.data.calendar import DateColumn
 from choral.data.cells import Cells
-from choral.data.columns import DateColumn, LeftOutColumn, NumberColumn, Scale
+from choral.data.columns import LeftOutColumn, NumberColumn, Scale
 from choral.data.problems import load_problem
 from choral.data.sheets import read_table
 from choral.data.splitting import split

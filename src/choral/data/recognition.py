@@ -7,8 +7,9 @@ import numpy as np
 
 from choral.base.errors import InputError
 from choral.base.lettering import short
+from choral.data.calendar import DateColumn
 from choral.data.cells import FLAGS, Cells
-from choral.data.columns import Column, DateColumn, LeftOutColumn, NumberColumn, say
+from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
 from choral.data.numerals import mixed_units
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
