@@ -11,7 +11,7 @@ from choral.data.cells import Cells
 from choral.data.columns import LeftOutColumn, NumberColumn, Scale
 from choral.data.problems import load_problem
 from choral.data.sheets import read_table
-from choral.data.splitting import split
+from choral.data.splitting import split, split_by_time
 from choral.data.tables import Table, guess_task, labels, learn_table, table_from, with_target
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
@@ -458,3 +458,84 @@ def test_numbers_in_different_units_are_words_and_said_and_no_targets():
         learn_table(pd.DataFrame({"a": np.arange(24.0), "t": mixed}), "t")
     assert learned(["12A", "12B", "7C", "9A"] * 6).read_as == "category"  # codes: nothing to say
     assert learn_table(pd.DataFrame({"a": np.arange(24.0), "t": mixed}), "t", task="classification").classes
+
+
+MOMENTS = {
+    "with a T": "%Y-%m-%dT%H:%M:%S",
+    "without seconds": "%Y-%m-%dT%H:%M",
+    "with parts of seconds": "%Y-%m-%dT%H:%M:%S.000",
+    "in UTC": "%Y-%m-%dT%H:%M:%SZ",
+    "in a zone": "%Y-%m-%dT%H:%M:%S+00:00",
+    "in UTC by name": "%Y-%m-%d %H:%M:%S UTC",
+    "short years": "%d/%m/%y %H:%M",
+    "short years, month first": "%m/%d/%y %H:%M",
+    "half days": "%m/%d/%Y %I:%M %p",
+    "half days with seconds": "%m/%d/%Y %I:%M:%S %p",
+    "names of months": "%d %b %Y %H:%M",
+}
+WHEN = pd.date_range("2024-01-05 00:37", periods=60, freq="2897min")
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("repeated", [1, 4])
+def test_moments_are_read_as_dates_whatever_their_writing(name, repeated):
+    words = WHEN.strftime(MOMENTS[name]).tolist() * repeated
+    column = learned(words)
+    assert isinstance(column, DateColumn)
+    assert column.times
+    found = column.scale.undo(column.encode(cells(words), path="it")[:60, 0])
+    assert found == pytest.approx((WHEN - pd.Timestamp(0)) / pd.Timedelta("1D"), abs=1e-6)
+    test = split_by_time(cells(words), 0.25)[1]
+    assert sorted(test.tolist()) == [i + 60 * r for r in range(repeated) for i in range(45, 60)]
+    assert table_from({"kind": "Table", "columns": [column.to_dict()]}, "it").columns[0] == column
+
+
+def test_zones_count_back_to_utc_and_months_are_dates():
+    one, other = cells(["2024-03-01T02:00:00+02:00"]), cells(["2024-02-29 19:00:00-0500"])
+    assert one.days("ISO8601") == other.days("ISO8601") == cells(["2024-03-01"]).days("ISO8601")
+    for form, more in (
+        ("%Y-%m", ""),
+        ("%b %Y", ""),
+        ("%B %Y", ""),
+        ("%m/%Y", ""),
+        ("%d-%b-%Y", ""),
+        ("%m/28/%y", "1969"),
+    ):
+        column = learned(pd.date_range("2015-01-01", periods=40, freq="MS").strftime(form).tolist() * 2)
+        assert isinstance(column, DateColumn), form
+        assert column.scale.mean == pytest.approx(16436 + 593, abs=28)
+        assert more in column.detail
+    assert isinstance(learned(["20230302", "20230303", "20231224"] * 10), NumberColumn)
+    assert isinstance(learned(["1.2.13", "1.2.14", "2.0.1"] * 10), CategoryColumn)  # versions
+
+
+def test_dates_written_in_different_ways_are_words_and_said():
+    mixed = [f"2023-03-{d:02d}" if d % 2 else f"{d:02d}/03/2023" for d in range(1, 29)] * 2
+    with pytest.warns(
+        UserWarning, match="'2023-03-01' and '02/03/2023', dates written in different ways, so it is read as w"
+    ):
+        assert learned(mixed).read_as == "category"
+    with pytest.raises(InputError, match="dates written in different ways, so rows cannot be put in time; write all"):
+        split_by_time(cells(mixed), 0.25)
+    with pytest.warns(UserWarning, match="'c' holds 'soon' in line 2, which is not a date as the others are; 1 such"):
+        assert learned(["soon", *WHEN.strftime("%Y-%m-%d")]).missing
+
+
+def test_times_of_the_day_and_durations():
+    words = [f"{i % 24:02d}:{i:02d}" for i in range(60)]
+    column = learned(words)
+    assert (column.read_as, column.width) == ("time", 3)
+    x = column.encode(cells(["00:00", "23:59", "12:00"]), path="it")
+    assert x[0, 1:] == pytest.approx(x[1, 1:], abs=0.01)  # midnight is near midnight
+    assert column.scale.undo(x[:, 0]) == pytest.approx([0, 24 - 1 / 60, 12])
+    assert learned([f"{w}:30" for w in words]).scale.mean == pytest.approx(column.scale.mean + 1 / 120)
+    assert learned(["1:30 PM", "11:15 am", "12:00 AM"] * 9).scale.mean == pytest.approx((13.5 + 11.25) / 3)
+    long = learned(["100:30:00", "20:15:00", "3 days 00:00:00"] * 9)
+    assert (long.read_as, long.width) == ("duration", 1)
+    assert long.scale.mean == pytest.approx((100.5 + 20.25 + 72) / 3)
+    with pytest.warns(UserWarning, match="training wrote them|training did not have") as said:
+        x = column.encode(cells(["01:00", "late"]), path="it")
+    assert x[1].tolist() == [0, 0, 0]
+    assert "'late' in line 3, which is not a time as training wrote them" in str(said[0].message)
+    train, test = split_by_time(cells(words), 0.25)
+    assert cells(words).hours[train].max() < cells(words).hours[test].min()

@@ -7,7 +7,7 @@ import numpy as np
 
 from choral.base.errors import InputError
 from choral.base.lettering import short
-from choral.data.calendar import DateColumn
+from choral.data.calendar import ClockColumn, DateColumn
 from choral.data.cells import FLAGS, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
 from choral.data.numerals import mixed_units
@@ -75,6 +75,13 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
         return NumberColumn.learn(cells, path=path)
     if cells.form is not None:
         return DateColumn.learn(cells, cells.form, path=path)
+    if cells.is_clock:
+        return ClockColumn.learn(cells, path=path)
+    if cells.ways:
+        say(
+            f"{path}: column '{short(name)}' holds {cells.ways[0]!r} and {cells.ways[1]!r}, dates written in different ways, so it is read as words; "
+            "write them all as 2024-03-25 to have it read as dates."
+        )
     mixed = mixed_units(cells.held[:_SAMPLE])
     if mixed:
         say(
