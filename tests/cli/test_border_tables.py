@@ -365,3 +365,21 @@ def test_labels_that_cannot_be_are_refused(plain, tmp_path):
     assert "a class the training data did not have" in refused("evaluate", tmp_path / "t", tmp_path / "other.csv")
     assert row["task"] == "classification"
     assert not (tmp_path / "never").exists()
+
+
+def test_files_of_text_carry_predictions_as_exactly_as_the_others(tmp_path):
+    rng = np.random.default_rng(0)
+    size = rng.normal(size=60)
+    frame = pd.DataFrame({"size": size, "sold": (1.7e9 + 1e5 * size + rng.normal(0, 100, 60)).round(0)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    fit(tmp_path / "t.csv", tmp_path / "run", target="sold", epochs=3)
+    for name in ("p.csv", "p.tsv", "p.parquet"):
+        choral("predict", tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / name)
+    found = {"p.csv": pd.read_csv(tmp_path / "p.csv", dtype=str), "p.tsv": pd.read_table(tmp_path / "p.tsv", dtype=str)}
+    found = {name: text.map(float) for name, text in found.items()} | {
+        "p.parquet": pd.read_parquet(tmp_path / "p.parquet")
+    }
+    for name in ("mean", "std", "low_95", "high_95"):
+        assert found["p.csv"][name].tolist() == found["p.tsv"][name].tolist() == found["p.parquet"][name].tolist()
+    assert len(set(found["p.csv"]["mean"])) > 50
+    assert (found["p.csv"]["mean"] % 64 != 0).any()  # not cut to float32
