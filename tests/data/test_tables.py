@@ -84,7 +84,7 @@ def test_tables_that_cannot_be_learned_from(frame, message):
 
 
 def test_numbers_are_read_as_people_write_them():
-    words = ["$54,321", "1,234", "?", "12.5%", "(7)", "", "n/a", " 8 ", "€ 9.50", "1 000"] * 3
+    words = ["$54,321", "1,234", "?", "0.125", "(7)", "", "n/a", " 8 ", "$ 9.50", "1 000"] * 3
     column = learned(words)
     assert isinstance(column, NumberColumn)
     assert (column.missing, column.unread) == (True, 0)
@@ -539,3 +539,53 @@ def test_times_of_the_day_and_durations():
     assert "'late' in line 3, which is not a time as training wrote them" in str(said[0].message)
     train, test = split_by_time(cells(words), 0.25)
     assert cells(words).hours[train].max() < cells(words).hours[test].min()
+
+
+UNITS = {
+    "shares": (["45%", "30", "62 %", "18"], "'45%' and '30'"),
+    "signs": (["$76", "€80", "$12", "€15"], "'$76' and '€80'"),
+    "names": (["12 USD", "14 EUR", "9 USD", "7 EUR"], "'12 USD' and '14 EUR'"),
+    "shares and money": (["$5", "12%", "$9", "14%"], "'$5' and '12%'"),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_shares_and_currencies_are_units(name):
+    words, said = UNITS[name]
+    with pytest.warns(UserWarning, match=re.escape(f"{said}, numbers in different units, so it is read as words")):
+        assert learned(words * 6).read_as == "category"
+    with pytest.raises(InputError, match=re.escape(f"{said}, numbers in different units; write them all in one")):
+        learn_table(pd.DataFrame({"a": np.arange(24.0), "t": words * 6}), "t")
+
+
+FEW = [str(n) for n in range(30, 54)]
+NEARLY = {
+    "a number among shares": ([f"{n}%" for n in FEW] + ["7"], "'7' in line 26, which is not a number in %", 0.415),
+    "a share among numbers": ([*FEW, "7%"], "'7%' in line 26, which is not a number;", 41.5),
+    "euros among dollars": ([f"${n}" for n in FEW] + ["€7"], "'€7' in line 26, which is not a number in $", 41.5),
+}
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_nearly_all_cells_decide_on_the_unit_and_others_are_said(name):
+    words, said, mean = NEARLY[name]
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        column = learned(words)
+    assert column.unread == 1
+    assert column.scale.mean == pytest.approx(mean)
+
+
+def test_amounts_in_another_currency_than_in_training_are_said_and_those_in_the_same_are_not():
+    column = learned(["$45", "30", "62.50 USD"] * 8)
+    assert column.unit == "$"
+    assert column.detail.endswith("$")
+    for fine in (["$5", "7 USD"], ["5", "7"]):
+        assert column.scale.undo(column.encode(cells(fine), path="it")[:, 0]) == pytest.approx([5, 7])
+    with pytest.warns(UserWarning, match=r"training did not have|not a number") as said:
+        column.encode(cells(["€5", "7 €"]), path="it")
+    assert "holds '€5' in lines 2, 3, which is not a number in $; 2 such cell(s)" in str(said[0].message)
+    plain = learned(["45", "30", "62.50"] * 8)
+    assert plain.scale.undo(plain.encode(cells(["€5", "7 €"]), path="it")[:, 0]) == pytest.approx([5, 7])
+    frame = pd.DataFrame({"a": np.arange(24.0) % 5, "t": ["$45", "$30", "$62.50"] * 8})
+    with pytest.raises(InputError, match=r"the target 't' holds '€5' \(line 2\), which is not a number in \$"):
+        learn_table(frame, "t", task="regression").targets(pd.DataFrame({"t": ["€5", "$7"]}))

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from choral.data import dates
-from choral.data.numerals import DOUBTFUL, SHOWS_COMMA, SHOWS_POINT, number, unit_of, writes_comma
+from choral.data.numerals import (
+    DOUBTFUL,
+    SHOWS_COMMA,
+    SHOWS_POINT,
+    currency_of,
+    number,
+    unit_of,
+    units_in,
+    writes_comma,
+)
 
 LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network sees
 _EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "#n/a", "<na>")
@@ -116,7 +125,10 @@ class Cells:
         return list(pd.unique(pd.Series(self.words[~self.absent], dtype=object)))
 
     def numbers(self, *, comma: bool = False, unit: str = "") -> np.ndarray:
-        """Return the numbers in float64; NaN where there is none, also where a word is not a number, or one in another unit."""
+        """Return the numbers in float64; NaN where there is none, also where a word is not a number, or one in another unit.
+
+        Amounts in any one currency are numbers where no unit is said, and so are shares without % if none of the cells has it.
+        """
         if (comma, unit) not in self._numbers:
             self._numbers[comma, unit] = self._read(comma, unit)
         return self._numbers[comma, unit]
@@ -135,10 +147,22 @@ class Cells:
         if not comma:
             found = np.array(pd.to_numeric(pd.Series(self.words, dtype=object), errors="coerce"), np.float64)
         rest = ~np.isfinite(found) & ~self.absent  # an endless number is looked at again: 1e400 is one, 'inf' a word
+        if unit == "%" and self._has_shares:
+            rest, found = ~self.absent, np.full(len(self), np.nan)  # a number alone is in another unit
         if rest.any():
-            known = {word: number(word, comma=comma, unit=unit) for word in set(self.words[rest])}
+            own = unit if unit and (unit != "%" or self._has_shares) else self._currency
+            known = {word: number(word, comma=comma, unit=own) for word in set(self.words[rest])}
             found[rest] = [known[word] for word in self.words[rest]]
         return found
+
+    @cached_property
+    def _has_shares(self) -> bool:
+        return any(word.endswith("%") for word in self.held)
+
+    @cached_property
+    def _currency(self) -> str:
+        """The currency of nearly all amounts that name one; empty if they name several."""
+        return currency_of(units_in(self.held[:_SAMPLE]))
 
     @cached_property
     def doubtful(self) -> str:
@@ -156,7 +180,10 @@ class Cells:
             return None
         marked = [w for w in self.held[:_SAMPLE] if "," in w or "." in w]
         comma, point = (any(map(p.search, marked)) for p in (SHOWS_COMMA, SHOWS_POINT))
-        if comma == point or np.isnan([number(w, comma=comma, unit=self.unit) for w in marked[:100]]).mean() > 0.1:
+        if (
+            comma == point
+            or np.isnan([number(w, comma=comma, unit=self.unit or None) for w in marked[:100]]).mean() > 0.1
+        ):
             return None
         return comma
 
@@ -171,7 +198,7 @@ class Cells:
 
     @cached_property
     def unit(self) -> str:
-        """What stands behind nearly all numbers: kg, km/h; empty for none."""
+        """What stands behind nearly all numbers (kg, km/h, %), or the currency of all amounts; empty for none."""
         return "" if self.is_number or self.is_flag or self.is_date else unit_of(self.held[:_SAMPLE])
 
     @cached_property

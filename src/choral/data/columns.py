@@ -148,10 +148,10 @@ def _numbers(cells: Cells, comma: bool, unit: str, path: str) -> tuple[np.ndarra
     return values, np.isnan(values) & ~cells.absent
 
 
-def _say_unread(cells: Cells, unread: np.ndarray, path: str) -> None:
+def _say_unread(cells: Cells, unread: np.ndarray, unit: str, path: str) -> None:
     if unread.any():
         say(
-            f"{path}: column '{short(cells.name)}' holds {short(cells.words[unread][0])!r} in {cells.lines(unread)}, which is not a number; "
+            f"{path}: column '{short(cells.name)}' holds {short(cells.words[unread][0])!r} in {cells.lines(unread)}, which is not a number{f' in {short(unit, 20)}' if unit else ''}; "
             f"{unread.sum():,} such cell(s) count as cells without a value."
         )
 
@@ -165,7 +165,7 @@ class NumberColumn(Column):
         fill: their median.
         comma: whether decimals follow a comma.
         unread: training cells that hold something else.
-        unit: what stands behind the numbers; a number with another behind it is none.
+        unit: what stands behind the numbers, or their currency; a number with another one is none.
         factors: the letters that stood for thousands and more, in words.
     """
 
@@ -186,7 +186,7 @@ class NumberColumn(Column):
     def learn(cls, cells: Cells, *, path: str) -> Self:
         """Return the column of some training cells."""
         values, unread = _numbers(cells, cells.comma, cells.unit, path)
-        _say_unread(cells, unread, path)
+        _say_unread(cells, unread, cells.unit, path)
         held = values[~np.isnan(values)]
         return cls(
             name=cells.name,
@@ -214,13 +214,14 @@ class NumberColumn(Column):
         """Its mean, and what became of other cells."""
         gaps = f"; cells without a number count as the median, {self.fill:.4g}, and are marked" * self.missing
         odd = f"; {self.unread:,} cell(s) are not numbers" * bool(self.unread)
-        unit = f" {short(self.unit, 20)}" * bool(self.unit) + f"; {self.factors}" * bool(self.factors)
+        unit = "; 12% is 0.12" if self.unit == "%" else f" {short(self.unit, 20)}" * bool(self.unit)
+        unit += f"; {self.factors}" * bool(self.factors)
         return f"mean {self.scale.mean:.4g}, deviation {self.scale.std:.4g}{unit}{odd}{gaps}"
 
     def _absent(self, cells: Cells, path: str) -> np.ndarray:
         values, unread = _numbers(cells, self.comma, self.unit, path)
-        if not self.unread:
-            _say_unread(cells, unread, path)
+        if not self.unread or unread.mean() > 0.1:
+            _say_unread(cells, unread, self.unit, path)
         return np.isnan(values)
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:

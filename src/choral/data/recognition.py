@@ -86,7 +86,7 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
     if mixed:
         say(
             f"{path}: column '{short(name)}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units, so it is read as words; "
-            "write them all in one unit to have it read as numbers."
+            "write them all in one unit, or currency, to have it read as numbers."
         )
     return _words(cells, rows, unique)
 

@@ -296,7 +296,7 @@ def _settle_decimals(columns: Sequence[Cells], path: str) -> None:
     for cells in columns:
         if True in known and cells.doubtful:
             cells.usual = known == {True}
-            word, value = cells.doubtful, number(cells.doubtful, comma=cells.comma, unit=cells.unit)
+            word, value = cells.doubtful, number(cells.doubtful, comma=cells.comma, unit=cells.unit or None)
             if not math.isnan(value):
                 why = "as other columns have decimal commas" if cells.usual else "but other columns do not agree"
                 say(f"{path}: column '{short(cells.name)}' holds {word!r}, which is read as {value:g}, {why}.")
