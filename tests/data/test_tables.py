@@ -4,6 +4,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from choral.base.errors import InputError, RunError
 from choral.data.calendar import DateColumn
@@ -14,6 +15,7 @@ from choral.data.sheets import read_table
 from choral.data.splitting import split, split_by_time
 from choral.data.tables import Table, guess_task, labels, learn_table, table_from, with_target
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
+from choral.objectives.likelihoods.scaling import TargetScale
 
 FRAME = pd.DataFrame(
     {"a": [1.0, 2.0, 3.0, 4.0], "c": ["x", "y", "x", "z"], "flat": [5, 5, 5, 5], "t": [10.0, 20.0, 30.0, 40.5]}
@@ -589,3 +591,16 @@ def test_amounts_in_another_currency_than_in_training_are_said_and_those_in_the_
     frame = pd.DataFrame({"a": np.arange(24.0) % 5, "t": ["$45", "$30", "$62.50"] * 8})
     with pytest.raises(InputError, match=r"the target 't' holds '€5' \(line 2\), which is not a number in \$"):
         learn_table(frame, "t", task="regression").targets(pd.DataFrame({"t": ["€5", "$7"]}))
+
+
+def test_large_numbers_that_lie_close_together_are_scaled():
+    values = 2_024_000_000_000_001 + 3 * np.random.default_rng(0).permutation(300)
+    for given in (values, values.astype(str), values.astype(float)):
+        column = learned(given)
+        assert column.scale.std == pytest.approx(3 * 86.6, rel=1e-3)
+        assert column.scale.mean == 2_024_000_000_000_449.5
+        assert np.abs(column.encode(cells(given), path="it")).max() < 2
+    assert Scale.of(np.full(7, 0.1)).std == Scale.of(np.array([0.3, 0.1 + 0.2])).std == 1.0
+    scale = TargetScale.of(torch.tensor(values).unsqueeze(1))
+    assert scale.std[0] == pytest.approx(3 * 86.6, rel=1e-3)
+    assert scale.mean[0] == 2_024_000_000_000_449.5

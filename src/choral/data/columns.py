@@ -46,9 +46,16 @@ class Scale(Value):
 
     @classmethod
     def of(cls, values: np.ndarray) -> Self:
-        """Return the mean and standard deviation of some numbers; equal ones are not scaled."""
-        std = float(values.std())
-        return cls(mean=float(values.mean()), std=std if std > 1e-12 * abs(float(values.mean())) else 1.0)
+        """Return the mean and standard deviation of some numbers; equal ones are not scaled.
+
+        >>> Scale.of(2e15 + np.array([0.0, 200.0]))
+        Scale(mean=2000000000000100.0, std=100.0)
+        """
+        mean, std = float(values.mean()), float(values.std())
+        if std <= 1e-9 * abs(mean):  # which the rounding of such a mean comes near to
+            apart = values - values[0]
+            mean, std = float(values[0] + apart.mean()), float(apart.std())
+        return cls(mean=mean, std=std if std > 1e-15 * abs(mean) else 1.0)
 
     def apply(self, values: Any) -> Any:
         """Return values in units of the scale."""
