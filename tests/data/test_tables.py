@@ -604,3 +604,32 @@ def test_large_numbers_that_lie_close_together_are_scaled():
     scale = TargetScale.of(torch.tensor(values).unsqueeze(1))
     assert scale.std[0] == pytest.approx(3 * 86.6, rel=1e-3)
     assert scale.mean[0] == 2_024_000_000_000_449.5
+
+
+def test_whole_numbers_given_to_rows_one_after_the_other_are_ids():
+    rng = np.random.default_rng(0)
+    for start in (100_000, 20_240_000, 2_024_000_000_000_001, 10**18 + 1):
+        for numbers in (start + np.arange(300), start + rng.choice(400, 300, replace=False)):
+            found = learn_table(
+                pd.DataFrame({"n": numbers.astype(str), "a": rng.normal(size=300), "t": numbers % 7 + 0.5}), "t"
+            )
+            assert (
+                found.columns[0].detail
+                == "an id: whole numbers one after the other, each once; kept beside predictions"
+            )
+    frame = pd.DataFrame({"a": rng.normal(size=300), "t": np.arange(300) + 0.5})
+    wide = rng.choice(10**9, 300, replace=False)
+    for name in ("order_no", "uid", "account", "Serial", "transaction_id", "InvoiceNumber", "customer nr."):
+        assert learn_table(frame.assign(**{name: wide}), "t").columns[-1].read_as == "left out", name
+    measured = {
+        "population": wide,
+        "n": np.arange(300),
+        "timestamp": 1_700_000_000 + np.arange(300),
+        "price": 100_000 + 5 * np.arange(300),
+        "energy": 100_000 + np.arange(300) + 0.5,
+        "serial": np.arange(300) + 0.5,
+        "day": [20230101 + 100 * (i // 25) + i % 25 for i in range(300)],
+        "month": [200001 + 100 * (i // 12) + i % 12 for i in range(300)],
+    }
+    for name, values in measured.items():
+        assert learn_table(frame.assign(**{name: values}), "t").columns[-1].read_as == "number", name

@@ -17,6 +17,15 @@ _MOSTLY = 0.9  # of the cells that hold something must be numbers, or dates, for
 _SAMPLE = 1000  # words that are looked at to see how long they are
 _MANY = 20  # rows, fewer of which do not show that every value occurs once
 _NAMED_ID = re.compile(r"(?:^|[\s_.-])(?:id|ids|uuid|guid|index|idx|rowid|row_number)$|^unnamed: \d+$|^row$", re.I)
+_NUMBERED = re.compile(
+    r"(?:^|[\s_.-])(?:uid|account|serial|(?:order|account|serial|invoice|ticket|customer|transaction|booking|case|policy|record|item|part|product)"
+    r"[\s_.-]?(?:no|nr|num|number))\.?$",
+    re.I,
+)
+_MOMENT = re.compile(
+    r"time|date|epoch|unix|stamp|when|(?:^|_)ts(?:$|_)|seconds|millis", re.I
+)  # in the name of one that counts time
+_DIGITS = 1e5  # least number with so many digits as those that are given to rows one after the other
 _CAMEL_ID = re.compile(r"[a-z](?:ID|Id)$")
 LADDERS = (
     ("very low", "low", "medium", "high", "very high"),
@@ -70,8 +79,10 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
         return FlagColumn(name=name, yes=yes, no=no, missing=gaps)
     unique = rows >= _MANY and len(cells.held) >= 0.99 * rows
     if _numeric(cells, rows):
-        if unique and is_id(name):
+        if unique and (is_id(name) or (_NUMBERED.search(name) and _whole(cells))):
             return LeftOutColumn(name=name, reason="an id: its name says so and every value occurs once", beside=True)
+        if unique and _counts_rows(cells):
+            return LeftOutColumn(name=name, reason="an id: whole numbers one after the other, each once", beside=True)
         return NumberColumn.learn(cells, path=path)
     if cells.form is not None:
         return DateColumn.learn(cells, cells.form, path=path)
@@ -112,6 +123,19 @@ def is_id(name: str) -> bool:
     [True, True, True, True, False, False, False]
     """
     return bool(_CAMEL_ID.search(name) or _NAMED_ID.search(name))
+
+
+def _whole(cells: Cells) -> bool:
+    values = cells.own_numbers
+    return bool((values[np.isfinite(values)] % 1 == 0).all())
+
+
+def _counts_rows(cells: Cells) -> bool:
+    """Return whether different values are large whole numbers with few gaps between them, and no dates or counts of time."""
+    values = cells.own_numbers[np.isfinite(cells.own_numbers)]
+    if _MOMENT.search(cells.name) or cells.form is not None or not _whole(cells):
+        return False
+    return bool(values.min() >= _DIGITS and values.max() - values.min() < 2 * len(values))
 
 
 def _flag(cells: Cells) -> tuple[str, str] | None:
