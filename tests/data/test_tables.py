@@ -633,3 +633,24 @@ def test_whole_numbers_given_to_rows_one_after_the_other_are_ids():
     }
     for name, values in measured.items():
         assert learn_table(frame.assign(**{name: values}), "t").columns[-1].read_as == "number", name
+
+
+def test_a_column_of_the_type_category_is_one_whatever_its_values_are(tmp_path):
+    floor = pd.Categorical([1, 2, 3, None] * 10)
+    frame = pd.DataFrame({"floor": floor, "flat": np.arange(40) % 7, "t": np.arange(40) + 0.5})
+    frame.to_parquet(tmp_path / "t.parquet")
+    for given in (frame, read_table(tmp_path / "t.parquet")):
+        table = learn_table(given, "t")
+        assert table.columns[0].values == ("1", "2", "3")
+        assert table.inputs(pd.DataFrame({"floor": ["2", ""], "flat": [1, 2]}))[:, :4].tolist() == [
+            [0, 1, 0, 0],
+            [0, 0, 0, 1],
+        ]
+        assert table.inputs(pd.DataFrame({"floor": [2.0, None], "flat": [1, 2]}))[:, :4].tolist() == [
+            [0, 1, 0, 0],
+            [0, 0, 0, 1],
+        ]
+    steps = pd.Categorical([10, 20, 5] * 10, categories=[20, 10, 5], ordered=True)
+    assert learned(steps).values == ("20", "10", "5")
+    assert learned(pd.Categorical([f"K{i}" for i in range(40)])).read_as == "left out"
+    assert guess_task(cells(pd.Categorical(np.arange(60) % 30)))[0] == "classification"

@@ -64,6 +64,11 @@ class Cells:
         """Whether the column has the type of true and false."""
         return self.series.dtype.kind == "b"
 
+    @property
+    def is_category(self) -> bool:
+        """Whether the column has the type of categories, whatever these are."""
+        return str(self.series.dtype) == "category"
+
     @cached_property
     def is_date(self) -> bool:
         """Whether the column has the type of dates."""
@@ -84,6 +89,9 @@ class Cells:
     @cached_property
     def words(self) -> np.ndarray:
         """Every cell as text without spaces around it; empty for cells without a value."""
+        if self.is_category:  # whose whole numbers would become 1.0 beside gaps
+            names = [str(name).strip() for name in self.series.cat.categories]
+            return np.array([*names, ""], dtype=object)[self.series.cat.codes.to_numpy()]
         held = self.series.to_numpy(object)
         none = self.series.isna().to_numpy()
         if none.any():

@@ -78,6 +78,8 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
         yes, no = _flag(cells) or ("true", "false")
         return FlagColumn(name=name, yes=yes, no=no, missing=gaps)
     unique = rows >= _MANY and len(cells.held) >= 0.99 * rows
+    if cells.is_category:
+        return _words(cells, rows, unique)
     if _numeric(cells, rows):
         if unique and (is_id(name) or (_NUMBERED.search(name) and _whole(cells))):
             return LeftOutColumn(name=name, reason="an id: its name says so and every value occurs once", beside=True)
@@ -154,7 +156,7 @@ def _numeric(cells: Cells, rows: int) -> bool:
 
 def ladder(cells: Cells) -> tuple[str, ...]:
     """Return the values of a column in their order, if it has one that is known: an ordered type, or one of the ladders."""
-    if str(cells.series.dtype) == "category" and cells.series.cat.ordered:
+    if cells.is_category and cells.series.cat.ordered:
         return tuple(str(c) for c in cells.series.cat.categories)
     held = {w.lower() for w in cells.held[:_MANY]} if len(cells.held) <= _MANY else set()
     known = next((steps for steps in LADDERS if len(held) >= 3 and held <= set(steps)), ())

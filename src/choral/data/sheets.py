@@ -115,7 +115,7 @@ def _typed(path: Path, kind: str) -> Any:
 
     try:
         if kind == ".parquet":
-            return pd.read_parquet(path)
+            return _with_categories(pd.read_parquet(path), path)
         return pd.read_excel(path)
     except ImportError as error:
         package = "pyarrow" if kind == ".parquet" else "openpyxl"
@@ -123,6 +123,17 @@ def _typed(path: Path, kind: str) -> Any:
     except Exception as error:  # the readers of these formats fail in ways of their own
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{path} cannot be read as a {kind} table: {reason}.") from error
+
+
+def _with_categories(frame: Any, path: Path) -> Any:
+    """Return a frame of a Parquet file, in which categories that are numbers have their type again; pyarrow forgets it."""
+    from pyarrow import parquet
+
+    noted = (parquet.read_schema(path).pandas_metadata or {}).get("columns", [])
+    names = [c["field_name"] for c in noted if c.get("pandas_type") == "categorical" and c["field_name"] in frame]
+    lost = [n for n in names if frame[n].dtype.kind in "iuf"]
+    whole = [n for n in lost if (frame[n].dropna() % 1 == 0).all()]  # they are 1.0 beside gaps
+    return frame.astype(dict.fromkeys(whole, "Int64")).astype(dict.fromkeys(lost, "category"))
 
 
 def _text(path: Path, kind: str) -> Any:

@@ -209,6 +209,8 @@ def target_numbers(cells: Cells, comma: bool, unit: str, path: str) -> np.ndarra
 def guess_task(cells: Cells) -> tuple[Kind, str]:
     """Return 'classification' or 'regression' for a target column, and the reason in words."""
     values, different = cells.own_numbers, len(cells.different)
+    if cells.is_category:
+        return "classification", f"its type is category, with {different} values"
     if cells.is_flag or np.isnan(values).mean() > 0.1:
         return "classification", f"its {different} values are not numbers"
     if cells.is_code:
