@@ -55,6 +55,8 @@ def test_the_task_is_guessed_from_the_target():
     assert guess_task(cells([True, False]))[0] == "classification"
     assert guess_task(cells(np.arange(100)))[0] == "regression"
     assert guess_task(cells([0.5, 1.0]))[0] == "regression"
+    for zeros in ([0.0, 1.0, 1.0], ["0.0", "1.0", "1.0"], [1.0, 0.0]):  # as pandas writes 0 and 1 beside gaps
+        assert guess_task(cells(zeros)) == ("classification", "it holds only 0 and 1")
     assert guess_task(cells(["0.5", "1.0"]))[0] == "regression"
     assert guess_task(cells(["$1,200", "$3,400"]))[0] == "regression"
 
@@ -654,3 +656,16 @@ def test_a_column_of_the_type_category_is_one_whatever_its_values_are(tmp_path):
     assert learned(steps).values == ("20", "10", "5")
     assert learned(pd.Categorical([f"K{i}" for i in range(40)])).read_as == "left out"
     assert guess_task(cells(pd.Categorical(np.arange(60) % 30)))[0] == "classification"
+
+
+def test_whole_numbers_that_look_like_counts_are_said_to_have_an_alternative():
+    frame = pd.DataFrame({"a": np.arange(140.0), "t": np.arange(140) % 14})
+    table = learn_table(frame, "t")
+    assert table.task == "classification"
+    assert "if they are counts or a rating, use --likelihood poisson or --task regression" in table.reason
+    with pytest.raises(
+        InputError, match=r"holds '14', a class .* fit again with --task regression, or with --likelihood p"
+    ):
+        table.targets(frame.assign(t=14))
+    for few in (np.arange(140) % 5, np.arange(140) % 14 * 3, np.arange(140) % 14 + 7):
+        assert "poisson" not in learn_table(frame.assign(t=few), "t").reason

@@ -92,7 +92,7 @@ class Problem:
         """Outputs a network needs: one for each class, or mean and variance of each target, or what the likelihood says."""
         if self.likelihood is not None:
             y = np.concatenate([self.y_train, self.y_test]) if len(self.y_test) else self.y_train
-            return likelihood_named(self.likelihood).outputs_for(torch.as_tensor(y))
+            return likelihood_named(self.likelihood).outputs_for(torch.tensor(y))
         if self.table is not None and self.table.classes:
             return len(self.table.classes)
         if self.task == "classification":
@@ -276,6 +276,8 @@ def load_problem(
         sheet = _sheet_of(data if path is None else path, said, weights)
         said = replace(said, drop=(*said.drop, *named))
         problem = _from_sheet(sheet, said, task, holdout, seed, ordered=likelihood == "ordinal")
+        if likelihood is None and problem.task == "regression" and np.isin(problem.y_train, (0, 1)).all():
+            likelihood = "gaussian"  # which nothing but the task says
     else:
         assert path is not None
         problem = _built_in(data, holdout, seed) if data in BUILT_IN else _from_npz(path, likelihood)

@@ -139,13 +139,20 @@ class Table(Value):
         if odd:
             raise InputError(
                 f"{path}: the target '{self.target}' holds {short(odd[0])!r}, a class the training data did not have; it "
-                f"had {', '.join(short(c, 20) for c in self.classes[:10])}."
+                f"had {', '.join(short(c, 20) for c in self.classes[:10])}{', ...' * (len(self.classes) > 10)}.{_advice(odd, self.classes)}"
             )
         return np.array([place[w] for w in words], dtype=np.int64)
 
     def with_seen(self, x: np.ndarray, y: np.ndarray) -> "Table":
         """Return the table with its training rows remembered."""
         return replace(self, seen=Seen.of(x, y))
+
+
+def _advice(odd: Sequence[str], classes: Sequence[str]) -> str:
+    """Return what to do if classes are numbers that go on."""
+    if not all(map(_WHOLE.fullmatch, (*odd, *classes))):
+        return ""
+    return " If it is a number, fit again with --task regression, or with --likelihood poisson for counts."
 
 
 def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
@@ -215,11 +222,21 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
         return "classification", f"its {different} values are not numbers"
     if cells.is_code:
         return "classification", f"its {different} values are codes that begin with 0"
-    whole = (values[~np.isnan(values)] % 1 == 0).all() and cells.series.dtype.kind != "f"
+    held = np.unique(values[~np.isnan(values)])
+    if held.tolist() == [0, 1]:
+        return "classification", "it holds only 0 and 1"
+    whole = (held % 1 == 0).all() and cells.series.dtype.kind != "f"
     if whole and different <= _FEW and not any("." in w or "," in w for w in cells.different):
-        return "classification", f"it holds only {different} different whole numbers"
+        return "classification", f"it holds only {different} different whole numbers{_as_counts(held)}"
     said = [f"in {short(cells.unit, 20)}"] * bool(cells.unit) + [factors_in(cells.held)]
     return "regression", ", ".join([f"it holds {different} different numbers", *filter(None, said)])
+
+
+def _as_counts(values: np.ndarray) -> str:
+    """Return what else many whole numbers from 0 or 1 on may be, in words; nothing if they have gaps or are few."""
+    if len(values) <= 10 or values[0] not in (0, 1) or values[-1] - values[0] >= len(values):
+        return ""
+    return "; if they are counts or a rating, use --likelihood poisson or --task regression"
 
 
 def learn_table(
