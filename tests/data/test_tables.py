@@ -669,3 +669,17 @@ def test_whole_numbers_that_look_like_counts_are_said_to_have_an_alternative():
         table.targets(frame.assign(t=14))
     for few in (np.arange(140) % 5, np.arange(140) % 14 * 3, np.arange(140) % 14 + 7):
         assert "poisson" not in learn_table(frame.assign(t=few), "t").reason
+
+
+def test_three_decimals_where_training_marked_thousands_are_doubted():
+    column = learned(["$6,310.30", "$950.25", "$12,000.00", "5"] * 6)
+    with pytest.warns(
+        UserWarning, match=r"holds '6\.310', which is read as 6\.31, with decimals as in training; all such"
+    ):
+        column.encode(cells(["950", "6.310", "7.250"]), path="it")
+    german = learned(["6.310,30", "950,25", "12.000,00", "5"] * 6)
+    with pytest.warns(UserWarning, match="holds '6,310', which is read as 6.31, "):
+        german.encode(cells(["950", "6,310"]), path="it")
+    for fine in (["6.310", "7.25"], ["6,310", "7,250"], ["950"], [6.310, 7.250]):
+        column.encode(cells(fine), path="it")  # warnings are errors
+    learned(["6.315", "7.250", "1,250.125"] * 6).encode(cells(["6.310", "7.250"]), path="it")

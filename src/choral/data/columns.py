@@ -19,7 +19,7 @@ from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.base.values import Value
 from choral.data.cells import LARGEST, Cells
-from choral.data.numerals import factors_in
+from choral.data.numerals import factors_in, groups_thousands
 
 LONGEST = 10_000  # characters of a name or of one category
 _FAR = 20  # deviations from the mean of training; most cells beyond them are in other units
@@ -174,6 +174,7 @@ class NumberColumn(Column):
         unread: training cells that hold something else.
         unit: what stands behind the numbers, or their currency; a number with another one is none.
         factors: the letters that stood for thousands and more, in words.
+        grouped: whether training marked thousands and had decimals, never three of them.
     """
 
     scale: Scale
@@ -182,6 +183,7 @@ class NumberColumn(Column):
     unread: int = 0
     unit: str = ""
     factors: str = ""
+    grouped: bool = False
     _filled = "they are read as the median"
 
     def __post_init__(self) -> None:
@@ -204,6 +206,7 @@ class NumberColumn(Column):
             unread=int(unread.sum()),
             unit=cells.unit,
             factors=factors_in(cells.held),
+            grouped=not cells.is_number and groups_thousands(cells.held, comma=cells.comma),
         )
 
     @property
@@ -229,6 +232,12 @@ class NumberColumn(Column):
         values, unread = _numbers(cells, self.comma, self.unit, path)
         if not self.unread or unread.mean() > 0.1:
             _say_unread(cells, unread, self.unit, path)
+        if self.grouped and ("," if self.comma else ".") in cells.doubtful:
+            held = values[cells.words == cells.doubtful][0]
+            say(
+                f"{path}: column '{short(self.name)}' holds {cells.doubtful!r}, which is read as {held:g}, with decimals as in training; all such "
+                "cells have exactly three, so if they are thousands, write them as training did."
+            )
         return np.isnan(values)
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:

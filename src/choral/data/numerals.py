@@ -158,3 +158,15 @@ def writes_comma(words: Iterable[str]) -> bool:
     """
     held = [w for w in words if "," in w or "." in w]
     return any(map(SHOWS_COMMA.search, held)) and not any(map(SHOWS_POINT.search, held))
+
+
+def groups_thousands(words: Sequence[str], *, comma: bool = False) -> bool:
+    """Return whether numbers have marks between thousands as well as decimals, but never exactly three of these.
+
+    >>> groups_thousands(["$6,310.30", "12"]), groups_thousands(["6.31", "12"]), groups_thousands(["6,310.305"])
+    (True, False, False)
+    """
+    thousands, point = (r"\.", ",") if comma else (",", r"\.")
+    known = (rf"\d{thousands}\d{{3}}(?!\d)", rf"\d{point}\d+\D*$", rf"\d{point}\d{{3}}\D*$")
+    marked, decimals, three = (any(re.search(pattern, word) for word in words) for pattern in known)
+    return marked and decimals and not three
