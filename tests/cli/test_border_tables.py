@@ -386,3 +386,49 @@ def test_files_of_text_carry_predictions_as_exactly_as_the_others(tmp_path):
         assert found["p.csv"][name].tolist() == found["p.tsv"][name].tolist() == found["p.parquet"][name].tolist()
     assert len(set(found["p.csv"]["mean"])) > 50
     assert (found["p.csv"]["mean"] % 64 != 0).any()  # not cut to float32
+
+
+def test_messages_name_what_the_user_knows(plain, tmp_path):
+    folder, _ = plain
+    table = folder / "houses.csv"
+    never = ["fit", table, "--target", "price", "--out", tmp_path / "never", "--json"]
+    said = choral(*never, "--folds", 500, "--epochs", 3, expect=2).stderr
+    assert "epochs is 3, too few for 500 folds" in said
+    said = choral(*never, "--folds", 500, expect=2).stderr
+    assert "folds is 500 for 90 points" in said
+    frame = houses()
+    frame["size"] += 1.0
+    pd.concat([frame, frame]).to_csv(tmp_path / "other.csv", index=False)
+    said = choral(
+        "fit", tmp_path / "other.csv", "--target", "price", "--out", tmp_path / "old", "--epochs", 4, "--members", 2
+    ).stderr
+    assert "held-out rows are equal to a training row" in said
+    frame.to_csv(tmp_path / "other.csv", index=False)
+    said = choral(
+        "fit",
+        tmp_path / "other.csv",
+        "--target",
+        "price",
+        "--out",
+        tmp_path / "old",
+        "--epochs",
+        4,
+        "--members",
+        2,
+        expect=2,
+    ).stderr
+    assert "old holds another run: the training data was changed" in said
+    assert len(said.splitlines()[-1]) < 500
+    assert "names a file; a report is a folder" in refused("report", folder / "run", "--out", tmp_path / "a.csv")
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_class_that_was_held_out_whole_is_named(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=80), "t": ["x", "y"] * 40})
+    from choral.data.splitting import split
+
+    frame.loc[int(split(80, 0.25, 0)[1][0]), "t"] = "zebra"
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    _, said = fit(tmp_path / "t.csv", tmp_path / "run", target="t", epochs=2)
+    assert "the class 'zebra', which no training row had" in said

@@ -683,3 +683,28 @@ def test_three_decimals_where_training_marked_thousands_are_doubted():
     for fine in (["6.310", "7.25"], ["6,310", "7,250"], ["950"], [6.310, 7.250]):
         column.encode(cells(fine), path="it")  # warnings are errors
     learned(["6.315", "7.250", "1,250.125"] * 6).encode(cells(["6.310", "7.250"]), path="it")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([f"2023-{1 + i % 12:02d}-{1 + i // 12:02d}" for i in range(60)], "holds dates ('2023-01-01'); give a number"),
+        (pd.date_range("2023-01-01", periods=60), "holds dates ('2023-01-01 00:00:00'); give a number"),
+        (
+            [f"00:{i:02d}:09" for i in range(60)],
+            "holds times or durations ('00:00:09'); give a number, such as minutes",
+        ),
+    ],
+)
+def test_targets_that_are_dates_or_times_are_told_as_such(words, said):
+    frame = pd.DataFrame({"a": np.arange(60.0), "when": words})
+    for task in (None, "regression"):
+        with pytest.raises(InputError, match=re.escape(f"the target 'when' {said}")):
+            learn_table(frame, "when", task=task)
+
+
+def test_held_out_rows_that_repeat_training_rows_are_counted():
+    frame = pd.DataFrame({"a": np.arange(40.0), "t": np.arange(40) + 0.5})
+    assert load_problem(frame, target="t").repeated == 0
+    twice = load_problem(pd.concat([frame, frame]), target="t")
+    assert 0 < twice.repeated < len(twice.x_test) == 20

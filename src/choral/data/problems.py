@@ -81,6 +81,12 @@ class Problem:
         return self.of_rows(train), self.of_rows(held).points
 
     @property
+    def repeated(self) -> int:
+        """Test rows that are equal to a training row, in inputs and target."""
+        trained = {x.tobytes() + y.tobytes() for x, y in zip(self.x_train, self.y_train)}
+        return sum(x.tobytes() + y.tobytes() in trained for x, y in zip(self.x_test, self.y_test))
+
+    @property
     def task(self) -> str:
         """'classification' for integer targets, else 'regression'; with a likelihood, what that predicts."""
         if self.likelihood is not None:

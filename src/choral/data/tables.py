@@ -331,12 +331,23 @@ def _classes(cells: Cells, path: str) -> tuple[str, ...]:
     values = [number(w) for w in found]
     numeric = not any(map(np.isnan, values))
     if (numeric and len(found) > _CLASSES) or (len(found) > 10 and len(found) > len(words) / 2):
+        if _moments_in(cells):
+            raise InputError(f"{path}: the target '{cells.name}' {_moments_in(cells)}.")
         advice = "use --task regression" if numeric else "name a target whose values repeat"
         raise InputError(
             f"{path}: the target '{cells.name}' has {len(found):,} different values in {len(words):,} rows, too many to be "
             f"classes; {advice}."
         )
     return tuple(sorted(found, key=lambda w: (number(w), w)) if numeric else sorted(found))
+
+
+def _moments_in(cells: Cells) -> str:
+    """Return that a target holds dates or times, and what to give instead; empty if it does not."""
+    if cells.is_clock:
+        return f"holds times or durations ({short(cells.held[0])!r}); give a number, such as minutes"
+    if cells.form is None and not cells.ways:
+        return ""
+    return f"holds dates ({short(cells.held[0])!r}); give a number, such as the days since a first one"
 
 
 def _in_order(classes: tuple[str, ...], order: tuple[str, ...], cells: Cells, path: str) -> tuple[str, ...]:
@@ -360,6 +371,8 @@ def _in_order(classes: tuple[str, ...], order: tuple[str, ...], cells: Cells, pa
 def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
     """Raise InputError for a target of a regression that holds text, or one value alone."""
     if np.isnan(cells.own_numbers).mean() > 0.5:
+        if _moments_in(cells):
+            raise InputError(f"{path}: the target '{cells.name}' {_moments_in(cells)}.")
         raise InputError(
             f"{path}: the target '{cells.name}' holds text, so it cannot be a regression; use classification."
         )
