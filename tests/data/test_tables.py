@@ -558,6 +558,9 @@ def test_shares_and_currencies_are_units(name):
     words, said = UNITS[name]
     with pytest.warns(UserWarning, match=re.escape(f"{said}, numbers in different units, so it is read as words")):
         assert learned(words * 6).read_as == "category"
+    once = [re.sub(r"\d+", str(100 + i), words[i % 4]) for i in range(24)]
+    with pytest.warns(UserWarning, match="numbers in different units, so it is left out; write them"):
+        assert "numbers in different units" in learned(once).detail
     with pytest.raises(InputError, match=re.escape(f"{said}, numbers in different units; write them all in one")):
         learn_table(pd.DataFrame({"a": np.arange(24.0), "t": words * 6}), "t")
 

@@ -95,7 +95,7 @@ def _unit_in(word: str) -> str | None:
     return parts[2] if parts and known else None
 
 
-def units_in(words: Sequence[str]) -> Counter[str]:
+def units_in(words: Iterable[str]) -> Counter[str]:
     """Return what stands behind or before the numbers of some words, and how often; empty for numbers alone.
 
     >>> units_in(["5 kg", "7kg", "500 g", "3.1k", "12", "12 Main St", "5%", "€5"])

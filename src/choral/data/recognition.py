@@ -10,7 +10,7 @@ from choral.base.lettering import short
 from choral.data.calendar import ClockColumn, DateColumn
 from choral.data.cells import FLAGS, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
-from choral.data.numerals import mixed_units
+from choral.data.numerals import mixed_units, units_in
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
 _MOSTLY = 0.9  # of the cells that hold something must be numbers, or dates, for the column to be one
@@ -90,18 +90,26 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
         return DateColumn.learn(cells, cells.form, path=path)
     if cells.is_clock:
         return ClockColumn.learn(cells, path=path)
-    if cells.ways:
-        say(
-            f"{path}: column '{short(name)}' holds {cells.ways[0]!r} and {cells.ways[1]!r}, dates written in different ways, so it is read as words; "
-            "write them all as 2024-03-25 to have it read as dates."
-        )
-    mixed = mixed_units(cells.held[:_SAMPLE])
+    mixed = _mixed(cells)
     if mixed:
-        say(
-            f"{path}: column '{short(name)}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units, so it is read as words; "
-            "write them all in one unit, or currency, to have it read as numbers."
-        )
+        what, advice = mixed
+        done = "left out" if unique else "read as words"
+        say(f"{path}: column '{short(name)}' holds {what}, so it is {done}; {advice}.")
+        if unique:
+            return LeftOutColumn(name=name, reason=f"it holds {what}")
     return _words(cells, rows, unique)
+
+
+def _mixed(cells: Cells) -> tuple[str, str] | None:
+    """Return two cells that are written in different ways, in words, and what to do; None where cells are alike."""
+    ways, units = cells.ways, mixed_units(cells.held[:_SAMPLE])
+    if ways:
+        said = f"{short(ways[0])!r} and {short(ways[1])!r}, dates written in different ways"
+        return said, "write them all as 2024-03-25 to have it read as dates"
+    if units:
+        said = f"{short(units[0])!r} and {short(units[1])!r}, numbers in different units"
+        return said, "write them all in one unit, or currency, to have it read as numbers"
+    return None
 
 
 def _words(cells: Cells, rows: int, unique: bool) -> Column:
@@ -150,6 +158,10 @@ def _flag(cells: Cells) -> tuple[str, str] | None:
 def _numeric(cells: Cells, rows: int) -> bool:
     if cells.is_number:
         return True
+    some = cells.words[~cells.absent]
+    some = some[:: max(1, len(some) // _SAMPLE)]
+    if units_in(some).total() < 0.5 * len(some):  # most cells are words, or dates: no need to read all as numbers
+        return False
     values = cells.own_numbers
     return not cells.is_code and bool(np.isfinite(values).sum() >= _MOSTLY * rows)
 

@@ -18,6 +18,7 @@ from choral.data.numerals import factors_in, mixed_units, number
 from choral.data.recognition import ladder, learn_column
 from choral.data.splitting import Seen
 
+_SAMPLE = 10_000  # different targets that are looked at for their units
 _FEW = 20  # integer targets with at most this many different values are read as classes
 _CLASSES = 100  # different numbers that may be asked to be classes
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d*)(?:\.0*)?")  # 1 and 1.0 are one class; 01, $1 and 100% are words
@@ -272,7 +273,7 @@ def learn_table(
     targets = Cells(frame[target])
     inputs = {str(n): Cells(trained[n]) for n in frame.columns if n != target}
     _settle_decimals([targets, *inputs.values()], path)
-    mixed = mixed_units(targets.held)
+    mixed = None if targets.is_number else mixed_units(targets.held[:_SAMPLE])
     if mixed and task != "classification":
         raise InputError(
             f"{path}: the target '{target}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units; write them all in one, or "
