@@ -255,6 +255,9 @@ def test_columns_beside_predictions(plain, tmp_path):
     assert rows[0]["input_mean"] == "7"
     assert rows[0]["mean"] > 1000
     assert {"size", "notes", "price", "std", "low_95", "high_95"} <= rows[0].keys()
+    frame.assign(input_mean=8, input_mean_2=9, row=10).to_csv(tmp_path / "new.csv", index=False)
+    row = json.loads(choral(*predict, "--keep-columns").stdout)[0]
+    assert [row[n] for n in ("input_mean", "input_mean_2", "input_mean_3", "input_row")] == ["8", "9", "7", "10"]
     assert "Did you mean 'town'?" in refused(*predict, "--id", "towns")
 
 
@@ -365,3 +368,67 @@ def test_labels_that_cannot_be_are_refused(plain, tmp_path):
     assert "a class the training data did not have" in refused("evaluate", tmp_path / "t", tmp_path / "other.csv")
     assert row["task"] == "classification"
     assert not (tmp_path / "never").exists()
+
+
+def test_files_of_text_carry_predictions_as_exactly_as_the_others(tmp_path):
+    rng = np.random.default_rng(0)
+    size = rng.normal(size=60)
+    frame = pd.DataFrame({"size": size, "sold": (1.7e9 + 1e5 * size + rng.normal(0, 100, 60)).round(0)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    fit(tmp_path / "t.csv", tmp_path / "run", target="sold", epochs=3)
+    for name in ("p.csv", "p.tsv", "p.parquet"):
+        choral("predict", tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / name)
+    found = {"p.csv": pd.read_csv(tmp_path / "p.csv", dtype=str), "p.tsv": pd.read_table(tmp_path / "p.tsv", dtype=str)}
+    found = {name: text.map(float) for name, text in found.items()} | {
+        "p.parquet": pd.read_parquet(tmp_path / "p.parquet")
+    }
+    for name in ("mean", "std", "low_95", "high_95"):
+        assert found["p.csv"][name].tolist() == found["p.tsv"][name].tolist() == found["p.parquet"][name].tolist()
+    assert len(set(found["p.csv"]["mean"])) > 50
+    assert (found["p.csv"]["mean"] % 64 != 0).any()  # not cut to float32
+
+
+def test_messages_name_what_the_user_knows(plain, tmp_path):
+    folder, _ = plain
+    table = folder / "houses.csv"
+    never = ["fit", table, "--target", "price", "--out", tmp_path / "never", "--json"]
+    said = choral(*never, "--folds", 500, "--epochs", 3, expect=2).stderr
+    assert "epochs is 3, too few for 500 folds" in said
+    said = choral(*never, "--folds", 500, expect=2).stderr
+    assert "folds is 500 for 90 points" in said
+    frame = houses()
+    frame["size"] += 1.0
+    pd.concat([frame, frame]).to_csv(tmp_path / "other.csv", index=False)
+    said = choral(
+        "fit", tmp_path / "other.csv", "--target", "price", "--out", tmp_path / "old", "--epochs", 4, "--members", 2
+    ).stderr
+    assert "held-out rows are equal to a training row" in said
+    frame.to_csv(tmp_path / "other.csv", index=False)
+    said = choral(
+        "fit",
+        tmp_path / "other.csv",
+        "--target",
+        "price",
+        "--out",
+        tmp_path / "old",
+        "--epochs",
+        4,
+        "--members",
+        2,
+        expect=2,
+    ).stderr
+    assert "old holds another run: the training data was changed" in said
+    assert len(said.splitlines()[-1]) < 500
+    assert "names a file; a report is a folder" in refused("report", folder / "run", "--out", tmp_path / "a.csv")
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_class_that_was_held_out_whole_is_named(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=80), "t": ["x", "y"] * 40})
+    from choral.data.splitting import split
+
+    frame.loc[int(split(80, 0.25, 0)[1][0]), "t"] = "zebra"
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    _, said = fit(tmp_path / "t.csv", tmp_path / "run", target="t", epochs=2)
+    assert "the class 'zebra', which no training row had" in said

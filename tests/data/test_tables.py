@@ -4,15 +4,18 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from choral.base.errors import InputError, RunError
+from choral.data.calendar import DateColumn
 from choral.data.cells import Cells
-from choral.data.columns import DateColumn, LeftOutColumn, NumberColumn, Scale
+from choral.data.columns import LeftOutColumn, NumberColumn, Scale
 from choral.data.problems import load_problem
 from choral.data.sheets import read_table
-from choral.data.splitting import split
+from choral.data.splitting import split, split_by_time
 from choral.data.tables import Table, guess_task, labels, learn_table, table_from, with_target
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
+from choral.objectives.likelihoods.scaling import TargetScale
 
 FRAME = pd.DataFrame(
     {"a": [1.0, 2.0, 3.0, 4.0], "c": ["x", "y", "x", "z"], "flat": [5, 5, 5, 5], "t": [10.0, 20.0, 30.0, 40.5]}
@@ -52,6 +55,8 @@ def test_the_task_is_guessed_from_the_target():
     assert guess_task(cells([True, False]))[0] == "classification"
     assert guess_task(cells(np.arange(100)))[0] == "regression"
     assert guess_task(cells([0.5, 1.0]))[0] == "regression"
+    for zeros in ([0.0, 1.0, 1.0], ["0.0", "1.0", "1.0"], [1.0, 0.0]):  # as pandas writes 0 and 1 beside gaps
+        assert guess_task(cells(zeros)) == ("classification", "it holds only 0 and 1")
     assert guess_task(cells(["0.5", "1.0"]))[0] == "regression"
     assert guess_task(cells(["$1,200", "$3,400"]))[0] == "regression"
 
@@ -83,7 +88,7 @@ def test_tables_that_cannot_be_learned_from(frame, message):
 
 
 def test_numbers_are_read_as_people_write_them():
-    words = ["$54,321", "1,234", "?", "12.5%", "(7)", "", "n/a", " 8 ", "€ 9.50", "1 000"] * 3
+    words = ["$54,321", "1,234", "?", "0.125", "(7)", "", "n/a", " 8 ", "$ 9.50", "1 000"] * 3
     column = learned(words)
     assert isinstance(column, NumberColumn)
     assert (column.missing, column.unread) == (True, 0)
@@ -457,3 +462,252 @@ def test_numbers_in_different_units_are_words_and_said_and_no_targets():
         learn_table(pd.DataFrame({"a": np.arange(24.0), "t": mixed}), "t")
     assert learned(["12A", "12B", "7C", "9A"] * 6).read_as == "category"  # codes: nothing to say
     assert learn_table(pd.DataFrame({"a": np.arange(24.0), "t": mixed}), "t", task="classification").classes
+
+
+MOMENTS = {
+    "with a T": "%Y-%m-%dT%H:%M:%S",
+    "without seconds": "%Y-%m-%dT%H:%M",
+    "with parts of seconds": "%Y-%m-%dT%H:%M:%S.000",
+    "in UTC": "%Y-%m-%dT%H:%M:%SZ",
+    "in a zone": "%Y-%m-%dT%H:%M:%S+00:00",
+    "in UTC by name": "%Y-%m-%d %H:%M:%S UTC",
+    "short years": "%d/%m/%y %H:%M",
+    "short years, month first": "%m/%d/%y %H:%M",
+    "half days": "%m/%d/%Y %I:%M %p",
+    "half days with seconds": "%m/%d/%Y %I:%M:%S %p",
+    "names of months": "%d %b %Y %H:%M",
+}
+WHEN = pd.date_range("2024-01-05 00:37", periods=60, freq="2897min")
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("repeated", [1, 4])
+def test_moments_are_read_as_dates_whatever_their_writing(name, repeated):
+    words = WHEN.strftime(MOMENTS[name]).tolist() * repeated
+    column = learned(words)
+    assert isinstance(column, DateColumn)
+    assert column.times
+    found = column.scale.undo(column.encode(cells(words), path="it")[:60, 0])
+    assert found == pytest.approx((WHEN - pd.Timestamp(0)) / pd.Timedelta("1D"), abs=1e-6)
+    test = split_by_time(cells(words), 0.25)[1]
+    assert sorted(test.tolist()) == [i + 60 * r for r in range(repeated) for i in range(45, 60)]
+    assert table_from({"kind": "Table", "columns": [column.to_dict()]}, "it").columns[0] == column
+
+
+def test_zones_count_back_to_utc_and_months_are_dates():
+    one, other = cells(["2024-03-01T02:00:00+02:00"]), cells(["2024-02-29 19:00:00-0500"])
+    assert one.days("ISO8601") == other.days("ISO8601") == cells(["2024-03-01"]).days("ISO8601")
+    for form, more in (
+        ("%Y-%m", ""),
+        ("%b %Y", ""),
+        ("%B %Y", ""),
+        ("%m/%Y", ""),
+        ("%d-%b-%Y", ""),
+        ("%m/28/%y", "1969"),
+    ):
+        column = learned(pd.date_range("2015-01-01", periods=40, freq="MS").strftime(form).tolist() * 2)
+        assert isinstance(column, DateColumn), form
+        assert column.scale.mean == pytest.approx(16436 + 593, abs=28)
+        assert more in column.detail
+    assert isinstance(learned(["20230302", "20230303", "20231224"] * 10), NumberColumn)
+    assert isinstance(learned(["1.2.13", "1.2.14", "2.0.1"] * 10), CategoryColumn)  # versions
+
+
+def test_dates_written_in_different_ways_are_words_and_said():
+    mixed = [f"2023-03-{d:02d}" if d % 2 else f"{d:02d}/03/2023" for d in range(1, 29)] * 2
+    with pytest.warns(
+        UserWarning, match="'2023-03-01' and '02/03/2023', dates written in different ways, so it is read as w"
+    ):
+        assert learned(mixed).read_as == "category"
+    with pytest.raises(InputError, match="dates written in different ways, so rows cannot be put in time; write all"):
+        split_by_time(cells(mixed), 0.25)
+    with pytest.warns(UserWarning, match="'c' holds 'soon' in line 2, which is not a date as the others are; 1 such"):
+        assert learned(["soon", *WHEN.strftime("%Y-%m-%d")]).missing
+
+
+def test_times_of_the_day_and_durations():
+    words = [f"{i % 24:02d}:{i:02d}" for i in range(60)]
+    column = learned(words)
+    assert (column.read_as, column.width) == ("time", 3)
+    x = column.encode(cells(["00:00", "23:59", "12:00"]), path="it")
+    assert x[0, 1:] == pytest.approx(x[1, 1:], abs=0.01)  # midnight is near midnight
+    assert column.scale.undo(x[:, 0]) == pytest.approx([0, 24 - 1 / 60, 12])
+    assert learned([f"{w}:30" for w in words]).scale.mean == pytest.approx(column.scale.mean + 1 / 120)
+    assert learned(["1:30 PM", "11:15 am", "12:00 AM"] * 9).scale.mean == pytest.approx((13.5 + 11.25) / 3)
+    long = learned(["100:30:00", "20:15:00", "3 days 00:00:00"] * 9)
+    assert (long.read_as, long.width) == ("duration", 1)
+    assert long.scale.mean == pytest.approx((100.5 + 20.25 + 72) / 3)
+    with pytest.warns(UserWarning, match="training wrote them|training did not have") as said:
+        x = column.encode(cells(["01:00", "late"]), path="it")
+    assert x[1].tolist() == [0, 0, 0]
+    assert "'late' in line 3, which is not a time as training wrote them" in str(said[0].message)
+    train, test = split_by_time(cells(words), 0.25)
+    assert cells(words).hours[train].max() < cells(words).hours[test].min()
+
+
+UNITS = {
+    "shares": (["45%", "30", "62 %", "18"], "'45%' and '30'"),
+    "signs": (["$76", "€80", "$12", "€15"], "'$76' and '€80'"),
+    "names": (["12 USD", "14 EUR", "9 USD", "7 EUR"], "'12 USD' and '14 EUR'"),
+    "shares and money": (["$5", "12%", "$9", "14%"], "'$5' and '12%'"),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_shares_and_currencies_are_units(name):
+    words, said = UNITS[name]
+    with pytest.warns(UserWarning, match=re.escape(f"{said}, numbers in different units, so it is read as words")):
+        assert learned(words * 6).read_as == "category"
+    once = [re.sub(r"\d+", str(100 + i), words[i % 4]) for i in range(24)]
+    with pytest.warns(UserWarning, match="numbers in different units, so it is left out; write them"):
+        assert "numbers in different units" in learned(once).detail
+    with pytest.raises(InputError, match=re.escape(f"{said}, numbers in different units; write them all in one")):
+        learn_table(pd.DataFrame({"a": np.arange(24.0), "t": words * 6}), "t")
+
+
+FEW = [str(n) for n in range(30, 54)]
+NEARLY = {
+    "a number among shares": ([f"{n}%" for n in FEW] + ["7"], "'7' in line 26, which is not a number in %", 0.415),
+    "a share among numbers": ([*FEW, "7%"], "'7%' in line 26, which is not a number;", 41.5),
+    "euros among dollars": ([f"${n}" for n in FEW] + ["€7"], "'€7' in line 26, which is not a number in $", 41.5),
+}
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_nearly_all_cells_decide_on_the_unit_and_others_are_said(name):
+    words, said, mean = NEARLY[name]
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        column = learned(words)
+    assert column.unread == 1
+    assert column.scale.mean == pytest.approx(mean)
+
+
+def test_amounts_in_another_currency_than_in_training_are_said_and_those_in_the_same_are_not():
+    column = learned(["$45", "30", "62.50 USD"] * 8)
+    assert column.unit == "$"
+    assert column.detail.endswith("$")
+    for fine in (["$5", "7 USD"], ["5", "7"]):
+        assert column.scale.undo(column.encode(cells(fine), path="it")[:, 0]) == pytest.approx([5, 7])
+    with pytest.warns(UserWarning, match=r"training did not have|not a number") as said:
+        column.encode(cells(["€5", "7 €"]), path="it")
+    assert "holds '€5' in lines 2, 3, which is not a number in $; 2 such cell(s)" in str(said[0].message)
+    plain = learned(["45", "30", "62.50"] * 8)
+    assert plain.scale.undo(plain.encode(cells(["€5", "7 €"]), path="it")[:, 0]) == pytest.approx([5, 7])
+    frame = pd.DataFrame({"a": np.arange(24.0) % 5, "t": ["$45", "$30", "$62.50"] * 8})
+    with pytest.raises(InputError, match=r"the target 't' holds '€5' \(line 2\), which is not a number in \$"):
+        learn_table(frame, "t", task="regression").targets(pd.DataFrame({"t": ["€5", "$7"]}))
+
+
+def test_large_numbers_that_lie_close_together_are_scaled():
+    values = 2_024_000_000_000_001 + 3 * np.random.default_rng(0).permutation(300)
+    for given in (values, values.astype(str), values.astype(float)):
+        column = learned(given)
+        assert column.scale.std == pytest.approx(3 * 86.6, rel=1e-3)
+        assert column.scale.mean == 2_024_000_000_000_449.5
+        assert np.abs(column.encode(cells(given), path="it")).max() < 2
+    assert Scale.of(np.full(7, 0.1)).std == Scale.of(np.array([0.3, 0.1 + 0.2])).std == 1.0
+    scale = TargetScale.of(torch.tensor(values).unsqueeze(1))
+    assert scale.std[0] == pytest.approx(3 * 86.6, rel=1e-3)
+    assert scale.mean[0] == 2_024_000_000_000_449.5
+
+
+def test_whole_numbers_given_to_rows_one_after_the_other_are_ids():
+    rng = np.random.default_rng(0)
+    for start in (100_000, 20_240_000, 2_024_000_000_000_001, 10**18 + 1):
+        for numbers in (start + np.arange(300), start + rng.choice(400, 300, replace=False)):
+            found = learn_table(
+                pd.DataFrame({"n": numbers.astype(str), "a": rng.normal(size=300), "t": numbers % 7 + 0.5}), "t"
+            )
+            assert (
+                found.columns[0].detail
+                == "an id: whole numbers one after the other, each once; kept beside predictions"
+            )
+    frame = pd.DataFrame({"a": rng.normal(size=300), "t": np.arange(300) + 0.5})
+    wide = rng.choice(10**9, 300, replace=False)
+    for name in ("order_no", "uid", "account", "Serial", "transaction_id", "InvoiceNumber", "customer nr."):
+        assert learn_table(frame.assign(**{name: wide}), "t").columns[-1].read_as == "left out", name
+    measured = {
+        "population": wide,
+        "n": np.arange(300),
+        "timestamp": 1_700_000_000 + np.arange(300),
+        "price": 100_000 + 5 * np.arange(300),
+        "energy": 100_000 + np.arange(300) + 0.5,
+        "serial": np.arange(300) + 0.5,
+        "day": [20230101 + 100 * (i // 25) + i % 25 for i in range(300)],
+        "month": [200001 + 100 * (i // 12) + i % 12 for i in range(300)],
+    }
+    for name, values in measured.items():
+        assert learn_table(frame.assign(**{name: values}), "t").columns[-1].read_as == "number", name
+
+
+def test_a_column_of_the_type_category_is_one_whatever_its_values_are(tmp_path):
+    floor = pd.Categorical([1, 2, 3, None] * 10)
+    frame = pd.DataFrame({"floor": floor, "flat": np.arange(40) % 7, "t": np.arange(40) + 0.5})
+    frame.to_parquet(tmp_path / "t.parquet")
+    for given in (frame, read_table(tmp_path / "t.parquet")):
+        table = learn_table(given, "t")
+        assert table.columns[0].values == ("1", "2", "3")
+        assert table.inputs(pd.DataFrame({"floor": ["2", ""], "flat": [1, 2]}))[:, :4].tolist() == [
+            [0, 1, 0, 0],
+            [0, 0, 0, 1],
+        ]
+        assert table.inputs(pd.DataFrame({"floor": [2.0, None], "flat": [1, 2]}))[:, :4].tolist() == [
+            [0, 1, 0, 0],
+            [0, 0, 0, 1],
+        ]
+    steps = pd.Categorical([10, 20, 5] * 10, categories=[20, 10, 5], ordered=True)
+    assert learned(steps).values == ("20", "10", "5")
+    assert learned(pd.Categorical([f"K{i}" for i in range(40)])).read_as == "left out"
+    assert guess_task(cells(pd.Categorical(np.arange(60) % 30)))[0] == "classification"
+
+
+def test_whole_numbers_that_look_like_counts_are_said_to_have_an_alternative():
+    frame = pd.DataFrame({"a": np.arange(140.0), "t": np.arange(140) % 14})
+    table = learn_table(frame, "t")
+    assert table.task == "classification"
+    assert "if they are counts or a rating, use --likelihood poisson or --task regression" in table.reason
+    with pytest.raises(
+        InputError, match=r"holds '14', a class .* fit again with --task regression, or with --likelihood p"
+    ):
+        table.targets(frame.assign(t=14))
+    for few in (np.arange(140) % 5, np.arange(140) % 14 * 3, np.arange(140) % 14 + 7):
+        assert "poisson" not in learn_table(frame.assign(t=few), "t").reason
+
+
+def test_three_decimals_where_training_marked_thousands_are_doubted():
+    column = learned(["$6,310.30", "$950.25", "$12,000.00", "5"] * 6)
+    with pytest.warns(
+        UserWarning, match=r"holds '6\.310', which is read as 6\.31, with decimals as in training; all such"
+    ):
+        column.encode(cells(["950", "6.310", "7.250"]), path="it")
+    german = learned(["6.310,30", "950,25", "12.000,00", "5"] * 6)
+    with pytest.warns(UserWarning, match="holds '6,310', which is read as 6.31, "):
+        german.encode(cells(["950", "6,310"]), path="it")
+    for fine in (["6.310", "7.25"], ["6,310", "7,250"], ["950"], [6.310, 7.250]):
+        column.encode(cells(fine), path="it")  # warnings are errors
+    learned(["6.315", "7.250", "1,250.125"] * 6).encode(cells(["6.310", "7.250"]), path="it")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([f"2023-{1 + i % 12:02d}-{1 + i // 12:02d}" for i in range(60)], "holds dates ('2023-01-01'); give a number"),
+        (pd.date_range("2023-01-01", periods=60), "holds dates ('2023-01-01 00:00:00'); give a number"),
+        (
+            [f"00:{i:02d}:09" for i in range(60)],
+            "holds times or durations ('00:00:09'); give a number, such as minutes",
+        ),
+    ],
+)
+def test_targets_that_are_dates_or_times_are_told_as_such(words, said):
+    frame = pd.DataFrame({"a": np.arange(60.0), "when": words})
+    for task in (None, "regression"):
+        with pytest.raises(InputError, match=re.escape(f"the target 'when' {said}")):
+            learn_table(frame, "when", task=task)
+
+
+def test_held_out_rows_that_repeat_training_rows_are_counted():
+    frame = pd.DataFrame({"a": np.arange(40.0), "t": np.arange(40) + 0.5})
+    assert load_problem(frame, target="t").repeated == 0
+    twice = load_problem(pd.concat([frame, frame]), target="t")
+    assert 0 < twice.repeated < len(twice.x_test) == 20

@@ -301,3 +301,13 @@ def test_a_search_that_is_killed_ends_with_the_same_members(tmp_path: Path) -> N
         assert {n: t.numpy().tobytes() for n, t in a.params.items()} == {
             n: t.numpy().tobytes() for n, t in b.params.items()
         }
+
+
+@pytest.mark.parametrize("kind", [int, float, str])
+def test_zeros_and_ones_are_two_classes_or_as_asked_numbers(kind: type) -> None:
+    frame = houses()
+    frame["sold"] = (frame["sold"] == "yes").astype(float if kind is float else int).astype(kind)
+    classes = choral.fit_table(frame, "sold", **QUICK).predict(frame)
+    assert set(classes.columns()["prediction"]) <= {"0", "1"}
+    numbers = choral.fit_table(frame, "sold", task="regression", **QUICK).predict(frame)
+    assert {"mean", "std"} <= numbers.columns().keys()

@@ -58,11 +58,16 @@ def write_csv(handle: Any, rows: Sequence[dict[str, Any]], *, separator: str = "
 
     writer = csv.writer(handle, delimiter=separator)
     writer.writerow([plain_cell(name) for name in rows[0]])
-    writer.writerows([_rounded(plain_cell(value)) for value in row.values()] for row in rows)
+    writer.writerows([_exact(plain_cell(value)) for value in row.values()] for row in rows)
 
 
-def _rounded(value: Any) -> Any:
-    return f"{value:.8g}" if isinstance(value, float) else value
+def _exact(value: Any) -> Any:
+    """Return a number as the shortest text that is read as the same number again.
+
+    >>> _exact(1700000000.123), _exact(1 / 3), _exact(7.0), _exact(-0.0), _exact("7.0")
+    ('1700000000.123', '0.3333333333333333', '7', '0', '7.0')
+    """
+    return repr(value + 0.0).removesuffix(".0") if isinstance(value, float) else value
 
 
 def plain_cell(value: Any) -> Any:

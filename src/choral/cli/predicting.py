@@ -1,6 +1,7 @@
 """The command that predicts."""
 
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,8 @@ def predict(
     x, frame = rows_to_predict(loaded, data)
     beside = _beside(loaded, frame, data, id or [], keep_columns)
     own = predicted(loaded, x, str(data)).columns()
-    columns = {"row": range(len(x))} | {_free_name(n, {"row", *own}): v for n, v in beside.items()} | own
+    names = _free_names(list(beside), ("row", *own))
+    columns = {"row": range(len(x))} | {names[n]: v for n, v in beside.items()} | own
     rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
     if out is not None:
         writing.write_rows(out, rows)
@@ -103,12 +105,23 @@ def _beside(loaded: Any, frame: Any, data: Path, ids: list[str], everything: boo
     return {name: [_shown(v) for v in frame[name]] for name in wanted}
 
 
-def _free_name(name: str, own: set[str]) -> str:
-    """Return a column's name, changed if predictions have one of the same name."""
-    if name not in own:
-        return name
-    note(f"choral: the table's column '{name}' is shown as 'input_{name}', since predictions have one of that name.")
-    return f"input_{name}"
+def _free_names(names: list[str], own: tuple[str, ...]) -> dict[str, str]:
+    """Return a name of its own for each column of the table: another one where predictions have one of the same name.
+
+    >>> _free_names(["mean", "input_mean", "size"], ("mean",))
+    {'mean': 'input_mean_2', 'input_mean': 'input_mean', 'size': 'size'}
+    """
+    taken, found = {*names, *own}, {}
+    for name in names:
+        found[name] = name
+        if name in own:
+            free = (f"input_{name}" + (f"_{i}" if i > 1 else "") for i in count(1))
+            found[name] = next(other for other in free if other not in taken)
+            taken.add(found[name])
+            note(
+                f"choral: the table's column '{name}' is shown as '{found[name]}', since predictions have one of that name."
+            )
+    return found
 
 
 def _shown(value: Any) -> Any:

@@ -81,6 +81,11 @@ def _problem(data: str, reading: Reading, *, quiet: bool) -> Any:
         note(f"choral: '{read.target}' is read as a {read.task} target ({read.reason}).")
         if read.classes and (likelihood == "ordinal" or read.target in columns.orders):
             note(f"choral: the classes of '{read.target}' are ordered as {' < '.join(read.classes)}.")
+        if problem.repeated:
+            note(
+                f"choral: {problem.repeated:,} of {len(problem.x_test):,} held-out rows are equal to a training row, so scores on them flatter; "
+                "remove repeated rows, or keep them together with --group."
+            )
         if not quiet:
             show_columns(data, read)
     return problem

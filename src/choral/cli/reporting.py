@@ -189,7 +189,9 @@ def _check_labels(loaded: Any, x: Any, y: Any, data: str) -> None:
 
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, a comparison, or several runs.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write; the folder itself if left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write to; the folder itself if left out.")
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Json = False,
 ) -> None:

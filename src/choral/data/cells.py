@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from choral.data.numerals import DOUBTFUL, SHOWS_COMMA, SHOWS_POINT, number, unit_of, writes_comma
+from choral.data import dates
+from choral.data.numerals import (
+    DOUBTFUL,
+    SHOWS_COMMA,
+    SHOWS_POINT,
+    currency_of,
+    number,
+    unit_of,
+    units_in,
+    writes_comma,
+)
 
 LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network sees
 _EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "#n/a", "<na>")
@@ -20,27 +30,6 @@ _BLANKS = (*_EMPTY, "none", "-", "--", ".", "missing")
 _SAMPLE = 10_000  # different words that are looked at to see how numbers are written
 _CODE = re.compile(r"0\d+")
 FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
-_DATE = re.compile(r"\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2} \w{3,9} \d{4}|\w{3,9} \d{1,2}, \d{4})\b")
-FORMATS = {
-    "ISO8601": "year first",
-    "%Y/%m/%d": "year first",
-    "%m/%d/%Y": "month first",
-    "%d/%m/%Y": "day first",
-    "%d.%m.%Y": "day first",
-    "%d-%m-%Y": "day first",
-    "%m-%d-%Y": "month first",
-    "%m/%d/%Y %H:%M": "month first",
-    "%d/%m/%Y %H:%M": "day first",
-    "%d.%m.%Y %H:%M": "day first",
-    "%m/%d/%Y %H:%M:%S": "month first",
-    "%d/%m/%Y %H:%M:%S": "day first",
-    "%d.%m.%Y %H:%M:%S": "day first",
-    "%d %b %Y": "day first",
-    "%d %B %Y": "day first",
-    "%b %d, %Y": "month first",
-    "%B %d, %Y": "month first",
-}
-"""Formats of dates that are tried, the first of those that read equally many, and how they are said."""
 
 
 def _cases(words: Iterable[str]) -> list[str]:
@@ -75,6 +64,11 @@ class Cells:
         """Whether the column has the type of true and false."""
         return self.series.dtype.kind == "b"
 
+    @property
+    def is_category(self) -> bool:
+        """Whether the column has the type of categories, whatever these are."""
+        return str(self.series.dtype) == "category"
+
     @cached_property
     def is_date(self) -> bool:
         """Whether the column has the type of dates."""
@@ -95,6 +89,9 @@ class Cells:
     @cached_property
     def words(self) -> np.ndarray:
         """Every cell as text without spaces around it; empty for cells without a value."""
+        if self.is_category:  # whose whole numbers would become 1.0 beside gaps
+            names = [str(name).strip() for name in self.series.cat.categories]
+            return np.array([*names, ""], dtype=object)[self.series.cat.codes.to_numpy()]
         held = self.series.to_numpy(object)
         none = self.series.isna().to_numpy()
         if none.any():
@@ -136,7 +133,10 @@ class Cells:
         return list(pd.unique(pd.Series(self.words[~self.absent], dtype=object)))
 
     def numbers(self, *, comma: bool = False, unit: str = "") -> np.ndarray:
-        """Return the numbers in float64; NaN where there is none, also where a word is not a number, or one in another unit."""
+        """Return the numbers in float64; NaN where there is none, also where a word is not a number, or one in another unit.
+
+        Amounts in any one currency are numbers where no unit is said, and so are shares without % if none of the cells has it.
+        """
         if (comma, unit) not in self._numbers:
             self._numbers[comma, unit] = self._read(comma, unit)
         return self._numbers[comma, unit]
@@ -155,10 +155,22 @@ class Cells:
         if not comma:
             found = np.array(pd.to_numeric(pd.Series(self.words, dtype=object), errors="coerce"), np.float64)
         rest = ~np.isfinite(found) & ~self.absent  # an endless number is looked at again: 1e400 is one, 'inf' a word
+        if unit == "%" and self._has_shares:
+            rest, found = ~self.absent, np.full(len(self), np.nan)  # a number alone is in another unit
         if rest.any():
-            known = {word: number(word, comma=comma, unit=unit) for word in set(self.words[rest])}
+            own = unit if unit and (unit != "%" or self._has_shares) else self._currency
+            known = {word: number(word, comma=comma, unit=own) for word in set(self.words[rest])}
             found[rest] = [known[word] for word in self.words[rest]]
         return found
+
+    @cached_property
+    def _has_shares(self) -> bool:
+        return any(word.endswith("%") for word in self.held)
+
+    @cached_property
+    def _currency(self) -> str:
+        """The currency of nearly all amounts that name one; empty if they name several."""
+        return currency_of(units_in(self.held[:_SAMPLE]))
 
     @cached_property
     def doubtful(self) -> str:
@@ -176,7 +188,10 @@ class Cells:
             return None
         marked = [w for w in self.held[:_SAMPLE] if "," in w or "." in w]
         comma, point = (any(map(p.search, marked)) for p in (SHOWS_COMMA, SHOWS_POINT))
-        if comma == point or np.isnan([number(w, comma=comma, unit=self.unit) for w in marked[:100]]).mean() > 0.1:
+        if (
+            comma == point
+            or np.isnan([number(w, comma=comma, unit=self.unit or None) for w in marked[:100]]).mean() > 0.1
+        ):
             return None
         return comma
 
@@ -191,7 +206,7 @@ class Cells:
 
     @cached_property
     def unit(self) -> str:
-        """What stands behind nearly all numbers: kg, km/h; empty for none."""
+        """What stands behind nearly all numbers (kg, km/h, %), or the currency of all amounts; empty for none."""
         return "" if self.is_number or self.is_flag or self.is_date else unit_of(self.held[:_SAMPLE])
 
     @cached_property
@@ -204,60 +219,73 @@ class Cells:
         return bool((whole == np.round(whole)).all())
 
     @cached_property
+    def _moments(self) -> dates.Moments:
+        """Every cell taken apart into date and time."""
+        return dates.moments(self.words)
+
+    @cached_property
+    def _sample(self) -> dates.Moments:
+        """The same of the first different words; of none where the first few are no dates."""
+        held = dates.moments(self.held[:20])
+        few = (held.dates != "").mean() < 0.5 if len(held.dates) else True
+        return dates.moments(() if few else self.held[:_SAMPLE])
+
+    @cached_property
     def form(self) -> str | None:
         """The format that reads most cells, at least nine in ten, None if none does; '' for a column of dates."""
-        if self.is_date:
-            return ""
-        if not self.held or not all(map(_DATE.match, self.held[:20])):
-            return None
-        shares = {f: float(np.isfinite(_days(self.held[:_SAMPLE], f)).mean()) for f in FORMATS}
-        best = max(shares, key=shares.__getitem__)  # the first of equal ones
-        return best if shares[best] >= 0.9 else None
+        return "" if self.is_date else dates.form_of(self._sample)
+
+    @property
+    def ways(self) -> tuple[str, str] | None:
+        """Two words that are dates written in different ways, if the column is of dates but has no format."""
+        places = None if self.is_date else dates.ways(self._sample)
+        return None if places is None else (self.held[places[0]], self.held[places[1]])
 
     def days(self, form: str) -> np.ndarray:
         """Return dates as days since 1970, with their fractions; NaN where there is none."""
-        return _days(self.series, None) if self.is_date else _days(self.words, form or "ISO8601")
+        return dates.typed_days(self.series) if self.is_date else dates.days(self._moments, form or "ISO8601")
+
+    @cached_property
+    def is_clock(self) -> bool:
+        """Whether at least nine in ten cells are times of the day or durations: 13:45, 100:00:30."""
+        if self.is_number or self.is_flag or self.is_date or not self.held:
+            return False
+        return bool(np.isfinite(dates.hours(self.held[:_SAMPLE])).mean() >= dates.MOSTLY)
+
+    @cached_property
+    def hours(self) -> np.ndarray:
+        """Times of the day and durations as hours; NaN where there is none."""
+        return dates.hours(self.words)
+
+    @property
+    def places_in_time(self) -> np.ndarray:
+        """What puts rows in time: days, hours or plain numbers; NaN where a cell tells none."""
+        if self.form is not None:
+            return self.days(self.form)
+        return self.hours if self.is_clock else self.own_numbers
 
     def turned(self, form: str) -> str:
         """Return the first cell that shows that dates are written with day and month the other way round; else empty.
 
         That is one which has no meaning in this format, where as many cells or more have one in the other.
         """
-        other = _turned(form)
+        other = dates.turned(form)
         if self.is_date or not other:
             return ""
-        here, there = (np.isfinite(_days(self.words, f)) for f in (form, other))
+        here, there = (np.isfinite(dates.days(self._moments, f)) for f in (form, other))
         shown = there & ~here
         return str(self.words[shown][0]) if shown.any() and there.sum() >= here.sum() else ""
 
     def is_open(self, form: str) -> bool:
         """Whether every date has a meaning with day and month the other way round, too, and another one in some cell."""
-        other = _turned(form)
+        other = dates.turned(form)
         if self.is_date or not other:
             return False
-        here, there = (_days(self.held, f) for f in (form, other))
+        held = dates.moments(self.held)
+        here, there = (dates.days(held, f) for f in (form, other))
         return bool(np.isfinite(there[np.isfinite(here)]).all() and (there != here)[np.isfinite(here)].any())
 
     def lines(self, which: np.ndarray) -> str:
         """Return the first of some cells' places as people count them in a file: the header is line 1."""
         found = [str(i + 2) if isinstance(i, int) else str(i) for i in self.series.index[which][:5].tolist()]
         return f"line{'s' if len(found) > 1 else ''} " + ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
-
-
-def _turned(form: str) -> str:
-    """Return a format with day and month the other way round; empty for those that leave no doubt."""
-    if "%b" in form or "%B" in form or "%Y" not in form or form.startswith("%Y"):
-        return ""
-    return form.replace("%d", "%_").replace("%m", "%d").replace("%_", "%m")
-
-
-def _days(cells: Any, form: str | None) -> np.ndarray:
-    import pandas as pd
-
-    if form is None:
-        moments = pd.to_datetime(pd.Series(cells), errors="coerce", utc=True)
-    else:
-        moments = pd.to_datetime(pd.Series(cells, dtype=object), errors="coerce", format=form, utc=True)
-    found = moments.to_numpy("datetime64[s]")
-    whole = found.astype(np.int64).astype(np.float64) / 86_400
-    return np.where(np.isnat(found), np.nan, whole)

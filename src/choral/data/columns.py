@@ -18,8 +18,8 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.base.values import Value
-from choral.data.cells import FORMATS, LARGEST, Cells
-from choral.data.numerals import factors_in
+from choral.data.cells import LARGEST, Cells
+from choral.data.numerals import factors_in, groups_thousands
 
 LONGEST = 10_000  # characters of a name or of one category
 _FAR = 20  # deviations from the mean of training; most cells beyond them are in other units
@@ -46,9 +46,16 @@ class Scale(Value):
 
     @classmethod
     def of(cls, values: np.ndarray) -> Self:
-        """Return the mean and standard deviation of some numbers; equal ones are not scaled."""
-        std = float(values.std())
-        return cls(mean=float(values.mean()), std=std if std > 1e-12 * abs(float(values.mean())) else 1.0)
+        """Return the mean and standard deviation of some numbers; equal ones are not scaled.
+
+        >>> Scale.of(2e15 + np.array([0.0, 200.0]))
+        Scale(mean=2000000000000100.0, std=100.0)
+        """
+        mean, std = float(values.mean()), float(values.std())
+        if std <= 1e-9 * abs(mean):  # which the rounding of such a mean comes near to
+            apart = values - values[0]
+            mean, std = float(values[0] + apart.mean()), float(apart.std())
+        return cls(mean=mean, std=std if std > 1e-15 * abs(mean) else 1.0)
 
     def apply(self, values: Any) -> Any:
         """Return values in units of the scale."""
@@ -148,10 +155,10 @@ def _numbers(cells: Cells, comma: bool, unit: str, path: str) -> tuple[np.ndarra
     return values, np.isnan(values) & ~cells.absent
 
 
-def _say_unread(cells: Cells, unread: np.ndarray, path: str) -> None:
+def _say_unread(cells: Cells, unread: np.ndarray, unit: str, path: str) -> None:
     if unread.any():
         say(
-            f"{path}: column '{short(cells.name)}' holds {short(cells.words[unread][0])!r} in {cells.lines(unread)}, which is not a number; "
+            f"{path}: column '{short(cells.name)}' holds {short(cells.words[unread][0])!r} in {cells.lines(unread)}, which is not a number{f' in {short(unit, 20)}' if unit else ''}; "
             f"{unread.sum():,} such cell(s) count as cells without a value."
         )
 
@@ -165,8 +172,9 @@ class NumberColumn(Column):
         fill: their median.
         comma: whether decimals follow a comma.
         unread: training cells that hold something else.
-        unit: what stands behind the numbers; a number with another behind it is none.
+        unit: what stands behind the numbers, or their currency; a number with another one is none.
         factors: the letters that stood for thousands and more, in words.
+        grouped: whether training marked thousands and had decimals, never three of them.
     """
 
     scale: Scale
@@ -175,6 +183,7 @@ class NumberColumn(Column):
     unread: int = 0
     unit: str = ""
     factors: str = ""
+    grouped: bool = False
     _filled = "they are read as the median"
 
     def __post_init__(self) -> None:
@@ -186,7 +195,7 @@ class NumberColumn(Column):
     def learn(cls, cells: Cells, *, path: str) -> Self:
         """Return the column of some training cells."""
         values, unread = _numbers(cells, cells.comma, cells.unit, path)
-        _say_unread(cells, unread, path)
+        _say_unread(cells, unread, cells.unit, path)
         held = values[~np.isnan(values)]
         return cls(
             name=cells.name,
@@ -197,6 +206,7 @@ class NumberColumn(Column):
             unread=int(unread.sum()),
             unit=cells.unit,
             factors=factors_in(cells.held),
+            grouped=not cells.is_number and groups_thousands(cells.held, comma=cells.comma),
         )
 
     @property
@@ -214,13 +224,20 @@ class NumberColumn(Column):
         """Its mean, and what became of other cells."""
         gaps = f"; cells without a number count as the median, {self.fill:.4g}, and are marked" * self.missing
         odd = f"; {self.unread:,} cell(s) are not numbers" * bool(self.unread)
-        unit = f" {short(self.unit, 20)}" * bool(self.unit) + f"; {self.factors}" * bool(self.factors)
+        unit = "; 12% is 0.12" if self.unit == "%" else f" {short(self.unit, 20)}" * bool(self.unit)
+        unit += f"; {self.factors}" * bool(self.factors)
         return f"mean {self.scale.mean:.4g}, deviation {self.scale.std:.4g}{unit}{odd}{gaps}"
 
     def _absent(self, cells: Cells, path: str) -> np.ndarray:
         values, unread = _numbers(cells, self.comma, self.unit, path)
-        if not self.unread:
-            _say_unread(cells, unread, path)
+        if not self.unread or unread.mean() > 0.1:
+            _say_unread(cells, unread, self.unit, path)
+        if self.grouped and ("," if self.comma else ".") in cells.doubtful:
+            held = values[cells.words == cells.doubtful][0]
+            say(
+                f"{path}: column '{short(self.name)}' holds {cells.doubtful!r}, which is read as {held:g}, with decimals as in training; all such "
+                "cells have exactly three, so if they are thousands, write them as training did."
+            )
         return np.isnan(values)
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
@@ -239,94 +256,6 @@ class NumberColumn(Column):
 
     def places(self, codes: np.ndarray) -> np.ndarray | None:
         """Return the numbers."""
-        return self._with_gaps(np.asarray(self.scale.undo(codes[:, 0])), codes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DateColumn(Column):
-    """A column of dates: how late, which part of the year and of the week, and of the day where training had times.
-
-    Attributes:
-        scale: mean and deviation of the training dates, in days since 1970.
-        form: how dates are written; empty for a column of that type.
-        times: whether training had times of the day.
-    """
-
-    scale: Scale
-    form: str = ""
-    times: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.form not in ("", *FORMATS):
-            raise InputError(f"dates are written as {self.form!r}, which is not one of {', '.join(FORMATS)}.")
-
-    @classmethod
-    def learn(cls, cells: Cells, form: str, *, path: str) -> Self:
-        """Return the column of some training cells."""
-        found = cells.days(form)
-        if cells.is_open(form):
-            say(
-                f"{path}: the dates in column '{short(cells.name)}' ({short(cells.held[0])!r}, ...) may have the day or the month first; they are "
-                f"read with the {FORMATS[form]}. Write them as 2024-03-25 if that is wrong."
-            )
-        held = found[~np.isnan(found)]
-        return cls(
-            name=cells.name,
-            missing=len(held) < len(found),
-            scale=Scale.of(held),
-            form=form,
-            times=bool((held % 1 > 0).any()),
-        )
-
-    @property
-    def codes(self) -> int:
-        """Its lateness, and two for each cycle."""
-        return 7 if self.times else 5
-
-    @property
-    def read_as(self) -> str:
-        """A date."""
-        return "date"
-
-    @property
-    def detail(self) -> str:
-        """How it is written, and its parts."""
-        how = f"{FORMATS[self.form]}; " if self.form else ""
-        gaps = "; cells without a date are marked" if self.missing else ""
-        return f"{how}its days, place in the year and the week{', and the day' if self.times else ''}{gaps}"
-
-    def _absent(self, cells: Cells, path: str) -> np.ndarray:
-        turned = cells.turned(self.form)
-        if turned:
-            raise InputError(
-                f"{path}: column '{short(self.name)}' holds {short(turned)!r}, but training wrote its dates with the {FORMATS[self.form]}, so "
-                "every date would be read as another one; write dates as in training, or fit anew on dates such as 2024-03-25."
-            )
-        found = np.isnan(cells.days(self.form))
-        odd = found & ~cells.absent
-        if odd.any():
-            word = cells.words[odd][0]
-            say(
-                f"{path}: column '{short(self.name)}' holds {short(word)!r} in {cells.lines(odd)}, which is not a date as training "
-                f"wrote them; {odd.sum():,} such cell(s) count as cells without a value."
-            )
-        return found
-
-    def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
-        found = np.where(absent, self.scale.mean, cells.days(self.form))
-        parts = [np.asarray(self.scale.apply(found))]
-        for length in (365.2425, 7.0, *((1.0,) if self.times else ())):
-            turn = 2 * np.pi * (found / length % 1)
-            parts += [np.where(absent, 0.0, np.sin(turn)), np.where(absent, 0.0, np.cos(turn))]
-        return np.column_stack(parts)
-
-    def _said(self, code: np.ndarray) -> str:
-        days = float(self.scale.undo(float(code[0])))
-        return str(np.datetime64("1970-01-01", "D") + np.timedelta64(round(days), "D"))
-
-    def places(self, codes: np.ndarray) -> np.ndarray | None:
-        """Return days since 1970."""
         return self._with_gaps(np.asarray(self.scale.undo(codes[:, 0])), codes)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 _SPACES = re.compile(r"(?<=\d)[\s\u00a0\u2009\u202f'\u2019`](?=\d{3}(?!\d))")
 _MONEY = re.compile(r"[$€£¥₹₽₩]|\b(?:USD|EUR|GBP|CHF|JPY|CAD|AUD|INR|CNY|SEK|NOK|DKK|PLN)\b", re.IGNORECASE)
+_NAMES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹"}
 _PLAIN = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?", re.IGNORECASE)
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _COMMA = re.compile(r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d*)?")
@@ -20,26 +21,38 @@ _UNIT = re.compile(r"(.*\d[.,]?)\s?([^\W\d_]{1,12}[²³23]?(?:/[^\W\d_]{1,8}[²�
 _MOSTLY = 0.9  # of the words must have a unit for it to be that of the column
 
 
-def number(word: str, *, comma: bool = False, unit: str = "") -> float:
+def number(word: str, *, comma: bool = False, unit: str | None = None) -> float:
     """Return the number a word means, NaN if it means none.
 
     Args:
         word: a cell.
         comma: whether decimals follow a comma.
-        unit: what may stand behind the number.
+        unit: what may stand behind the number, or a currency, which may stand before it; a share (%) must carry its sign. Empty for
+            nothing but the number, None for any currency and %.
 
     >>> [number(w) for w in ("$54,321", "1 234.5", "(3)", "12.5%", "-€7", "1e3", "3.1k", "1'234'567", "12 Main St")]
     [54321.0, 1234.5, -3.0, 0.125, -7.0, 1000.0, 3100.0, 1234567.0, nan]
     >>> number("1.234,5", comma=True), number("1,234,5"), number("1,2.3"), number("5 kg"), number("5 kg", unit="kg")
     (1234.5, nan, nan, nan, 5.0)
+    >>> (
+    ...     number("5 USD", unit="$"),
+    ...     number("5", unit="$"),
+    ...     number("€5", unit="$"),
+    ...     number("5", unit="%"),
+    ...     number("5%", unit=""),
+    ... )
+    (5.0, 5.0, nan, nan, nan)
     """
     word = word.strip()
     if word.startswith("(") and word.endswith(")"):
         return -number(word[1:-1], comma=comma, unit=unit)
     parts = _UNIT.fullmatch(word) if unit else None
     bare = parts[1] if parts and parts[2] == unit else word
+    share, money = bare.endswith("%"), currency(bare)
+    if unit is not None and (share != (unit == "%") or money not in ("", unit)):
+        return np.nan
     bare = _SPACES.sub("", _MONEY.sub("", bare).strip()).replace("\u2212", "-")
-    share, factor = bare.endswith("%"), _FACTOR.search(bare)
+    factor = _FACTOR.search(bare)
     bare = bare.removesuffix("%").strip() if share or not factor else bare[: factor.start()]
     sign = -1.0 if bare[:1] == "-" else 1.0
     bare = bare[1:].strip() if bare[:1] in ("+", "-") else bare
@@ -63,32 +76,59 @@ def factors_in(words: Iterable[str]) -> str:
     return ", ".join(f"{letter} = {_FACTORS[letter]:,.0f}" for letter in sorted(found, key=lambda n: (_FACTORS[n], n)))
 
 
-def units_in(words: Sequence[str]) -> Counter[str]:
-    """Return what stands behind the numbers of some words, and how often; words that are numbers already have none.
+def currency(word: str) -> str:
+    """Return the currency that a word names, by its sign where it has one; empty for none.
 
-    >>> units_in(["5 kg", "7kg", "500 g", "3.1k", "12", "12 Main St"])
-    Counter({'kg': 2, 'g': 1})
+    >>> currency("$5"), currency("5 usd"), currency("12 CHF"), currency("5 kg")
+    ('$', '$', 'CHF', '')
     """
-    found: Counter[str] = Counter()
-    for word in words:
-        parts = _UNIT.fullmatch(word.strip())
-        if (
-            parts
-            and np.isnan(number(word))
-            and not (np.isnan(number(parts[1])) and np.isnan(number(parts[1], comma=True)))
-        ):
-            found[parts[2]] += 1
-    return found
+    found = _MONEY.search(word)
+    return _NAMES.get(found[0].upper(), found[0].upper()) if found else ""
+
+
+def _unit_in(word: str) -> str | None:
+    """Return what makes a word more than a number: %, a currency or a unit; empty for a number alone, None for no number."""
+    if not (np.isnan(number(word)) and np.isnan(number(word, comma=True))):
+        return "%" if word.endswith("%") else currency(word)
+    parts = _UNIT.fullmatch(word.strip())
+    known = parts and not (np.isnan(number(parts[1])) and np.isnan(number(parts[1], comma=True)))
+    return parts[2] if parts and known else None
+
+
+def units_in(words: Iterable[str]) -> Counter[str]:
+    """Return what stands behind or before the numbers of some words, and how often; empty for numbers alone.
+
+    >>> units_in(["5 kg", "7kg", "500 g", "3.1k", "12", "12 Main St", "5%", "€5"])
+    Counter({'kg': 2, '': 2, 'g': 1, '%': 1, '€': 1})
+    """
+    found = (_unit_in(word) for word in words)
+    return Counter(unit for unit in found if unit is not None)
+
+
+def currency_of(found: Counter[str]) -> str:
+    """Return the currency of nearly all amounts that name one; empty if they name several, or none does.
+
+    >>> currency_of(units_in(["$5", "7 USD", "9"])), currency_of(units_in(["$5", "€7"]))
+    ('$', '')
+    """
+    named = Counter({unit: count for unit, count in found.items() if unit and currency(unit)})
+    return next((unit for unit, count in named.most_common(1) if count >= _MOSTLY * named.total()), "")
 
 
 def unit_of(words: Sequence[str]) -> str:
-    """Return the unit that nearly all words have behind a number; empty if there is none.
+    """Return the unit that nearly all words have behind a number, or the currency of nearly all amounts; empty if there is none.
 
-    >>> unit_of(["5 kg", "7.5 kg"]), unit_of(["5 kg", "500 g"]), unit_of(["5", "7"])
-    ('kg', '', '')
+    >>> (
+    ...     unit_of(["5 kg", "7.5 kg"]),
+    ...     unit_of(["5 kg", "500 g"]),
+    ...     unit_of(["5", "7"]),
+    ...     unit_of(["5", "$7"]),
+    ...     unit_of(["5", "7%"]),
+    ... )
+    ('kg', '', '', '$', '')
     """
     found = units_in(words)
-    return next((unit for unit, count in found.most_common(1) if count >= _MOSTLY * len(words)), "")
+    return next((u for u, n in found.most_common(1) if u and n >= _MOSTLY * len(words)), "") or currency_of(found)
 
 
 def mixed_units(words: Sequence[str]) -> tuple[str, str] | None:
@@ -96,15 +136,17 @@ def mixed_units(words: Sequence[str]) -> tuple[str, str] | None:
 
     >>> mixed_units(["5 kg", "500 g", "7"]), mixed_units(["5 kg", "7 kg"]), mixed_units(["12A", "7C"])
     (('5 kg', '500 g'), None, None)
+    >>> mixed_units(["5%", "7"]), mixed_units(["$5", "7"]), mixed_units(["$5", "7 EUR"])
+    (('5%', '7'), None, ('$5', '7 EUR'))
     """
     found = units_in(words)
-    named = [unit for unit, count in found.items() if count >= 0.05 * len(words)]
-    plain = sum(not np.isnan(number(w)) for w in words)
-    if len(named) < 2 or len(found) > 8 or sum(found.values()) + plain < _MOSTLY * len(words):
+    shares = found["%"] > 0  # beside which a number alone is in another unit
+    named = [unit for unit, count in found.items() if (unit or shares) and count >= 0.05 * len(words)]
+    if len(named) < 2 or len(found) > 9 or found.total() < _MOSTLY * len(words):
         return None
     if any(len(unit) == 1 and unit.isupper() for unit in found):
         return None
-    one, other = (next(w for w in words if units_in([w])[unit]) for unit in named[:2])
+    one, other = (next(w for w in words if _unit_in(w) == unit) for unit in named[:2])
     return one, other
 
 
@@ -116,3 +158,15 @@ def writes_comma(words: Iterable[str]) -> bool:
     """
     held = [w for w in words if "," in w or "." in w]
     return any(map(SHOWS_COMMA.search, held)) and not any(map(SHOWS_POINT.search, held))
+
+
+def groups_thousands(words: Sequence[str], *, comma: bool = False) -> bool:
+    """Return whether numbers have marks between thousands as well as decimals, but never exactly three of these.
+
+    >>> groups_thousands(["$6,310.30", "12"]), groups_thousands(["6.31", "12"]), groups_thousands(["6,310.305"])
+    (True, False, False)
+    """
+    thousands, point = (r"\.", ",") if comma else (",", r"\.")
+    known = (rf"\d{thousands}\d{{3}}(?!\d)", rf"\d{point}\d+\D*$", rf"\d{point}\d{{3}}\D*$")
+    marked, decimals, three = (any(re.search(pattern, word) for word in words) for pattern in known)
+    return marked and decimals and not three

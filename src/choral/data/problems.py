@@ -81,6 +81,12 @@ class Problem:
         return self.of_rows(train), self.of_rows(held).points
 
     @property
+    def repeated(self) -> int:
+        """Test rows that are equal to a training row, in inputs and target."""
+        trained = {x.tobytes() + y.tobytes() for x, y in zip(self.x_train, self.y_train)}
+        return sum(x.tobytes() + y.tobytes() in trained for x, y in zip(self.x_test, self.y_test))
+
+    @property
     def task(self) -> str:
         """'classification' for integer targets, else 'regression'; with a likelihood, what that predicts."""
         if self.likelihood is not None:
@@ -92,7 +98,7 @@ class Problem:
         """Outputs a network needs: one for each class, or mean and variance of each target, or what the likelihood says."""
         if self.likelihood is not None:
             y = np.concatenate([self.y_train, self.y_test]) if len(self.y_test) else self.y_train
-            return likelihood_named(self.likelihood).outputs_for(torch.as_tensor(y))
+            return likelihood_named(self.likelihood).outputs_for(torch.tensor(y))
         if self.table is not None and self.table.classes:
             return len(self.table.classes)
         if self.task == "classification":
@@ -276,6 +282,8 @@ def load_problem(
         sheet = _sheet_of(data if path is None else path, said, weights)
         said = replace(said, drop=(*said.drop, *named))
         problem = _from_sheet(sheet, said, task, holdout, seed, ordered=likelihood == "ordinal")
+        if likelihood is None and problem.task == "regression" and np.isin(problem.y_train, (0, 1)).all():
+            likelihood = "gaussian"  # which nothing but the task says
     else:
         assert path is not None
         problem = _built_in(data, holdout, seed) if data in BUILT_IN else _from_npz(path, likelihood)

@@ -7,15 +7,25 @@ import numpy as np
 
 from choral.base.errors import InputError
 from choral.base.lettering import short
+from choral.data.calendar import ClockColumn, DateColumn
 from choral.data.cells import FLAGS, Cells
-from choral.data.columns import Column, DateColumn, LeftOutColumn, NumberColumn, say
-from choral.data.numerals import mixed_units
+from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
+from choral.data.numerals import mixed_units, units_in
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
 _MOSTLY = 0.9  # of the cells that hold something must be numbers, or dates, for the column to be one
 _SAMPLE = 1000  # words that are looked at to see how long they are
 _MANY = 20  # rows, fewer of which do not show that every value occurs once
 _NAMED_ID = re.compile(r"(?:^|[\s_.-])(?:id|ids|uuid|guid|index|idx|rowid|row_number)$|^unnamed: \d+$|^row$", re.I)
+_NUMBERED = re.compile(
+    r"(?:^|[\s_.-])(?:uid|account|serial|(?:order|account|serial|invoice|ticket|customer|transaction|booking|case|policy|record|item|part|product)"
+    r"[\s_.-]?(?:no|nr|num|number))\.?$",
+    re.I,
+)
+_MOMENT = re.compile(
+    r"time|date|epoch|unix|stamp|when|(?:^|_)ts(?:$|_)|seconds|millis", re.I
+)  # in the name of one that counts time
+_DIGITS = 1e5  # least number with so many digits as those that are given to rows one after the other
 _CAMEL_ID = re.compile(r"[a-z](?:ID|Id)$")
 LADDERS = (
     ("very low", "low", "medium", "high", "very high"),
@@ -68,19 +78,38 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
         yes, no = _flag(cells) or ("true", "false")
         return FlagColumn(name=name, yes=yes, no=no, missing=gaps)
     unique = rows >= _MANY and len(cells.held) >= 0.99 * rows
+    if cells.is_category:
+        return _words(cells, rows, unique)
     if _numeric(cells, rows):
-        if unique and is_id(name):
+        if unique and (is_id(name) or (_NUMBERED.search(name) and _whole(cells))):
             return LeftOutColumn(name=name, reason="an id: its name says so and every value occurs once", beside=True)
+        if unique and _counts_rows(cells):
+            return LeftOutColumn(name=name, reason="an id: whole numbers one after the other, each once", beside=True)
         return NumberColumn.learn(cells, path=path)
     if cells.form is not None:
         return DateColumn.learn(cells, cells.form, path=path)
-    mixed = mixed_units(cells.held[:_SAMPLE])
+    if cells.is_clock:
+        return ClockColumn.learn(cells, path=path)
+    mixed = _mixed(cells)
     if mixed:
-        say(
-            f"{path}: column '{short(name)}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units, so it is read as words; "
-            "write them all in one unit to have it read as numbers."
-        )
+        what, advice = mixed
+        done = "left out" if unique else "read as words"
+        say(f"{path}: column '{short(name)}' holds {what}, so it is {done}; {advice}.")
+        if unique:
+            return LeftOutColumn(name=name, reason=f"it holds {what}")
     return _words(cells, rows, unique)
+
+
+def _mixed(cells: Cells) -> tuple[str, str] | None:
+    """Return two cells that are written in different ways, in words, and what to do; None where cells are alike."""
+    ways, units = cells.ways, mixed_units(cells.held[:_SAMPLE])
+    if ways:
+        said = f"{short(ways[0])!r} and {short(ways[1])!r}, dates written in different ways"
+        return said, "write them all as 2024-03-25 to have it read as dates"
+    if units:
+        said = f"{short(units[0])!r} and {short(units[1])!r}, numbers in different units"
+        return said, "write them all in one unit, or currency, to have it read as numbers"
+    return None
 
 
 def _words(cells: Cells, rows: int, unique: bool) -> Column:
@@ -106,6 +135,19 @@ def is_id(name: str) -> bool:
     return bool(_CAMEL_ID.search(name) or _NAMED_ID.search(name))
 
 
+def _whole(cells: Cells) -> bool:
+    values = cells.own_numbers
+    return bool((values[np.isfinite(values)] % 1 == 0).all())
+
+
+def _counts_rows(cells: Cells) -> bool:
+    """Return whether different values are large whole numbers with few gaps between them, and no dates or counts of time."""
+    values = cells.own_numbers[np.isfinite(cells.own_numbers)]
+    if _MOMENT.search(cells.name) or cells.form is not None or not _whole(cells):
+        return False
+    return bool(values.min() >= _DIGITS and values.max() - values.min() < 2 * len(values))
+
+
 def _flag(cells: Cells) -> tuple[str, str] | None:
     if len(cells.held) > 4:  # a word may be written in small letters and in capitals
         return None
@@ -116,13 +158,17 @@ def _flag(cells: Cells) -> tuple[str, str] | None:
 def _numeric(cells: Cells, rows: int) -> bool:
     if cells.is_number:
         return True
+    some = cells.words[~cells.absent]
+    some = some[:: max(1, len(some) // _SAMPLE)]
+    if units_in(some).total() < 0.5 * len(some):  # most cells are words, or dates: no need to read all as numbers
+        return False
     values = cells.own_numbers
     return not cells.is_code and bool(np.isfinite(values).sum() >= _MOSTLY * rows)
 
 
 def ladder(cells: Cells) -> tuple[str, ...]:
     """Return the values of a column in their order, if it has one that is known: an ordered type, or one of the ladders."""
-    if str(cells.series.dtype) == "category" and cells.series.cat.ordered:
+    if cells.is_category and cells.series.cat.ordered:
         return tuple(str(c) for c in cells.series.cat.categories)
     held = {w.lower() for w in cells.held[:_MANY]} if len(cells.held) <= _MANY else set()
     known = next((steps for steps in LADDERS if len(held) >= 3 and held <= set(steps)), ())

@@ -17,6 +17,7 @@ from choral.base.lettering import short
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
 _SEPARATORS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
+_SEP = re.compile(r"""["']?sep=(.|\\t)["']?""", re.IGNORECASE)  # Excel writes and obeys it
 _SUMS = re.compile(
     r"(?:grand|sub|over)?[\s-]*(?:totals?|sum|average|avg|mean|median|count|all|summe|gesamt|insgesamt|somme|suma|totale|итого|合计|合計|总计)"
     r"(?:\s+(?:general|général|generale|count|rows))?\s*[:.=]?",
@@ -115,7 +116,7 @@ def _typed(path: Path, kind: str) -> Any:
 
     try:
         if kind == ".parquet":
-            return pd.read_parquet(path)
+            return _with_categories(pd.read_parquet(path), path)
         return pd.read_excel(path)
     except ImportError as error:
         package = "pyarrow" if kind == ".parquet" else "openpyxl"
@@ -125,18 +126,51 @@ def _typed(path: Path, kind: str) -> Any:
         raise InputError(f"{path} cannot be read as a {kind} table: {reason}.") from error
 
 
+def _with_categories(frame: Any, path: Path) -> Any:
+    """Return a frame of a Parquet file, in which categories that are numbers have their type again; pyarrow forgets it."""
+    from pyarrow import parquet
+
+    noted = (parquet.read_schema(path).pandas_metadata or {}).get("columns", [])
+    names = [c["field_name"] for c in noted if c.get("pandas_type") == "categorical" and c["field_name"] in frame]
+    lost = [n for n in names if frame[n].dtype.kind in "iuf"]
+    whole = [n for n in lost if (frame[n].dropna() % 1 == 0).all()]  # they are 1.0 beside gaps
+    return frame.astype(dict.fromkeys(whole, "Int64")).astype(dict.fromkeys(lost, "category"))
+
+
 def _text(path: Path, kind: str) -> Any:
     import pandas as pd
 
-    text = _decoded(path, _bytes(path, kind))
+    usual = "\t" if kind.startswith(".tsv") else ","
+    text, said = _after_notes(path, _decoded(path, _bytes(path, kind)), usual)
     lines = [line for line in text[:100_000].splitlines() if line.strip()][:50]
     if not lines:
         raise InputError(f"{path} is empty; give a header and at least one row below it.")
-    mark = _separator(lines, "\t" if kind.startswith(".tsv") else ",")
-    if mark != ("\t" if kind.startswith(".tsv") else ","):
-        warnings.warn(f"{path} is read with {_SEPARATORS[mark]} between its cells.", stacklevel=3)
+    mark = said or _separator(lines, usual)
+    if mark != usual:
+        why = ", as its first line says" if said else ""
+        warnings.warn(f"{path} is read with {_SEPARATORS.get(mark, repr(mark))} between its cells{why}.", stacklevel=3)
     header, rows = _cells(path, text, mark)
     return pd.DataFrame(rows, columns=header, dtype=object)
+
+
+def _after_notes(path: Path, text: str, usual: str) -> tuple[str, str]:
+    """Return a text whose notes before the header are blank lines, and the mark between cells if the first line says it (sep=;)."""
+    first, end, rest = text.partition("\n")
+    said = _SEP.fullmatch(first.strip())
+    if said:
+        return end + rest, said[1].replace("\\t", "\t")
+    head = text[:100_000].splitlines(keepends=True)
+    notes = next((i for i, line in enumerate(head) if line.strip() and not line.lstrip().startswith("#")), 0)
+    if not notes:
+        return text, ""
+    mark = _separator([line for line in head[notes:] if line.strip()][:50], usual)
+    cells = [next(csv.reader([line], delimiter=mark), []) for line in head[: notes + 1]]
+    if len(cells[-2]) == len(cells[-1]) > 1:  # the header itself begins with #
+        notes -= 1
+    count = sum(line.lstrip().startswith("#") for line in head[:notes])
+    if count:
+        warnings.warn(f"{path}: {count} line(s) before the header begin with # and are passed over.", stacklevel=4)
+    return "\n" * notes + text[sum(map(len, head[:notes])) :], ""
 
 
 def _bytes(path: Path, kind: str) -> bytes:

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from choral.base.errors import InputError
+from choral.base.lettering import short
 from choral.base.values import Value
 from choral.data.cells import Cells
 
@@ -56,10 +57,15 @@ def split_by_time(cells: Cells, holdout: float) -> tuple[np.ndarray, np.ndarray]
     """Return row numbers for training and test such that the last rows in time are held out.
 
     Args:
-        cells: a column of dates or numbers.
+        cells: a column of dates, times or numbers.
         holdout: part of the rows to hold out.
     """
-    when = cells.own_numbers if cells.form is None else cells.days(cells.form)
+    when = cells.places_in_time
+    if cells.ways:
+        raise InputError(
+            f"column '{short(cells.name)}' holds {cells.ways[0]!r} and {cells.ways[1]!r}, dates written in different ways, so rows cannot be put "
+            "in time; write all dates as 2024-03-25."
+        )
     if np.isnan(when).any():
         bad = np.isnan(when)
         raise InputError(

@@ -18,6 +18,7 @@ from choral.data.numerals import factors_in, mixed_units, number
 from choral.data.recognition import ladder, learn_column
 from choral.data.splitting import Seen
 
+_SAMPLE = 10_000  # different targets that are looked at for their units
 _FEW = 20  # integer targets with at most this many different values are read as classes
 _CLASSES = 100  # different numbers that may be asked to be classes
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d*)(?:\.0*)?")  # 1 and 1.0 are one class; 01, $1 and 100% are words
@@ -139,13 +140,20 @@ class Table(Value):
         if odd:
             raise InputError(
                 f"{path}: the target '{self.target}' holds {short(odd[0])!r}, a class the training data did not have; it "
-                f"had {', '.join(short(c, 20) for c in self.classes[:10])}."
+                f"had {', '.join(short(c, 20) for c in self.classes[:10])}{', ...' * (len(self.classes) > 10)}.{_advice(odd, self.classes)}"
             )
         return np.array([place[w] for w in words], dtype=np.int64)
 
     def with_seen(self, x: np.ndarray, y: np.ndarray) -> "Table":
         """Return the table with its training rows remembered."""
         return replace(self, seen=Seen.of(x, y))
+
+
+def _advice(odd: Sequence[str], classes: Sequence[str]) -> str:
+    """Return what to do if classes are numbers that go on."""
+    if not all(map(_WHOLE.fullmatch, (*odd, *classes))):
+        return ""
+    return " If it is a number, fit again with --task regression, or with --likelihood poisson for counts."
 
 
 def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
@@ -209,15 +217,27 @@ def target_numbers(cells: Cells, comma: bool, unit: str, path: str) -> np.ndarra
 def guess_task(cells: Cells) -> tuple[Kind, str]:
     """Return 'classification' or 'regression' for a target column, and the reason in words."""
     values, different = cells.own_numbers, len(cells.different)
+    if cells.is_category:
+        return "classification", f"its type is category, with {different} values"
     if cells.is_flag or np.isnan(values).mean() > 0.1:
         return "classification", f"its {different} values are not numbers"
     if cells.is_code:
         return "classification", f"its {different} values are codes that begin with 0"
-    whole = (values[~np.isnan(values)] % 1 == 0).all() and cells.series.dtype.kind != "f"
+    held = np.unique(values[~np.isnan(values)])
+    if held.tolist() == [0, 1]:
+        return "classification", "it holds only 0 and 1"
+    whole = (held % 1 == 0).all() and cells.series.dtype.kind != "f"
     if whole and different <= _FEW and not any("." in w or "," in w for w in cells.different):
-        return "classification", f"it holds only {different} different whole numbers"
+        return "classification", f"it holds only {different} different whole numbers{_as_counts(held)}"
     said = [f"in {short(cells.unit, 20)}"] * bool(cells.unit) + [factors_in(cells.held)]
     return "regression", ", ".join([f"it holds {different} different numbers", *filter(None, said)])
+
+
+def _as_counts(values: np.ndarray) -> str:
+    """Return what else many whole numbers from 0 or 1 on may be, in words; nothing if they have gaps or are few."""
+    if len(values) <= 10 or values[0] not in (0, 1) or values[-1] - values[0] >= len(values):
+        return ""
+    return "; if they are counts or a rating, use --likelihood poisson or --task regression"
 
 
 def learn_table(
@@ -253,7 +273,7 @@ def learn_table(
     targets = Cells(frame[target])
     inputs = {str(n): Cells(trained[n]) for n in frame.columns if n != target}
     _settle_decimals([targets, *inputs.values()], path)
-    mixed = mixed_units(targets.held)
+    mixed = None if targets.is_number else mixed_units(targets.held[:_SAMPLE])
     if mixed and task != "classification":
         raise InputError(
             f"{path}: the target '{target}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units; write them all in one, or "
@@ -296,7 +316,7 @@ def _settle_decimals(columns: Sequence[Cells], path: str) -> None:
     for cells in columns:
         if True in known and cells.doubtful:
             cells.usual = known == {True}
-            word, value = cells.doubtful, number(cells.doubtful, comma=cells.comma, unit=cells.unit)
+            word, value = cells.doubtful, number(cells.doubtful, comma=cells.comma, unit=cells.unit or None)
             if not math.isnan(value):
                 why = "as other columns have decimal commas" if cells.usual else "but other columns do not agree"
                 say(f"{path}: column '{short(cells.name)}' holds {word!r}, which is read as {value:g}, {why}.")
@@ -312,12 +332,23 @@ def _classes(cells: Cells, path: str) -> tuple[str, ...]:
     values = [number(w) for w in found]
     numeric = not any(map(np.isnan, values))
     if (numeric and len(found) > _CLASSES) or (len(found) > 10 and len(found) > len(words) / 2):
+        if _moments_in(cells):
+            raise InputError(f"{path}: the target '{cells.name}' {_moments_in(cells)}.")
         advice = "use --task regression" if numeric else "name a target whose values repeat"
         raise InputError(
             f"{path}: the target '{cells.name}' has {len(found):,} different values in {len(words):,} rows, too many to be "
             f"classes; {advice}."
         )
     return tuple(sorted(found, key=lambda w: (number(w), w)) if numeric else sorted(found))
+
+
+def _moments_in(cells: Cells) -> str:
+    """Return that a target holds dates or times, and what to give instead; empty if it does not."""
+    if cells.is_clock:
+        return f"holds times or durations ({short(cells.held[0])!r}); give a number, such as minutes"
+    if cells.form is None and not cells.ways:
+        return ""
+    return f"holds dates ({short(cells.held[0])!r}); give a number, such as the days since a first one"
 
 
 def _in_order(classes: tuple[str, ...], order: tuple[str, ...], cells: Cells, path: str) -> tuple[str, ...]:
@@ -341,6 +372,8 @@ def _in_order(classes: tuple[str, ...], order: tuple[str, ...], cells: Cells, pa
 def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
     """Raise InputError for a target of a regression that holds text, or one value alone."""
     if np.isnan(cells.own_numbers).mean() > 0.5:
+        if _moments_in(cells):
+            raise InputError(f"{path}: the target '{cells.name}' {_moments_in(cells)}.")
         raise InputError(
             f"{path}: the target '{cells.name}' holds text, so it cannot be a regression; use classification."
         )

@@ -91,6 +91,7 @@ class CategoryColumn(Column):
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
         place = {value: i for i, value in enumerate(self.values)}
+        place = {f"{value}.0": i for value, i in place.items() if value.isdecimal()} | place  # as floats beside gaps
         codes = np.array([place.get(w, -1) for w in cells.words])
         found = np.zeros((len(cells), self.codes))
         known = np.flatnonzero((codes >= 0) & ~absent)

@@ -21,7 +21,7 @@ FINGERPRINT = {"layers": {str: [str]}, "code": str, "python": str, "initial?": [
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _SAMPLED = 4096  # values of a parameter that its sums are taken over
 _CLOSE = 1e-4  # relative difference that another processor may make in drawn weights
-_LONGEST = 80  # characters of one side of a difference
+_LONGEST = 50  # characters of one side of a difference
 
 
 def fingerprint(*networks: nn.Module) -> dict[str, Any]:

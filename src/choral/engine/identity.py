@@ -55,8 +55,11 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     >>> differences(same | {"seed": 0}, same | {"seed": 1})
     ['seed was 0, now 1']
     """
-    lines = list(_of_recipes(old, new))
-    lines += fingerprint.changes(old["network"], new["network"])
+    networks = list(fingerprint.changes(old["network"], new["network"]))
+    if old.get("data") != new.get("data"):  # which may well be why networks differ
+        lines = [_SENTENCES["data"], *_of_recipes(old, new), *networks[:1]]
+    else:
+        lines = [*_of_recipes(old, new), *networks]
     said = ("recipe", "totals", "network")
     for name in [*new, *(n for n in old if n not in new)]:
         if name in _SENTENCES and old.get(name) != new.get(name):

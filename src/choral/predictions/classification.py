@@ -176,8 +176,9 @@ class Classification(Prediction):
         odd = [c for c in self.unseen if bool((labels == c).any())]
         if odd:
             rows = int((labels == odd[0]).sum())
+            name = f"'{self.names[odd[0]]}'" if self.names else odd[0]
             warnings.warn(
-                f"y holds the class {odd[0]}, which no training row had; such rows ({rows}) cannot be predicted right.",
+                f"y holds the class {name}, which no training row had; such rows ({rows}) cannot be predicted right.",
                 stacklevel=3,
             )
         return labels.long()

@@ -179,7 +179,7 @@ class Numbers(Prediction):
         found |= {"aleatoric_std": self.aleatoric.sqrt(), "epistemic_std": self.epistemic.sqrt()}
         several = self.mean.flatten(1).shape[1]
         return {
-            name if several == 1 else f"{name}_{i}": values.flatten(1)[:, i].tolist()
+            name if several == 1 else f"{name}_{i}": (values.flatten(1)[:, i] + 0.0).tolist()  # no -0
             for i in range(several)
             for name, values in found.items()
         }

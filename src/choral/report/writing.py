@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+from choral.base.errors import InputError
 from choral.engine.files import write_bytes, write_json
 from choral.report.content import collect
 from choral.report.figures import Panels, Picture, all_panels, pictures
 from choral.report.page import render
 from choral.report.theme import settings
+
+_FILES = (".html", ".htm", ".csv", ".tsv", ".json", ".pdf", ".png", ".svg", ".md", ".txt", ".xlsx", ".parquet")
 
 
 def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
@@ -17,11 +20,16 @@ def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
 
     Args:
         folder: what `choral.fit` or `choral.compare` was given as run_dir.
-        out: where to write; the folder itself if None.
+        out: the folder to write to; the run's own if None.
     """
     folder = Path(folder)
-    content = collect(folder)
     place = folder if out is None else Path(out)
+    if place.is_file() or (place.suffix.lower() in _FILES and not place.is_dir()):
+        raise InputError(
+            f"out is {place}, which names a file; a report is a folder with report.html, figures and report.json: give one, such as "
+            f"{place.with_suffix('')}."
+        )
+    content = collect(folder)
     drawn, frames = pictures(content), all_panels(content)
     with settings():
         page = render(content, drawn, frames)

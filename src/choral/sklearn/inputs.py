@@ -105,7 +105,7 @@ def learn_columns(X: Any, names: list[str]) -> tuple[Column, ...]:
 
 
 def _learn(cells: Cells) -> Column:
-    if str(cells.series.dtype) == "category" and cells.held:
+    if cells.is_category and cells.held:
         steps = ladder(cells) if cells.series.cat.ordered else ()
         if len(steps) > 1:
             return OrderedColumn(name=cells.name, values=steps, missing=bool(cells.absent.any()))

@@ -145,7 +145,7 @@ def prepared(
     check_members(method or METHOD, members)
     if folds is not None:
         _check_folds(problem, validation)
-        members = folds if members is None and _is_fork(method or METHOD) else members
+        members = _one_for_each(folds, epochs) if members is None and _is_fork(method or METHOD) else members
     default = method in (None, METHOD) and (searched or folds is None)
     asked = None if default else make(method or METHOD, **_some(members))
     none = isinstance(validation, int | float) and validation == 0
@@ -232,8 +232,23 @@ def _is_fork(method: str) -> bool:
     return begun(make(method).plan) > 1
 
 
+def _one_for_each(folds: int, epochs: int | None) -> int:
+    """Return the members of so many folds; InputError if the epochs that were given do not reach."""
+    if epochs is not None and epochs < folds:
+        raise InputError(
+            f"epochs is {epochs}, too few for {folds} folds, each of which a member of at least 1 epoch holds out; give at least {folds} "
+            "epochs or fewer folds."
+        )
+    return folds
+
+
 def _some(members: int | None) -> dict[str, int]:
-    return {} if members is None or members == 1 else {"members": members}
+    """Return the options of a recipe that is only looked at, with epochs enough."""
+    return (
+        {}
+        if members is None or members == 1
+        else {"members": members, **({"epochs": 9 * members} if members > 20 else {})}
+    )
 
 
 def _check_folds(problem: Problem, validation: Any) -> None:

@@ -46,7 +46,13 @@ class TargetScale(Value):
         shares = (shares.double() / shares.double().sum()).unsqueeze(1)
         mean = (shares * columns).sum(0)
         std = (shares * (columns - mean).square()).sum(0).sqrt()
-        flat = std <= 1e-12 * columns.abs().max(0).values
+        largest = columns.abs().max(0).values
+        if bool((std <= 1e-9 * largest).any()):  # which the rounding of such a mean comes near to
+            apart = columns - columns[0]
+            middle = (shares * apart).sum(0)
+            mean = torch.where(std <= 1e-9 * largest, columns[0] + middle, mean)
+            std = torch.where(std <= 1e-9 * largest, (shares * (apart - middle).square()).sum(0).sqrt(), std)
+        flat = std <= 1e-15 * largest
         odd = ~flat & ((std > _WIDEST) | (std < 1 / _WIDEST) | ~std.isfinite()) | (
             (columns != mean).any(0) & (std == 0)
         )
