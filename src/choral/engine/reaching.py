@@ -80,13 +80,18 @@ def _reached(network: nn.Module, interface: Interface, batch: Batch) -> set[str]
     network.eval()
     try:
         with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
-            outputs = interface.call(network, batches.mapped(torch.clone, batch))
+            outputs = interface.call(network, batches.mapped(_plainly, batch))
             return _with_gradient(network, outputs) if outputs.requires_grad else None
     except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
         return None
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _plainly(tensor: Tensor) -> Tensor:
+    """Return a copy with its axes in order: some kernels of torch are wrong for others (`choral.layers.kernels.pointwise`)."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _with_gradient(network: nn.Module, outputs: Tensor) -> set[str]:
