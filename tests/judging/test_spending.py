@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import choral
 from choral import models
 from choral.base.errors import InputError
 from choral.data.problems import Problem, load_problem
@@ -11,7 +12,7 @@ from choral.judging.spending import Spending, within
 from choral.plan import SGD, Adam
 from choral.plan.needs import short
 from choral.plan.walk import trainings
-from choral.recipes import METHODS, deep_ensemble, make, sebays_freeze
+from choral.recipes import FEW, METHODS, deep_ensemble, make, sebays_freeze
 from choral.recipes.training import Training
 
 SHARED = Training(rate=0.003, optimiser=Adam(), batch_size=32)
@@ -108,3 +109,24 @@ def test_a_comparison_says_what_was_equal_and_who_lacks_steps():
     assert spending_of(small, problem, {}, equal="epochs") is None
     with pytest.raises(InputError, match="equal is 'flops'; give 'operations' or 'epochs'"):
         compare(small, problem, ["single"], equal="flops")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["ssbnn", "sebays_freeze", "sebays_no_freeze"])
+def test_gated_methods_get_a_start_of_their_own_where_points_are_few(name):
+    few, many = (within(name, epochs=60, members=None, training=SHARED, points=n) for n in (FEW - 1, FEW))
+    assert METHODS[name].for_few
+    assert (
+        few.describe()
+        == make(name, epochs=60, training=METHODS[name].trained(SHARED), **METHODS[name].for_few).describe()
+    )
+    assert many.describe() == make(name, epochs=60, training=METHODS[name].trained(SHARED)).describe()
+    unknown = within(name, epochs=60, members=None, training=SHARED)
+    assert unknown.describe() == many.describe()
+
+
+def test_gates_stay_open_where_points_are_few():
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] - x[:, 1] > 0).long()
+    recipe = within("ssbnn", epochs=60, members=None, training=SHARED, points=len(x))
+    ensemble = choral.fit(lambda: models.mlp(4, 2, hidden=(16, 16)), (x, y), recipe)
+    assert ensemble.evaluate(x, y)["accuracy"] > 0.9

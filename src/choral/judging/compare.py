@@ -47,11 +47,13 @@ def recipes_for(
     training: Training,
     spending: Spending | None = None,
     said: Mapping[str, Any] | None = None,
+    points: int | None = None,
 ) -> list[Recipe]:
     """Return recipes at the same budget; names take the shared settings (`within`), recipes stay as they are.
 
     `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
-    `said` are settings that replace also those that a method depends on.
+    `said` are settings that replace also those that a method depends on, `points` how many there are to train on where `spending` does
+    not tell.
     """
     if not isinstance(training, Training):
         raise InputError(
@@ -70,7 +72,7 @@ def recipes_for(
             found.append(recipe_of(method))
             continue
         try:
-            options: dict[str, Any] = {"members": members, "training": training, "spending": spending}
+            options: dict[str, Any] = {"members": members, "training": training, "spending": spending, "points": points}
             found.append(within(method, epochs=epochs, **options, **(said or {})))
         except InputError as error:
             raise InputError(f"{method}: {error}") from error

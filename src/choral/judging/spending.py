@@ -13,7 +13,7 @@ from choral.engine.flops import Flops
 from choral.engine.forecast import forecast
 from choral.engine.task import make_task
 from choral.plan.needs import short
-from choral.recipes import METHODS, make
+from choral.recipes import FEW, METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
@@ -56,7 +56,14 @@ class Spending:
 
 
 def within(
-    name: str, *, epochs: int, members: int | None, training: Training, spending: Spending | None = None, **said: Any
+    name: str,
+    *,
+    epochs: int,
+    members: int | None,
+    training: Training,
+    spending: Spending | None = None,
+    points: int | None = None,
+    **said: Any,
 ) -> Recipe:
     """Return the recipe of a method that takes at most a budget.
 
@@ -70,11 +77,14 @@ def within(
         members: members where the method has a choice; None leaves it open.
         training: settings shared by all methods but those that have their own.
         spending: counts operations; None takes the budget for epochs, whatever they cost, and every default as it is.
+        points: training points, if they are known: of few, a method may have options of its own (`Method.for_few`).
         said: settings (rate, optimiser, schedule) that replace also those that a method depends on.
     """
     if name not in METHODS:
         make(name)
     options: dict[str, Any] = {"epochs": epochs, "training": METHODS[name].trained(training, **said)}
+    known = points if spending is None else spending.points
+    options |= METHODS[name].for_few if known is not None and known < FEW else {}
     chosen = METHODS[name].options.get("members")
     if members is not None and chosen is not None and chosen.default != 1:
         options["members"] = members

@@ -165,7 +165,10 @@ def prepared(
     said = {option: value for option, value in settings.items() if value is not None}
     each = found.epochs // (found.members or 1)
     budget = epochs or (each * (members or 1) if searched else found.epochs)
-    (recipe,) = recipes_for([method or METHOD], epochs=budget, members=members, training=training, said=said)
+    points = len(problem.x_train)
+    (recipe,) = recipes_for(
+        [method or METHOD], epochs=budget, members=members, training=training, said=said, points=points
+    )
     stop = None if wait is None else EarlyStop(patience=wait)
     share = share if folds is None else None
     ready = Ready(problem, factory(problem, name), recipe, training, share, stop, folds)
