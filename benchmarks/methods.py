@@ -1,10 +1,11 @@
 """Every method against one network at equal operations, over small sets: wins, ties and losses.
 
-    CHORAL_DATA=... python benchmarks/methods.py [--sets wine,yacht] [--methods packed,snapshot] [--epochs 60] [--seeds 3] [--most 2000]
+    CHORAL_DATA=... python benchmarks/methods.py [--sets wine,yacht] [--methods packed,snapshot] [--again] [--epochs 60] [--seeds 3] [--most 2000]
 
 Each method has the operations of `--epochs` epochs of the plain perceptron (`choral.compare`), or as many more as one network needs for 1,000
 steps. A difference to `single`, paired by seed, counts as won or lost when it is larger than two standard errors and than half a percent. Runs are kept in
-`--out`, so the same command goes on where it stopped; benchmarks/results/methods.json is written after every method of every set, smallest sets first.
+`--out`, so the same command goes on where it stopped; benchmarks/results/methods.json is written after every method of every set, smallest sets first, and
+what it holds is not run again without `--again`.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from choral.judging.defaults import factory, training_for
 from choral.plan.cost import batches_in
 from choral.recipes import METHODS
 from datasets import loaders
+from machine import measured as kept
 from machine import write
 
 BUNDLED = ("wine", "diabetes", "breast_cancer", "digits")
@@ -101,17 +103,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", default=",".join(ORDER))
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--again", action="store_true", help="run also what the results hold")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--most", type=int, default=2000, help="rows of a large table, at most")
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
     arguments = parser.parse_args()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = kept("methods").get("sets", {})
     for name in arguments.sets.split(","):
         folder = arguments.out / name
         folder.mkdir(parents=True, exist_ok=True)
         problem = problem_of(name, arguments.most, folder)
         for method in arguments.methods.split(","):
+            if method in found.get(name, {}) and not arguments.again:
+                continue
             rows = measured(problem, method, arguments.epochs, arguments.seeds, folder)
             found.setdefault(name, {})[method] = rows
             print(name, method, [{k: round(v, 4) for k, v in row.items()} for row in rows], flush=True)

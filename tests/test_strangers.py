@@ -308,6 +308,19 @@ class InGroups(torch.optim.SGD):
         return super().step(closure)
 
 
+class Slow(torch.optim.SGD):
+    """Keeps slow weights beside its state."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+
+def test_an_optimiser_that_keeps_tensors_beside_its_state_is_refused():
+    with pytest.raises(InputError, match="keeps tensors in 'slow'"):
+        Training(optimiser=lambda params: Slow(params, lr=0.1), rate=0.1)
+
+
 @pytest.mark.parametrize("kind", [EverySecond, InGroups])
 def test_an_optimiser_that_counts_by_itself_is_refused(kind):
     with pytest.raises(InputError, match=r"counts by itself, in .*taken"):

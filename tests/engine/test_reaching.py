@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import choral
 from choral.base.errors import ConversionError, InputError
 from choral.recipes import deep_ensemble, make
+from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(40, 6, generator=G)
@@ -66,8 +67,82 @@ class Functional(nn.Module):
 
 @pytest.mark.parametrize("method", ["mc_dropout", "drop_connect", "masksembles"])
 def test_layers_that_are_read_past_their_call_are_named(method):
-    with pytest.raises(ConversionError, match=r"'a'.*without calling it"):
+    with pytest.raises(ConversionError, match=r"'a'.*past its call"):
         choral.fit(Functional, (X, Y), make(method, epochs=4))
+
+
+class ReadBack(nn.Module):
+    """Calls a layer, and reads its weight once more, as tied autoencoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(6, 16), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.o(F.linear(torch.relu(self.a(x)), self.a.weight.t()))
+        return out
+
+
+@pytest.mark.parametrize("method", ["batch_ensemble", "tabm", "drop_connect"])
+def test_weights_that_are_read_beside_their_layers_call_are_named(method):
+    with pytest.raises(ConversionError, match=r"'a'.*past its call"):
+        choral.fit(ReadBack, (X, Y), make(method, epochs=4))
+
+
+@pytest.mark.parametrize("method", ["packed", "treenet", "masksembles"])
+def test_read_back_weights_are_right_or_refused(method):
+    try:
+        ensemble = choral.fit(ReadBack, (X, Y), make(method, epochs=4))
+    except ConversionError:
+        return
+    alone = torch.stack([member(X).detach() for member in ensemble])
+    assert torch.allclose(ensemble.outputs(X), alone, atol=1e-5)
+
+
+class Dropped(nn.Module):
+    """Leaves a layer out at random, so that some parameters have no gradient in some steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.o = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        if self.training and float(torch.rand(())) < 0.5:
+            return self.o(x)  # type: ignore[no-any-return]  # a tensor
+        return self.o(x + torch.relu(self.b(x)))  # type: ignore[no-any-return]  # a tensor
+
+
+def test_layers_that_are_left_out_at_random_are_trained():
+    before = choral.fit(Dropped, (X, Y), deep_ensemble(members=2, epochs=40))
+    assert before.evaluate(X, Y)["accuracy"] > 0.8
+
+
+class Token(nn.Module):
+    """Expands a parameter to the batch and hands it to a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.a, self.o = nn.Parameter(torch.ones(1, 6)), nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.o(torch.relu(self.a(self.token.expand(len(x), 6)) + self.a(x)))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:torch cannot count the operations")
+def test_an_expanded_parameter_is_no_obstacle():
+    assert choral.fit(Token, (X, Y), deep_ensemble(members=2, epochs=4)).members == 2
+
+
+@pytest.mark.parametrize("method", ["single", "deep_ensemble"])
+def test_half_precision_networks_learn_with_the_default_optimiser(method):
+    def half() -> nn.Module:
+        return small().bfloat16()
+
+    training = Training(rate=0.1, batch_size=8)
+    ensemble = choral.fit(half, (X, Y), make(method, epochs=60, training=training))
+    assert ensemble.evaluate(X, Y)["accuracy"] > 0.9
 
 
 class Unused(nn.Module):

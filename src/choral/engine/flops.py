@@ -108,7 +108,10 @@ class Flops:
         mode = network.training
         try:
             return self._counted(network)
-        except RuntimeError as error:  # torch's counter cannot follow gradients that forward takes itself, for one
+        except (
+            RuntimeError,
+            AssertionError,
+        ) as error:  # torch's counter cannot follow gradients that forward takes itself, for one
             said = str(error).strip().splitlines()[0]
             warnings.warn(
                 f"torch cannot count the operations of this network ('{said}'); two for each parameter and point are assumed.",

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.interface import Interface, is_lazy
 from choral.engine.blueprint import copied
-from choral.structures.base import Structure
+from choral.structures.base import Independent, Structure
+
+_TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a weight, or none that are trained
 
 
 def refuse_strays(network: nn.Module, interface: Interface, batch: Batch) -> None:
@@ -39,7 +42,7 @@ def refuse_strays(network: nn.Module, interface: Interface, batch: Batch) -> Non
 
 
 def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch) -> None:
-    """Raise ConversionError for a converted layer whose weights are used though it is never called, so that its conversion does nothing.
+    """Raise ConversionError for a converted layer whose weights are used other than by calling it, so that its conversion does nothing there.
 
     Args:
         network: the joint network.
@@ -47,12 +50,22 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch) -> None:
         x: a few points, as the plain network reads them.
     """
     layers = {name: module for name, module in network.named_modules() if name and _is_ours(module)}
-    if not layers:
+    if not layers or isinstance(structure, Independent):
         return
     called: set[nn.Module] = set()
-    hooks = [m.register_forward_pre_hook(lambda module, _: called.add(module)) for m in layers.values()]
+    reads = _Reads({id(p): (name, layer) for name, layer in layers.items() for p in layer.parameters()})
+
+    def enter(module: nn.Module, _: Any) -> None:
+        called.add(module)
+        reads.running.append(module)
+
+    def leave(*_: Any) -> None:
+        reads.running.pop()
+
+    hooks = [m.register_forward_pre_hook(enter) for m in network.modules()]
+    hooks += [m.register_forward_hook(leave) for m in network.modules()]
     try:
-        with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
+        with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0), reads:
             ready, _ = structure.feed(x, None)
             used = _with_gradient(network, structure.unfold(network(ready)))
     finally:
@@ -62,12 +75,29 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch) -> None:
     running = {name for name, module in layers.items() if module in called}
     for name in layers:
         within = any(name.startswith(f"{other}.") for other in running)
-        if name not in running and not within and any(p.startswith(f"{name}.") for p in used):
+        past = name not in running and not within and any(p.startswith(f"{name}.") for p in used)
+        if past or name in reads.found:
             name = name.removeprefix(within_ours)
             raise ConversionError(
-                f"layer {name!r} is converted for {type(structure).__name__}, but the network reads its weights without calling it (by "
-                f"torch.nn.functional, say), so that this would do nothing; let forward call self.{name}(...), or use another method."
+                f"layer {name!r} is converted for {type(structure).__name__}, but the network reads its weights past its call (by "
+                f"torch.nn.functional, say), where the conversion does nothing; let forward use self.{name}(...) alone, or use another method."
             )
+
+
+class _Reads(TorchFunctionMode):
+    """Notes which layers' weights are computed with while neither the layer nor another module of choral's runs."""
+
+    def __init__(self, owners: dict[int, tuple[str, nn.Module]]):
+        super().__init__()
+        self.owners, self.found, self.running = owners, set[str](), list[nn.Module]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        outside = bool(self.running) and not _is_ours(self.running[-1])
+        if outside and isinstance(result, Tensor) and getattr(func, "__name__", "") not in _TYPES:
+            read = [self.owners[id(a)] for a in args if id(a) in self.owners]
+            self.found |= {name for name, layer in read if layer not in self.running}
+        return result
 
 
 def _is_ours(module: nn.Module) -> bool:

@@ -27,6 +27,11 @@ STACKED = "stacked"
 """The key under which they keep whether the first axis of their parameters runs over members."""
 
 
+MOMENTUM = "momentum_buffer"
+FUSED = (torch.float32, torch.float64)
+"""Types for which torch's fused kernels are right: SGD's leaves parameters of bfloat16 as they are on the processor (torch 2.13)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Optimiser(Value, ABC):
     """What updates the weights.
@@ -127,10 +132,11 @@ class SGD(Optimiser):
     @property
     def entries(self) -> tuple[str, ...]:
         """The running sum of gradients, if there is momentum."""
-        return ("momentum_buffer",) if self.momentum else ()
+        return (MOMENTUM,) if self.momentum else ()
 
     def _make(self, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
-        return torch.optim.SGD(groups, lr=rate, momentum=self.momentum, nesterov=self.nesterov, fused=True)
+        whole = all(p.dtype in FUSED for group in groups for p in group["params"])
+        return torch.optim.SGD(groups, lr=rate, momentum=self.momentum, nesterov=self.nesterov, fused=whole)
 
     def update(
         self, params: list[Tensor], grads: list[Tensor], memory: list[list[Tensor]], *, rate: float, decay: float

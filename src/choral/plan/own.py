@@ -118,6 +118,12 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
             f"optimiser: {name} counts by itself, in {counts[0]!r}, and only tensors of its state can be kept in a checkpoint; a run could not be "
             "resumed exactly: keep it in state[parameter] as a tensor."
         )
+    held = [k for k, v in vars(made).items() if k not in ("state", "param_groups", "defaults") and _holds_tensors(v)]
+    if held:
+        raise InputError(
+            f"optimiser: {name} keeps tensors in {held[0]!r}, and a checkpoint has only those of its state; a run could not be resumed exactly: keep "
+            "them in state[parameter]."
+        )
     odd = [entry for entry, value in made.state[weight].items() if not isinstance(value, Tensor)]
     if odd:
         raise InputError(
@@ -127,16 +133,27 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
     return made
 
 
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, tuple | list | dict):
+        return any(map(_holds_tensors, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, str | int | float)
+
+
 def _numbers(made: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the plain values that an optimiser holds in attributes and parameter groups."""
-    groups = {f"param_groups[{i}][{k!r}]": v for i, g in enumerate(made.param_groups) for k, v in g.items()}
-    plain = (int, float, str, tuple, list, dict)
+    groups = {
+        f"param_groups[{i}][{k!r}]": v for i, g in enumerate(made.param_groups) for k, v in g.items() if k != "params"
+    }
     own = {
         k: v for k, v in vars(made).items() if not k.startswith("_") and k not in ("state", "param_groups", "defaults")
     }
-    return {
-        k: copy.deepcopy(v) for k, v in (groups | own).items() if isinstance(v, plain) and not k.endswith("['params']")
-    }
+    return {k: copy.deepcopy(v) for k, v in (groups | own).items() if _is_plain(v)}
 
 
 @dataclass(frozen=True)

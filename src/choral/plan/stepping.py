@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from choral.objectives.penalties import matches
-from choral.plan.optimiser import COUNTS, FACTOR, Optimiser
+from choral.plan.optimiser import COUNTS, FACTOR, FUSED, MOMENTUM, Optimiser
 from choral.plan.remembering import laid_out_like, lie_alike
 
 
@@ -118,7 +118,9 @@ class Stepper:
         self._apart = _apart(value, optimiser, members)
         tensors = [p for group in optimiser.param_groups for p in group["params"]]
         self._direct = (
-            value.direct and all(p.device.type == "cpu" for p in tensors) and len({p.dtype for p in tensors}) == 1
+            value.direct
+            and all(p.device.type == "cpu" and p.dtype in FUSED for p in tensors)
+            and len({p.dtype for p in tensors}) == 1
         )
         self._groups: list[_Group] | None = None
         self._strides = [(p, p.stride()) for p in tensors]
@@ -136,11 +138,22 @@ class Stepper:
         if self._groups is None or any(g is None for group in grads for g in group):
             for group in self._optimiser.param_groups:
                 group["lr"] = rate * group[FACTOR]
+            self._complete_momentum()
             self._optimiser.step()
             return
         with torch.no_grad():
             for g, found in zip(self._groups, grads):
                 self._value.update(g.params, found, g.memory, rate=rate * g.factor, decay=g.decay)  # type: ignore[arg-type]  # none is None
+
+    def _complete_momentum(self) -> None:
+        """Begin the momentum of parameters that had no gradient until now where others have one: torch's kernel wants all or none."""
+        if self._value.entries != (MOMENTUM,):
+            return
+        state = self._optimiser.state
+        used = [p for group in self._optimiser.param_groups for p in group["params"] if p.grad is not None]
+        lacking = [p for p in used if state.get(p, {}).get(MOMENTUM) is None]
+        for p in lacking if len(lacking) < len(used) else ():
+            state[p][MOMENTUM] = torch.zeros_like(p)
 
     def _gathered(self) -> "list[_Group] | None":
         """Return parameters, memory, decay and factor of each group; None before the optimiser has a memory of all of them."""

@@ -30,6 +30,9 @@ from choral.scale.remote import is_far
 
 AUTO = "auto"
 _FEW = 2  # members of a first look
+_STACKED = (
+    20_000  # parameters below which eight networks train faster as a stack: calls, not arithmetic, take their time
+)
 _LINEAR, _QUICK = "linear", 10.0
 _LINES: dict[str, Any] = {"embedding": "none", "edges": (), "hidden": ()}
 _WAVES: dict[str, Any] = {"embedding": "periodic", "edges": (), "embedding_width": 16}
@@ -154,6 +157,7 @@ def choose(
     source, judge, watching = _watched(problem, validation, folds, seed)
 
     def train(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        settled = _executor(builds[candidate.name], options)
         return fit(
             builds[candidate.name],
             source,
@@ -165,12 +169,20 @@ def choose(
             cluster=cluster,
             **watching,
             **limits,
-            **(options if hearing is None else options | {"listener": hearing(candidate.name, recipe.epochs)}),
+            **(settled if hearing is None else settled | {"listener": hearing(candidate.name, recipe.epochs)}),
         )
 
     candidates = [entry.candidate for entry in entries]
     with contextlib.nullcontext() if cluster is None else cluster.connected():
         return search(candidates, train, judge, run_dir=run_dir, time_limit=time_limit, seed=seed)
+
+
+def _executor(build: Callable[[], nn.Module], options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with an executor decided by the network's size, not by a clock: the same command is to give the same members."""
+    if options.get("executor", "auto") != "auto":
+        return options
+    numbers = sum(p.numel() for p in build().parameters())
+    return options | {"executor": "vectorised" if numbers < _STACKED else "sequential"}
 
 
 def _watched(problem: Problem, validation: Any, folds: int | None, seed: int) -> tuple[Source, Judge, dict[str, Any]]:
