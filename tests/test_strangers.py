@@ -396,3 +396,9 @@ def test_a_loss_without_a_gradient_is_refused():
     loss = Loss(lambda outputs, targets: (outputs.detach()[:, 0] - targets) ** 2)
     with pytest.raises(InputError, match="depends on no parameter"):
         choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), recipes.single(epochs=4), likelihood=loss)
+
+
+def test_an_optimiser_that_cannot_take_all_parameters_is_one_sentence():
+    training = Training(optimiser=torch.optim.Muon, rate=0.01)  # type: ignore[arg-type]  # made an optimiser of choral's
+    with pytest.raises(InputError, match=r"torch.optim.Muon cannot take the parameters .*choral.plan.Muon"):
+        fitted(recipe=recipes.single(epochs=2, training=training))

@@ -86,7 +86,14 @@ class OwnOptimiser(Optimiser):
     def _make(self, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
         for group in groups if self.own_decay else ():
             del group["weight_decay"]
-        return self.factory(groups)
+        try:
+            return self.factory(groups)
+        except Exception as error:  # the user's code can fail in any way
+            said = str(error).splitlines()[0] if str(error) else repr(error)
+            raise InputError(
+                f"optimiser: {self.factory.name} cannot take the parameters of this network ('{said}'); it is called with a list of parameter groups, "
+                "{'params': [...]}: give one that takes all of them, such as choral.plan.Muon for matrices and the rest."
+            ) from error
 
     def update(
         self, params: list[Tensor], grads: list[Tensor], memory: list[list[Tensor]], *, rate: float, decay: float
@@ -109,7 +116,7 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
     except Exception as error:  # the user's code can fail in any way
         raise InputError(
             f"optimiser: {name} was tried on one weight and failed with '{str(error).splitlines()[0] if str(error) else error!r}'; give a class of "
-            "torch.optim that steps without a closure, or a function of the parameters that returns such an optimiser."
+            "torch.optim that steps without a closure, or a function of a list of parameter groups, [{'params': [...]}], that returns such an optimiser."
         ) from error
     after = _numbers(made)
     counts = [entry for entry in after if after[entry] != before.get(entry)]
