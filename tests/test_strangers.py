@@ -402,3 +402,24 @@ def test_an_optimiser_that_cannot_take_all_parameters_is_one_sentence():
     training = Training(optimiser=torch.optim.Muon, rate=0.01)  # type: ignore[arg-type]  # made an optimiser of choral's
     with pytest.raises(InputError, match=r"torch.optim.Muon cannot take the parameters .*choral.plan.Muon"):
         fitted(recipe=recipes.single(epochs=2, training=training))
+
+
+class Padded(nn.Module):
+    """Tells its encoder which words are padding: in evaluation torch then runs on nested tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.words, self.encoder, self.out = nn.Embedding(20, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        out: Tensor = self.out(self.encoder(self.words(words), src_key_padding_mask=words == 0)[:, 0])
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_with_padding_is_pruned():
+    words = torch.randint(1, 20, (24, 6), generator=torch.Generator().manual_seed(2))
+    words[:, 4:] = 0
+    recipe = recipes.prune_and_tune(members=2, epochs=6, training=CALM)
+    assert fitted(Padded, (words, (words[:, 0] > 9).long()), recipe).members == 2

@@ -146,8 +146,10 @@ def _draws(func: Any, args: Any) -> bool:
         return bool(named.get("train")) and float(named.get("dropout") or 0) > 0
     if "scaled_dot_product" in func.overloadpacket.__name__:
         return float(named.get("dropout_p") or 0) > 0
-    if "rrelu" in str(func):
+    if "rrelu" in func.overloadpacket.__name__:
         return bool(named.get("training"))
+    if func.overloadpacket.__name__ == "native_dropout":  # which nested tensors go through in evaluation too
+        return named.get("train") is not False
     return True
 
 
