@@ -423,3 +423,87 @@ def test_an_encoder_with_padding_is_pruned():
     words[:, 4:] = 0
     recipe = recipes.prune_and_tune(members=2, epochs=6, training=CALM)
     assert fitted(Padded, (words, (words[:, 0] > 9).long()), recipe).members == 2
+
+
+class Routed(nn.Module):
+    """Sends each point to one of its experts, and writes what they say into one tensor; the second is asked by few points only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+        self.experts = nn.ModuleList([nn.Linear(8, 2) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, rare = torch.relu(self.body(x)), x[:, 0] > 1.2
+        out = hidden.new_zeros(len(x), 2)
+        for chosen, expert in zip((~rare, rare), self.experts):
+            if chosen.any():
+                out[chosen] = expert(hidden[chosen])
+        return out
+
+
+COMMON_FIRST = X[:, 0].argsort()
+
+
+@pytest.mark.parametrize("method", ["emp", "ecmp", "mc_dropout", "deep_ensemble"])
+def test_points_that_go_another_way_than_the_first_ones_are_answered(method):
+    data = (X[COMMON_FIRST], Y[COMMON_FIRST])
+    ensemble = fitted(Routed, data, recipes.make(method, epochs=4, training=CALM))
+    whole = ensemble.outputs(data[0])  # the first points, which decide how networks are run, ask the first expert alone
+    alone = torch.cat([ensemble.outputs(row) for row in data[0].split(1)], 1)
+    assert torch.allclose(whole, alone, atol=1e-5)
+
+
+def test_members_that_cannot_be_mapped_on_some_points_stop_in_one_sentence():
+    data = (X[COMMON_FIRST], Y[COMMON_FIRST])
+    recipe = recipes.treenet(epochs=2, branches=("experts.1",), training=CALM)
+    with pytest.raises(
+        InputError, match=r"stopped in epoch 1, batch [12], .*use a method whose members are networks of"
+    ):
+        fitted(Routed, data, recipe)
+
+
+class Fragile(nn.Module):
+    """Fails on one point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (x == X[20, 0]).any():
+            raise KeyError("point 20")
+        out: Tensor = self.body(x)
+        return out
+
+
+@pytest.mark.parametrize("executor", ["sequential", "auto"])
+def test_networks_that_fail_on_the_way_say_where(executor, tmp_path):
+    with pytest.raises(
+        InputError, match=r"training stopped .* gave KeyError .*point 20.* for a batch \(16, 6\) float32"
+    ):
+        fitted(Fragile, executor=executor, run_dir=tmp_path / "run")
+
+
+class Bag(nn.Module):
+    """Words whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        out: Tensor = self.out(self.words(words).mean(1))
+        return out
+
+
+def test_sparse_embeddings_are_taken_trained_and_refused_for_training(tmp_path):
+    words = torch.randint(10, (32, 5), generator=torch.Generator().manual_seed(3))
+    networks = [Bag(), Bag()]
+    ensemble = choral.ensemble_of(networks, data=(words, Y))
+    wanted = torch.stack([network(words).softmax(-1) for network in networks]).mean(0)
+    assert torch.allclose(ensemble.predict(words).probs, wanted, atol=1e-6)
+    ensemble.save(tmp_path / "bag.choral")
+    assert torch.equal(choral.load(tmp_path / "bag.choral", build=Bag).outputs(words), ensemble.outputs(words))
+    with pytest.raises(InputError, match="sparse gradients"):
+        fitted(Bag, (words, Y))

@@ -18,6 +18,7 @@ from torch import Tensor
 from choral.base.ahead import Ahead
 from choral.base.catching import Catch
 from choral.base.keeping import Kept
+from choral.base.recomputing import install
 from choral.base.streams import (
     Branch,
     Part,
@@ -59,6 +60,9 @@ __all__ = [
     "uniform",
     "words",
 ]
+
+
+install()
 
 
 @contextmanager

@@ -61,13 +61,28 @@ class Evaluation:
         evaluators = self.evaluators(x) if batches.rows(x) else self._unsettled()
         x = batches.moved(x, self._task.device)
         found: dict[int, Tensor] = {}
-        for evaluator in evaluators:
+        for i, evaluator in enumerate(evaluators):
             with using(threads or self._settle_threads(evaluator, x, batch_size)):
-                made = evaluator.outputs(x, batch_size)
+                made = self._answered(i, evaluator, x, batch_size)
             if len(evaluators) == 1:
                 return made.flatten(0, 1)
             found |= dict(zip(evaluator.numbers, made))
         return torch.cat([found[i] for i in range(self._count)])
+
+    def _answered(self, place: int, evaluator: Evaluator, x: Batch, size: int) -> Tensor:
+        """Return an evaluator's outputs; if it cannot give them, those of networks one by one, which are asked from then on.
+
+        Forward code may go other ways for other values (experts that get a point only now and then), and some cannot be mapped.
+        """
+        try:
+            return evaluator.outputs(x, size)
+        except _UNMAPPABLE:
+            plain = PlainEvaluator(self._task, self._store, evaluator.numbers, keep=True)
+            plain.look(copied(batches.part(x, slice(2))))
+            found = plain.outputs(x, size)  # what no network can read fails here
+            if self._settled is not None:
+                self._settled[place] = plain
+            return found
 
     def once(self, x: Batch, *, batch_size: int) -> Tensor:
         """Return what `outputs` returns, up to rounding, for a single call: nothing is kept, stacked or recorded for later ones."""

@@ -16,6 +16,7 @@ from choral.engine.flops import Flops
 from choral.engine.ledger import Ledger
 from choral.engine.points import for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.task import Task
+from choral.engine.telling import telling
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
 from choral.engine.validation import Rules, Watcher
 from choral.plan.cost import batches_in
@@ -136,7 +137,8 @@ class Crew:
             progress = step / self.steps if phase.annealing else 1.0
             own = None if self.weights is None else picked(self.weights, order, start, y)
             x, y, own = self._by_branch(x, y, own)
-            trainer.step(x, y, Pace(step, progress, phase.schedule.rate(step, self.steps)), own, part)
+            with telling(f"in epoch {epoch + 1}, batch {i + 1},", x, stacked=isinstance(trainer, StackedTrainer)):
+                trainer.step(x, y, Pace(step, progress, phase.schedule.rate(step, self.steps)), own, part)
             if step == 0:
                 self._say_undropped()
             self._apply("steps", step + 1, self.steps)

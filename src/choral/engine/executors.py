@@ -7,6 +7,7 @@ slower there (LeNet-S 1.9 times at 128 images, 1.5 at 8) and take the memory of 
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +22,7 @@ from choral.engine.looking import running_in
 from choral.engine.points import for_members
 from choral.engine.run import WIDEST
 from choral.engine.task import Task
+from choral.engine.telling import telling
 from choral.engine.threads import Threads, operations
 from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer
 from choral.layers.conversion.swapping import holds
@@ -297,7 +299,8 @@ def _tried(
     best = float("inf")
     for step in range(steps):
         started = time.perf_counter()
-        trainer.step(x, y, Pace(step, 0.0, 0.0))
+        with telling("on a first batch,", x) if kind is PlainTrainer else nullcontext():
+            trainer.step(x, y, Pace(step, 0.0, 0.0))
         devices.synchronise(task.device)
         if step:
             best = min(best, time.perf_counter() - started)

@@ -44,7 +44,14 @@ class Seen:
 
 
 def look(
-    build: Build | nn.Module, source: Source, structure: Structure, *, inputs: Any, output: Any, device: torch.device
+    build: Build | nn.Module,
+    source: Source,
+    structure: Structure,
+    *,
+    inputs: Any,
+    output: Any,
+    device: torch.device,
+    trained: bool = True,
 ) -> Seen:
     """Build the plain network and run it on the first points; the source gives real numbers in its type from now on.
 
@@ -55,12 +62,14 @@ def look(
         inputs: transforms as the user gave them.
         output: which part of the outputs counts, as the user gave it.
         device: where to run.
+        trained: whether networks are to be trained, not only run.
     """
     with rng.seeded(0, "look"), draws.keyed(0):
         network = bare(build).to(device)
         _refuse_extra_state(network)
         _refuse_complex(network)
-        _refuse_sparse(network)
+        if trained:
+            _refuse_sparse(network)
         source.settle(floats_of(network))
         x, _ = source.example()
         seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)

@@ -68,6 +68,8 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch) -> None:
         with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0), reads:
             ready, _ = structure.feed(x, None)
             used = _with_gradient(network, structure.unfold(network(ready)))
+    except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
+        return
     finally:
         for hook in hooks:
             hook.remove()

@@ -21,6 +21,7 @@ from choral.engine.parts import Parts, check_parts
 from choral.engine.reaching import refuse_uncalled
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood, resolve
+from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
 from choral.structures.independence import check_independence
@@ -168,7 +169,8 @@ def make_task(
             f"precision is {precision!r}; networks are trained in 'fp32', 'bf16' or 'fp16', and in double if build returns them so."
         )
     place = usable(device)
-    seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place)
+    trained = bool(trainings(recipe.plan))
+    seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place, trained=trained)
     x, _ = source.example()
     images = any(t.dim() == 4 for t in batches.leaves(x))
     blueprint = Blueprint(build, recipe.structure, device=place, images=images, interface=seen.interface)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
 from choral.masks.cells import Unit, cells_of
@@ -108,7 +109,7 @@ def _executed(network: nn.Module, layers: dict[str, list[str]], example_input: B
         hooks.append(network.get_submodule(name).register_forward_hook(lambda *_, name=name: order.append(name)))
     try:
         network.eval()
-        with torch.no_grad():
+        with torch.no_grad(), draws.keyed(0):
             network(*(example_input if isinstance(example_input, tuple) else (example_input,)))
     finally:
         for hook in hooks:

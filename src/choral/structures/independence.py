@@ -5,9 +5,10 @@ the inputs, that belong to another member. It is meant to be run once before tra
 the network is changed.
 """
 
+from copy import deepcopy
+
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
@@ -39,13 +40,14 @@ def check_independence(structure: Structure, network: nn.Module, x: Batch) -> No
     if network.own_inputs:
         inputs = batches.mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
         watched = [leaf for leaf in batches.leaves(inputs) if leaf.requires_grad]
-    params: dict[str, Tensor] = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
-    buffers = {n: b.clone() for n, b in network.named_buffers()}
-    own = {n: params[n] for n in params if n.removeprefix("network.") in network.stacked}
+    copy = deepcopy(
+        network
+    )  # a call with other tensors would not do: parts that backward computes again read the module's own
+    own = {n: p.requires_grad_() for n, p in copy.named_parameters() if n.removeprefix("network.") in network.stacked}
     sought = [*own.values(), *watched]
     if not sought:
         return
-    order, outputs = _run(structure, network, {**params, **buffers}, inputs)
+    order, outputs = _run(structure, copy, inputs)
     weights = torch.randn(outputs.shape[1:], generator=torch.Generator().manual_seed(0)).to(outputs)
     for i in range(network.members):
         found = torch.autograd.grad((outputs[i] * weights).sum(), sought, retain_graph=True, allow_unused=True)
@@ -72,18 +74,17 @@ def _foreign(gradient: Tensor | None, member: int) -> bool:
     return bool((others != 0).any())
 
 
-def _run(structure: Structure, network: Joint, tensors: dict[str, Tensor], inputs: Batch) -> tuple[list[str], Tensor]:
+def _run(structure: Structure, network: Joint, inputs: Batch) -> tuple[list[str], Tensor]:
     """Return the names of modules in the order in which they ran, and the outputs by member."""
     order: list[str] = []
     hooks = [
         module.register_forward_pre_hook(lambda *_, name=name: None if name in order else order.append(name))
         for name, module in network.named_modules()
     ]
-    was_training = network.training
     network.train()
     try:
         with rng.seeded(0, "look"), draws.keyed(0), torch.enable_grad():
-            return order, structure.unfold(functional_call(network, tensors, (inputs,)))
+            return order, structure.unfold(network(inputs))
     except RuntimeError as error:
         if "running_mean" in str(error):
             raise ConversionError(
@@ -97,6 +98,5 @@ def _run(structure: Structure, network: Joint, tensors: dict[str, Tensor], input
             f"Forward code that torch.func.vmap cannot map runs with kernel='loop'.{report}"
         ) from error
     finally:
-        network.train(was_training)
         for hook in hooks:
             hook.remove()

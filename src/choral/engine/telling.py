@@ -1,0 +1,35 @@
+"""Say in one sentence where training stopped, and what to do, when the code of a network or a loss raises an error on the way."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from choral.base import batches
+from choral.base.batches import Batch
+from choral.base.errors import ChoralError, InputError
+
+_MAPPED = ("vmap", "functorch")
+_JOINT = "members of this method are mapped by torch.func.vmap, which such code does not allow; use a method whose members are networks of their own"
+_STACKED = "members are trained together here, which such code may not allow; use executor='sequential'"
+_OWN = "mend it and give the same call again; finished parts of a run folder are kept"
+
+
+@contextmanager
+def telling(where: str, x: Batch, *, stacked: bool = False) -> Iterator[None]:
+    """Raise InputError for any error of a block that is not choral's own.
+
+    Args:
+        where: in the training.
+        x: what the network reads there.
+        stacked: whether members are trained together.
+    """
+    try:
+        yield
+    except ChoralError:
+        raise
+    except Exception as error:  # code of the user's may fail in any way
+        said = (str(error).strip().splitlines() or [""])[0]
+        advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
+        raise InputError(
+            f"training stopped {where} where the network or the loss gave {type(error).__name__} {said!r} for a batch {batches.in_words(x)}; "
+            f"{advice}."
+        ) from error

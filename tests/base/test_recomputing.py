@@ -1,0 +1,113 @@
+"""Networks that compute parts again in the backward pass train to the bytes of those that keep their activations."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import choral
+from choral.base import draws
+from choral.base.recomputing import replayed
+from choral.plan import SGD
+from choral.recipes import make
+from choral.recipes.training import Training
+
+METHODS = [
+    "single",
+    "deep_ensemble",
+    "packed",
+    "batch_ensemble",
+    "masksembles",
+    "treenet",
+    "emp",
+    "mimo",
+    "bnn",
+    "ssbnn",
+    "rank1_bnn",
+]
+METHODS += ["mc_dropout", "drop_connect", "prune_and_tune", "sequential_anchored", "tabm", "swag"]
+
+
+class Recomputing(nn.Module):
+    """A perceptron whose middle, with layers and functions that draw, may be computed again."""
+
+    def __init__(self, how: bool | None):
+        super().__init__()
+        self.how = how
+        self.first = nn.Linear(6, 16)
+        self.middle = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 16), nn.Dropout(0.2))
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        for _ in range(2):  # the same layers at two places of the stream
+            hidden = (
+                self.middle(hidden) if self.how is None else checkpoint(self.middle, hidden, use_reentrant=self.how)
+            )
+        return self.last(nn.functional.dropout(hidden, 0.1, self.training))
+
+
+def trained(method: str, how: bool | None, x: Tensor, y: Tensor) -> choral.Ensemble:
+    training = Training(rate=0.1, optimiser=SGD(momentum=0.9), batch_size=16)
+    recipe = make(method, epochs=8, training=training)
+    return choral.fit(lambda: Recomputing(how), (x, y), recipe, executor="sequential")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_members_are_those_of_a_network_that_keeps_its_activations(method: str) -> None:
+    x, y = torch.randn(48, 6), torch.randint(3, (48,))
+    plain = trained(method, None, x, y).predict(x).member_probs
+    for reentrant in (False, True):
+        assert torch.equal(trained(method, reentrant, x, y).predict(x).member_probs, plain)
+
+
+def test_gradients_are_those_of_finite_differences_with_the_same_draws() -> None:
+    network = Recomputing(how=False).double()
+    x = torch.randn(5, 6, dtype=torch.float64)
+
+    def loss() -> Tensor:
+        with draws.keyed(3, step=7):
+            return network(x).square().sum()
+
+    loss().backward()  # when the block has ended
+    weight = network.middle[0].weight
+    found = weight.grad
+    assert found is not None
+    with torch.no_grad():
+        for place in ((0, 0), (3, 5)):
+            weight[place] += 1e-6
+            above = loss()
+            weight[place] -= 2e-6
+            below = loss()
+            weight[place] += 1e-6
+            assert float(found[place]) == pytest.approx(float((above - below) / 2e-6), rel=1e-5, abs=1e-7)
+
+
+def test_a_second_run_in_another_thread_draws_the_same() -> None:
+    found: list[Tensor] = []
+
+    def draw() -> None:
+        found.append(nn.functional.dropout(torch.ones(64)))
+
+    with draws.keyed(1):
+        draw()
+        again = replayed(draw)
+        draw()
+        thread = threading.Thread(target=again)
+        thread.start()
+        thread.join()
+    again()
+    assert torch.equal(found[1], found[2]) and torch.equal(found[1], found[3])
+    assert not torch.equal(found[0], found[1])
+
+
+def test_outside_of_a_block_torch_decides() -> None:
+    assert replayed(torch.relu) is torch.relu
+    network = Recomputing(how=True)
+    torch.manual_seed(0)
+    network(torch.randn(4, 6).requires_grad_()).sum().backward()
+    assert network.middle[0].weight.grad is not None
+    with pytest.raises(RuntimeError, match="use_reentrant=True"):
+        torch.autograd.grad(network(torch.randn(4, 6).requires_grad_()).sum(), [network.first.weight])
