@@ -99,7 +99,8 @@ def test_a_second_run_in_another_thread_draws_the_same() -> None:
         thread.start()
         thread.join()
     again()
-    assert torch.equal(found[1], found[2]) and torch.equal(found[1], found[3])
+    assert torch.equal(found[1], found[2])
+    assert torch.equal(found[1], found[3])
     assert not torch.equal(found[0], found[1])
 
 
