@@ -58,9 +58,9 @@ def trained(method: str, how: bool | None, x: Tensor, y: Tensor) -> choral.Ensem
 @pytest.mark.parametrize("method", METHODS)
 def test_members_are_those_of_a_network_that_keeps_its_activations(method: str) -> None:
     x, y = torch.randn(48, 6), torch.randint(3, (48,))
-    plain = trained(method, None, x, y).predict(x).member_probs
+    plain = trained(method, None, x, y).outputs(x)
     for reentrant in (False, True):
-        assert torch.equal(trained(method, reentrant, x, y).predict(x).member_probs, plain)
+        assert torch.equal(trained(method, reentrant, x, y).outputs(x), plain)
 
 
 def test_gradients_are_those_of_finite_differences_with_the_same_draws() -> None:
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_finite_differences_with_the_same_draws() -> None
             return network(x).square().sum()
 
     loss().backward()  # when the block has ended
-    weight = network.middle[0].weight
+    weight = network.get_parameter("middle.0.weight")
     found = weight.grad
     assert found is not None
     with torch.no_grad():
@@ -109,6 +109,6 @@ def test_outside_of_a_block_torch_decides() -> None:
     network = Recomputing(how=True)
     torch.manual_seed(0)
     network(torch.randn(4, 6).requires_grad_()).sum().backward()
-    assert network.middle[0].weight.grad is not None
+    assert network.get_parameter("middle.0.weight").grad is not None
     with pytest.raises(RuntimeError, match="use_reentrant=True"):
         torch.autograd.grad(network(torch.randn(4, 6).requires_grad_()).sum(), [network.first.weight])

@@ -16,7 +16,7 @@ from torch.utils import checkpoint
 from choral.base.catching import Catch
 from choral.base.streams import Circumstances, Stream, now, under
 
-_prepare: Any = checkpoint._checkpoint_without_reentrant_generator  # type: ignore[attr-defined]
+_prepare: Any = checkpoint._checkpoint_without_reentrant_generator
 
 
 def _placed(stream: Stream | None) -> Stream | None:
@@ -64,5 +64,5 @@ def _applied(cls: type, function: Callable[..., Any], preserve: bool, *args: Any
 
 def install() -> None:
     """Let torch ask for the second run here."""
-    checkpoint._checkpoint_without_reentrant_generator = _prepared  # type: ignore[attr-defined]
+    checkpoint._checkpoint_without_reentrant_generator = _prepared  # type: ignore[assignment]
     checkpoint.CheckpointFunction.apply = classmethod(_applied)  # type: ignore[method-assign, assignment]
