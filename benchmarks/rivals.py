@@ -37,6 +37,8 @@ PACKAGES = {
     "realmlp": (*COMMON, "pytabkit==1.7.3", "torch==2.13.0"),
 }
 NEURAL = ("realmlp", "tabm")
+OWN = {"choral": (), "choral_tabpack": ("--method", "tabpack", "--time-limit", "300")}
+METHODS = ("choral", "choral_tabpack", *PACKAGES)
 NAMED = ("choral", "lightgbm", "xgboost-cpu", "scikit-learn", "tabm", "rtdl-num-embeddings", "pytabkit", "torch")
 FLOOR = 1e-12  # of a probability
 
@@ -139,12 +141,12 @@ def number_scores(mean: np.ndarray, y: np.ndarray, spread: float) -> dict[str, f
     return {name: float(value) for name, value in found.items()}
 
 
-def own_row(folder: Path, train: pd.DataFrame, test: pd.DataFrame, target: str) -> dict[str, Any]:
-    """Return the scores of the command on the test rows."""
+def own_row(method: str, folder: Path, train: pd.DataFrame, test: pd.DataFrame, target: str) -> dict[str, Any]:
+    """Return the scores of the command, or of the command with a method named, on the test rows."""
     import choral
 
     train.to_csv(folder / "train.csv", index=False)
-    options = ["--target", target, "--out", str(folder / "run"), "--holdout", "0.01", "--json"]
+    options = ["--target", target, "--out", str(folder / "run"), "--holdout", "0.01", "--json", *OWN[method]]
     spent = timed([sys.executable, "-m", "choral", "fit", str(folder / "train.csv"), *options])
     ensemble = choral.load(folder / "run" / "ensemble.choral")
     assert ensemble.table is not None
@@ -166,8 +168,8 @@ def measured(method: str, name: str, split: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         try:
-            if method == "choral":
-                return row | own_row(folder, pd.concat([fit, validation]), test, target)
+            if method in OWN:
+                return row | own_row(method, folder, pd.concat([fit, validation]), test, target)
             about = prepare(folder, (fit, validation, test), target)
             return row | rival_row(method, folder, about)
         except RuntimeError as error:
@@ -181,7 +183,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         ours = [r for r in rows if r["set"] == name and "nll" in r]
         if not ours:
             continue
-        methods = {m: {r["split"]: r for r in ours if r["method"] == m} for m in ("choral", *PACKAGES)}
+        methods = {m: {r["split"]: r for r in ours if r["method"] == m} for m in METHODS}
         methods = {m: held for m, held in methods.items() if held}
         common = sorted(set.intersection(*(set(held) for held in methods.values())))
         point = "accuracy" if "accuracy" in ours[0] else "rmse"
@@ -215,7 +217,7 @@ def _against(methods: dict[str, Any], names: list[str], measure: str, splits: li
 
 def markdown(found: dict[str, Any]) -> str:
     """Return the summary as a table: point score / NLL of every method, the best of each bold, with coverage and seconds of the processor."""
-    methods = ("choral", *PACKAGES)
+    methods = METHODS
     lines = ["| set | splits | " + " | ".join(methods) + " |", "|" + "---|" * (len(methods) + 2)]
     for name, row in found.items():
         held, point = row["methods"], row["point"]
@@ -239,7 +241,7 @@ def main() -> None:
     """Run what is asked for and not yet in the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", default=",".join(SETS))
-    parser.add_argument("--only", default=",".join(("choral", *PACKAGES)))
+    parser.add_argument("--only", default=",".join(METHODS))
     parser.add_argument("--again", default="", help="methods to run again though results are there")
     parser.add_argument("--splits", type=int, default=5, help="at most; real tables have 3")
     parser.add_argument("--table", action="store_true", help="print the results as a table, and run nothing")
