@@ -1,9 +1,12 @@
 """`choral fit FILE --target T` with no setting of its own, beside what people use for tables: boosting (LightGBM, XGBoost, HistGradientBoosting), RealMLP and TabM.
 
     CHORAL_DATA=... CHORAL_RIVALS=FOLDER python benchmarks/rivals.py [--sets yacht,energy] [--only choral,tabm] [--again choral]
+    CHORAL_DATA=... python benchmarks/rivals.py --sets SETS --only choral,choral_single,choral_tabpack
 
 Four real tables on their splits 0 to 2, six UCI sets on their standard splits 0 to 4; every method sees the same rows. One process at a time and one thread for each
 method, set and split; each rival in an environment of its own, made in CHORAL_RIVALS when it is first needed. What results/rivals.json holds is not run again.
+`choral_single` and `choral_tabpack` are the same command with `--method single` and `--method tabpack --time-limit 300`; there are also four sets of scikit-learn's
+(diabetes, breast_cancer, wine_classes, digits), a fifth of whose rows is the test.
 
 Rivals learn on 80 % of the training rows (of tables, the split's own training rows) and stop by the rest. choral keeps 1 % for its own report and parts the others
 itself. NLL and coverage of rivals that predict a number: a Gaussian about it with the deviation of the residuals on the validation rows.
@@ -23,8 +26,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from datasets import UCI, WITH_SKLEARN, frames
 from machine import RESULTS, write
-from tables import UCI, frames
 
 HERE = Path(__file__).parent
 SETS = (*UCI[:5], "telco_churn", "power", "california", "adult", "diamonds")  # smallest first
@@ -37,8 +40,12 @@ PACKAGES = {
     "realmlp": (*COMMON, "pytabkit==1.7.3", "torch==2.13.0"),
 }
 NEURAL = ("realmlp", "tabm")
-OWN = {"choral": (), "choral_tabpack": ("--method", "tabpack", "--time-limit", "300")}
-METHODS = ("choral", "choral_tabpack", *PACKAGES)
+OWN = {
+    "choral": (),
+    "choral_single": ("--method", "single"),
+    "choral_tabpack": ("--method", "tabpack", "--time-limit", "300"),
+}
+METHODS = ("choral", *PACKAGES)
 NAMED = ("choral", "lightgbm", "xgboost-cpu", "scikit-learn", "tabm", "rtdl-num-embeddings", "pytabkit", "torch")
 FLOOR = 1e-12  # of a probability
 
@@ -176,14 +183,14 @@ def measured(method: str, name: str, split: int) -> dict[str, Any]:
             return row | {"failed": str(error)}
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]], wanted: tuple[str, ...] = METHODS) -> dict[str, Any]:
     """Return by set: means and standard errors of each method, and choral against the best of the neural rivals and of boosting, on splits that all have."""
     found: dict[str, Any] = {}
-    for name in SETS:
-        ours = [r for r in rows if r["set"] == name and "nll" in r]
+    for name in (*SETS, *WITH_SKLEARN):
+        ours = [r for r in rows if r["set"] == name and r["method"] in wanted and "nll" in r]
         if not ours:
             continue
-        methods = {m: {r["split"]: r for r in ours if r["method"] == m} for m in METHODS}
+        methods = {m: {r["split"]: r for r in ours if r["method"] == m} for m in wanted}
         methods = {m: held for m, held in methods.items() if held}
         common = sorted(set.intersection(*(set(held) for held in methods.values())))
         point = "accuracy" if "accuracy" in ours[0] else "rmse"
@@ -215,9 +222,8 @@ def _against(methods: dict[str, Any], names: list[str], measure: str, splits: li
     return {"best": best, "ahead_by": ahead, "error_of_that": error, "first": ahead > 0, "level": ahead > -own}
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(found: dict[str, Any], methods: tuple[str, ...] = METHODS) -> str:
     """Return the summary as a table: point score / NLL of every method, the best of each bold, with coverage and seconds of the processor."""
-    methods = METHODS
     lines = ["| set | splits | " + " | ".join(methods) + " |", "|" + "---|" * (len(methods) + 2)]
     for name, row in found.items():
         held, point = row["methods"], row["point"]
@@ -244,13 +250,14 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(METHODS))
     parser.add_argument("--again", default="", help="methods to run again though results are there")
     parser.add_argument("--splits", type=int, default=5, help="at most; real tables have 3")
-    parser.add_argument("--table", action="store_true", help="print the results as a table, and run nothing")
+    parser.add_argument("--table", nargs="*", help="print the results of some methods as a table, and run nothing")
     parser.add_argument("--note", default="not said", help="what else the machine did, for the seconds")
     arguments = parser.parse_args()
     path = RESULTS / "rivals.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    if arguments.table:
-        print(markdown(summary(rows)))
+    if arguments.table is not None:
+        columns = tuple(arguments.table) or METHODS
+        print(markdown(summary(rows, columns), columns))
         return
     rows = [
         r for r in rows if r["method"] not in arguments.again.split(",") or r["set"] not in arguments.sets.split(",")
