@@ -18,14 +18,12 @@ from torch import Tensor
 from choral.base.ahead import Ahead
 from choral.base.catching import Catch
 from choral.base.keeping import Kept
+from choral.base.members import Branch, branch, common
 from choral.base.recomputing import install
 from choral.base.streams import (
-    Branch,
     Part,
     Rate,
     Stream,
-    branch,
-    common,
     dropout,
     folded,
     index,

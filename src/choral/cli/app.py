@@ -9,7 +9,7 @@ import typer
 
 from choral import __version__
 from choral.cli import predicting, reporting, scaling
-from choral.cli.display import note, progress, say, table, write_json
+from choral.cli.display import note, progress, say, show_comparison, table, write_json
 from choral.cli.options import (
     Accumulate,
     Apart,
@@ -356,32 +356,11 @@ def compare(
     else:
         rows = f"{len(problem.x_train)} training rows, {len(problem.x_test)} test rows"
         title = f"{problem.name}: {rows}, each with the {equal} of {epochs} epoch{'' if epochs == 1 else 's'} of one network"
-        _show_comparison(title, comparison)
+        show_comparison(title, comparison)
     if out is not None:
         page = reporting.report_of_comparison(Path(out))
         if not running.json:
             say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
-
-
-def _show_comparison(title: str, comparison: Any) -> None:
-    """Print the table of a comparison, best first, and what was found."""
-    base = comparison.settings.get("baseline", "single")
-    one = next((row["train_flops"] for row in comparison.rows if row["method"] == base), None)
-    score = next((n for n in ("nll", "pinball", "loss") if n in comparison.rows[0]), comparison.shown[0])
-    rows = sorted(comparison.rows, key=lambda row: row.get(score, 0.0))
-    spread = comparison.deviations
-    rows = [
-        row
-        | ({"cost": f"{row['train_flops'] / one:.2f}x"} if one else {})
-        | ({f"{score} ±": spread[row["method"]][score]} if score in spread.get(row["method"], {}) else {})
-        for row in rows
-    ]
-    more = [n for n in (f"{score} ±", "c_nll", "ood_auroc", "cost") if all(n in row for row in rows)]
-    shown = [n for n in comparison.shown if n != "brier"]
-    columns = ["method", "members", *shown, *more, "epochs", "parameters", "train_seconds", "predict_seconds"]
-    table(title, columns, rows)
-    for sentence in comparison.findings:
-        say(sentence)
 
 
 def _named(methods: str) -> list[str]:

@@ -196,3 +196,24 @@ def _with_lines(bar: Callable[[str, int], Any]) -> Callable[[str, int], Callable
         return hear
 
     return listener
+
+
+def show_comparison(title: str, comparison: Any) -> None:
+    """Print the table of a comparison, best first, and what was found."""
+    base = comparison.settings.get("baseline", "single")
+    one = next((row["train_flops"] for row in comparison.rows if row["method"] == base), None)
+    score = next((n for n in ("nll", "pinball", "loss") if n in comparison.rows[0]), comparison.shown[0])
+    rows = sorted(comparison.rows, key=lambda row: row.get(score, 0.0))
+    spread = comparison.deviations
+    rows = [
+        row
+        | ({"cost": f"{row['train_flops'] / one:.2f}x"} if one else {})
+        | ({f"{score} ±": spread[row["method"]][score]} if score in spread.get(row["method"], {}) else {})
+        for row in rows
+    ]
+    more = [n for n in (f"{score} ±", "c_nll", "ood_auroc", "cost") if all(n in row for row in rows)]
+    shown = [n for n in comparison.shown if n != "brier"]
+    columns = ["method", "members", *shown, *more, "epochs", "parameters", "train_seconds", "predict_seconds"]
+    table(title, columns, rows)
+    for sentence in comparison.findings:
+        say(sentence)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from choral.engine.rewriting import callable_of, constant, free_rows, mutates, rewrite, shape, value
+from choral.engine.open_rows import free_rows
+from choral.engine.rewriting import callable_of, constant, mutates, rewrite, shape, value
 
 _ops = torch.ops.aten
 _LIKE = {_ops.ones_like.default, _ops.zeros_like.default}  # constants, though they take a tensor
@@ -32,7 +33,7 @@ def record(function: Callable[..., Any], example: list[Tensor], *, rows: int | N
     Args:
         function: takes tensors; its shapes are fixed by the example.
         example: tensors of the right shapes.
-        rows: of the example, a prime number, if the record is for any number of rows; see `rewriting.free_rows`.
+        rows: of the example, a prime number, if the record is for any number of rows; see `open_rows.free_rows`.
     """
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
