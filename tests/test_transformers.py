@@ -143,3 +143,16 @@ def test_models_of_a_trainer_run_make_an_ensemble(tmp_path):
         save_model(model, file)
     stored = choral.ensemble_of(files, data=(X, Y), build=build, output="logits")
     assert torch.equal(stored.outputs(X), ensemble.outputs(X))
+
+
+@pytest.mark.parametrize("method", ["single", "batch_ensemble", "bnn"])
+def test_gradient_checkpointing_gives_the_same_members(method):
+    def recomputing():
+        network = build()
+        network.gradient_checkpointing_enable()
+        return network
+
+    plain, again = (
+        choral.fit(b, (X, Y), METHODS[method], output="logits", executor="sequential") for b in (build, recomputing)
+    )
+    assert torch.equal(plain.outputs(X), again.outputs(X))
