@@ -507,3 +507,15 @@ def test_sparse_embeddings_are_taken_trained_and_refused_for_training(tmp_path):
     assert torch.equal(choral.load(tmp_path / "bag.choral", build=Bag).outputs(words), ensemble.outputs(words))
     with pytest.raises(InputError, match="sparse gradients"):
         fitted(Bag, (words, Y))
+
+
+@pytest.mark.parametrize("method", ["single", "bnn", "packed"])
+def test_a_compiled_network_is_taken_for_the_one_that_was_compiled(method):
+    recipe = recipes.make(method, epochs=4, training=CALM)
+    plain, compiled = (
+        fitted(build, recipe=recipe) for build in (small, lambda: torch.compile(small(), backend="eager"))
+    )
+    assert torch.equal(plain.outputs(X), compiled.outputs(X))
+    networks = [small(), small()]
+    given = choral.ensemble_of([torch.compile(network, backend="eager") for network in networks], data=(X, Y))
+    assert torch.equal(given.outputs(X), choral.ensemble_of(networks, data=(X, Y)).outputs(X))

@@ -31,6 +31,7 @@ _OLD_NORMS = {"SpectralNorm": "spectral_norm", "WeightNorm": "weight_norm"}  # h
 def bare(build: Build | nn.Module) -> nn.Module:
     """Return a new network as the user's code makes it, drawn from the current global generator; a given one is copied."""
     if isinstance(build, nn.Module):
+        build = uncompiled(build)
         _refuse_uncopied(build)
         lazy = [b for b in build.buffers() if is_unsettled(b)]  # which torch cannot copy
         memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
@@ -48,8 +49,15 @@ def bare(build: Build | nn.Module) -> nn.Module:
         ) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
+    network = uncompiled(network)
     _refuse_uncopied(network)
     return network
+
+
+def uncompiled(network: nn.Module) -> nn.Module:
+    """Return the network that torch.compile wrapped, if it did: conversions and records change what it would have compiled."""
+    inner = network._modules.get("_orig_mod") if type(network).__name__ == "OptimizedModule" else None
+    return network if inner is None else inner
 
 
 def copied(network: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:

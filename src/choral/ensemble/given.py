@@ -14,7 +14,7 @@ from choral.base.errors import InputError, RunError
 from choral.base.types import Build
 from choral.data.inputs import Transforms
 from choral.data.sources import Source, source_of
-from choral.engine.blueprint import described, state_of
+from choral.engine.blueprint import described, state_of, uncompiled
 from choral.engine.store import MemberStore
 from choral.engine.task import Task, make_task
 from choral.ensemble.ensemble import Ensemble
@@ -158,13 +158,13 @@ def _several(networks: Any) -> Sequence[Any]:
 def _network(item: Any, build: Build | None, number: int) -> nn.Module:
     """Return one of the networks given, whatever it was given as."""
     if isinstance(item, nn.Module):
-        return copy.deepcopy(item).requires_grad_()
+        return copy.deepcopy(uncompiled(item)).requires_grad_()
     where = f"networks[{number}]"
     if not isinstance(item, Mapping | str | Path):
         raise InputError(f"{where} is {type(item).__name__}; give an nn.Module, a state dict or a .safetensors path.")
     if build is None:
         raise InputError(f"{where} holds weights alone; give build=, the function that makes their network.")
-    network: nn.Module = build()
+    network = uncompiled(build())
     weights = item if isinstance(item, Mapping) else _file(Path(item), where)
     try:
         network.load_state_dict(dict(weights))
