@@ -1,6 +1,7 @@
 """Networks that compute parts again in the backward pass train to the bytes of those that keep their activations."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -112,3 +113,30 @@ def test_outside_of_a_block_torch_decides() -> None:
     assert network.get_parameter("middle.0.weight").grad is not None
     with pytest.raises(RuntimeError, match="use_reentrant=True"):
         torch.autograd.grad(network(torch.randn(4, 6).requires_grad_()).sum(), [network.first.weight])
+
+
+class Images(nn.Module):
+    """Convolutions of several channels with statistics, computed again."""
+
+    def __init__(self, again: bool):
+        super().__init__()
+        self.again = again
+        self.first, self.norm = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8, momentum=None)
+        self.second, self.last = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def part(x: Tensor) -> Tensor:
+            return nn.functional.dropout2d(torch.relu(self.second(x)), 0.2, self.training)
+
+        x = torch.relu(self.norm(self.first(x)))
+        x = checkpoint(part, x, use_reentrant=False) if self.again else part(x)
+        out: Tensor = self.last(x.mean((2, 3)))
+        return out
+
+
+@pytest.mark.parametrize("method", ["packed", "batch_ensemble", "masksembles", "emp", "mimo", "rank1_bnn", "ssbnn"])
+def test_so_are_those_of_convolutions_run_member_by_member(method: str) -> None:
+    x, y = torch.randn(24, 3, 8, 8), torch.randint(3, (24,))
+    recipe = make(method, epochs=3, training=Training(rate=0.05, optimiser=SGD(momentum=0.9), batch_size=8))
+    plain, again = (choral.fit(partial(Images, how), (x, y), recipe, executor="sequential") for how in (False, True))
+    assert torch.equal(plain.outputs(x), again.outputs(x))

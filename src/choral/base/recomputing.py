@@ -34,6 +34,7 @@ def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
     if told.stream is None:
         return function
     catching = any(isinstance(mode, Catch) for mode in _get_current_function_mode_stack())
+    part = function if told.holding is None else told.holding(function)
     begun = told._replace(stream=_placed(told.stream), outer=_placed(told.outer))
 
     def again(*args: Any, **kwargs: Any) -> Any:
@@ -41,7 +42,7 @@ def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
             stack.enter_context(under(**_copy(begun)._asdict()))
             if catching:
                 stack.enter_context(Catch())
-            return function(*args, **kwargs)
+            return part(*args, **kwargs)
 
     return again
 

@@ -150,6 +150,9 @@ class Circumstances(NamedTuple):
     part: Part | None = None  # None gives it whole batches
     folded: int = 1  # members laid one after the other on the batch axis
     dropout: "Rate | None" = None  # what dropout layers drop, whatever they say themselves
+    holding: Callable[[Callable[..., Any]], Callable[..., Any]] | None = (
+        None  # gives a part the tensors that are put in now
+    )
 
 
 _NONE = Circumstances()

@@ -4,12 +4,16 @@ torch.func.functional_call exchanges a tensor once for each of its names. For a 
 the second exchange keeps the first one's tensor as what is to be put back. Here every place is exchanged once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from choral.base.streams import under
 
 
 def ties_of(network: nn.Module) -> dict[str, str]:
@@ -41,10 +45,33 @@ def call_with(network: nn.Module, tensors: Mapping[str, Tensor], inputs: Any, ti
     """
     further = {name: tensors[known] for name, known in ties.items() if known in tensors}
     given = {**tensors, **further}
-    outputs = functional_call(network, given, (inputs,), tie_weights=False)
+    with under(holding=partial(_held, network, {**given})) if torch.is_grad_enabled() else nullcontext():
+        outputs = functional_call(network, given, (inputs,), tie_weights=False)
     if network.training:
         _write_back(tensors, given)
     return outputs
+
+
+class _Part(nn.Module):
+    """A part of a network, as a module that holds the whole network."""
+
+    def __init__(self, network: nn.Module, function: Callable[..., Any]):
+        super().__init__()
+        self.network = network
+        self.function = (function,)  # in a tuple: a layer is not to be known by two names
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function[0](*args, **kwargs)
+
+
+def _held(network: nn.Module, tensors: Mapping[str, Tensor], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a part that the backward pass computes again, with the tensors that the network held in the forward pass."""
+    part, named = _Part(network, function), {f"network.{name}": tensor for name, tensor in tensors.items()}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return functional_call(part, named, args, kwargs, tie_weights=False)
+
+    return call
 
 
 def _write_back(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
