@@ -60,7 +60,7 @@ def trained(method: str, how: bool | None, x: Tensor, y: Tensor) -> choral.Ensem
 def test_members_are_those_of_a_network_that_keeps_its_activations(method: str) -> None:
     x, y = torch.randn(48, 6), torch.randint(3, (48,))
     plain = trained(method, None, x, y).outputs(x)
-    for reentrant in (False, True):
+    for reentrant in (False, True) if method in ("single", "packed") else (False,):
         assert torch.equal(trained(method, reentrant, x, y).outputs(x), plain)
 
 
