@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 import choral
 from choral import recipes
-from choral.base.errors import InputError
+from choral.base.errors import ConversionError, InputError
 from choral.objectives import Categorical, Loss
 from choral.recipes.training import Training
 
@@ -519,3 +519,13 @@ def test_a_compiled_network_is_taken_for_the_one_that_was_compiled(method):
     networks = [small(), small()]
     given = choral.ensemble_of([torch.compile(network, backend="eager") for network in networks], data=(X, Y))
     assert torch.equal(given.outputs(X), choral.ensemble_of(networks, data=(X, Y)).outputs(X))
+
+
+def test_statistics_of_many_processes_are_not_mixed_over_members():
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.ReLU(), nn.Linear(8, 2))
+
+    assert fitted(build).members == 2
+    for method in ("batch_ensemble", "packed", "masksembles"):
+        with pytest.raises(ConversionError, match=r"'1' \(SyncBatchNorm\) would mix the statistics of members"):
+            fitted(build, recipe=recipes.make(method, epochs=4, training=CALM))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, InputError
+from choral.base.errors import ChoralError, ConversionError, InputError
 from choral.base.functions import Function
 from choral.base.interface import Interface, pick, why_not_read
 from choral.base.types import Build
@@ -18,7 +18,7 @@ from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import bare, called_once, floats_of
 from choral.engine.reaching import refuse_strays
-from choral.structures.base import Structure
+from choral.structures.base import Independent, Structure
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ def look(
         _refuse_complex(network)
         if trained:
             _refuse_sparse(network)
+        if not isinstance(structure, Independent):
+            _refuse_synchronised(network)
         source.settle(floats_of(network))
         x, _ = source.example()
         seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)
@@ -136,6 +138,16 @@ def _refuse_complex(network: nn.Module) -> None:
             raise InputError(
                 f"build: parameter {name!r} is {str(p.dtype).removeprefix('torch.')}, and members have real parameters; keep its real and "
                 "imaginary parts as one, and let forward join them by torch.view_as_complex."
+            )
+
+
+def _refuse_synchronised(network: nn.Module) -> None:
+    """Raise ConversionError for statistics of many processes, which members of one network would have in common."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ConversionError(
+                f"layer {name!r} (SyncBatchNorm) would mix the statistics of members; build the network with nn.BatchNorm2d (or 1d, 3d): "
+                "fit(..., data_parallel=True) takes its statistics over the whole batch of all processes."
             )
 
 
