@@ -13,7 +13,8 @@ from choral.data.columns import LeftOutColumn, NumberColumn, Scale
 from choral.data.problems import load_problem
 from choral.data.sheets import read_table
 from choral.data.splitting import split, split_by_time
-from choral.data.tables import Table, guess_task, labels, learn_table, table_from, with_target
+from choral.data.tables import Table, learn_table, table_from, with_target
+from choral.data.targets import guess_task, labels
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 from choral.objectives.likelihoods.scaling import TargetScale
 
