@@ -28,6 +28,7 @@ LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network se
 _EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "#n/a", "<na>")
 _BLANKS = (*_EMPTY, "none", "-", "--", ".", "missing")
 _SAMPLE = 10_000  # different words that are looked at to see how numbers are written
+SECONDS = "seconds"  # the unit of a column that has the type of spans of time
 _CODE = re.compile(r"0\d+")
 FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
 
@@ -37,16 +38,31 @@ def _cases(words: Iterable[str]) -> list[str]:
     return sorted({form for w in words for form in (w, w.upper(), w.capitalize(), w.title())} | {"NaN"})
 
 
+def _holds_spans(series: Any) -> bool:
+    from pandas.api.types import infer_dtype
+
+    kind = series.dtype.kind
+    return kind == "m" or (kind == "O" and infer_dtype(series, skipna=True) in ("timedelta", "timedelta64"))
+
+
+def _in_seconds(series: Any) -> Any:
+    import pandas as pd
+
+    return pd.to_timedelta(series).dt.total_seconds()
+
+
 class Cells:
     """One column of a table.
 
     Attributes:
         name: of the column.
-        series: the pandas series.
+        series: the pandas series; spans of time are numbers of seconds in it.
+        is_span: whether the column has the type of spans of time.
     """
 
     def __init__(self, series: Any):
-        self.series, self.name = series, str(series.name)
+        self.is_span = _holds_spans(series)
+        self.series, self.name = _in_seconds(series) if self.is_span else series, str(series.name)
         self.usual: bool | None = None  # whether the file's other columns write decimal commas, as far as is known
         self._numbers: dict[tuple[bool, str], np.ndarray] = {}
 
@@ -161,6 +177,8 @@ class Cells:
             own = unit if unit and (unit != "%" or self._has_shares) else self._currency
             known = {word: number(word, comma=comma, unit=own) for word in set(self.words[rest])}
             found[rest] = [known[word] for word in self.words[rest]]
+        if unit == SECONDS:
+            found = np.where(np.isnan(found), 3600 * self.hours, found)
         return found
 
     @cached_property
@@ -207,6 +225,8 @@ class Cells:
     @cached_property
     def unit(self) -> str:
         """What stands behind nearly all numbers (kg, km/h, %), or the currency of all amounts; empty for none."""
+        if self.is_span:
+            return SECONDS
         return "" if self.is_number or self.is_flag or self.is_date else unit_of(self.held[:_SAMPLE])
 
     @cached_property
@@ -255,7 +275,7 @@ class Cells:
     @cached_property
     def hours(self) -> np.ndarray:
         """Times of the day and durations as hours; NaN where there is none."""
-        return dates.hours(self.words)
+        return self.numbers() / 3600 if self.is_span else dates.hours(self.words)
 
     @property
     def places_in_time(self) -> np.ndarray:

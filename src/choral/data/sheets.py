@@ -69,7 +69,7 @@ def as_frame(frame: Any, where: str = "the table") -> Any:
     if twice:
         raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
     found = frame.set_axis(names, axis=1).reset_index(drop=True)
-    found = found.assign(**{name: _read(found[name], where) for name in names if _kind(found[name]) in "mPc"})
+    found = found.assign(**{name: _read(found[name], where) for name in names if _kind(found[name]) in "Pc"})
     _say_footer(found, where)
     return found
 
@@ -80,12 +80,12 @@ def _kind(column: Any) -> str:
 
 
 def _read(column: Any, where: str) -> Any:
-    """Return durations as seconds and periods as the dates they begin with; both would be words otherwise."""
+    """Return periods as the dates they begin with, which would be words otherwise."""
     if _kind(column) == "c":
         raise InputError(
             f"{where}: column '{short(column.name)}' holds complex numbers; give their real and imaginary parts as two columns."
         )
-    return column.dt.total_seconds() if _kind(column) == "m" else column.dt.to_timestamp()
+    return column.dt.to_timestamp()
 
 
 def _say_footer(frame: Any, where: str) -> None:

@@ -25,6 +25,7 @@ from choral.data.targets import (
     in_order,
     labels,
     target_numbers,
+    unit_in_words,
 )
 
 _SAMPLE = 10_000  # different targets that are looked at for their units
@@ -262,11 +263,15 @@ def learn_table(
         columns=columns,
         target=target,
         task=decided,
-        reason=reason if task is None else "as asked",
+        reason=reason if task is None else _as_asked(targets, decided),
         classes=classes,
         comma=targets.comma,
         unit=targets.unit,
     )
+
+
+def _as_asked(targets: Cells, task: Kind) -> str:
+    return ", ".join(filter(None, ["as asked", unit_in_words(targets.unit) if task == "regression" else ""]))
 
 
 def _settle_decimals(columns: Sequence[Cells], path: str) -> None:

@@ -44,7 +44,7 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
     if cells.is_category:
         return "classification", f"its type is category, with {different} values"
     if cells.is_flag or np.isnan(values).mean() > 0.1:
-        return "classification", f"its {different} values are not numbers"
+        return "classification", f"its {different} values are {_what_words_are(cells)}"
     if cells.is_code:
         return "classification", f"its {different} values are codes that begin with 0"
     held = np.unique(values[~np.isnan(values)])
@@ -53,8 +53,25 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
     whole = (held % 1 == 0).all() and cells.series.dtype.kind != "f"
     if whole and different <= _FEW and not any("." in w or "," in w for w in cells.different):
         return "classification", f"it holds only {different} different whole numbers{_as_counts(held)}"
-    said = [f"in {short(cells.unit, 20)}"] * bool(cells.unit) + [factors_in(cells.held)]
+    said = [unit_in_words(cells.unit), factors_in(cells.held)]
     return "regression", ", ".join([f"it holds {different} different numbers", *filter(None, said)])
+
+
+def _what_words_are(cells: Cells) -> str:
+    """Return what targets are that are not numbers, and what else to do with those that could be."""
+    if cells.is_flag or cells.is_nested or not _moments_in(cells):
+        return "not numbers"
+    what, instead = ("times or durations", "minutes") if cells.is_clock else ("dates", "the days since a first one")
+    return f"{what}, each a class; a regression needs numbers, such as {instead}"
+
+
+def unit_in_words(unit: str) -> str:
+    """Return how the numbers of a target are to be understood; nothing without a unit.
+
+    >>> unit_in_words("kg"), unit_in_words("%"), unit_in_words("")
+    ('in kg', '12% is 0.12', '')
+    """
+    return "12% is 0.12" if unit == "%" else f"in {short(unit, 20)}" * bool(unit)
 
 
 def _as_counts(values: np.ndarray) -> str:
