@@ -634,7 +634,7 @@ def test_whole_numbers_given_to_rows_one_after_the_other_are_ids():
         "price": 100_000 + 5 * np.arange(300),
         "energy": 100_000 + np.arange(300) + 0.5,
         "serial": np.arange(300) + 0.5,
-        "day": [20230101 + 100 * (i // 25) + i % 25 for i in range(300)],
+        "amount": [20230113 + 100 * (i // 25) + i % 25 for i in range(300)],
         "month": [200001 + 100 * (i // 12) + i % 12 for i in range(300)],
     }
     for name, values in measured.items():

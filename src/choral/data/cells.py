@@ -255,6 +255,21 @@ class Cells:
         """The format that reads most cells, at least nine in ten, None if none does; '' for a column of dates."""
         return "" if self.is_date else dates.form_of(self._sample)
 
+    @cached_property
+    def is_days(self) -> bool:
+        """Whether whole numbers are days, 20230131, or moments, 20230131101500: each is in the calendar, and it is no accident.
+
+        One in 27 numbers of that size is. That the column's name speaks of time is enough, and so are 20 different ones of more
+        than one month: numbers that are given to rows one after the other leave the calendar at the end of a month.
+        """
+        if self.is_flag or self.is_date or (self.is_number and not np.nanmin(self.numbers(), initial=np.inf) > 1.9e7):
+            return False
+        if self.form is None or not all(map(dates.is_compact, self.held)):
+            return False
+        many = len(self.held) >= 20 and len({word[:6] for word in self.held}) > 1
+        found = dates.days(dates.moments(self.held), self.form)
+        return bool(np.isfinite(found).all() and (many or dates.IN_NAMES.search(self.name)))
+
     @property
     def ways(self) -> tuple[str, str] | None:
         """Two words that are dates written in different ways, if the column is of dates but has no format."""

@@ -1,4 +1,4 @@
-"""Dates and times of the day as people write them in cells: 2024-03-01T00:37:00Z, 1/13/23, Jan 2023, 1:30 PM.
+"""Dates and times of the day as people and programs write them in cells: 2024-03-01T00:37:00Z, 1/13/23, Jan 2023, 2023-W05, 1:30 PM.
 
 A word is taken apart into a date, a time and a zone once; which of the formats its date has is decided for all words of a
 column together (`choral.data.cells`).
@@ -32,17 +32,33 @@ FORMATS = {
     "%b %Y": "months",
     "%B %Y": "months",
     "%m/%Y": "months",
+    "%G-W%V-%u": "weeks",
+    "Q%m %Y": "quarters",
 }
-"""Formats of dates that are tried, the first of those that read equally many, and how they are said; times may follow."""
+"""Formats of dates that are tried, the first of those that read equally many, and how they are said; times may follow. Weeks are written with their first day, quarters with their
+first month (`_plain`)."""
 _DATE = (
     r"\d{4}(?P<a>[-/.])\d{1,2}(?P=a)\d{1,2}|\d{1,2}(?P<b>[-/.])\d{1,2}(?P=b)\d{4}|\d{1,2}/\d{1,2}/\d{2}|\d{2}\.\d{2}\.\d{2}|\d{1,2}[ -][^\W\d]{3,9}[ -]\d{4}|"
     r"\d{1,2}-[^\W\d]{3}-\d{2}|[^\W\d]{3,9} \d{1,2}, \d{4}|[^\W\d]{3,9} \d{4}|\d{2}/\d{4}|(?:19|20)\d{2}-\d{2}|(?:19|20)\d{6}"
 )
 _TIME = r"(?P<hour>\d{1,2}):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d(?:[.,]\d+)?))?(?:\s?(?P<half>[ap])\.?m\.?)?"
 _ZONE = r"(?P<zone>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)"
-_MOMENT = re.compile(rf"(?P<date>{_DATE})(?:(?:T|,?\s+){_TIME}(?:\s?{_ZONE})?)?", re.IGNORECASE)
+_WEEK = re.compile(r"((?:19|20)\d{2})-?W(\d{2})(?:-?([1-7]))?", re.IGNORECASE)
+_QUARTER = re.compile(
+    r"(?P<early>(?:19|20)\d{2})?[ -]?Q(?P<quarter>[1-4])(?(early)|[ /-]?(?P<late>(?:19|20)\d{2}))", re.IGNORECASE
+)
+_NAMED = r"(?:(?:mon|tue|tues|wed|wednes|thu|thurs|fri|sat|satur|sun)(?:day)?\.?,? +)?"
+_MOMENT = re.compile(rf"{_NAMED}(?P<date>{_DATE})(?:(?:T|,?\s+){_TIME}(?:\s?{_ZONE})?)?", re.IGNORECASE)
+_DIGITS = re.compile(
+    rf"(?P<date>(?:19|20)\d{{6}})(?:T?(?P<hour>\d{{2}})(?P<minute>[0-5]\d)(?P<second>[0-5]\d)?(?P<half>p)?{_ZONE}?)?(?:\.0)?"
+)  # as numbers with gaps between them have it
 _HOURS = _TIME.replace(r"\d{1,2}):", r"\d{1,4}):", 1)
 _CLOCK = re.compile(rf"(?P<sign>[-+])?(?:(?P<days>\d+) days?,? \+?)?{_HOURS}", re.IGNORECASE)
+IN_NAMES = re.compile(
+    r"time|date|datum|fecha|epoch|unix|stamp|when|seconds|millis|(?:^|[\W_])(?:ts|dt|day|ymd|yyyymmdd)(?:$|[\W_])",
+    re.IGNORECASE,
+)
+"""What the names of columns that tell a time have in them."""
 MOSTLY = 0.9
 """Part of the words that must be dates, or times, for their column to hold such."""
 
@@ -68,14 +84,28 @@ def moments(words: Iterable[str]) -> Moments:
 
 
 def _parted(word: str) -> tuple[str, float]:
-    parts = _MOMENT.fullmatch(word)
-    if parts is None or (parts["hour"] and int(parts["hour"]) > (12 if parts["half"] else 24)):
+    parts = _DIGITS.fullmatch(word) or _MOMENT.fullmatch(word)
+    if parts is None:
+        return _plain(word), 0.0
+    if parts["hour"] and int(parts["hour"]) > (12 if parts["half"] else 24):
         return "", 0.0
     zone = 0.0
     if parts["zone"] and parts["zone"][0] in "+-":
         digits = parts["zone"][1:].replace(":", "").ljust(4, "0")
         zone = float(parts["zone"][0] + "1") * (int(digits[:2]) + int(digits[2:]) / 60)
     return parts["date"], ((_hour(parts) - zone) / 24 if parts["hour"] else 0.0)
+
+
+def _plain(word: str) -> str:
+    """Return a week with its first day and a quarter as its first month, as `FORMATS` have them; empty for anything else.
+
+    >>> _plain("2023-W05"), _plain("2023W053"), _plain("Q2 2023"), _plain("2023-Q4"), _plain("Q2")
+    ('2023-W05-1', '2023-W05-3', 'Q04 2023', 'Q10 2023', '')
+    """
+    week, quarter = _WEEK.fullmatch(word), _QUARTER.fullmatch(word)
+    if week:
+        return f"{week[1]}-W{week[2]}-{week[3] or 1}"
+    return f"Q{3 * int(quarter['quarter']) - 2:02d} {quarter['early'] or quarter['late']}" if quarter else ""
 
 
 def _hour(parts: re.Match[str]) -> float:
@@ -101,6 +131,15 @@ def _length(word: str) -> float:
     if parts is None or (parts["half"] and int(parts["hour"]) > 12):
         return np.nan
     return (24 * int(parts["days"] or 0) + _hour(parts)) * (-1 if parts["sign"] == "-" else 1)
+
+
+def is_compact(word: str) -> bool:
+    """Return whether a word is nothing but digits, and may be a day or a moment.
+
+    >>> is_compact("20230131"), is_compact("20230131101500"), is_compact("2023-01-31"), is_compact("20239999")
+    (True, True, False, True)
+    """
+    return bool(_DIGITS.fullmatch(word)) and word.removesuffix(".0").isdecimal()
 
 
 def days(words: Moments, form: str) -> np.ndarray:

@@ -10,6 +10,7 @@ from choral.base.lettering import short
 from choral.data.calendar import ClockColumn, DateColumn
 from choral.data.cells import FLAGS, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
+from choral.data.dates import IN_NAMES
 from choral.data.numerals import mixed_units, units_in
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
@@ -22,9 +23,6 @@ _NUMBERED = re.compile(
     r"[\s_.-]?(?:no|nr|num|number))\.?$",
     re.I,
 )
-_MOMENT = re.compile(
-    r"time|date|epoch|unix|stamp|when|(?:^|_)ts(?:$|_)|seconds|millis", re.I
-)  # in the name of one that counts time
 _DIGITS = 1e5  # least number with so many digits as those that are given to rows one after the other
 _CAMEL_ID = re.compile(r"[a-z](?:ID|Id)$")
 LADDERS = (
@@ -80,7 +78,7 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
     unique = rows >= _MANY and len(cells.held) >= 0.99 * rows
     if cells.is_category:
         return _words(cells, rows, unique)
-    if _numeric(cells, rows):
+    if _numeric(cells, rows) and not cells.is_days:
         if unique and (is_id(name) or (_NUMBERED.search(name) and _whole(cells))):
             return LeftOutColumn(name=name, reason="an id: its name says so and every value occurs once", beside=True)
         if unique and _counts_rows(cells):
@@ -143,7 +141,7 @@ def _whole(cells: Cells) -> bool:
 def _counts_rows(cells: Cells) -> bool:
     """Return whether different values are large whole numbers with few gaps between them, and no dates or counts of time."""
     values = cells.own_numbers[np.isfinite(cells.own_numbers)]
-    if _MOMENT.search(cells.name) or cells.form is not None or not _whole(cells):
+    if IN_NAMES.search(cells.name) or cells.form is not None or not _whole(cells):
         return False
     return bool(values.min() >= _DIGITS and values.max() - values.min() < 2 * len(values))
 

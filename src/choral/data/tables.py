@@ -13,13 +13,14 @@ from choral.base.lettering import short
 from choral.base.values import Value, from_dict
 from choral.data.cells import Cells
 from choral.data.columns import Column, LeftOutColumn, check_names, say
-from choral.data.numerals import mixed_units, number
+from choral.data.numerals import number
 from choral.data.recognition import learn_column
 from choral.data.splitting import Seen
 from choral.data.targets import (
     WHOLE,
     Kind,
     check_numbers,
+    check_target,
     classes_of,
     guess_task,
     in_order,
@@ -28,7 +29,6 @@ from choral.data.targets import (
     unit_in_words,
 )
 
-_SAMPLE = 10_000  # different targets that are looked at for their units
 _MOST = 100_000  # columns
 _WIDEST = 10_000_000  # numbers one row becomes
 
@@ -233,12 +233,7 @@ def learn_table(
     targets = Cells(frame[target])
     inputs = {str(n): Cells(trained[n]) for n in frame.columns if n != target}
     _settle_decimals([targets, *inputs.values()], path)
-    mixed = None if targets.is_number else mixed_units(targets.held[:_SAMPLE])
-    if mixed and task != "classification":
-        raise InputError(
-            f"{path}: the target '{target}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units; write them all in one, or "
-            "use --task classification."
-        )
+    check_target(targets, task, path)
     guessed, reason = guess_task(targets)
     order = (orders or {}).get(target, ())
     decided: Kind = task or ("classification" if order else guessed)

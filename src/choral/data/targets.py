@@ -9,9 +9,10 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.cells import LARGEST, Cells
-from choral.data.numerals import factors_in, number
+from choral.data.numerals import factors_in, mixed_units, number
 from choral.data.recognition import ladder
 
+_SAMPLE = 10_000  # different targets that are looked at for their units
 _FEW = 20  # integer targets with at most this many different values are read as classes
 _CLASSES = 100  # different numbers that may be asked to be classes
 WHOLE = re.compile(r"-?(?:0|[1-9]\d*)(?:\.0*)?")  # 1 and 1.0 are one class; 01, $1 and 100% are words
@@ -36,6 +37,18 @@ def target_numbers(cells: Cells, comma: bool, unit: str, path: str) -> np.ndarra
             f"is not a number{f' in {short(unit)}' if unit else ''} of at most {LARGEST:g} in size; correct or drop it, or use --task classification."
         )
     return values
+
+
+def check_target(cells: Cells, task: Kind | None, path: str) -> None:
+    """Raise InputError for a target that would be read as something else than it is, unless a task is asked for that it can be."""
+    mixed = None if cells.is_number else mixed_units(cells.held[:_SAMPLE])
+    if mixed and task != "classification":
+        raise InputError(
+            f"{path}: the target '{cells.name}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units; write them all in "
+            "one, or use --task classification."
+        )
+    if task is None and cells.is_days:
+        raise InputError(f"{path}: the target '{cells.name}' {_moments_in(cells)}, or use --task regression.")
 
 
 def guess_task(cells: Cells) -> tuple[Kind, str]:
