@@ -28,6 +28,7 @@ LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network se
 _EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "#n/a", "<na>")
 _BLANKS = (*_EMPTY, "none", "-", "--", ".", "missing")
 _SAMPLE = 10_000  # different words that are looked at to see how numbers are written
+FIRST_LINE = "choral: first line"  # what frames know of the file they come from: the line of their first row
 SECONDS = "seconds"  # the unit of a column that has the type of spans of time
 _CODE = re.compile(r"0\d+")
 FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
@@ -63,6 +64,7 @@ class Cells:
     def __init__(self, series: Any):
         self.is_span = _holds_spans(series)
         self.series, self.name = _in_seconds(series) if self.is_span else series, str(series.name)
+        self._first_line = int(series.attrs.get(FIRST_LINE, 2))
         self.usual: bool | None = None  # whether the file's other columns write decimal commas, as far as is known
         self._numbers: dict[tuple[bool, str], np.ndarray] = {}
 
@@ -321,6 +323,7 @@ class Cells:
         return bool(np.isfinite(there[np.isfinite(here)]).all() and (there != here)[np.isfinite(here)].any())
 
     def lines(self, which: np.ndarray) -> str:
-        """Return the first of some cells' places as people count them in a file: the header is line 1."""
-        found = [str(i + 2) if isinstance(i, int) else str(i) for i in self.series.index[which][:5].tolist()]
+        """Return the first of some cells' places as people count them in a file, whose first line is the header if nothing else is known."""
+        first = self._first_line
+        found = [str(i + first) if isinstance(i, int) else str(i) for i in self.series.index[which][:5].tolist()]
         return f"line{'s' if len(found) > 1 else ''} " + ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
