@@ -17,6 +17,7 @@ from choral.data.numerals import (
     DOUBTFUL,
     SHOWS_COMMA,
     SHOWS_POINT,
+    bound_in,
     currency_of,
     number,
     unit_of,
@@ -176,12 +177,38 @@ class Cells:
         if unit == "%" and self._has_shares:
             rest, found = ~self.absent, np.full(len(self), np.nan)  # a number alone is in another unit
         if rest.any():
-            own = unit if unit and (unit != "%" or self._has_shares) else self._currency
+            own = self._unit_or_currency(unit)
             known = {word: number(word, comma=comma, unit=own) for word in set(self.words[rest])}
             found[rest] = [known[word] for word in self.words[rest]]
         if unit == SECONDS:
             found = np.where(np.isnan(found), 3600 * self.hours, found)
         return found
+
+    def numbers_or_bounds(self, *, comma: bool = False, unit: str = "") -> np.ndarray:
+        """Return the same, where a bound (<0.5, 3+) is the number it names."""
+        found = self.numbers(comma=comma, unit=unit)
+        if not self.bounds.any():
+            return found
+        own = self._unit_or_currency(unit)
+        known = {word: number(bound_in(word), comma=comma, unit=own) for word in set(self.words[self.bounds])}
+        return np.array([known.get(word, value) for word, value in zip(self.words, found)])
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """Which cells hold a bound instead of a number: <0.5, >3, 3+."""
+        found = np.zeros(len(self), bool)
+        if not (self.is_number or self.is_flag or self.is_date):
+            odd = np.isnan(self.numbers()) & ~self.absent
+            found[odd] = [bool(bound_in(word)) for word in self.words[odd]]
+        return found
+
+    @cached_property
+    def _figures(self) -> list[str]:
+        """The first different words, bounds without their signs."""
+        return [bound_in(word) or word for word in self.held[:_SAMPLE]]
+
+    def _unit_or_currency(self, unit: str) -> str:
+        return unit if unit and (unit != "%" or self._has_shares) else self._currency
 
     @cached_property
     def _has_shares(self) -> bool:
@@ -190,7 +217,7 @@ class Cells:
     @cached_property
     def _currency(self) -> str:
         """The currency of nearly all amounts that name one; empty if they name several."""
-        return currency_of(units_in(self.held[:_SAMPLE]))
+        return currency_of(units_in(self._figures))
 
     @cached_property
     def doubtful(self) -> str:
@@ -206,7 +233,7 @@ class Cells:
         """Whether numbers show a decimal comma (True) or point (False); None where they show neither, or are none."""
         if self.is_number or self.is_flag:
             return None
-        marked = [w for w in self.held[:_SAMPLE] if "," in w or "." in w]
+        marked = [w for w in self._figures if "," in w or "." in w]
         comma, point = (any(map(p.search, marked)) for p in (SHOWS_COMMA, SHOWS_POINT))
         if (
             comma == point
@@ -229,7 +256,7 @@ class Cells:
         """What stands behind nearly all numbers (kg, km/h, %), or the currency of all amounts; empty for none."""
         if self.is_span:
             return SECONDS
-        return "" if self.is_number or self.is_flag or self.is_date else unit_of(self.held[:_SAMPLE])
+        return "" if self.is_number or self.is_flag or self.is_date else unit_of(self._figures)
 
     @cached_property
     def is_code(self) -> bool:

@@ -18,6 +18,7 @@ DOUBTFUL = re.compile(r"\D*\d{1,3}[.,]\d{3}\D*")  # thousands, or three decimals
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "mn": 1e6, "Mio": 1e6, "B": 1e9, "bn": 1e9, "Mrd": 1e9}
 _FACTOR = re.compile(rf"(?<=[\d.,])\s?({'|'.join(_FACTORS)})\.?$")
 _UNIT = re.compile(r"(.*\d[.,]?)\s?([^\W\d_]{1,12}[²³23]?(?:/[^\W\d_]{1,8}[²³23]?)?|°\s?[CF])\.?")
+_BOUND = re.compile(r"(?:[<>]=?|=[<>]|[≤≥])(.*\d.*)|(.*\d.*)\+")
 _MOSTLY = 0.9  # of the words must have a unit for it to be that of the column
 
 
@@ -93,6 +94,19 @@ def _unit_in(word: str) -> str | None:
     parts = _UNIT.fullmatch(word.strip())
     known = parts and not (np.isnan(number(parts[1])) and np.isnan(number(parts[1], comma=True)))
     return parts[2] if parts and known else None
+
+
+def bound_in(word: str) -> str:
+    """Return the number, as it is written, that a word bounds from above or below; empty for a word that is no bound.
+
+    >>> [bound_in(w) for w in ("<0.5", ">= 3 kg", "≤1,5", "65+", "3", "A+", "<5 or more>")]
+    ['0.5', '3 kg', '1,5', '65', '', '', '']
+    """
+    if word[:1] not in "<>=≤≥" and word[-1:] != "+":  # nearly all words, which must not take long
+        return ""
+    found = _BOUND.fullmatch(word)
+    bare = (found[1] or found[2]).strip() if found else ""
+    return bare if bare and _unit_in(bare) is not None else ""
 
 
 def units_in(words: Iterable[str]) -> Counter[str]:

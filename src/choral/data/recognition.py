@@ -11,7 +11,7 @@ from choral.data.calendar import ClockColumn, DateColumn
 from choral.data.cells import FLAGS, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
 from choral.data.dates import IN_NAMES
-from choral.data.numerals import mixed_units, units_in
+from choral.data.numerals import bound_in, mixed_units, units_in
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
 _MOSTLY = 0.9  # of the cells that hold something must be numbers, or dates, for the column to be one
@@ -158,9 +158,13 @@ def _numeric(cells: Cells, rows: int) -> bool:
         return True
     some = cells.words[~cells.absent]
     some = some[:: max(1, len(some) // _SAMPLE)]
-    if units_in(some).total() < 0.5 * len(some):  # most cells are words, or dates: no need to read all as numbers
-        return False
+    if units_in(bound_in(word) or word for word in some).total() < 0.5 * len(some):
+        return False  # most cells are words, or dates: no need to read all as numbers
     values = cells.own_numbers
+    if cells.bounds.any():
+        plain, bounds = (len(set(cells.words[which])) for which in (np.isfinite(values), cells.bounds))
+        if plain > bounds:  # else they are classes: <=50K and >50K
+            values = cells.numbers_or_bounds(comma=cells.comma, unit=cells.unit)
     return not cells.is_code and bool(np.isfinite(values).sum() >= _MOSTLY * rows)
 
 

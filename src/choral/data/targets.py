@@ -47,8 +47,23 @@ def check_target(cells: Cells, task: Kind | None, path: str) -> None:
             f"{path}: the target '{cells.name}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units; write them all in "
             "one, or use --task classification."
         )
+    if task != "classification" and _bounded(cells):
+        some = " and ".join(repr(short(word, 20)) for word in list(dict.fromkeys(cells.words[cells.bounds]))[:2])
+        raise InputError(
+            f"{path}: the target '{cells.name}' holds bounds such as {some} ({cells.bounds.sum():,} of {len(cells):,} rows), which are no numbers; write "
+            "a number for each, such as the bound itself, leave such cells empty to leave their rows out, or use --task classification to take every "
+            "value as a class."
+        )
     if task is None and cells.is_days:
         raise InputError(f"{path}: the target '{cells.name}' {_moments_in(cells)}, or use --task regression.")
+
+
+def _bounded(cells: Cells) -> bool:
+    """Return whether targets are numbers and bounds (<0.5, 3+), or more different bounds than there are classes."""
+    plain = np.isfinite(cells.own_numbers)
+    if not cells.bounds.any() or (plain | cells.bounds).mean() < 0.9:
+        return False
+    return bool(plain.any()) or len(cells.held) > _FEW
 
 
 def guess_task(cells: Cells) -> tuple[Kind, str]:
