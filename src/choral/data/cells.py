@@ -26,7 +26,8 @@ from choral.data.numerals import (
 )
 
 LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network sees
-_EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "#n/a", "<na>")
+_ERRORS = ("#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!", "#n/a")  # of spreadsheets
+_EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "<na>", *_ERRORS)
 _BLANKS = (*_EMPTY, "none", "-", "--", ".", "missing")
 _SAMPLE = 10_000  # different words that are looked at to see how numbers are written
 FIRST_LINE = "choral: first line"  # what frames know of the file they come from: the line of their first row

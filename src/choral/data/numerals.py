@@ -10,7 +10,8 @@ _SPACES = re.compile(r"(?<=\d)[\s\u00a0\u2009\u202f'\u2019`](?=\d{3}(?!\d))")
 _MONEY = re.compile(r"[$€£¥₹₽₩]|\b(?:USD|EUR|GBP|CHF|JPY|CAD|AUD|INR|CNY|SEK|NOK|DKK|PLN)\b", re.IGNORECASE)
 _NAMES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹"}
 _PLAIN = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?", re.IGNORECASE)
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d*)?")  # or of lakhs: 12,34,567
+_LEDGER = re.compile(r"\d[\d.,]*[.,]\d+-")  # 2- is a grade, 2019- a span of years
 _COMMA = re.compile(r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d*)?")
 SHOWS_COMMA = re.compile(r"(?<![\d.,])0,\d|\d,(?:\d{1,2}|\d{4,})\D*$|\.\d{3},\d|\d\.\d{3}\.\d{3}")
 SHOWS_POINT = re.compile(r"(?<![\d.,])0\.\d|\d\.(?:\d{1,2}|\d{4,})\D*$|,\d{3}\.\d|\d,\d{3},\d{3}")
@@ -31,8 +32,11 @@ def number(word: str, *, comma: bool = False, unit: str | None = None) -> float:
         unit: what may stand behind the number, or a currency, which may stand before it; a share (%) must carry its sign. Empty for
             nothing but the number, None for any currency and %.
 
-    >>> [number(w) for w in ("$54,321", "1 234.5", "(3)", "12.5%", "-€7", "1e3", "3.1k", "1'234'567", "12 Main St")]
-    [54321.0, 1234.5, -3.0, 0.125, -7.0, 1000.0, 3100.0, 1234567.0, nan]
+    >>> [
+    ...     number(w)
+    ...     for w in ("$54,321", "1 234.5", "(3)", "12.5%", "-€7", "1e3", "3.1k", "1'234'567", "7.5-", "12 Main St")
+    ... ]
+    [54321.0, 1234.5, -3.0, 0.125, -7.0, 1000.0, 3100.0, 1234567.0, -7.5, nan]
     >>> number("1.234,5", comma=True), number("1,234,5"), number("1,2.3"), number("5 kg"), number("5 kg", unit="kg")
     (1234.5, nan, nan, nan, 5.0)
     >>> (
@@ -55,6 +59,8 @@ def number(word: str, *, comma: bool = False, unit: str | None = None) -> float:
     bare = _SPACES.sub("", _MONEY.sub("", bare).strip()).replace("\u2212", "-")
     factor = _FACTOR.search(bare)
     bare = bare.removesuffix("%").strip() if share or not factor else bare[: factor.start()]
+    if _LEDGER.fullmatch(bare):
+        bare = "-" + bare[:-1]
     sign = -1.0 if bare[:1] == "-" else 1.0
     bare = bare[1:].strip() if bare[:1] in ("+", "-") else bare
     if comma and _COMMA.fullmatch(bare):
@@ -162,6 +168,19 @@ def mixed_units(words: Sequence[str]) -> tuple[str, str] | None:
         return None
     one, other = (next(w for w in words if _unit_in(w) == unit) for unit in named[:2])
     return one, other
+
+
+def mixed_decimals(words: Sequence[str]) -> tuple[str, str] | None:
+    """Return two words of which one shows a decimal point and one a decimal comma, if nearly all words are numbers in one way or the other.
+
+    >>> mixed_decimals(["0.5", "1,5", "2.5"]), mixed_decimals(["0.5", "2.5"]), mixed_decimals(["0.5", "1,5", "soon"])
+    (('0.5', '1,5'), None, None)
+    """
+    points, commas = ([w for w in words if shows.search(w)] for shows in (SHOWS_POINT, SHOWS_COMMA))
+    if not points or not commas or min(len(points), len(commas)) < 0.05 * len(words):
+        return None
+    read = sum(not (np.isnan(number(w)) and np.isnan(number(w, comma=True))) for w in words)
+    return (points[0], commas[0]) if read >= _MOSTLY * len(words) else None
 
 
 def writes_comma(words: Iterable[str]) -> bool:

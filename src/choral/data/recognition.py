@@ -11,7 +11,7 @@ from choral.data.calendar import ClockColumn, DateColumn
 from choral.data.cells import FLAGS, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
 from choral.data.dates import IN_NAMES
-from choral.data.numerals import bound_in, mixed_units, units_in
+from choral.data.numerals import bound_in, mixed_decimals, mixed_units, units_in
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
 _MOSTLY = 0.9  # of the cells that hold something must be numbers, or dates, for the column to be one
@@ -95,19 +95,39 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
         say(f"{path}: column '{short(name)}' holds {what}, so it is {done}; {advice}.")
         if unique:
             return LeftOutColumn(name=name, reason=f"it holds {what}")
-    return _words(cells, rows, unique)
+        return _words(cells, rows, unique)
+    found = _words(cells, rows, unique)
+    _say_half(cells, found, path)
+    return found
 
 
 def _mixed(cells: Cells) -> tuple[str, str] | None:
     """Return two cells that are written in different ways, in words, and what to do; None where cells are alike."""
-    ways, units = cells.ways, mixed_units(cells.held[:_SAMPLE])
+    ways, units, decimals = cells.ways, mixed_units(cells.held[:_SAMPLE]), mixed_decimals(cells.held[:_SAMPLE])
     if ways:
         said = f"{short(ways[0])!r} and {short(ways[1])!r}, dates written in different ways"
         return said, "write them all as 2024-03-25 to have it read as dates"
     if units:
         said = f"{short(units[0])!r} and {short(units[1])!r}, numbers in different units"
         return said, "write them all in one unit, or currency, to have it read as numbers"
+    if decimals:
+        said = f"{short(decimals[0])!r} and {short(decimals[1])!r}, numbers with decimal points and with decimal commas"
+        return said, "write them all in one way to have it read as numbers"
     return None
+
+
+def _say_half(cells: Cells, found: Column, path: str) -> None:
+    """Warn of a column read as words, or left out, in which numbers are at least half of the cells, and other words keep it from being one."""
+    if len(cells.held) <= _MANY or cells.is_category or is_id(cells.name) or not _numbers_in(cells) >= 0.5:
+        return
+    numbers = np.isfinite(cells.own_numbers)
+    odd = ~numbers & ~cells.absent
+    if not cells.is_code and numbers.sum() >= 0.5 * (~cells.absent).sum() and odd.any():
+        done = "left out" if found.codes == 0 else "read as words"
+        say(
+            f"{path}: column '{short(cells.name)}' holds {short(cells.words[odd][0])!r} in {cells.lines(odd)}, so it is {done} although {numbers.sum():,} of "
+            f"{len(cells):,} cells are numbers; write numbers alone, or leave the others empty, to have it read as numbers."
+        )
 
 
 def _words(cells: Cells, rows: int, unique: bool) -> Column:
@@ -153,13 +173,18 @@ def _flag(cells: Cells) -> tuple[str, str] | None:
     return next((pair for pair in FLAGS if held == set(pair)), None)
 
 
+def _numbers_in(cells: Cells) -> float:
+    """Return the part of some cells that are numbers, with or without a unit, or bounds of such."""
+    some = cells.words[~cells.absent]
+    some = some[:: max(1, len(some) // _SAMPLE)]
+    return units_in(bound_in(word) or word for word in some).total() / len(some)
+
+
 def _numeric(cells: Cells, rows: int) -> bool:
     if cells.is_number:
         return True
-    some = cells.words[~cells.absent]
-    some = some[:: max(1, len(some) // _SAMPLE)]
-    if units_in(bound_in(word) or word for word in some).total() < 0.5 * len(some):
-        return False  # most cells are words, or dates: no need to read all as numbers
+    if _numbers_in(cells) < 0.5:  # most cells are words, or dates: no need to read all as numbers
+        return False
     values = cells.own_numbers
     if cells.bounds.any():
         plain, bounds = (len(set(cells.words[which])) for which in (np.isfinite(values), cells.bounds))

@@ -9,7 +9,7 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.cells import LARGEST, Cells
-from choral.data.numerals import factors_in, mixed_units, number
+from choral.data.numerals import factors_in, mixed_decimals, mixed_units, number
 from choral.data.recognition import ladder
 
 _SAMPLE = 10_000  # different targets that are looked at for their units
@@ -46,6 +46,12 @@ def check_target(cells: Cells, task: Kind | None, path: str) -> None:
         raise InputError(
             f"{path}: the target '{cells.name}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units; write them all in "
             "one, or use --task classification."
+        )
+    decimals = None if cells.is_number else mixed_decimals(cells.held[:_SAMPLE])
+    if decimals and task != "classification":
+        raise InputError(
+            f"{path}: the target '{cells.name}' holds {short(decimals[0])!r} and {short(decimals[1])!r}, numbers with decimal points and with decimal "
+            "commas; write them all in one way, or use --task classification."
         )
     if task != "classification" and _bounded(cells):
         some = " and ".join(repr(short(word, 20)) for word in list(dict.fromkeys(cells.words[cells.bounds]))[:2])
