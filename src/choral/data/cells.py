@@ -34,6 +34,8 @@ FIRST_LINE = "choral: first line"  # what frames know of the file they come from
 SECONDS = "seconds"  # the unit of a column that has the type of spans of time
 _CODE = re.compile(r"0\d+")
 FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
+YES = (*(yes for yes, _ in FLAGS), "1", "1.0")
+NO = (*(no for _, no in FLAGS), "0", "0.0")
 
 
 def _cases(words: Iterable[str]) -> list[str]:

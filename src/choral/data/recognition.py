@@ -8,7 +8,7 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.calendar import ClockColumn, DateColumn
-from choral.data.cells import FLAGS, Cells
+from choral.data.cells import FLAGS, NO, YES, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
 from choral.data.dates import IN_NAMES
 from choral.data.numerals import bound_in, mixed_decimals, mixed_units, units_in
@@ -167,10 +167,11 @@ def _counts_rows(cells: Cells) -> bool:
 
 
 def _flag(cells: Cells) -> tuple[str, str] | None:
-    if len(cells.held) > 4:  # a word may be written in small letters and in capitals
+    """Return how a column says yes and no, in the words of the first pair it has one of; None if it says anything else, or digits alone."""
+    held = {w.lower() for w in cells.held[:_MANY]}
+    if len(cells.held) > _MANY or not held <= {*YES, *NO} or not held & set(YES) or not held & set(NO):
         return None
-    held = {w.lower() for w in cells.held}
-    return next((pair for pair in FLAGS if held == set(pair)), None)
+    return next((pair for pair in FLAGS if held & set(pair)), None)
 
 
 def _numbers_in(cells: Cells) -> float:

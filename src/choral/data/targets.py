@@ -9,6 +9,7 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.cells import LARGEST, Cells
+from choral.data.columns import say
 from choral.data.numerals import factors_in, mixed_decimals, mixed_units, number
 from choral.data.recognition import ladder
 
@@ -123,6 +124,7 @@ def classes_of(cells: Cells, path: str) -> tuple[str, ...]:
         raise InputError(
             f"{path}: the target '{cells.name}' has a single value, {short(words[0])}; there is nothing to learn."
         )
+    _say_spellings(cells, found, path)
     values = [number(w) for w in found]
     numeric = not any(map(np.isnan, values))
     if (numeric and len(found) > _CLASSES) or (len(found) > 10 and len(found) > len(words) / 2):
@@ -134,6 +136,18 @@ def classes_of(cells: Cells, path: str) -> tuple[str, ...]:
             f"classes; {advice}."
         )
     return tuple(sorted(found, key=lambda w: (number(w), w)) if numeric else sorted(found))
+
+
+def _say_spellings(cells: Cells, found: set[str], path: str) -> None:
+    """Warn of two classes that differ in capitals or spaces alone."""
+    known: dict[str, str] = {}
+    for word in sorted(found):
+        other = known.setdefault(" ".join(word.lower().split()), word)
+        if other != word:
+            say(
+                f"{path}: the target '{cells.name}' holds {short(other)!r} and {short(word)!r}, which are two classes; spell them alike if they are one."
+            )
+            return
 
 
 def _moments_in(cells: Cells) -> str:
