@@ -45,6 +45,20 @@ WRITTEN = {
     "quarters first": ([f"Q{i % 4 + 1} {2001 + i // 4}" for i in range(60)], None, "quarters"),
     "quarters of pandas": ([f"{2001 + i // 4}Q{i % 4 + 1}" for i in range(60)], None, "quarters"),
 }
+MONTHS = days(pd.date_range("2019-01-01", periods=60, freq="MS"))
+NAMES = {
+    "%d %B, %Y": DAYS,
+    "%d. %B %Y": DAYS,
+    "%dth of %B": None,
+    "%d%b%Y": DAYS,
+    "%Y-%b-%d": DAYS,
+    "%B %dth, %Y": DAYS,
+    "%b. %d %Y": DAYS,
+    "%d/%b/%Y:%H:%M:%S +0000": MOMENTS,
+    "%a %b %d %H:%M:%S %Y": MOMENTS,
+    "%a %b %d %H:%M:%S UTC %Y": MOMENTS,
+    "%d %b %y": DAYS,
+}
 QUARTERS = days(pd.date_range("2001-01-01", periods=60, freq="QS"))
 
 
@@ -66,6 +80,50 @@ def test_standard_ways_of_writing_dates_are_read(name, repeated):
 )
 def test_words_that_are_no_dates_stay_words(words):
     assert learned(words * 10).read_as == "category"
+
+
+@pytest.mark.parametrize("form", NAMES)
+def test_dates_with_the_name_of_a_month_are_read_in_any_of_their_ways(form):
+    words, when = DAYS.strftime(form) if NAMES[form] is None else NAMES[form].strftime(form), NAMES[form]
+    column = learned(words)
+    if when is None:
+        assert column.read_as != "date"
+        return
+    assert isinstance(column, DateColumn)
+    assert column.scale.undo(column.encode(cells(words), path="it")[:, 0]) == pytest.approx(days(when), abs=1e-6)
+
+
+@pytest.mark.parametrize("form", ["%Y %b", "%b-%y", "%B-%Y", "%Y/%m", "%m.%Y"])
+def test_months_are_dates_and_never_numbers(form):
+    words = pd.date_range("2019-01-01", periods=60, freq="MS").strftime(form)
+    column = learned(words)
+    assert column.how.startswith("year first" if form == "%Y/%m" else "months")
+    assert column.scale.undo(column.encode(cells(words), path="it")[:, 0]) == pytest.approx(MONTHS)
+    assert isinstance(learned(["12.2021", "11.2034", "10.1975"] * 9), NumberColumn)  # decimals: no zero before them
+
+
+def test_how_older_ensembles_wrote_dates_still_reads_them():
+    for form, word in (("%d %B %Y", "5 March 1970"), ("%d-%b-%Y", "05-Mar-1970"), ("%B %d, %Y", "March 5, 1970")):
+        assert cells([word]).days(form).tolist() == [63]
+    assert cells(["March 1970"]).days("%B %Y").tolist() == [59]
+
+
+def test_zones_by_name_and_moments_without_one_beside_them():
+    hour = {"EST": 15, "PDT": 17, "CET": 9, "CEST": 8, "GMT": 10}
+    for zone, there in hour.items():
+        assert cells([f"1970-01-02 10:00 {zone}"]).days("ISO8601")[0] == pytest.approx(1 + there / 24)
+    words = [f"2023-01-{1 + i % 28:02d} 10:00:00" + "Z" * (i % 2) for i in range(60)]
+    said = "column 'c' holds '2023-01-02 10:00:00Z' and '2023-01-01 10:00:00', times with a zone and without; those without are read as UTC"
+    with pytest.warns(UserWarning, match=said):
+        assert isinstance(learned(words), DateColumn)
+
+
+@pytest.mark.parametrize("words", [DAYS.strftime("%d-%m-%y"), DAYS.strftime("%Y_%m_%d"), DAYS.strftime("%Y-%m-%d %H")])
+def test_what_looks_like_dates_in_a_way_that_is_not_read_is_said(words):
+    with pytest.warns(
+        UserWarning, match=f"column 'c' holds '{words[0]}', which looks like a date in a way that is not read"
+    ):
+        assert learned(words).read_as == "left out"
 
 
 COMPACT = DAYS.strftime("%Y%m%d")

@@ -9,7 +9,7 @@ from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.cells import Cells
 from choral.data.columns import Column, Scale, say
-from choral.data.dates import FORMATS
+from choral.data.dates import FORMATS, known_form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class DateColumn(Column):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.form.split(" %H")[0] not in ("", *FORMATS):
+        if known_form(self.form) not in ("", *FORMATS):
             raise InputError(f"dates are written as {self.form!r}, which is not one of {', '.join(FORMATS)}.")
 
     @classmethod
@@ -39,6 +39,11 @@ class DateColumn(Column):
             say(
                 f"{path}: the dates in column '{short(cells.name)}' ({short(cells.held[0])!r}, ...) may have the day or the month first; they are "
                 f"read with the {FORMATS[form]}. Write them as 2024-03-25 if that is wrong."
+            )
+        if cells.zones:
+            say(
+                f"{path}: column '{short(cells.name)}' holds {short(cells.zones[0])!r} and {short(cells.zones[1])!r}, times with a zone and without; "
+                "those without are read as UTC."
             )
         _say_odd(cells, np.isnan(found) & ~cells.absent, "a date as the others are", path)
         held = found[~np.isnan(found)]
@@ -53,7 +58,7 @@ class DateColumn(Column):
     @property
     def how(self) -> str:
         """How dates are written, in words."""
-        return FORMATS.get(self.form.split(" %H")[0], "")
+        return FORMATS.get(known_form(self.form), "")
 
     @property
     def codes(self) -> int:

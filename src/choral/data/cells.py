@@ -289,18 +289,27 @@ class Cells:
 
     @cached_property
     def is_days(self) -> bool:
-        """Whether whole numbers are days, 20230131, or moments, 20230131101500: each is in the calendar, and it is no accident.
+        """Whether numbers are days, 20230131, moments, 20230131101500, or months, 01.2023: each is in the calendar, and it is no accident.
 
-        One in 27 numbers of that size is. That the column's name speaks of time is enough, and so are 20 different ones of more
+        Of months one at least has a zero before it, as decimals do not. Else one in 27 numbers of that size is. That the column's name speaks of time is enough, and so are 20 different ones of more
         than one month: numbers that are given to rows one after the other leave the calendar at the end of a month.
         """
         if self.is_flag or self.is_date or (self.is_number and not np.nanmin(self.numbers(), initial=np.inf) > 1.9e7):
             return False
-        if self.form is None or not all(map(dates.is_compact, self.held)):
+        if self.form is None:
+            return False
+        if all(map(dates.is_month, self.held)) and any(word.startswith("0") for word in self.held):
+            return True
+        if not all(map(dates.is_compact, self.held)):
             return False
         many = len(self.held) >= 20 and len({word[:6] for word in self.held}) > 1
         found = dates.days(dates.moments(self.held), self.form)
         return bool(np.isfinite(found).all() and (many or dates.IN_NAMES.search(self.name)))
+
+    @property
+    def zones(self) -> tuple[str, str] | None:
+        """Two words, a moment that names its zone and one that does not, if the column has both."""
+        return None if self.is_date else dates.zones_of(self.held[:_SAMPLE])
 
     @property
     def ways(self) -> tuple[str, str] | None:

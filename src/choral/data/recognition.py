@@ -10,7 +10,7 @@ from choral.base.lettering import short
 from choral.data.calendar import ClockColumn, DateColumn
 from choral.data.cells import FLAGS, NO, YES, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
-from choral.data.dates import IN_NAMES
+from choral.data.dates import IN_NAMES, looks_unread
 from choral.data.numerals import bound_in, mixed_decimals, mixed_units, units_in
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
@@ -106,6 +106,9 @@ def _mixed(cells: Cells) -> tuple[str, str] | None:
     ways, units, decimals = cells.ways, mixed_units(cells.held[:_SAMPLE]), mixed_decimals(cells.held[:_SAMPLE])
     if ways:
         said = f"{short(ways[0])!r} and {short(ways[1])!r}, dates written in different ways"
+        return said, "write them all as 2024-03-25 to have it read as dates"
+    if looks_unread(cells.held[:_SAMPLE]):
+        said = f"{short(cells.held[0])!r}, which looks like a date in a way that is not read"
         return said, "write them all as 2024-03-25 to have it read as dates"
     if units:
         said = f"{short(units[0])!r} and {short(units[1])!r}, numbers in different units"
