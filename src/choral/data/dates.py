@@ -65,6 +65,11 @@ _LATE = re.compile(
 _UNREAD = re.compile(r"\d{2}-\d{2}-\d{2}|(?:19|20)\d{2}([-_/])\d{2}\1\d{2}.*")
 _HOURS = _TIME.replace(r"\d{1,2}):", r"\d{1,4}):", 1)
 _CLOCK = re.compile(rf"(?P<sign>[-+])?(?:(?P<days>\d+) days?,? \+?)?{_HOURS}", re.IGNORECASE)
+_SPAN = re.compile(  # 1h 30m; capitals alone would be codes
+    r"(?=\d)(?:(\d+)\s?d(?:ays?)?,?\s*)?(?:(\d+(?:\.\d+)?)\s?h(?:rs?|ours?)?,?\s*)?(?:(\d+(?:\.\d+)?)\s?m(?:ins?|inutes?)?,?\s*)?"
+    r"(?:(\d+(?:\.\d+)?)\s?s(?:ecs?|econds?)?)?"
+)
+_ISO_SPAN = re.compile(r"P(?=.*\d)(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 IN_NAMES = re.compile(
     r"time|date|datum|fecha|epoch|unix|stamp|when|seconds|millis|(?:^|[\W_])(?:ts|dt|day|ymd|yyyymmdd)(?:$|[\W_])",
     re.IGNORECASE,
@@ -163,8 +168,8 @@ def _hour(parts: Mapping[str, str]) -> float:
 def hours(words: Iterable[str]) -> np.ndarray:
     """Return times of the day and durations as hours; NaN where a word is neither.
 
-    >>> hours(["06:30", "1:30 PM", "100:00:36", "2 days 01:00:00", "-0:45", "25%"]).tolist()
-    [6.5, 13.5, 100.01, 49.0, -0.75, nan]
+    >>> hours(["06:30", "1:30 PM", "100:00:36", "2 days 01:00:00", "-0:45", "1h 30m", "PT36S", "25%"]).tolist()
+    [6.5, 13.5, 100.01, 49.0, -0.75, 1.5, 0.01, nan]
     """
     known: dict[str, float] = {}
     return np.array([known[w] if w in known else known.setdefault(w, _length(w)) for w in words], np.float64)
@@ -172,6 +177,9 @@ def hours(words: Iterable[str]) -> np.ndarray:
 
 def _length(word: str) -> float:
     parts = _CLOCK.fullmatch(word)
+    span = _SPAN.fullmatch(word) or _ISO_SPAN.fullmatch(word) if parts is None else None
+    if span:
+        return sum(float(part or 0) * length for part, length in zip(span.groups(), (24, 1, 1 / 60, 1 / 3600)))
     if parts is None or (parts["half"] and int(parts["hour"]) > 12):
         return np.nan
     return (24 * int(parts["days"] or 0) + _hour(parts.groupdict())) * (-1 if parts["sign"] == "-" else 1)
