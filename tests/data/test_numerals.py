@@ -75,3 +75,29 @@ def test_decimal_commas_and_points_in_one_column_are_said_and_refused_as_targets
         assert learned(words).read_as == "left out"
     with pytest.raises(InputError, match=f"the target 't' {what}; write"):
         learn_table(pd.DataFrame({"a": np.arange(60.0), "t": words}), "t")
+
+
+STANDING = {
+    "below": (
+        [-999 if i % 6 == 0 else i + 0.5 for i in range(60)],
+        "-999 in 10 cell(s), far from all others (1.5 to 59.5)",
+    ),
+    "above": ([9999 if i % 20 == 0 else i for i in range(60)], "9999 in 3 cell(s), far from all others (1 to 59)"),
+    "as text": (["-99.0" if i < 2 else f"{i}" for i in range(60)], "-99 in 2 cell(s), far from all others (2 to 59)"),
+}
+
+
+@pytest.mark.parametrize("name", STANDING)
+def test_numbers_that_may_stand_for_no_value_are_said(name):
+    values, said = STANDING[name]
+    with pytest.warns(UserWarning, match=re.escape(f"f.csv: column 'c' holds {said}; leave")):
+        assert learned(values).read_as == "number"
+    with pytest.warns(UserWarning, match=re.escape(f"f.csv: the target 't' holds {said}; leave")):
+        learn_table(pd.DataFrame({"a": np.arange(60.0), "t": values}), "t", task="regression", path="f.csv")
+
+
+@pytest.mark.parametrize(
+    "values", [np.arange(60) * 40 - 999, np.r_[np.arange(59), -999], np.r_[np.arange(900, 1010)] * 1.0]
+)
+def test_numbers_among_others_are_nothing_to_say(values):
+    learned(values)  # warnings are errors

@@ -19,7 +19,7 @@ from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.base.values import Value
 from choral.data.cells import LARGEST, Cells
-from choral.data.numerals import factors_in, groups_thousands
+from choral.data.numerals import factors_in, groups_thousands, stand_ins
 
 LONGEST = 10_000  # characters of a name or of one category
 _FAR = 20  # deviations from the mean of training; most cells beyond them are in other units
@@ -163,6 +163,13 @@ def _say_unread(cells: Cells, unread: np.ndarray, unit: str, path: str) -> None:
         )
 
 
+def say_stand_ins(what: str, values: np.ndarray, path: str) -> None:
+    """Warn of numbers that may stand for no value, such as -999."""
+    found = stand_ins(values)
+    if found:
+        say(f"{path}: {what} holds {found}; leave these cells empty if they stand for no value.")
+
+
 def _say_bounds(cells: Cells, path: str) -> None:
     if cells.bounds.any():
         say(
@@ -207,6 +214,7 @@ class NumberColumn(Column):
         values, unread = _numbers(cells, cells.comma, cells.unit, path)
         _say_unread(cells, unread, cells.unit, path)
         _say_bounds(cells, path)
+        say_stand_ins(f"column '{short(cells.name)}'", values, path)
         held = values[~np.isnan(values)]
         return cls(
             name=cells.name,

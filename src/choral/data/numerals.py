@@ -20,6 +20,7 @@ _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "mn": 1e6, "Mio": 1e6, "B": 1e9, "bn":
 _FACTOR = re.compile(rf"(?<=[\d.,])\s?({'|'.join(_FACTORS)})\.?$")
 _UNIT = re.compile(r"(.*\d[.,]?)\s?([^\W\d_]{1,12}[²³23]?(?:/[^\W\d_]{1,8}[²³23]?)?|°\s?[CF])\.?")
 _BOUND = re.compile(r"(?:[<>]=?|=[<>]|[≤≥])(.*\d.*)|(.*\d.*)\+")
+_STAND_INS = (-99, -999, -9999, -99999, -999999, 999, 9999, 99999, 999999)  # for cells without a value
 _MOSTLY = 0.9  # of the words must have a unit for it to be that of the column
 
 
@@ -203,3 +204,17 @@ def groups_thousands(words: Sequence[str], *, comma: bool = False) -> bool:
     known = (rf"\d{thousands}\d{{3}}(?!\d)", rf"\d{point}\d+\D*$", rf"\d{point}\d{{3}}\D*$")
     marked, decimals, three = (any(re.search(pattern, word) for word in words) for pattern in known)
     return marked and decimals and not three
+
+
+def stand_ins(values: np.ndarray) -> str:
+    """Return that some numbers may stand for no value, in words: one such as -999, more than once, far below or above all others; else nothing.
+
+    >>> stand_ins(np.array([-999.0, 2.0, 5.0, -999.0])), stand_ins(np.array([-999.0, 2.0, -900.0, -999.0]))
+    ('-999 in 2 cell(s), far from all others (2 to 5)', '')
+    """
+    held = values[np.isfinite(values)]
+    for code in _STAND_INS:
+        rest, count = held[held != code], int((held == code).sum())
+        if count > 1 and len(rest) and max(rest.min() - code, code - rest.max()) > np.ptp(rest):
+            return f"{code} in {count:,} cell(s), far from all others ({rest.min():g} to {rest.max():g})"
+    return ""
