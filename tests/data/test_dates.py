@@ -162,3 +162,14 @@ def test_compact_days_are_no_targets_unless_asked_for():
     with pytest.raises(InputError, match=re.escape(f"the target 't' holds dates ('{COMPACT[0]}'); give a number")):
         learn_table(frame, "t")
     assert learn_table(frame, "t", task="regression").targets(frame)[0] == int(COMPACT[0])
+
+
+@pytest.mark.parametrize("word", ["9999-12-31", "1900-01-01", "1970-01-01", "2999-12-31"])
+def test_dates_that_may_stand_for_no_date_are_said(word):
+    words = [word if i % 6 == 0 else f"2023-01-{1 + i % 28:02d}" for i in range(60)]
+    for values in (words, pd.Series(words).astype("datetime64[s]")):
+        with pytest.warns(
+            UserWarning,
+            match=rf"'c' holds {word} in 10 cell\(s\), far from all others \(2023-01-01 to 2023-01-28\); leave",
+        ):
+            assert isinstance(learned(values), DateColumn)

@@ -101,3 +101,28 @@ def test_numbers_that_may_stand_for_no_value_are_said(name):
 )
 def test_numbers_among_others_are_nothing_to_say(values):
     learned(values)  # warnings are errors
+
+
+WRITTEN = {
+    "shares in brackets": (["(5%)", "12%", "(0.5 %)"], [-0.05, 0.12, -0.005], "%"),
+    "dollars of the United States": (["US$ 5", "US$1,200", "$7"], [5, 1200, 7], "$"),
+    "reals": (["R$ 5", "R$ 1.200,50", "R$ 7,25"], [5, 1200.5, 7.25], "R$"),
+    "rupees": (["Rs. 5", "Rs 12,34,567", "₹7"], [5, 1234567, 7], "₹"),
+    "whole francs": (["CHF 5.--", "CHF 1'200.--", "CHF 7.50"], [5, 1200, 7.5], "CHF"),
+    "whole crowns": (["5,-", "1200,-", "7,50"], [5, 1200, 7.5], ""),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_amounts_and_shares_as_shops_and_ledgers_write_them(name):
+    words, values, unit = WRITTEN[name]
+    column = learned(words * 9)
+    assert (column.read_as, column.unread) == ("number", 0)
+    assert column.unit == unit
+    assert column.scale.undo(column.encode(cells(words), path="it")[:, 0]) == pytest.approx(values)
+
+
+def test_ordinals_are_no_units():
+    words = ["1st", "2nd", "3rd", "4th"] * 9
+    assert learned(words).read_as == "category"  # warnings are errors
+    assert learn_table(pd.DataFrame({"a": np.arange(36.0), "t": words}), "t").task == "classification"

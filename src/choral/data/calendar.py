@@ -8,8 +8,8 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.cells import Cells
-from choral.data.columns import Column, Scale, say
-from choral.data.dates import FORMATS, known_form
+from choral.data.columns import Column, Scale, say, say_stand_in
+from choral.data.dates import FORMATS, STAND_INS, known_form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,7 @@ class DateColumn(Column):
             )
         _say_odd(cells, np.isnan(found) & ~cells.absent, "a date as the others are", path)
         held = found[~np.isnan(found)]
+        say_stand_in(f"column '{short(cells.name)}'", found, path, known=STAND_INS, shown=_day)
         return cls(
             name=cells.name,
             missing=len(held) < len(found),
@@ -97,8 +98,7 @@ class DateColumn(Column):
         return np.column_stack(parts)
 
     def _said(self, code: np.ndarray) -> str:
-        days = float(self.scale.undo(float(code[0])))
-        return str(np.datetime64("1970-01-01", "D") + np.timedelta64(round(days), "D"))
+        return _day(float(self.scale.undo(float(code[0]))))
 
     def places(self, codes: np.ndarray) -> np.ndarray | None:
         """Return days since 1970."""
@@ -161,6 +161,10 @@ class ClockColumn(Column):
     def places(self, codes: np.ndarray) -> np.ndarray | None:
         """Return hours."""
         return self._with_gaps(np.asarray(self.scale.undo(codes[:, 0])), codes)
+
+
+def _day(days: float) -> str:
+    return str(np.datetime64("1970-01-01", "D") + np.timedelta64(round(days), "D"))
 
 
 def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str) -> None:

@@ -19,6 +19,7 @@ from choral.data.numerals import (
     SHOWS_POINT,
     bound_in,
     currency_of,
+    is_share,
     number,
     unit_of,
     units_in,
@@ -215,7 +216,7 @@ class Cells:
 
     @cached_property
     def _has_shares(self) -> bool:
-        return any(word.endswith("%") for word in self.held)
+        return any(map(is_share, self.held))
 
     @cached_property
     def _currency(self) -> str:

@@ -10,6 +10,7 @@ training had no such cell, a warning says so.
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.base.values import Value
 from choral.data.cells import LARGEST, Cells
-from choral.data.numerals import factors_in, groups_thousands, stand_ins
+from choral.data.numerals import STAND_INS, factors_in, groups_thousands, stand_in
 
 LONGEST = 10_000  # characters of a name or of one category
 _FAR = 20  # deviations from the mean of training; most cells beyond them are in other units
@@ -163,11 +164,30 @@ def _say_unread(cells: Cells, unread: np.ndarray, unit: str, path: str) -> None:
         )
 
 
-def say_stand_ins(what: str, values: np.ndarray, path: str) -> None:
-    """Warn of numbers that may stand for no value, such as -999."""
-    found = stand_ins(values)
-    if found:
-        say(f"{path}: {what} holds {found}; leave these cells empty if they stand for no value.")
+def say_stand_in(
+    what: str,
+    values: np.ndarray,
+    path: str,
+    *,
+    known: Iterable[float] = STAND_INS,
+    shown: Callable[[float], str] = "{:g}".format,
+) -> None:
+    """Warn of a number that may stand for no value, such as -999.
+
+    Args:
+        what: whose numbers they are.
+        values: all of them.
+        path: what to call the table.
+        known: numbers that may.
+        shown: how a number is written.
+    """
+    code = stand_in(values, known)
+    if code is not None:
+        rest = values[np.isfinite(values) & (values != code)]
+        say(
+            f"{path}: {what} holds {shown(code)} in {(values == code).sum():,} cell(s), far from all others ({shown(rest.min())} to {shown(rest.max())}); "
+            "leave these cells empty if they stand for no value."
+        )
 
 
 def _say_bounds(cells: Cells, path: str) -> None:
@@ -214,7 +234,7 @@ class NumberColumn(Column):
         values, unread = _numbers(cells, cells.comma, cells.unit, path)
         _say_unread(cells, unread, cells.unit, path)
         _say_bounds(cells, path)
-        say_stand_ins(f"column '{short(cells.name)}'", values, path)
+        say_stand_in(f"column '{short(cells.name)}'", values, path)
         held = values[~np.isnan(values)]
         return cls(
             name=cells.name,

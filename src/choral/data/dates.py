@@ -75,6 +75,20 @@ IN_NAMES = re.compile(
     re.IGNORECASE,
 )
 """What the names of columns that tell a time have in them."""
+STAND_INS = tuple(
+    float(np.datetime64(day, "D").astype(int))
+    for day in (
+        "1753-01-01",
+        "1899-12-30",
+        "1899-12-31",
+        "1900-01-01",
+        "1970-01-01",
+        "2099-12-31",
+        "2999-12-31",
+        "9999-12-31",
+    )
+)
+"""Days, since 1970, that databases write for no date."""
 MOSTLY = 0.9
 """Part of the words that must be dates, or times, for their column to hold such."""
 

@@ -7,10 +7,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 _SPACES = re.compile(r"(?<=\d)[\s\u00a0\u2009\u202f'\u2019`](?=\d{3}(?!\d))")
-_MONEY = re.compile(r"[$€£¥₹₽₩]|\b(?:USD|EUR|GBP|CHF|JPY|CAD|AUD|INR|CNY|SEK|NOK|DKK|PLN)\b", re.IGNORECASE)
-_NAMES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹"}
+_MONEY = re.compile(
+    r"\b(?:US|R|A|C|CA|AU|HK|NZ|NT|S|MX)\$|[$€£¥₹₽₩]|\bRs\b\.?|\b(?:USD|EUR|GBP|CHF|JPY|CAD|AUD|INR|CNY|SEK|NOK|DKK|PLN)\b",
+    re.IGNORECASE,
+)
+_NAMES = {"USD": "$", "US$": "$", "RS": "₹", "RS.": "₹", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹"}
 _PLAIN = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?", re.IGNORECASE)
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d*)?")  # or of lakhs: 12,34,567
+_WHOLE = re.compile(r"(?<=\d)[.,](?:[-\u2013\u2014]|--)$")  # 5.-- and 5,- have no cents
 _LEDGER = re.compile(r"\d[\d.,]*[.,]\d+-")  # 2- is a grade, 2019- a span of years
 _COMMA = re.compile(r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d*)?")
 SHOWS_COMMA = re.compile(r"(?<![\d.,])0,\d|\d,(?:\d{1,2}|\d{4,})\D*$|\.\d{3},\d|\d\.\d{3}\.\d{3}")
@@ -20,7 +24,7 @@ _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "mn": 1e6, "Mio": 1e6, "B": 1e9, "bn":
 _FACTOR = re.compile(rf"(?<=[\d.,])\s?({'|'.join(_FACTORS)})\.?$")
 _UNIT = re.compile(r"(.*\d[.,]?)\s?([^\W\d_]{1,12}[²³23]?(?:/[^\W\d_]{1,8}[²³23]?)?|°\s?[CF])\.?")
 _BOUND = re.compile(r"(?:[<>]=?|=[<>]|[≤≥])(.*\d.*)|(.*\d.*)\+")
-_STAND_INS = (-99, -999, -9999, -99999, -999999, 999, 9999, 99999, 999999)  # for cells without a value
+STAND_INS = (-99, -999, -9999, -99999, -999999, 999, 9999, 99999, 999999)  # for cells without a value
 _MOSTLY = 0.9  # of the words must have a unit for it to be that of the column
 
 
@@ -57,7 +61,7 @@ def number(word: str, *, comma: bool = False, unit: str | None = None) -> float:
     share, money = bare.endswith("%"), currency(bare)
     if unit is not None and (share != (unit == "%") or money not in ("", unit)):
         return np.nan
-    bare = _SPACES.sub("", _MONEY.sub("", bare).strip()).replace("\u2212", "-")
+    bare = _WHOLE.sub("", _SPACES.sub("", _MONEY.sub("", bare).strip()).replace("\u2212", "-"))
     factor = _FACTOR.search(bare)
     bare = bare.removesuffix("%").strip() if share or not factor else bare[: factor.start()]
     if _LEDGER.fullmatch(bare):
@@ -84,6 +88,15 @@ def factors_in(words: Iterable[str]) -> str:
     return ", ".join(f"{letter} = {_FACTORS[letter]:,.0f}" for letter in sorted(found, key=lambda n: (_FACTORS[n], n)))
 
 
+def is_share(word: str) -> bool:
+    """Return whether a word ends with %, also where brackets make it negative.
+
+    >>> is_share("5 %"), is_share("(5%)"), is_share("5")
+    (True, True, False)
+    """
+    return word.removesuffix(")").endswith("%")
+
+
 def currency(word: str) -> str:
     """Return the currency that a word names, by its sign where it has one; empty for none.
 
@@ -97,7 +110,7 @@ def currency(word: str) -> str:
 def _unit_in(word: str) -> str | None:
     """Return what makes a word more than a number: %, a currency or a unit; empty for a number alone, None for no number."""
     if not (np.isnan(number(word)) and np.isnan(number(word, comma=True))):
-        return "%" if word.endswith("%") else currency(word)
+        return "%" if is_share(word) else currency(word)
     parts = _UNIT.fullmatch(word.strip())
     known = parts and not (np.isnan(number(parts[1])) and np.isnan(number(parts[1], comma=True)))
     return parts[2] if parts and known else None
@@ -153,7 +166,7 @@ def unit_of(words: Sequence[str]) -> str:
 
 
 def mixed_units(words: Sequence[str]) -> tuple[str, str] | None:
-    """Return two words that are numbers in different units, if nearly all words of a column are such; codes (12A, 7C) are not.
+    """Return two words that are numbers in different units, if nearly all words of a column are such; codes (12A, 7C) and places (1st, 2nd) are not.
 
     >>> mixed_units(["5 kg", "500 g", "7"]), mixed_units(["5 kg", "7 kg"]), mixed_units(["12A", "7C"])
     (('5 kg', '500 g'), None, None)
@@ -165,7 +178,7 @@ def mixed_units(words: Sequence[str]) -> tuple[str, str] | None:
     named = [unit for unit, count in found.items() if (unit or shares) and count >= 0.05 * len(words)]
     if len(named) < 2 or len(found) > 9 or found.total() < _MOSTLY * len(words):
         return None
-    if any(len(unit) == 1 and unit.isupper() for unit in found):
+    if any(len(unit) == 1 and unit.isupper() for unit in found) or set(found) <= {"st", "nd", "rd", "th"}:
         return None
     one, other = (next(w for w in words if _unit_in(w) == unit) for unit in named[:2])
     return one, other
@@ -206,15 +219,15 @@ def groups_thousands(words: Sequence[str], *, comma: bool = False) -> bool:
     return marked and decimals and not three
 
 
-def stand_ins(values: np.ndarray) -> str:
-    """Return that some numbers may stand for no value, in words: one such as -999, more than once, far below or above all others; else nothing.
+def stand_in(values: np.ndarray, known: Iterable[float] = STAND_INS) -> float | None:
+    """Return a number that may stand for no value: one that is known to, more than once, far below or above all others.
 
-    >>> stand_ins(np.array([-999.0, 2.0, 5.0, -999.0])), stand_ins(np.array([-999.0, 2.0, -900.0, -999.0]))
-    ('-999 in 2 cell(s), far from all others (2 to 5)', '')
+    >>> stand_in(np.array([-999.0, 2.0, 5.0, -999.0])), stand_in(np.array([-999.0, 2.0, -900.0, -999.0]))
+    (-999, None)
     """
     held = values[np.isfinite(values)]
-    for code in _STAND_INS:
+    for code in known:
         rest, count = held[held != code], int((held == code).sum())
         if count > 1 and len(rest) and max(rest.min() - code, code - rest.max()) > np.ptp(rest):
-            return f"{code} in {count:,} cell(s), far from all others ({rest.min():g} to {rest.max():g})"
-    return ""
+            return code
+    return None

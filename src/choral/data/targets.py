@@ -9,7 +9,7 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.cells import LARGEST, Cells
-from choral.data.columns import say, say_stand_ins
+from choral.data.columns import say, say_stand_in
 from choral.data.numerals import factors_in, mixed_decimals, mixed_units, number
 from choral.data.recognition import ladder
 
@@ -82,7 +82,7 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
         return "classification", f"its {different} values are {_what_words_are(cells)}"
     if cells.is_code:
         return "classification", f"its {different} values are codes that begin with 0"
-    held = np.unique(values[~np.isnan(values)])
+    held = np.unique(values[np.isfinite(values)])
     if held.tolist() == [0, 1]:
         return "classification", "it holds only 0 and 1"
     whole = (held % 1 == 0).all() and cells.series.dtype.kind != "f"
@@ -186,7 +186,7 @@ def check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
             f"{path}: the target '{cells.name}' holds text, so it cannot be a regression; use classification."
         )
     values = target_numbers(cells, cells.comma, cells.unit, path)
-    say_stand_ins(f"the target '{cells.name}'", values, path)
+    say_stand_in(f"the target '{cells.name}'", values, path)
     held = values if rows is None else values[rows]
     if len(held) > 1 and (held == held[0]).all():
         raise InputError(
