@@ -160,5 +160,27 @@ def test_workbooks_are_read_as_files_of_text_are(tmp_path):
     assert len(read_table(book(tmp_path / "t.xlsx", gaps))) == 40
     words = [["kind", "price"], *[[("None", "NA", "x")[i % 3], i + 0.5] for i in range(30)]]
     assert read_table(book(tmp_path / "t.xlsx", words))["kind"].tolist()[:3] == ["None", "NA", "x"]
+    wide = [HEADER, *TYPED * 2, ["a", 1, 2, 3, "more"]]
+    assert list(read_table(book(tmp_path / "t.xlsx", wide)).columns) == [*HEADER, "Unnamed: 4"]
+    assert list(read_table(book(tmp_path / "t.xlsx", [[], HEADER, *TYPED])).columns) == HEADER
+    with pytest.raises(InputError, match="has no rows"):
+        read_table(book(tmp_path / "t.xlsx", []))
     years = [["kind", 2019, 2020], *[["a", i, i + 0.5] for i in range(9)]]
     assert list(read_table(book(tmp_path / "t.xlsx", years)).columns) == ["kind", "2019", "2020"]
+
+
+def test_merged_cells_below_the_header_are_said(tmp_path):
+    made = pytest.importorskip("openpyxl").Workbook()
+    for row in [["Sales"], HEADER, *TYPED]:
+        made.active.append(row)
+    made.active.merge_cells("A1:D1")
+    made.save(tmp_path / "t.xlsx")
+    with pytest.warns(UserWarning, match="above the header") as said:
+        read_table(tmp_path / "t.xlsx")
+    assert len(said) == 1
+    made.active.merge_cells("A3:A6")
+    made.save(tmp_path / "t.xlsx")
+    with pytest.warns(UserWarning, match="above the header|merged cells") as said:
+        found = read_table(tmp_path / "t.xlsx")
+    assert found["kind"].isna().tolist()[:5] == [False, True, True, True, False]
+    assert "has 1 range(s) of merged cells below the header (A3:A6), of which the first cell" in str(said[1].message)

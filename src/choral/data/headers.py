@@ -116,11 +116,13 @@ def _names_columns(row: Sequence[Any]) -> bool:
 def titles_in(rows: Sequence[Sequence[Any]]) -> int:
     """Return how many of the first rows of a sheet stand above its header."""
     found = next((i for i in range(min(len(rows) - 1, _HIGHEST)) if is_header(rows[i:])), 0)
-    return found if _names_columns(rows[found]) else 0
+    return found if found and _names_columns(rows[found]) else 0
 
 
 def say_titles(path: str, titles: Sequence[tuple[int, str]]) -> None:
-    """Warn of titles, each with its line."""
+    """Warn of titles, each with its line, if there are any."""
+    if not titles:
+        return
     lines = f"lines {titles[0][0]} to {titles[-1][0]}" if len(titles) > 1 else f"line {titles[0][0]}"
     more, verbs = (", ...", "stand|are") if len(titles) > 1 else ("", "stands|is")
     one, other = verbs.split("|")

@@ -6,6 +6,7 @@ cells in view, and not by the reader of the file.
 
 import csv
 import io
+import math
 import re
 import sys
 import warnings
@@ -23,6 +24,7 @@ _SUMS = re.compile(
     r"(?:\s+(?:general|général|generale|count|rows))?\s*[:.=]?",
     re.IGNORECASE,
 )
+_MERGED = re.compile(rb'<mergeCell ref="([A-Z]+\d+:[A-Z]+(\d+))"')
 _UNPACKED = 1 << 30  # bytes that a packed file may hold in any case,
 _RATIO = 100  # and how many times its size beyond that
 
@@ -137,25 +139,41 @@ def _book(path: Path) -> tuple[Any, int]:
     """Return the first sheet of a workbook, read as a file of text is, and the line of its first row."""
     import pandas as pd
 
-    plain: dict[str, Any] = {
+    words: dict[str, Any] = {
         "keep_default_na": False,
         "na_values": [""],
-    }  # None and NA are words until a column is known
+    }  # None and NA are such until a column is known
     with pd.ExcelFile(path) as book:
-        top = pd.read_excel(book, header=None, nrows=50, dtype=object, **plain)
-        rows = top.to_numpy(object).tolist()
+        rows = pd.read_excel(book, header=None, nrows=50, dtype=object, **words).to_numpy(object).tolist()
         above = titles_in(rows)
-        frame = pd.read_excel(book, header=above, **plain)
+        frame = pd.read_excel(book, header=above, **words)
         sheets = [str(name) for name in book.sheet_names]
     if len(sheets) > 1:
         warnings.warn(f"{path} has {len(sheets)} sheets; the first, {short(sheets[0])!r}, is read.", stacklevel=5)
-    if above:
-        titles = [(i + 1, ", ".join(str(c) for c in row if c == c)) for i, row in enumerate(rows[:above])]
-        say_titles(str(path), [(line, title) for line, title in titles if title])
-    names = (
-        [name if cell != cell else str(cell).strip() for name, cell in zip(frame.columns, rows[above])] if rows else []
-    )
+    titles = [(i + 1, ", ".join(str(c) for c in row if c == c)) for i, row in enumerate(rows[:above])]
+    say_titles(str(path), [(line, title) for line, title in titles if title])
+    _say_merged(path, above + 1)
+    given = [*(rows[above] if rows else ()), *(math.nan for _ in frame.columns)]
+    names = [
+        name if cell != cell else str(cell).strip() for name, cell in zip(frame.columns, given)
+    ]  # pandas would number those that occur twice
     return frame.set_axis(names, axis=1).dropna(how="all").infer_objects(), above + 2
+
+
+def _say_merged(path: Path, header: int) -> None:
+    """Warn of merged cells below the header of a first sheet; the reader of workbooks does not tell of them."""
+    import zipfile
+
+    with zipfile.ZipFile(path) as packed:
+        name = "xl/worksheets/sheet1.xml"
+        found = _MERGED.findall(packed.read(name)) if name in packed.namelist() else []
+    below = [where.decode() for where, last in found if int(last) > header]
+    if below:
+        warnings.warn(
+            f"{path} has {len(below):,} range(s) of merged cells below the header ({below[0]}), of which the first cell alone has the value and the others are "
+            "empty; part them and fill in the value.",
+            stacklevel=6,
+        )
 
 
 def _with_categories(frame: Any, path: Path) -> Any:
