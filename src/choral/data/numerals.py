@@ -68,14 +68,17 @@ def number(word: str, *, comma: bool = False, unit: str | None = None) -> float:
         bare = "-" + bare[:-1]
     sign = -1.0 if bare[:1] == "-" else 1.0
     bare = bare[1:].strip() if bare[:1] in ("+", "-") else bare
+    found = sign * _plain_number(bare, comma) / (100 if share else 1)
+    return found * _FACTORS[factor[1]] if factor and not share else found
+
+
+def _plain_number(bare: str, comma: bool) -> float:
+    """Return the number that digits and their marks mean, NaN if they mean none."""
     if comma and _COMMA.fullmatch(bare):
         bare = bare.replace(".", "").replace(",", ".")
     elif not comma and _THOUSANDS.fullmatch(bare):
         bare = bare.replace(",", "")
-    if not _PLAIN.fullmatch(bare):
-        return np.nan
-    found = sign * float(bare) / (100 if share else 1)
-    return found * _FACTORS[factor[1]] if factor and not share else found
+    return float(bare) if _PLAIN.fullmatch(bare) else np.nan
 
 
 def factors_in(words: Iterable[str]) -> str:
