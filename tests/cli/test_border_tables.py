@@ -432,3 +432,16 @@ def test_a_class_that_was_held_out_whole_is_named(tmp_path):
     frame.to_csv(tmp_path / "t.csv", index=False)
     _, said = fit(tmp_path / "t.csv", tmp_path / "run", target="t", epochs=2)
     assert "the class 'zebra', which no training row had" in said
+
+
+def test_the_unit_of_a_target_is_said_when_it_is_fitted_and_when_it_is_predicted(tmp_path):
+    frame = houses().assign(price=pd.to_timedelta(houses()["price"].round(-3), unit="s"))
+    frame.to_parquet(tmp_path / "t.parquet")
+    asked = ("--target", "price", "--method", "single", "--epochs", 2, "--out", tmp_path / "run")
+    said = choral("fit", tmp_path / "t.parquet", *asked).stderr
+    assert "'price' is read as a regression target (it holds" in said
+    assert "different numbers, in seconds)." in said
+    assert "understood as regression: LearnedGaussian, targets standardised" in said
+    assert "), 'price' in seconds." in said
+    done = choral("predict", tmp_path / "run", tmp_path / "t.parquet", "--out", tmp_path / "p.csv")
+    assert "'price' is predicted as training had it: in seconds." in done.stderr

@@ -13,7 +13,8 @@ from choral.data.columns import LeftOutColumn, NumberColumn, Scale
 from choral.data.problems import load_problem
 from choral.data.sheets import read_table
 from choral.data.splitting import split, split_by_time
-from choral.data.tables import Table, guess_task, labels, learn_table, table_from, with_target
+from choral.data.tables import Table, learn_table, table_from, with_target
+from choral.data.targets import guess_task, labels
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 from choral.objectives.likelihoods.scaling import TargetScale
 
@@ -633,7 +634,7 @@ def test_whole_numbers_given_to_rows_one_after_the_other_are_ids():
         "price": 100_000 + 5 * np.arange(300),
         "energy": 100_000 + np.arange(300) + 0.5,
         "serial": np.arange(300) + 0.5,
-        "day": [20230101 + 100 * (i // 25) + i % 25 for i in range(300)],
+        "amount": [20230113 + 100 * (i // 25) + i % 25 for i in range(300)],
         "month": [200001 + 100 * (i // 12) + i % 12 for i in range(300)],
     }
     for name, values in measured.items():

@@ -472,6 +472,13 @@ class TestWishes:
         assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("y", [pd.to_timedelta(np.arange(20), unit="s"), pd.date_range("2023-01-01", periods=20)])
+def test_spans_and_dates_are_no_targets(y):
+    for given in (y, pd.Series(y), y.to_numpy()):
+        with pytest.raises(ValueError, match="y holds spans of time or dates; give numbers"):
+            EnsembleRegressor(epochs=4).fit(np.arange(20.0)[:, None], given)
+
+
 def test_the_package_does_not_hide_scikit_learn():
     import sklearn
 

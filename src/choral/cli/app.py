@@ -266,10 +266,10 @@ def _check_words(method: str | None, members: int | None, running: Running) -> N
 
 def _tell(ensemble: Any, problem: Any, folder: Path, *, quiet: bool, json: bool) -> None:
     """Save an ensemble beside its run, measure it on the rows held out, and say what came out."""
-    from choral.ensemble.describing import said_of
+    from choral.ensemble.describing import understood_by
 
     if not quiet:
-        note(f"choral: understood as {ensemble.task}: {said_of(ensemble.likelihood)}.")
+        note(f"choral: understood as {ensemble.task}: {understood_by(ensemble)}.")
     ended = ended_note(ensemble.info)
     if ended:
         note(ended)

@@ -40,6 +40,7 @@ def predict(
     x, frame = rows_to_predict(loaded, data)
     beside = _beside(loaded, frame, data, id or [], keep_columns)
     own = predicted(loaded, x, str(data)).columns()
+    _say_unit(loaded.table)
     names = _free_names(list(beside), ("row", *own))
     columns = {"row": range(len(x))} | {names[n]: v for n, v in beside.items()} | own
     rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
@@ -50,6 +51,14 @@ def predict(
         write_json(rows)
     elif out is None:
         write_csv(sys.stdout, rows)
+
+
+def _say_unit(table: Any) -> None:
+    """Say in which unit numbers are predicted, if their column has one."""
+    from choral.data.targets import unit_in_words
+
+    if table is not None and table.task == "regression" and table.unit:
+        note(f"choral: '{table.target}' is predicted as training had it: {unit_in_words(table.unit)}.")
 
 
 def rows_to_predict(loaded: Any, data: Path) -> tuple[Any, Any]:

@@ -8,8 +8,8 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.cells import Cells
-from choral.data.columns import Column, Scale, say
-from choral.data.dates import FORMATS
+from choral.data.columns import Column, Scale, say, say_stand_in
+from choral.data.dates import FORMATS, STAND_INS, known_form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class DateColumn(Column):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.form.split(" %H")[0] not in ("", *FORMATS):
+        if known_form(self.form) not in ("", *FORMATS):
             raise InputError(f"dates are written as {self.form!r}, which is not one of {', '.join(FORMATS)}.")
 
     @classmethod
@@ -40,8 +40,14 @@ class DateColumn(Column):
                 f"{path}: the dates in column '{short(cells.name)}' ({short(cells.held[0])!r}, ...) may have the day or the month first; they are "
                 f"read with the {FORMATS[form]}. Write them as 2024-03-25 if that is wrong."
             )
+        if cells.zones:
+            say(
+                f"{path}: column '{short(cells.name)}' holds {short(cells.zones[0])!r} and {short(cells.zones[1])!r}, times with a zone and without; "
+                "those without are read as UTC."
+            )
         _say_odd(cells, np.isnan(found) & ~cells.absent, "a date as the others are", path)
         held = found[~np.isnan(found)]
+        say_stand_in(f"column '{short(cells.name)}'", found, path, known=STAND_INS, shown=_day)
         return cls(
             name=cells.name,
             missing=len(held) < len(found),
@@ -53,7 +59,7 @@ class DateColumn(Column):
     @property
     def how(self) -> str:
         """How dates are written, in words."""
-        return FORMATS.get(self.form.split(" %H")[0], "")
+        return FORMATS.get(known_form(self.form), "")
 
     @property
     def codes(self) -> int:
@@ -92,8 +98,7 @@ class DateColumn(Column):
         return np.column_stack(parts)
 
     def _said(self, code: np.ndarray) -> str:
-        days = float(self.scale.undo(float(code[0])))
-        return str(np.datetime64("1970-01-01", "D") + np.timedelta64(round(days), "D"))
+        return _day(float(self.scale.undo(float(code[0]))))
 
     def places(self, codes: np.ndarray) -> np.ndarray | None:
         """Return days since 1970."""
@@ -156,6 +161,10 @@ class ClockColumn(Column):
     def places(self, codes: np.ndarray) -> np.ndarray | None:
         """Return hours."""
         return self._with_gaps(np.asarray(self.scale.undo(codes[:, 0])), codes)
+
+
+def _day(days: float) -> str:
+    return str(np.datetime64("1970-01-01", "D") + np.timedelta64(round(days), "D"))
 
 
 def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str) -> None:

@@ -17,7 +17,9 @@ from choral.data.numerals import (
     DOUBTFUL,
     SHOWS_COMMA,
     SHOWS_POINT,
+    bound_in,
     currency_of,
+    is_share,
     number,
     unit_of,
     units_in,
@@ -25,11 +27,16 @@ from choral.data.numerals import (
 )
 
 LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network sees
-_EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "#n/a", "<na>")
+_ERRORS = ("#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!", "#n/a")  # of spreadsheets
+_EMPTY = ("", "?", "na", "n/a", "n.a.", "nan", "null", "<na>", *_ERRORS)
 _BLANKS = (*_EMPTY, "none", "-", "--", ".", "missing")
 _SAMPLE = 10_000  # different words that are looked at to see how numbers are written
+FIRST_LINE = "choral: first line"  # what frames know of the file they come from: the line of their first row
+SECONDS = "seconds"  # the unit of a column that has the type of spans of time
 _CODE = re.compile(r"0\d+")
 FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
+YES = (*(yes for yes, _ in FLAGS), "1", "1.0")
+NO = (*(no for _, no in FLAGS), "0", "0.0")
 
 
 def _cases(words: Iterable[str]) -> list[str]:
@@ -37,16 +44,32 @@ def _cases(words: Iterable[str]) -> list[str]:
     return sorted({form for w in words for form in (w, w.upper(), w.capitalize(), w.title())} | {"NaN"})
 
 
+def _holds_spans(series: Any) -> bool:
+    from pandas.api.types import infer_dtype
+
+    kind = series.dtype.kind
+    return kind == "m" or (kind == "O" and infer_dtype(series, skipna=True) in ("timedelta", "timedelta64"))
+
+
+def _in_seconds(series: Any) -> Any:
+    import pandas as pd
+
+    return pd.to_timedelta(series).dt.total_seconds()
+
+
 class Cells:
     """One column of a table.
 
     Attributes:
         name: of the column.
-        series: the pandas series.
+        series: the pandas series; spans of time are numbers of seconds in it.
+        is_span: whether the column has the type of spans of time.
     """
 
     def __init__(self, series: Any):
-        self.series, self.name = series, str(series.name)
+        self.is_span = _holds_spans(series)
+        self.series, self.name = _in_seconds(series) if self.is_span else series, str(series.name)
+        self._first_line = int(series.attrs.get(FIRST_LINE, 2))
         self.usual: bool | None = None  # whether the file's other columns write decimal commas, as far as is known
         self._numbers: dict[tuple[bool, str], np.ndarray] = {}
 
@@ -158,19 +181,47 @@ class Cells:
         if unit == "%" and self._has_shares:
             rest, found = ~self.absent, np.full(len(self), np.nan)  # a number alone is in another unit
         if rest.any():
-            own = unit if unit and (unit != "%" or self._has_shares) else self._currency
+            own = self._unit_or_currency(unit)
             known = {word: number(word, comma=comma, unit=own) for word in set(self.words[rest])}
             found[rest] = [known[word] for word in self.words[rest]]
+        if unit == SECONDS:
+            found = np.where(np.isnan(found), 3600 * self.hours, found)
+        return found
+
+    def numbers_or_bounds(self, *, comma: bool = False, unit: str = "") -> np.ndarray:
+        """Return the same, where a bound (<0.5, 3+) is the number it names."""
+        found = self.numbers(comma=comma, unit=unit)
+        if not self.bounds.any():
+            return found
+        own = self._unit_or_currency(unit)
+        known = {word: number(bound_in(word), comma=comma, unit=own) for word in set(self.words[self.bounds])}
+        return np.array([known.get(word, value) for word, value in zip(self.words, found)])
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """Which cells hold a bound instead of a number: <0.5, >3, 3+."""
+        found = np.zeros(len(self), bool)
+        if not (self.is_number or self.is_flag or self.is_date):
+            odd = np.isnan(self.numbers()) & ~self.absent
+            found[odd] = [bool(bound_in(word)) for word in self.words[odd]]
         return found
 
     @cached_property
+    def _figures(self) -> list[str]:
+        """The first different words, bounds without their signs."""
+        return [bound_in(word) or word for word in self.held[:_SAMPLE]]
+
+    def _unit_or_currency(self, unit: str) -> str:
+        return unit if unit and (unit != "%" or self._has_shares) else self._currency
+
+    @cached_property
     def _has_shares(self) -> bool:
-        return any(word.endswith("%") for word in self.held)
+        return any(map(is_share, self.held))
 
     @cached_property
     def _currency(self) -> str:
         """The currency of nearly all amounts that name one; empty if they name several."""
-        return currency_of(units_in(self.held[:_SAMPLE]))
+        return currency_of(units_in(self._figures))
 
     @cached_property
     def doubtful(self) -> str:
@@ -186,7 +237,7 @@ class Cells:
         """Whether numbers show a decimal comma (True) or point (False); None where they show neither, or are none."""
         if self.is_number or self.is_flag:
             return None
-        marked = [w for w in self.held[:_SAMPLE] if "," in w or "." in w]
+        marked = [w for w in self._figures if "," in w or "." in w]
         comma, point = (any(map(p.search, marked)) for p in (SHOWS_COMMA, SHOWS_POINT))
         if (
             comma == point
@@ -207,7 +258,9 @@ class Cells:
     @cached_property
     def unit(self) -> str:
         """What stands behind nearly all numbers (kg, km/h, %), or the currency of all amounts; empty for none."""
-        return "" if self.is_number or self.is_flag or self.is_date else unit_of(self.held[:_SAMPLE])
+        if self.is_span:
+            return SECONDS
+        return "" if self.is_number or self.is_flag or self.is_date else unit_of(self._figures)
 
     @cached_property
     def is_code(self) -> bool:
@@ -235,6 +288,30 @@ class Cells:
         """The format that reads most cells, at least nine in ten, None if none does; '' for a column of dates."""
         return "" if self.is_date else dates.form_of(self._sample)
 
+    @cached_property
+    def is_days(self) -> bool:
+        """Whether numbers are days, 20230131, moments, 20230131101500, or months, 01.2023: each is in the calendar, and it is no accident.
+
+        Of months one at least has a zero before it, as decimals do not. Else one in 27 numbers of that size is. That the column's name speaks of time is enough, and so are 20 different ones of more
+        than one month: numbers that are given to rows one after the other leave the calendar at the end of a month.
+        """
+        if self.is_flag or self.is_date or (self.is_number and not np.nanmin(self.numbers(), initial=np.inf) > 1.9e7):
+            return False
+        if self.form is None:
+            return False
+        if all(map(dates.is_month, self.held)) and any(word.startswith("0") for word in self.held):
+            return True
+        if not all(map(dates.is_compact, self.held)):
+            return False
+        many = len(self.held) >= 20 and len({word[:6] for word in self.held}) > 1
+        found = dates.days(dates.moments(self.held), self.form)
+        return bool(np.isfinite(found).all() and (many or dates.IN_NAMES.search(self.name)))
+
+    @property
+    def zones(self) -> tuple[str, str] | None:
+        """Two words, a moment that names its zone and one that does not, if the column has both."""
+        return None if self.is_date else dates.zones_of(self.held[:_SAMPLE])
+
     @property
     def ways(self) -> tuple[str, str] | None:
         """Two words that are dates written in different ways, if the column is of dates but has no format."""
@@ -255,7 +332,7 @@ class Cells:
     @cached_property
     def hours(self) -> np.ndarray:
         """Times of the day and durations as hours; NaN where there is none."""
-        return dates.hours(self.words)
+        return self.numbers() / 3600 if self.is_span else dates.hours(self.words)
 
     @property
     def places_in_time(self) -> np.ndarray:
@@ -286,6 +363,7 @@ class Cells:
         return bool(np.isfinite(there[np.isfinite(here)]).all() and (there != here)[np.isfinite(here)].any())
 
     def lines(self, which: np.ndarray) -> str:
-        """Return the first of some cells' places as people count them in a file: the header is line 1."""
-        found = [str(i + 2) if isinstance(i, int) else str(i) for i in self.series.index[which][:5].tolist()]
+        """Return the first of some cells' places as people count them in a file, whose first line is the header if nothing else is known."""
+        first = self._first_line
+        found = [str(i + first) if isinstance(i, int) else str(i) for i in self.series.index[which][:5].tolist()]
         return f"line{'s' if len(found) > 1 else ''} " + ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")

@@ -10,6 +10,7 @@ training had no such cell, a warning says so.
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.base.values import Value
 from choral.data.cells import LARGEST, Cells
-from choral.data.numerals import factors_in, groups_thousands
+from choral.data.numerals import STAND_INS, factors_in, groups_thousands, stand_in
 
 LONGEST = 10_000  # characters of a name or of one category
 _FAR = 20  # deviations from the mean of training; most cells beyond them are in other units
@@ -144,8 +145,8 @@ def say(text: str) -> None:
 
 
 def _numbers(cells: Cells, comma: bool, unit: str, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers, and which cells hold something that is not one; numbers beyond bounds are refused."""
-    values = cells.numbers(comma=comma, unit=unit)
+    """Return numbers, and which cells hold something that is none and no bound either; numbers that are too large are refused."""
+    values = cells.numbers_or_bounds(comma=comma, unit=unit)
     wild = np.isinf(values) | (np.abs(values) > LARGEST)
     if wild.any():
         raise InputError(
@@ -163,6 +164,40 @@ def _say_unread(cells: Cells, unread: np.ndarray, unit: str, path: str) -> None:
         )
 
 
+def say_stand_in(
+    what: str,
+    values: np.ndarray,
+    path: str,
+    *,
+    known: Iterable[float] = STAND_INS,
+    shown: Callable[[float], str] = "{:g}".format,
+) -> None:
+    """Warn of a number that may stand for no value, such as -999.
+
+    Args:
+        what: whose numbers they are.
+        values: all of them.
+        path: what to call the table.
+        known: numbers that may.
+        shown: how a number is written.
+    """
+    code = stand_in(values, known)
+    if code is not None:
+        rest = values[np.isfinite(values) & (values != code)]
+        say(
+            f"{path}: {what} holds {shown(code)} in {(values == code).sum():,} cell(s), far from all others ({shown(rest.min())} to {shown(rest.max())}); "
+            "leave these cells empty if they stand for no value."
+        )
+
+
+def _say_bounds(cells: Cells, path: str) -> None:
+    if cells.bounds.any():
+        say(
+            f"{path}: column '{short(cells.name)}' holds {short(cells.words[cells.bounds][0])!r} in {cells.lines(cells.bounds)}, a bound and no number; "
+            f"{cells.bounds.sum():,} such cell(s) count as the number they name."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(Column):
     """A column of numbers, standardised; cells without one count as the median of training.
@@ -172,6 +207,7 @@ class NumberColumn(Column):
         fill: their median.
         comma: whether decimals follow a comma.
         unread: training cells that hold something else.
+        bounds: training cells that hold a bound (<0.5, 3+), which counts as the number it names.
         unit: what stands behind the numbers, or their currency; a number with another one is none.
         factors: the letters that stood for thousands and more, in words.
         grouped: whether training marked thousands and had decimals, never three of them.
@@ -181,6 +217,7 @@ class NumberColumn(Column):
     fill: float = 0.0
     comma: bool = False
     unread: int = 0
+    bounds: int = 0
     unit: str = ""
     factors: str = ""
     grouped: bool = False
@@ -196,6 +233,8 @@ class NumberColumn(Column):
         """Return the column of some training cells."""
         values, unread = _numbers(cells, cells.comma, cells.unit, path)
         _say_unread(cells, unread, cells.unit, path)
+        _say_bounds(cells, path)
+        say_stand_in(f"column '{short(cells.name)}'", values, path)
         held = values[~np.isnan(values)]
         return cls(
             name=cells.name,
@@ -204,6 +243,7 @@ class NumberColumn(Column):
             fill=float(np.median(held)),
             comma=cells.comma,
             unread=int(unread.sum()),
+            bounds=int(cells.bounds.sum()),
             unit=cells.unit,
             factors=factors_in(cells.held),
             grouped=not cells.is_number and groups_thousands(cells.held, comma=cells.comma),
@@ -224,6 +264,7 @@ class NumberColumn(Column):
         """Its mean, and what became of other cells."""
         gaps = f"; cells without a number count as the median, {self.fill:.4g}, and are marked" * self.missing
         odd = f"; {self.unread:,} cell(s) are not numbers" * bool(self.unread)
+        odd += f"; {self.bounds:,} bound(s) count as their number" * bool(self.bounds)
         unit = "; 12% is 0.12" if self.unit == "%" else f" {short(self.unit, 20)}" * bool(self.unit)
         unit += f"; {self.factors}" * bool(self.factors)
         return f"mean {self.scale.mean:.4g}, deviation {self.scale.std:.4g}{unit}{odd}{gaps}"
@@ -232,6 +273,8 @@ class NumberColumn(Column):
         values, unread = _numbers(cells, self.comma, self.unit, path)
         if not self.unread or unread.mean() > 0.1:
             _say_unread(cells, unread, self.unit, path)
+        if not self.bounds:
+            _say_bounds(cells, path)
         if self.grouped and ("," if self.comma else ".") in cells.doubtful:
             held = values[cells.words == cells.doubtful][0]
             say(
@@ -241,7 +284,7 @@ class NumberColumn(Column):
         return np.isnan(values)
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
-        values = np.where(absent, self.fill, cells.numbers(comma=self.comma, unit=self.unit))
+        values = np.where(absent, self.fill, cells.numbers_or_bounds(comma=self.comma, unit=self.unit))
         coded = np.asarray(self.scale.apply(values))
         far = (np.abs(coded) > _FAR) & ~absent
         if far.sum() > 0.5 * (~absent).sum():

@@ -15,7 +15,8 @@ from choral.data.cells import Cells
 from choral.data.sheets import ENDINGS, as_frame, ending, is_frame, read_table
 from choral.data.sources import as_weights
 from choral.data.splitting import Seen, split, split_by_group, split_by_time
-from choral.data.tables import Kind, Table, check_column, learn_table, with_target
+from choral.data.tables import Table, check_column, learn_table, with_target
+from choral.data.targets import Kind
 from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood
 
 _OF_CLASSES = ("categorical", "bernoulli", "ordinal")

@@ -8,9 +8,10 @@ import numpy as np
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.calendar import ClockColumn, DateColumn
-from choral.data.cells import FLAGS, Cells
+from choral.data.cells import FLAGS, NO, YES, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say
-from choral.data.numerals import mixed_units, units_in
+from choral.data.dates import IN_NAMES, looks_unread
+from choral.data.numerals import bound_in, mixed_decimals, mixed_units, units_in
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
 
 _MOSTLY = 0.9  # of the cells that hold something must be numbers, or dates, for the column to be one
@@ -22,9 +23,6 @@ _NUMBERED = re.compile(
     r"[\s_.-]?(?:no|nr|num|number))\.?$",
     re.I,
 )
-_MOMENT = re.compile(
-    r"time|date|epoch|unix|stamp|when|(?:^|_)ts(?:$|_)|seconds|millis", re.I
-)  # in the name of one that counts time
 _DIGITS = 1e5  # least number with so many digits as those that are given to rows one after the other
 _CAMEL_ID = re.compile(r"[a-z](?:ID|Id)$")
 LADDERS = (
@@ -80,7 +78,7 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
     unique = rows >= _MANY and len(cells.held) >= 0.99 * rows
     if cells.is_category:
         return _words(cells, rows, unique)
-    if _numeric(cells, rows):
+    if _numeric(cells, rows) and not cells.is_days:
         if unique and (is_id(name) or (_NUMBERED.search(name) and _whole(cells))):
             return LeftOutColumn(name=name, reason="an id: its name says so and every value occurs once", beside=True)
         if unique and _counts_rows(cells):
@@ -97,19 +95,42 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Col
         say(f"{path}: column '{short(name)}' holds {what}, so it is {done}; {advice}.")
         if unique:
             return LeftOutColumn(name=name, reason=f"it holds {what}")
-    return _words(cells, rows, unique)
+        return _words(cells, rows, unique)
+    found = _words(cells, rows, unique)
+    _say_half(cells, found, path)
+    return found
 
 
 def _mixed(cells: Cells) -> tuple[str, str] | None:
     """Return two cells that are written in different ways, in words, and what to do; None where cells are alike."""
-    ways, units = cells.ways, mixed_units(cells.held[:_SAMPLE])
+    ways, units, decimals = cells.ways, mixed_units(cells.held[:_SAMPLE]), mixed_decimals(cells.held[:_SAMPLE])
     if ways:
         said = f"{short(ways[0])!r} and {short(ways[1])!r}, dates written in different ways"
+        return said, "write them all as 2024-03-25 to have it read as dates"
+    if looks_unread(cells.held[:_SAMPLE]):
+        said = f"{short(cells.held[0])!r}, which looks like a date in a way that is not read"
         return said, "write them all as 2024-03-25 to have it read as dates"
     if units:
         said = f"{short(units[0])!r} and {short(units[1])!r}, numbers in different units"
         return said, "write them all in one unit, or currency, to have it read as numbers"
+    if decimals:
+        said = f"{short(decimals[0])!r} and {short(decimals[1])!r}, numbers with decimal points and with decimal commas"
+        return said, "write them all in one way to have it read as numbers"
     return None
+
+
+def _say_half(cells: Cells, found: Column, path: str) -> None:
+    """Warn of a column read as words, or left out, in which numbers are at least half of the cells, and other words keep it from being one."""
+    if len(cells.held) <= _MANY or cells.is_category or is_id(cells.name) or not _numbers_in(cells) >= 0.5:
+        return
+    numbers = np.isfinite(cells.own_numbers)
+    odd = ~numbers & ~cells.absent
+    if not cells.is_code and numbers.sum() >= 0.5 * (~cells.absent).sum() and odd.any():
+        done = "left out" if found.codes == 0 else "read as words"
+        say(
+            f"{path}: column '{short(cells.name)}' holds {short(cells.words[odd][0])!r} in {cells.lines(odd)}, so it is {done} although {numbers.sum():,} of "
+            f"{len(cells):,} cells are numbers; write numbers alone, or leave the others empty, to have it read as numbers."
+        )
 
 
 def _words(cells: Cells, rows: int, unique: bool) -> Column:
@@ -143,26 +164,36 @@ def _whole(cells: Cells) -> bool:
 def _counts_rows(cells: Cells) -> bool:
     """Return whether different values are large whole numbers with few gaps between them, and no dates or counts of time."""
     values = cells.own_numbers[np.isfinite(cells.own_numbers)]
-    if _MOMENT.search(cells.name) or cells.form is not None or not _whole(cells):
+    if IN_NAMES.search(cells.name) or cells.form is not None or not _whole(cells):
         return False
     return bool(values.min() >= _DIGITS and values.max() - values.min() < 2 * len(values))
 
 
 def _flag(cells: Cells) -> tuple[str, str] | None:
-    if len(cells.held) > 4:  # a word may be written in small letters and in capitals
+    """Return how a column says yes and no, in the words of the first pair it has one of; None if it says anything else, or digits alone."""
+    held = {w.lower() for w in cells.held[:_MANY]}
+    if len(cells.held) > _MANY or not held <= {*YES, *NO} or not held & set(YES) or not held & set(NO):
         return None
-    held = {w.lower() for w in cells.held}
-    return next((pair for pair in FLAGS if held == set(pair)), None)
+    return next((pair for pair in FLAGS if held & set(pair)), None)
+
+
+def _numbers_in(cells: Cells) -> float:
+    """Return the part of some cells that are numbers, with or without a unit, or bounds of such."""
+    some = cells.words[~cells.absent]
+    some = some[:: max(1, len(some) // _SAMPLE)]
+    return units_in(bound_in(word) or word for word in some).total() / len(some)
 
 
 def _numeric(cells: Cells, rows: int) -> bool:
     if cells.is_number:
         return True
-    some = cells.words[~cells.absent]
-    some = some[:: max(1, len(some) // _SAMPLE)]
-    if units_in(some).total() < 0.5 * len(some):  # most cells are words, or dates: no need to read all as numbers
+    if _numbers_in(cells) < 0.5:  # most cells are words, or dates: no need to read all as numbers
         return False
     values = cells.own_numbers
+    if cells.bounds.any():
+        plain, bounds = (len(set(cells.words[which])) for which in (np.isfinite(values), cells.bounds))
+        if plain > bounds:  # else they are classes: <=50K and >50K
+            values = cells.numbers_or_bounds(comma=cells.comma, unit=cells.unit)
     return not cells.is_code and bool(np.isfinite(values).sum() >= _MOSTLY * rows)
 
 

@@ -6,6 +6,7 @@ cells in view, and not by the reader of the file.
 
 import csv
 import io
+import math
 import re
 import sys
 import warnings
@@ -14,15 +15,16 @@ from typing import Any
 
 from choral.base.errors import InputError
 from choral.base.lettering import short
+from choral.data.cells import FIRST_LINE
+from choral.data.headers import SEPARATORS, after_notes, after_titles, say_titles, separator, titles_in, without_units
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
-_SEPARATORS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
-_SEP = re.compile(r"""["']?sep=(.|\\t)["']?""", re.IGNORECASE)  # Excel writes and obeys it
 _SUMS = re.compile(
     r"(?:grand|sub|over)?[\s-]*(?:totals?|sum|average|avg|mean|median|count|all|summe|gesamt|insgesamt|somme|suma|totale|итого|合计|合計|总计)"
     r"(?:\s+(?:general|général|generale|count|rows))?\s*[:.=]?",
     re.IGNORECASE,
 )
+_MERGED = re.compile(rb'<mergeCell ref="([A-Z]+\d+:[A-Z]+(\d+))"')
 _UNPACKED = 1 << 30  # bytes that a packed file may hold in any case,
 _RATIO = 100  # and how many times its size beyond that
 
@@ -51,7 +53,12 @@ def read_table(path: Path) -> Any:
         raise InputError(f"{path} does not exist; check the path of the table.")
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the file of a table.")
-    return as_frame(_typed(path, kind) if kind in (".parquet", ".xlsx") else _text(path, kind), str(path))
+    if kind == ".parquet":
+        return as_frame(_typed(path, kind), str(path))
+    frame, line = _typed(path, kind) if kind == ".xlsx" else _text(path, kind)
+    frame, line = without_units(frame, path, line)
+    frame.attrs[FIRST_LINE] = line
+    return as_frame(frame, str(path))
 
 
 def is_frame(value: Any) -> bool:
@@ -69,7 +76,7 @@ def as_frame(frame: Any, where: str = "the table") -> Any:
     if twice:
         raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
     found = frame.set_axis(names, axis=1).reset_index(drop=True)
-    found = found.assign(**{name: _read(found[name], where) for name in names if _kind(found[name]) in "mPc"})
+    found = found.assign(**{name: _read(found[name], where) for name in names if _kind(found[name]) in "Pc"})
     _say_footer(found, where)
     return found
 
@@ -80,12 +87,12 @@ def _kind(column: Any) -> str:
 
 
 def _read(column: Any, where: str) -> Any:
-    """Return durations as seconds and periods as the dates they begin with; both would be words otherwise."""
+    """Return periods as the dates they begin with, which would be words otherwise."""
     if _kind(column) == "c":
         raise InputError(
             f"{where}: column '{short(column.name)}' holds complex numbers; give their real and imaginary parts as two columns."
         )
-    return column.dt.total_seconds() if _kind(column) == "m" else column.dt.to_timestamp()
+    return column.dt.to_timestamp()
 
 
 def _say_footer(frame: Any, where: str) -> None:
@@ -105,7 +112,7 @@ def _say_footer(frame: Any, where: str) -> None:
         cell = last[(sums or held)[0]]
         blank = next(str(name) for name, value in zip(frame.columns, last) if not value)
         warnings.warn(
-            f"{where}: the last row (line {len(frame) + 1}) holds {short(cell)!r} and nothing in column '{short(blank)}', as the footer of a table "
+            f"{where}: the last row (line {len(frame) + frame.attrs.get(FIRST_LINE, 2) - 1}) holds {short(cell)!r} and nothing in column '{short(blank)}', as the footer of a table "
             "does; it is read as a row like the others, so remove it if it is none.",
             stacklevel=3,
         )
@@ -117,13 +124,56 @@ def _typed(path: Path, kind: str) -> Any:
     try:
         if kind == ".parquet":
             return _with_categories(pd.read_parquet(path), path)
-        return pd.read_excel(path)
+        return _book(path)
+    except InputError:
+        raise
     except ImportError as error:
         package = "pyarrow" if kind == ".parquet" else "openpyxl"
         raise InputError(f"reading {path} needs {package}; install it, or save the table as .csv.") from error
     except Exception as error:  # the readers of these formats fail in ways of their own
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{path} cannot be read as a {kind} table: {reason}.") from error
+
+
+def _book(path: Path) -> tuple[Any, int]:
+    """Return the first sheet of a workbook, read as a file of text is, and the line of its first row."""
+    import pandas as pd
+
+    words: dict[str, Any] = {
+        "keep_default_na": False,
+        "na_values": [""],
+    }  # None and NA are such until a column is known
+    with pd.ExcelFile(path) as book:
+        rows = pd.read_excel(book, header=None, nrows=50, dtype=object, **words).to_numpy(object).tolist()
+        above = titles_in(rows)
+        frame = pd.read_excel(book, header=above, **words)
+        sheets = [str(name) for name in book.sheet_names]
+    if len(sheets) > 1:
+        warnings.warn(f"{path} has {len(sheets)} sheets; the first, {short(sheets[0])!r}, is read.", stacklevel=5)
+    titles = [(i + 1, ", ".join(str(c) for c in row if c == c)) for i, row in enumerate(rows[:above])]
+    say_titles(str(path), [(line, title) for line, title in titles if title])
+    _say_merged(path, above + 1)
+    given = [*(rows[above] if rows else ()), *(math.nan for _ in frame.columns)]
+    names = [
+        name if cell != cell else str(cell).strip() for name, cell in zip(frame.columns, given)
+    ]  # pandas would number those that occur twice
+    return frame.set_axis(names, axis=1).dropna(how="all").infer_objects(), above + 2
+
+
+def _say_merged(path: Path, header: int) -> None:
+    """Warn of merged cells below the header of a first sheet; the reader of workbooks does not tell of them."""
+    import zipfile
+
+    with zipfile.ZipFile(path) as packed:
+        name = "xl/worksheets/sheet1.xml"
+        found = _MERGED.findall(packed.read(name)) if name in packed.namelist() else []
+    below = [where.decode() for where, last in found if int(last) > header]
+    if below:
+        warnings.warn(
+            f"{path} has {len(below):,} range(s) of merged cells below the header ({below[0]}), of which the first cell alone has the value and the others are "
+            "empty; part them and fill in the value.",
+            stacklevel=6,
+        )
 
 
 def _with_categories(frame: Any, path: Path) -> Any:
@@ -137,40 +187,22 @@ def _with_categories(frame: Any, path: Path) -> Any:
     return frame.astype(dict.fromkeys(whole, "Int64")).astype(dict.fromkeys(lost, "category"))
 
 
-def _text(path: Path, kind: str) -> Any:
+def _text(path: Path, kind: str) -> tuple[Any, int]:
+    """Return a file of text as a frame of text, and the line of its first row."""
     import pandas as pd
 
     usual = "\t" if kind.startswith(".tsv") else ","
-    text, said = _after_notes(path, _decoded(path, _bytes(path, kind)), usual)
+    text, said = after_notes(path, _decoded(path, _bytes(path, kind)), usual)
+    text = after_titles(path, text, usual, said)
     lines = [line for line in text[:100_000].splitlines() if line.strip()][:50]
     if not lines:
         raise InputError(f"{path} is empty; give a header and at least one row below it.")
-    mark = said or _separator(lines, usual)
+    mark = said or separator(lines, usual)
     if mark != usual:
         why = ", as its first line says" if said else ""
-        warnings.warn(f"{path} is read with {_SEPARATORS.get(mark, repr(mark))} between its cells{why}.", stacklevel=3)
-    header, rows = _cells(path, text, mark)
-    return pd.DataFrame(rows, columns=header, dtype=object)
-
-
-def _after_notes(path: Path, text: str, usual: str) -> tuple[str, str]:
-    """Return a text whose notes before the header are blank lines, and the mark between cells if the first line says it (sep=;)."""
-    first, end, rest = text.partition("\n")
-    said = _SEP.fullmatch(first.strip())
-    if said:
-        return end + rest, said[1].replace("\\t", "\t")
-    head = text[:100_000].splitlines(keepends=True)
-    notes = next((i for i, line in enumerate(head) if line.strip() and not line.lstrip().startswith("#")), 0)
-    if not notes:
-        return text, ""
-    mark = _separator([line for line in head[notes:] if line.strip()][:50], usual)
-    cells = [next(csv.reader([line], delimiter=mark), []) for line in head[: notes + 1]]
-    if len(cells[-2]) == len(cells[-1]) > 1:  # the header itself begins with #
-        notes -= 1
-    count = sum(line.lstrip().startswith("#") for line in head[:notes])
-    if count:
-        warnings.warn(f"{path}: {count} line(s) before the header begin with # and are passed over.", stacklevel=4)
-    return "\n" * notes + text[sum(map(len, head[:notes])) :], ""
+        warnings.warn(f"{path} is read with {SEPARATORS.get(mark, repr(mark))} between its cells{why}.", stacklevel=3)
+    header, rows, line = _cells(path, text, mark)
+    return pd.DataFrame(rows, columns=header, dtype=object), line
 
 
 def _bytes(path: Path, kind: str) -> bytes:
@@ -208,47 +240,49 @@ def _decoded(path: Path, data: bytes) -> str:
     return text
 
 
-def _separator(lines: list[str], usual: str) -> str:
-    """Return the mark between cells: the one that gives most lines as many cells as the header, more than one."""
-    best, score = usual, 0.0
-    for mark in (usual, *(m for m in _SEPARATORS if m != usual)):
-        try:
-            rows = list(csv.reader(lines, delimiter=mark))
-        except csv.Error:
-            continue
-        width = len(rows[0])
-        same = sum(len(r) == width for r in rows) / len(rows)
-        if width > 1 and same > score + 1e-9:
-            best, score = mark, same
-    return best
-
-
-def _cells(path: Path, text: str, mark: str) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows, all as long as the header."""
+def _cells(path: Path, text: str, mark: str) -> tuple[list[str], list[list[str]], int]:
+    """Return the header, the rows, all as long as the header, and the line of the first row."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     rows: list[list[str]] = []
     header: list[str] = []
-    fewer = 0
+    fewer, line, again = 0, 1, []
     try:
         for row in reader:
             if not any(cell.strip() for cell in row):
                 continue
             if not header:
-                header = [c.strip() for c in row]
-                while len(header) > 1 and not header[-1]:
-                    header.pop()
+                header, line = _trimmed(row), reader.line_num
                 continue
             if len(row) > len(header) and any(c.strip() for c in row[len(header) :]):
                 raise InputError(
-                    f"{path}: line {reader.line_num} has {len(row)} cells, but the header names {len(header)} columns; "
-                    "quote cells that hold the separator, or correct the line."
+                    f"{path}: line {reader.line_num} has {len(row)} cells, but the header (line {line}) names {len(header)} column(s); quote cells "
+                    "that hold the separator, remove lines above the header, or correct the line."
                 )
+            if len(header) > 1 and _trimmed(row) == header:
+                again.append(reader.line_num)
+                continue
             fewer += len(row) < len(header)
             rows.append((row + [""] * len(header))[: len(header)])
     except csv.Error as error:
         raise InputError(f"{path}: line {reader.line_num} cannot be read ({error}); correct it.") from error
+    _say_rows(path, fewer, again)
+    return [name or f"Unnamed: {i}" for i, name in enumerate(header)], rows, line + 1
+
+
+def _trimmed(row: list[str]) -> list[str]:
+    """Return cells without spaces around them, and without those at the end that are empty."""
+    found = [cell.strip() for cell in row]
+    while len(found) > 1 and not found[-1]:
+        found.pop()
+    return found
+
+
+def _say_rows(path: Path, fewer: int, again: list[int]) -> None:
+    if again:
+        warnings.warn(
+            f"{path}: {len(again):,} row(s) repeat the header (line {again[0]}) and are passed over.", stacklevel=5
+        )
     if fewer:
         warnings.warn(
-            f"{path}: {fewer:,} row(s) end before the last column; what they lack is left empty.", stacklevel=4
+            f"{path}: {fewer:,} row(s) end before the last column; what they lack is left empty.", stacklevel=5
         )
-    return [name or f"Unnamed: {i}" for i, name in enumerate(header)], rows

@@ -1,31 +1,36 @@
 """Tables as training data: the rules of their columns are learned once and kept for prediction."""
 
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from choral.base.errors import InputError, RunError, did_you_mean
 from choral.base.lettering import short
 from choral.base.values import Value, from_dict
-from choral.data.cells import LARGEST, Cells
+from choral.data.cells import Cells
 from choral.data.columns import Column, LeftOutColumn, check_names, say
-from choral.data.numerals import factors_in, mixed_units, number
-from choral.data.recognition import ladder, learn_column
+from choral.data.numerals import number
+from choral.data.recognition import learn_column
 from choral.data.splitting import Seen
+from choral.data.targets import (
+    WHOLE,
+    Kind,
+    check_numbers,
+    check_target,
+    classes_of,
+    guess_task,
+    in_order,
+    labels,
+    target_numbers,
+    unit_in_words,
+)
 
-_SAMPLE = 10_000  # different targets that are looked at for their units
-_FEW = 20  # integer targets with at most this many different values are read as classes
-_CLASSES = 100  # different numbers that may be asked to be classes
-_WHOLE = re.compile(r"-?(?:0|[1-9]\d*)(?:\.0*)?")  # 1 and 1.0 are one class; 01, $1 and 100% are words
 _MOST = 100_000  # columns
 _WIDEST = 10_000_000  # numbers one row becomes
-
-Kind = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +156,7 @@ class Table(Value):
 
 def _advice(odd: Sequence[str], classes: Sequence[str]) -> str:
     """Return what to do if classes are numbers that go on."""
-    if not all(map(_WHOLE.fullmatch, (*odd, *classes))):
+    if not all(map(WHOLE.fullmatch, (*odd, *classes))):
         return ""
     return " If it is a number, fit again with --task regression, or with --likelihood poisson for counts."
 
@@ -195,51 +200,6 @@ def with_target(frame: Any, target: str, path: str) -> Any:
     return frame[~absent]
 
 
-def labels(cells: Cells) -> list[str]:
-    """Return the class of every cell as text: whole numbers as such, whatever type they have, and all else as it is spelled."""
-    whole = all(map(_WHOLE.fullmatch, cells.different))
-    names = {w: str(int(w.split(".")[0])) if whole else w for w in cells.different}
-    return [names[w] for w in cells.words]
-
-
-def target_numbers(cells: Cells, comma: bool, unit: str, path: str) -> np.ndarray:
-    """Return the targets of a regression; InputError for cells that are no numbers, or too large."""
-    values = cells.numbers(comma=comma, unit=unit)
-    bad = ~(np.abs(values) <= LARGEST)
-    if bad.any():
-        raise InputError(
-            f"{path}: the target '{cells.name}' holds {short(cells.words[bad][0])!r} ({cells.lines(bad)}), which "
-            f"is not a number{f' in {short(unit)}' if unit else ''} of at most {LARGEST:g} in size; correct or drop it, or use --task classification."
-        )
-    return values
-
-
-def guess_task(cells: Cells) -> tuple[Kind, str]:
-    """Return 'classification' or 'regression' for a target column, and the reason in words."""
-    values, different = cells.own_numbers, len(cells.different)
-    if cells.is_category:
-        return "classification", f"its type is category, with {different} values"
-    if cells.is_flag or np.isnan(values).mean() > 0.1:
-        return "classification", f"its {different} values are not numbers"
-    if cells.is_code:
-        return "classification", f"its {different} values are codes that begin with 0"
-    held = np.unique(values[~np.isnan(values)])
-    if held.tolist() == [0, 1]:
-        return "classification", "it holds only 0 and 1"
-    whole = (held % 1 == 0).all() and cells.series.dtype.kind != "f"
-    if whole and different <= _FEW and not any("." in w or "," in w for w in cells.different):
-        return "classification", f"it holds only {different} different whole numbers{_as_counts(held)}"
-    said = [f"in {short(cells.unit, 20)}"] * bool(cells.unit) + [factors_in(cells.held)]
-    return "regression", ", ".join([f"it holds {different} different numbers", *filter(None, said)])
-
-
-def _as_counts(values: np.ndarray) -> str:
-    """Return what else many whole numbers from 0 or 1 on may be, in words; nothing if they have gaps or are few."""
-    if len(values) <= 10 or values[0] not in (0, 1) or values[-1] - values[0] >= len(values):
-        return ""
-    return "; if they are counts or a rating, use --likelihood poisson or --task regression"
-
-
 def learn_table(
     frame: Any,
     target: str,
@@ -273,12 +233,7 @@ def learn_table(
     targets = Cells(frame[target])
     inputs = {str(n): Cells(trained[n]) for n in frame.columns if n != target}
     _settle_decimals([targets, *inputs.values()], path)
-    mixed = None if targets.is_number else mixed_units(targets.held[:_SAMPLE])
-    if mixed and task != "classification":
-        raise InputError(
-            f"{path}: the target '{target}' holds {short(mixed[0])!r} and {short(mixed[1])!r}, numbers in different units; write them all in one, or "
-            "use --task classification."
-        )
+    check_target(targets, task, path)
     guessed, reason = guess_task(targets)
     order = (orders or {}).get(target, ())
     decided: Kind = task or ("classification" if order else guessed)
@@ -294,20 +249,24 @@ def learn_table(
         raise InputError(
             f"{path} has no column to learn from besides the target '{target}'{': ' + why if why else ''}; add at least one."
         )
-    classes = _classes(targets, path) if decided == "classification" else ()
+    classes = classes_of(targets, path) if decided == "classification" else ()
     if classes and (order or ordered):
-        classes = _in_order(classes, order, targets, path)
+        classes = in_order(classes, order, targets, path)
     if not classes:
-        _check_numbers(targets, rows, path)
+        check_numbers(targets, rows, path)
     return Table(
         columns=columns,
         target=target,
         task=decided,
-        reason=reason if task is None else "as asked",
+        reason=reason if task is None else _as_asked(targets, decided),
         classes=classes,
         comma=targets.comma,
         unit=targets.unit,
     )
+
+
+def _as_asked(targets: Cells, task: Kind) -> str:
+    return ", ".join(filter(None, ["as asked", unit_in_words(targets.unit) if task == "regression" else ""]))
 
 
 def _settle_decimals(columns: Sequence[Cells], path: str) -> None:
@@ -320,66 +279,3 @@ def _settle_decimals(columns: Sequence[Cells], path: str) -> None:
             if not math.isnan(value):
                 why = "as other columns have decimal commas" if cells.usual else "but other columns do not agree"
                 say(f"{path}: column '{short(cells.name)}' holds {word!r}, which is read as {value:g}, {why}.")
-
-
-def _classes(cells: Cells, path: str) -> tuple[str, ...]:
-    words = labels(cells)
-    found = set(words)
-    if len(found) < 2:
-        raise InputError(
-            f"{path}: the target '{cells.name}' has a single value, {short(words[0])}; there is nothing to learn."
-        )
-    values = [number(w) for w in found]
-    numeric = not any(map(np.isnan, values))
-    if (numeric and len(found) > _CLASSES) or (len(found) > 10 and len(found) > len(words) / 2):
-        if _moments_in(cells):
-            raise InputError(f"{path}: the target '{cells.name}' {_moments_in(cells)}.")
-        advice = "use --task regression" if numeric else "name a target whose values repeat"
-        raise InputError(
-            f"{path}: the target '{cells.name}' has {len(found):,} different values in {len(words):,} rows, too many to be "
-            f"classes; {advice}."
-        )
-    return tuple(sorted(found, key=lambda w: (number(w), w)) if numeric else sorted(found))
-
-
-def _moments_in(cells: Cells) -> str:
-    """Return that a target holds dates or times, and what to give instead; empty if it does not."""
-    if cells.is_clock:
-        return f"holds times or durations ({short(cells.held[0])!r}); give a number, such as minutes"
-    if cells.form is None and not cells.ways:
-        return ""
-    return f"holds dates ({short(cells.held[0])!r}); give a number, such as the days since a first one"
-
-
-def _in_order(classes: tuple[str, ...], order: tuple[str, ...], cells: Cells, path: str) -> tuple[str, ...]:
-    """Return classes from first to last, spelled as the file does; InputError if nothing says their order."""
-    if not order and not any(math.isnan(number(c)) for c in classes):
-        return classes
-    steps = order or ladder(cells)
-    place = {s.lower(): i for i, s in enumerate(steps)} | {s: i for i, s in enumerate(steps)}
-    places = {c: place.get(c, place.get(c.lower(), -1)) for c in classes}
-    odd = [c for c in classes if places[c] < 0]
-    if odd or len(set(places.values())) < len(classes):
-        shown = "<".join(short(c, 20) for c in classes[:10])
-        what = f"the given order ({' < '.join(order)}) does not tell" if order else "nothing tells"
-        raise InputError(
-            f"{path}: {what} the order of the classes of the target '{cells.name}'{f': where is {short(odd[0])!r}' if odd and order else ''}; "
-            f"write every class from first to last, as in --order '{cells.name}={shown}', in their right order."
-        )
-    return tuple(sorted(classes, key=places.__getitem__))
-
-
-def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
-    """Raise InputError for a target of a regression that holds text, or one value alone."""
-    if np.isnan(cells.own_numbers).mean() > 0.5:
-        if _moments_in(cells):
-            raise InputError(f"{path}: the target '{cells.name}' {_moments_in(cells)}.")
-        raise InputError(
-            f"{path}: the target '{cells.name}' holds text, so it cannot be a regression; use classification."
-        )
-    values = target_numbers(cells, cells.comma, cells.unit, path)
-    held = values if rows is None else values[rows]
-    if len(held) > 1 and (held == held[0]).all():
-        raise InputError(
-            f"{path}: the target '{cells.name}' has the same value, {held[0]:g}, in every training row; there is nothing to learn."
-        )

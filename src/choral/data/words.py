@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 
 from choral.base.lettering import short
-from choral.data.cells import Cells
+from choral.data.cells import NO, YES, Cells
 from choral.data.columns import Column, check_names, say
 
 _KEPT = 64  # categories of a column that have a number of their own
@@ -36,7 +36,7 @@ class FlagColumn(Column):
         return f"{self.yes} or {self.no}" + ("; cells without a value are marked" if self.missing else "")
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
-        said = dict.fromkeys((self.no, "false", "0", "0.0"), -1.0) | dict.fromkeys((self.yes, "true", "1", "1.0"), 1.0)
+        said = dict.fromkeys((*NO, self.no), -1.0) | dict.fromkeys((*YES, self.yes), 1.0)
         known = {word: said.get(word.lower(), 0.0) for word in cells.different}
         found = np.array([known[word] for word in cells.words])
         _say_odd(cells, (found == 0) & ~absent, self.name, (self.yes, self.no), path)

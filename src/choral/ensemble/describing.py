@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from choral.base.lettering import short
+from choral.data.targets import unit_in_words
 from choral.objectives.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def described(ensemble: "Ensemble") -> str:
     parts = [
         f"{ensemble.recipe.name}: {members}" + (f" of {draws} draws each" if draws > 1 else ""),
         ensemble.task + _of_outputs(ensemble),
-        said_of(ensemble.likelihood),
+        understood_by(ensemble),
         *(repr(transform) for transform in ensemble.inputs),
     ]
     parts += [_brief(repr(value), type(value).__name__) for value in ensemble.posthoc]
@@ -31,6 +32,14 @@ def described(ensemble: "Ensemble") -> str:
 
 def _brief(text: str, name: str) -> str:
     return text if len(text) <= _LONGEST else f"{name}(...)"
+
+
+def understood_by(ensemble: "Ensemble") -> str:
+    """Return what an ensemble has understood in a few words, with the unit of its targets if they have one."""
+    said, table = said_of(ensemble.likelihood), ensemble.table
+    if table is None or table.task != "regression" or not table.unit:
+        return said
+    return f"{said}, '{short(table.target)}' {unit_in_words(table.unit)}"
 
 
 def said_of(likelihood: Likelihood) -> str:

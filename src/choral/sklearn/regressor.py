@@ -41,6 +41,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     calibration_: np.ndarray
 
     def _read_targets(self, y: Any) -> np.ndarray:
+        if np.asarray(y).dtype.kind in "mM":  # which would be counts of whatever unit the type has
+            raise InputError(
+                "y holds spans of time or dates; give numbers, such as y / np.timedelta64(1, 's'), or days since a first date."
+            )
         found = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
         if found.ndim not in (1, 2) or 0 in found.shape:
             raise InputError(f"y has shape {found.shape}; give (n_samples,) or (n_samples, n_outputs).")

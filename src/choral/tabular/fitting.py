@@ -10,7 +10,7 @@ from choral.base.fitting import typed
 from choral.data.balance import balanced
 from choral.data.problems import Columns, Problem, load_problem
 from choral.data.sheets import as_frame, is_frame, read_table
-from choral.data.tables import Kind
+from choral.data.targets import Kind
 from choral.ensemble.ensemble import Ensemble
 from choral.scale.remote import is_far
 from choral.tabular.preparing import METHOD, prepared
