@@ -14,6 +14,7 @@ from choral.base.errors import RunError
 from choral.base.types import Build, Builds
 from choral.data.inputs import Transforms
 from choral.data.tables import Table
+from choral.engine.agreement import in_agreement
 from choral.engine.completing import carry_out
 from choral.engine.events import Listener
 from choral.engine.executors import Executor
@@ -157,7 +158,7 @@ def fit(
             train_apart([Asked(call, absolute(run_dir), hear, overwrite)], cluster)
         listener, progress, overwrite = None, False, False  # all is trained; what follows puts it together
     with settled_process(process_wide), opened(run_dir if parts.writes else None) as (folder, objects):
-        job = call.job(parts)
+        job = in_agreement(parts, lambda: call.job(parts), seed=seed, executor=executor)
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
             plan, width = settle(

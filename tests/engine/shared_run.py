@@ -28,6 +28,12 @@ def build():
     )
 
 
+def perceptron():
+    """Members of one network normalise and drop in one product, not one after the other."""
+    layers = [nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
 def main():
     rank, size, meeting, folder, epochs, *methods = sys.argv[1:]
     torch.set_num_threads(1)
@@ -45,11 +51,12 @@ def main():
             if event["kind"] == "epoch":
                 losses.append(event["losses"][0])
 
+        name, _, network = method.partition("-")
         ensemble = choral.fit(
-            build,
+            perceptron if network else build,
             (x, y),
             recipes.make(
-                method, epochs=int(epochs), training=Training(rate=0.1, optimiser=choral.plan.SGD(), batch_size=32)
+                name, epochs=int(epochs), training=Training(rate=0.1, optimiser=choral.plan.SGD(), batch_size=32)
             ),
             run_dir=Path(folder) / method,
             inputs=(choral.data.PadCrop(pixels=1), choral.data.HorizontalFlip()),

@@ -15,6 +15,7 @@ from choral import recipes
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.engine.scaling import LossScale
+from choral.objectives import Loss
 from choral.objectives.likelihoods import Categorical
 from choral.recipes.training import Training
 
@@ -151,7 +152,7 @@ def together(folder, meeting, epochs, *methods):
 
 @pytest.mark.slow
 def test_two_processes_agree_with_one(tmp_path):
-    methods = ("packed", "emp", "bnn", "deep_ensemble")
+    methods = ("packed", "emp", "bnn", "deep_ensemble", *(f"{m}-mlp" for m in ("packed", "batch_ensemble", "treenet")))
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     alone = start(0, 1, tmp_path / "one", "", 4, *methods)
@@ -225,3 +226,74 @@ def test_a_scale_too_large_is_halved_until_gradients_are_finite():
         taken.append(again.divide([weight]))
     assert taken[-1]
     assert float(weight.grad) == pytest.approx(1e36)
+
+
+class Centred(nn.Module):
+    """Takes the mean of a batch from its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = perceptron()
+
+    def forward(self, x):
+        return self.body(x - x.mean(0, keepdim=True))
+
+
+class Averaging(nn.Module):
+    """Keeps a running mean of what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = perceptron()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.body(x - self.mean)
+
+
+class Tracking(nn.Module):
+    """Normalises each row by itself, and keeps the mean statistics of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.body = nn.InstanceNorm1d(1, track_running_stats=True), perceptron()
+
+    def forward(self, x):
+        return self.body(self.norm(x[:, None])[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [(Centred, "looks at a batch as a whole"), (Averaging, "buffer 'mean'"), (Tracking, "buffer 'norm.running_mean'")],
+)
+@pytest.mark.parametrize("method", ["single", "packed"])
+def test_networks_that_look_at_whole_batches_are_refused(build, said, method):
+    with pytest.raises(InputError, match=said):
+        members_of(rows(), recipes.make(method, epochs=2, training=training()), build, accumulate=2)
+
+
+def test_losses_that_look_at_whole_batches_are_refused():
+    x, y = rows()
+    loss = Loss(lambda outputs, targets: (outputs[:, 0] - targets - (outputs[:, 0] - targets).mean()) ** 2)
+    recipe = recipes.make("single", epochs=2, training=training())
+    with pytest.raises(InputError, match="looks at a batch as a whole"):
+        choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss, accumulate=2)
+    choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss)
+
+
+UNLIKE = Path(__file__).parent / "unlike_run.py"
+
+
+@pytest.mark.slow
+def test_processes_that_are_given_different_calls_all_stop(tmp_path):
+    command = [sys.executable, str(UNLIKE), str(tmp_path / "meeting")]
+    both = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    said = [process.communicate(timeout=120)[0].splitlines() for process in both]
+    for lines in said:
+        assert "the training data is another" in lines[0]
+        assert "seed is 0 and 1" in lines[1]
+        assert "epochs is 2 and 3" in lines[2]
+        assert "equally long" in lines[3]
+        assert lines[4] == "trained"

@@ -9,6 +9,7 @@ from choral.data.parts import partition
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
 from choral.engine.left_out import Folds
+from choral.engine.parting import refuse_whole
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Rules, Validation, set_apart
@@ -79,6 +80,7 @@ def understood(
     rules = replace(rules, score=task.likelihood.prediction.score)
     say_what_is_lost(build, recipe)
     task = replace(task, remembers=try_training(task, source, recipe.plan))
+    refuse_whole(task, source, recipe.plan)
     word = recipe.combination.word
     if folds is not None:
         _check_watched_apart(recipe)

@@ -21,8 +21,6 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
-from choral.layers.conversion.swapping import holds
-from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
@@ -30,6 +28,8 @@ from choral.plan.walk import trainings
 from choral.structures.base import Structure
 
 T = TypeVar("T")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of BatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -179,29 +179,27 @@ class Parts:
         """Return the context in which BatchNorm takes the statistics it should."""
         return _WholeNorm(part) if self.group is not None and part is not None and self.whole_norm else nullcontext()
 
-    def settle(self, network: nn.Module) -> None:
-        """Let members of a joint network run one after the other where processes must agree on statistics, which no map can do."""
-        if self.group is None or not _normalises(network):
-            return
-        for module in network.modules():
-            if isinstance(module, Joint):
-                module.kernel = "loop"
-
 
 class _Summed(torch.autograd.Function):
-    """The sum over processes; so is its gradient, since each process has its own part of the loss."""
+    """The sum over processes; so is its gradient, since each process has its own part of the loss. What vmap maps is summed at once."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+    def forward(tensor: Tensor) -> Tensor:
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
+        return _Summed.forward(gradients[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], tensor: Tensor) -> tuple[Tensor, int]:
+        return _Summed.apply(tensor), in_dims[0]
 
 
 class _WholeNorm(TorchFunctionMode):
@@ -288,5 +286,18 @@ def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: 
 
 
 def _normalises(network: nn.Module) -> bool:
-    held = any(name.endswith("running_mean") for name, _ in network.named_buffers())
-    return held or holds(network, nn.modules.batchnorm._BatchNorm)
+    """Return whether a network has BatchNorm."""
+    norms = nn.modules.batchnorm._BatchNorm
+    return any(
+        isinstance(m, norms) or (is_batch_norm(m) and any(n in m._buffers for n in STATISTICS))
+        for m in network.modules()
+    )
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether a module is one, or one of choral's layers in the place of one."""
+    plain = getattr(module, "_plain", ())
+    kind = nn.modules.batchnorm._BatchNorm
+    instance = any(isinstance(one, nn.modules.instancenorm._InstanceNorm) for one in (module, *plain))
+    ours = type(module).__module__.startswith("choral.layers.")
+    return (ours or isinstance(module, kind)) and not instance

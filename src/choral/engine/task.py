@@ -177,7 +177,6 @@ def make_task(
     network = blueprint.network().eval()
     _check_trainable(network)
     check_parts(parts, recipe.structure, network, source.drawn(), recipe.plan)
-    parts.settle(network)
     outputs = _outputs(network, recipe.structure, seen.ready(x))
     refuse_uncalled(network, recipe.structure, seen.ready(source.example(2)[0]))
     check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
