@@ -1,17 +1,21 @@
 """The process that starts tasks, with a Ray that loses answers, hangs or dies: manifests count, and every wait has an end."""
 
+import os
 import pickle
+import signal
 import sys
 import threading
 import time
 import types
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import choral
+from choral.engine.folder import claimed
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -78,6 +82,9 @@ class Fake:
 
     def cluster_resources(self):
         return {"CPU": 2.0}
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}]
 
     def put(self, value):
         held = Ref()
@@ -224,3 +231,55 @@ def test_what_a_leaf_raises_is_told_and_others_are_kept(ray, tmp_path):
     with pytest.raises(choral.ChoralError, match=r"leaf '2/f0': .* \(and 1 more of 3 leaves\)"):
         fit(tmp_path)
     assert not ray.up
+
+
+@pytest.mark.parametrize("means", [{"cpus": 64}, {"gpus": 1}])
+def test_leaves_that_fit_on_no_machine_are_said_at_once(means, ray, tmp_path, monkeypatch):
+    with pytest.raises(
+        choral.ChoralError, match=r"a leaf wants .* the machines of Ray have 2 CPU and 0 GPU; give fewer"
+    ):
+        choral.fit(build, (X, Y), RECIPE, run_dir=tmp_path / "run", cluster=choral.Ray(**means), **OPTIONS)
+    ray.up = True  # a cluster may grow
+    monkeypatch.setattr(clusters, "_JOINING", 0.1)
+    with pytest.warns(UserWarning, match="waiting"), pytest.raises(choral.ChoralError, match="give fewer"):
+        choral.fit(build, (X, Y), RECIPE, run_dir=tmp_path / "run", cluster=choral.Ray(**means), **OPTIONS)
+
+
+def test_an_address_where_nobody_answers_is_said_at_once(ray, tmp_path):
+    with pytest.raises(choral.ChoralError, match=r"Ray at 127.0.0.1:1 cannot be reached \(Connection refused\)"):
+        choral.fit(
+            build, (X, Y), RECIPE, run_dir=tmp_path / "run", cluster=choral.Ray(address="127.0.0.1:1"), **OPTIONS
+        )
+
+
+def falling(step):
+    return 0.01 / (1 + step)
+
+
+OWN: list[Any] = [{"optimiser": torch.optim.NAdam, "rate": 0.002}, {"schedule": falling}]
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_functions_of_the_user_are_called_in_leaves(own, ray, tmp_path):
+    recipe = make("deep_ensemble", epochs=4, members=2, training=Training(**own))
+    choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **OPTIONS)
+    choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "ray", cluster=choral.Ray(), **OPTIONS)
+    assert members(tmp_path / "ray") == members(tmp_path / "whole")
+    choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "leaves", **OPTIONS)
+    for path in ("f0", "f1"):
+        choral.run_leaf(tmp_path / "leaves", path, build, (X, Y), recipe, **OPTIONS)
+    assert members(tmp_path / "leaves") == members(tmp_path / "whole")
+
+
+def test_a_folder_is_let_go_though_a_forked_process_holds_its_file(tmp_path):
+    with claimed(tmp_path):
+        child = os.fork()
+        if child == 0:
+            time.sleep(20)
+            os._exit(0)
+    try:
+        with claimed(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -198,7 +199,7 @@ def _show(run: str, rows: list[dict[str, Any]], *, json: bool) -> None:
     table(f"{run}: {len(rows)} leaves", ["path", "state", "networks", "epochs", "members", "after"], shown)
     ready = [row["path"] for row in rows if row["state"] in ("ready", "begun")]
     if ready:
-        say(f"train one with: choral run-leaf {run} {ready[0]}")
+        say(f"train one with: choral run-leaf {shlex.quote(run)} {ready[0]}")
     elif all(row["state"] == "done" for row in rows):
         say("all are trained; the fit command without --prepare puts the ensemble together.")
 

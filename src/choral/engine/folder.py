@@ -86,7 +86,10 @@ def claimed(folder: Path | None) -> Iterator[None]:
         if not (folder / "leaves").exists():  # else others may be writing just now
             sweep(folder / "members")
             sweep(folder / "checkpoints")
-        yield
+        try:
+            yield
+        finally:  # a process that was forked meanwhile, such as a loader's, still has the file open
+            fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def folder_name(name: str) -> str:

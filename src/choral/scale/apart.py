@@ -44,6 +44,10 @@ def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
         raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
     if run_dir is None:
         raise InputError("a cluster needs run_dir, a folder or URL that all its machines see; give one.")
+    if str(getattr(run_dir, "url", run_dir)).startswith("memory://"):
+        raise InputError(
+            "run_dir is memory://, which no other process sees; give a folder or URL that all machines see."
+        )
     given = [name for name, value in refused.items() if value]
     if given:
         raise InputError(f"{given[0]} is {refused[given[0]]!r}, which a run on a cluster cannot have; leave it out.")

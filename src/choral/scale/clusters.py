@@ -7,8 +7,10 @@ leaf elsewhere, where it goes on from its newest checkpoint. What a leaf itself 
 import atexit
 import contextlib
 import os
+import socket
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,8 @@ from choral.scale.dispatch import Tasks
 from choral.scale.farm import Plot
 
 _LEAVING = 30.0  # seconds that Ray has to shut down
+_ANSWERING = 10.0  # seconds that an address has to answer
+_JOINING = 300.0  # seconds in which a machine that is large enough may join a cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,7 @@ class Ray(Value):
         ray = _imported()
         ours = not ray.is_initialized()
         if ours:
+            _refuse_silent(self.address)
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default
             # 'local', since without an address Ray joins whatever cluster this machine last heard of
@@ -77,10 +82,22 @@ class Ray(Value):
                 ) from error
         workers = RayWorkers(self, ray)
         try:
+            workers.await_room(_JOINING if self.address or not ours else 0.0)
             yield workers
         finally:
             if ours:
                 _leave(ray, workers)
+
+
+def _refuse_silent(address: str | None) -> None:
+    """Raise RunError for an address where nobody answers: Ray would ask again for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWERING).close()
+    except OSError as error:
+        raise RunError(f"Ray at {address} cannot be reached ({error.strerror or error}); check the address.") from error
 
 
 def _leave(ray: Any, workers: "RayWorkers") -> None:
@@ -126,13 +143,36 @@ class RayWorkers:
     @property
     def slots(self) -> int:
         """Leaves that can be trained at once."""
+        have: dict[str, float] = self._answer(self.ray.cluster_resources)
+        by_gpu = have.get("GPU", 0) / self.cluster.gpus if self.cluster.gpus else float("inf")
+        return max(1, int(min(have.get("CPU", 0) / self.cluster.cpus, by_gpu)))
+
+    def await_room(self, seconds: float) -> None:
+        """Wait some seconds for a machine that a leaf fits on; RunError if there is none."""
+        until, said = time.monotonic() + seconds, False
+        while not (largest := self._largest())[0]:
+            wants = f"a leaf wants {self.cluster.cpus:g} CPU and {self.cluster.gpus:g} GPU, and {largest[1]}"
+            if time.monotonic() >= until:
+                raise RunError(f"{wants}; give fewer (choral.Ray(cpus=..., gpus=...)), or another cluster.")
+            if not said:
+                warnings.warn(f"{wants}; waiting up to {seconds:.0f} s for one that joins.", stacklevel=3)
+                said = True
+            time.sleep(min(2.0, seconds))
+
+    def _largest(self) -> tuple[bool, str]:
+        """Return whether a leaf fits on a machine of the cluster, and what they have."""
+        nodes = [node["Resources"] for node in self._answer(self.ray.nodes) if node.get("Alive", node.get("alive"))]
+        have = [(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in nodes]
+        fits = any(cpu >= self.cluster.cpus and gpu >= self.cluster.gpus for cpu, gpu in have)
+        shown = "; ".join(f"{cpu:g} CPU and {gpu:g} GPU" for cpu, gpu in sorted(set(have), reverse=True)[:3])
+        return fits, f"the machines of Ray have {shown or 'nothing'}"
+
+    def _answer(self, act: Callable[[], Any]) -> Any:
         try:
-            have: dict[str, float] = Question(self.ray.cluster_resources).answer(_LEAVING)
+            return Question(act).answer(_LEAVING)
         except TimeoutError as error:
             self.is_deaf = True
             raise RunError(f"Ray does not say what it has ({error}); check the cluster.") from error
-        by_gpu = have.get("GPU", 0) / self.cluster.gpus if self.cluster.gpus else float("inf")
-        return max(1, int(min(have.get("CPU", 0) / self.cluster.cpus, by_gpu)))
 
     def train(self, plots: Sequence[Plot]) -> dict[str, str]:
         """Train the leaves of one or more runs side by side, each after the one it goes on from."""

@@ -140,10 +140,15 @@ def _leaf(part: _Part) -> Leaf:
     )
 
 
-def leaves_of(plan: dict[str, Any]) -> list[Leaf]:
-    """Return the leaves of a run from its plan.json, which keeps how they are cut."""
+def leaves_of(plan: dict[str, Any], recipe: Recipe | None = None) -> list[Leaf]:
+    """Return the leaves of a run from its plan.json, which keeps how they are cut.
+
+    Args:
+        plan: what the file holds.
+        recipe: the recipe as it was given in Python, without which functions of the user's are names that cannot be called.
+    """
     identity = plan["identity"]
-    recipe = from_dict(identity["recipe"])
+    recipe = recipe or from_dict(identity["recipe"])
     assert isinstance(recipe, Recipe)
     stop = identity.get("stop") or {}
     selects = "held out" in identity and any(phase.select for phase in trainings(recipe.plan))

@@ -169,7 +169,7 @@ class Tasks:
             return f"leaf '{leaf.path}': {type(cause or error).__name__}: {said}"
         except self.ray.exceptions.RayError as error:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            return f"leaf '{leaf.path}': its worker or machine died {self.retries + 1} times ({said})"
+            return f"leaf '{leaf.path}': its worker or machine died, and it was not to be started again ({said})"
         return ""
 
     def cancel(self) -> None:
@@ -233,4 +233,5 @@ def _understood(call: Any, run_dir: Any, path: str, key: str) -> Field:
             )
         job = call.job()
         admit(objects, plan, job, seed=call["seed"], executor=call["executor"])
+        leaves = {leaf.path: leaf for leaf in leaves_of(plan, job.recipe)}
         return Field(objects, plan, job, leaves, call["checkpoint_seconds"])

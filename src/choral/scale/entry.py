@@ -301,7 +301,9 @@ def carry_out_leaves(
 
 def field_of(call: Call, job: Job, objects: Objects, plan: dict[str, Any]) -> Field:
     """Return what the leaves of a run have in common."""
-    return Field(objects, plan, job, {leaf.path: leaf for leaf in leaves_of(plan)}, call["checkpoint_seconds"])
+    return Field(
+        objects, plan, job, {leaf.path: leaf for leaf in leaves_of(plan, job.recipe)}, call["checkpoint_seconds"]
+    )
 
 
 def _planned(folder: Path, objects: Objects) -> dict[str, Any]:
