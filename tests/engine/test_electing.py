@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import choral
-from choral.base.errors import InputError
-from choral.plan import SGD, Collect, Constant, Reset, Select, Train, fork
+from choral import models
+from choral.base.errors import DivergedError, InputError
+from choral.plan import SGD, Collect, Constant, LogUniform, Reset, Select, Space, Train, Uniform, fork
 from choral.posthoc.greedy import greedy_selection
 from choral.recipes.recipe import Recipe
 from choral.testing.checks import resumes_exactly
@@ -127,3 +128,24 @@ def test_members_that_diverge_are_left_out_and_the_others_go_on(executor):
     assert [s["reason"] for s in ensemble.info["stopped"]] == ["diverged"]
     assert 1 <= ensemble.members <= 2
     assert torch.isfinite(ensemble.predict(X[60:]).mean).all()
+
+
+FIRST = X[:, :3]
+NUMBERS = FIRST @ torch.tensor([1.0, 2.0, 3.0])
+
+
+def chosen_among(space):
+    value = choral.recipes.hyper_ensemble(epochs=24, members=6, space=space)
+    held = (FIRST[60:], NUMBERS[60:])
+    return choral.fit(lambda: models.mlp(3, 1, hidden=(16,)), (FIRST[:60], NUMBERS[:60]), value, validation=held)
+
+
+def test_a_network_whose_outputs_mean_nothing_finite_costs_nothing():
+    ensemble = chosen_among(Space(rate=LogUniform(0.3, 300.0)))
+    assert "diverged" in {stop["reason"] for stop in ensemble.info["stopped"]}
+    assert ensemble.evaluate(FIRST[60:], NUMBERS[60:])["rmse"] < 2
+
+
+def test_a_choice_among_networks_that_all_diverged_is_none():
+    with pytest.raises(DivergedError, match="all 6 networks that are chosen among diverged"):
+        chosen_among(Space(rate=Uniform(1e9, 1e10)))

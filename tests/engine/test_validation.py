@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from choral import models
 from choral.base.errors import InputError, RunError
 from choral.data.parts import held_out
 from choral.data.sources import source_of
 from choral.fit import fit, load
+from choral.objectives import FixedGaussian
 from choral.plan import Adam, EarlyStop, Measure
 from choral.predictions import Regression
 from choral.recipes import make
@@ -285,7 +287,8 @@ def test_the_measure_counts_held_out_points_by_their_weights_as_if_they_were_rep
     held = {"weighted": (X, Y, HEAVY), "repeated": (X.repeat_interleave(many, 0), Y.repeat_interleave(many))}
     found = {}
     for name, points in held.items():
-        fit(build, (X, Y), recipe(epochs=2, members=2), validation=points, stop=stop, run_dir=tmp_path / name)
+        options = {"validation": points, "stop": stop, "run_dir": tmp_path / name, "executor": "vectorised"}
+        fit(build, (X, Y), recipe(epochs=2, members=2), **options)
         found[name] = [event["validation"] for event in epochs_of(tmp_path / name)]
     assert torch.tensor(found["weighted"]).sub(torch.tensor(found["repeated"])).abs().max() < 1e-6
 
@@ -382,3 +385,26 @@ def test_a_run_that_was_ended_is_extended_once_it_is_whole(tmp_path):
     fit(build, (X, Y), recipe(epochs=20, members=2), run_dir=tmp_path, time_limit=1e-6)
     with pytest.raises(RunError, match="train it whole first, by the same call with a larger time_limit or none"):
         fit(build, (X, Y), recipe(epochs=30, members=3), run_dir=tmp_path, time_limit=1e-6, extend=True)
+
+
+@pytest.mark.parametrize(
+    "method", ["bnn", "ssbnn", "rank1_bnn", "mc_dropout", "drop_connect", "emp", "packed", "single"]
+)
+def test_networks_are_measured_as_they_are_now(method):
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(80, 3, generator=g)
+    y = x @ torch.tensor([1.0, 2.0, 3.0])
+    found: list[float] = []
+
+    def hear(event):
+        if event["kind"] == "epoch":
+            found.append(event["validation"][0])
+
+    value = make(method, epochs=6, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+    held, known = (x[60:], y[60:]), FixedGaussian(precision=1.0)
+    network, data = models.mlp(3, 1, hidden=(8, 8)), (x[:60], y[:60])
+    options = {"keep": "last", "listener": hear, "standardise": False, "likelihood": known}
+    ensemble = fit(network, data, value, validation=held, **options)
+    last = ensemble.evaluate(*held)["nll"]
+    assert len(set(found)) == len(found)  # weights that are drawn are drawn anew, from what was learned
+    assert abs(found[-1] - last) < 0.2 * abs(last)

@@ -18,6 +18,10 @@ class InputError(ChoralError, ValueError):
     """A value the caller gave is not one choral can use."""
 
 
+class NotFiniteError(InputError):
+    """Numbers that are to be measured are NaN or infinite."""
+
+
 class PlanError(ChoralError, ValueError):
     """A recipe or plan cannot work; the message lists every problem found."""
 

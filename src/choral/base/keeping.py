@@ -17,6 +17,16 @@ class Drawn(NamedTuple):
     value: Tensor
     source: Tensor
     site: int
+    version: int  # of the source, which may be written into
+
+    @staticmethod
+    def of(value: Tensor, source: Tensor, site: int) -> "Drawn":
+        """Return a value drawn from a tensor as it is now."""
+        return Drawn(value, source, site, _version(source))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class Kept:
@@ -34,7 +44,13 @@ class Kept:
     def get(self, place: Hashable, source: Tensor) -> Drawn | None:
         """Return what was drawn at a place from the same tensor."""
         found = self._held.get(place)
-        return found if found is not None and found.source is source else None
+        same = found is not None and found.source is source and found.version == _version(source)
+        return found if same else None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._filling:
+            self._held, self.bytes = {}, 0
 
     def put(self, place: Hashable, drawn: Drawn) -> None:
         """Keep a value if there is room."""

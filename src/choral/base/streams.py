@@ -313,7 +313,7 @@ def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
     found = kept.get(place, source)
     if found is None:
         value = make()
-        kept.put(place, Drawn(value, source, stream.site))
+        kept.put(place, Drawn.of(value, source, stream.site))
         return value
     stream.site = found.site
     return found.value

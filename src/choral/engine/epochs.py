@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from choral.base.errors import RunError
+from choral.base.errors import DivergedError, RunError
 from choral.engine import electing
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.crew import Crew, Setting
@@ -198,7 +198,7 @@ class Epochs:
         if self._selects:
             assert isinstance(validation, Validation), "networks that are chosen among are watched by the same points"
             outputs = validation.outputs([branch.reached for branch in branches], keys)
-            finite = [bool(torch.isfinite(one).all()) for one in outputs]
+            finite = validation.sound(outputs)
             self._leave_out([b for b, whole in zip(branches, finite) if not whole], epoch)
             branches, outputs = [b for b, whole in zip(branches, finite) if whole], outputs[torch.tensor(finite)]
             if not branches:
@@ -237,6 +237,17 @@ class Epochs:
                 best_epoch=watch.best_epoch,
                 best=watch.best,
                 reason="diverged",
+            )
+        if branches:
+            self._refuse_none_left(epoch)
+
+    def _refuse_none_left(self, epoch: int) -> None:
+        """Raise DivergedError if all networks that are chosen among diverged: what they were before is no choice."""
+        why = {stop["place"]: stop["reason"] for stop in self.setting.ledger.stopped}
+        if all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
+            raise DivergedError(
+                f"all {len(self.branches)} networks that are chosen among diverged, the last in epoch {epoch + 1}; take lower rates (space=), or look at "
+                "the data for numbers far from all others."
             )
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:

@@ -159,6 +159,7 @@ class PlainEvaluator(Evaluator):
 
     def renew(self) -> None:
         """Take the values the store has now; shapes are those of before."""
+        self._drawn.clear()  # what was drawn, was drawn from those of before
         for number, trees in self._loaded.items():
             state = self.store.get(number)
             with torch.no_grad():

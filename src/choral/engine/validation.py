@@ -15,7 +15,7 @@ from torch import Tensor
 
 from choral.base import batches, tree
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, InputError
+from choral.base.errors import ChoralError, InputError, NotFiniteError
 from choral.data.frames import arranged
 from choral.data.given import cast_targets
 from choral.data.parts import held_out
@@ -32,6 +32,7 @@ from choral.predictions import Prediction
 
 _CHUNK = 1024  # points read and evaluated at once
 _WIDEST = 1 << 24  # numbers of all networks that are mapped together, at most
+_TAME = 60.0  # outputs below it give finite variances, rates and probabilities, whatever function they go through
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,35 @@ class Validation:
         return self.measured(self.outputs(states, keys), together=together)
 
     def measured(self, outputs: Tensor, *, together: bool) -> list[float]:
-        """Return the measure of each network's own prediction, or the one of them all, for each."""
+        """Return the measure of each network's own prediction, or the one of them all, for each; NaN of what is too large to be measured."""
+        try:
+            return self._measured(outputs, together=together)
+        except NotFiniteError:
+            return [
+                math.nan if together or not sound else self._measure(one)
+                for one, sound in zip(outputs, self.sound(outputs))
+            ]
+
+    def sound(self, outputs: Tensor) -> list[bool]:
+        """Return which networks have outputs that are finite, and mean something finite."""
+        return [self._is_sound(one) for one in outputs]
+
+    def _is_sound(self, outputs: Tensor) -> bool:
+        if not torch.isfinite(outputs).all():
+            return False
+        if float(outputs.abs().max()) < _TAME:
+            return True
+        try:
+            values, loss = self.blended(outputs.unsqueeze(0))
+            return bool(
+                torch.isfinite(values).all()
+                and torch.isfinite(loss(values.double())).all()
+                and math.isfinite(self._measure(outputs))
+            )
+        except NotFiniteError:
+            return False
+
+    def _measured(self, outputs: Tensor, *, together: bool) -> list[float]:
         if together:
             return [self._measure(outputs.flatten(0, 1))] * len(outputs)
         if self._is_plain_nll:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from choral.base.errors import InputError
+from choral.base.errors import InputError, NotFiniteError
 
 PROB_FLOOR = torch.finfo(torch.float32).tiny
 """Probabilities are raised to this (1.2e-38) before a logarithm: a true class at exactly 0 costs 87.3 nats."""
@@ -28,7 +28,9 @@ def checked_finite(values: Tensor, name: str) -> Tensor:
     values = double(values)
     if not torch.isfinite(values).all():
         bad = int((~torch.isfinite(values)).sum())
-        raise InputError(f"{name} holds {bad} values that are NaN or infinite; only finite numbers can be measured.")
+        raise NotFiniteError(
+            f"{name} holds {bad} values that are NaN or infinite; only finite numbers can be measured."
+        )
     return values
 
 

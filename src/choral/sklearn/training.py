@@ -13,11 +13,13 @@ from choral.base.border import is_number, is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.ensemble.ensemble import Ensemble
-from choral.judging.defaults import LEAST_ROWS, PATIENCE
+from choral.judging.defaults import LEAST_ROWS, patience_for
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.tabular.choosing import AUTO
 from choral.tabular.preparing import METHOD, can_choose, prepared
+
+_BATCH = 32  # rows of a step, of tables whose epochs are short
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
         epochs=wishes.epochs,
         members=wishes.members,
         validation=validation,
-        patience=PATIENCE if watch or held is not None else None,
+        patience=patience_for(-(-len(problem.x_train) // _BATCH)) if watch or held is not None else None,
     )
     if given is not None:
         ready = replace(ready, recipe=given)
