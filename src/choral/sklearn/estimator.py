@@ -95,7 +95,17 @@ class EnsembleEstimator(BaseEstimator, ABC):
             X_val: rows of your own to say when to stop, in place of `validation_fraction` of X.
             y_val: their targets.
             groups: a name for each row of X; rows of one group are held out together.
+
+        An estimator is all of the new fit or, if it ends early for whatever reason, all of what it was before.
         """
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._learn(X, y, sample_weight, X_val, y_val, groups)
+        self.__dict__ = twin.__dict__
+        return self
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, X_val: Any, y_val: Any, groups: Any) -> None:
+        """Set all attributes that a fit has, one after the other."""
         wishes = self._wishes()
         if (X_val is None) != (y_val is None):
             raise InputError(f"{'y_val' if y_val is None else 'X_val'} is missing; give X_val and y_val, or neither.")
@@ -123,7 +133,9 @@ class EnsembleEstimator(BaseEstimator, ABC):
         held = None if X_val is None else self._held(table, X_val, y_val)
         self.ensemble_ = train(problem, wishes, watch=watch, held=held)
         self.__dict__.pop("calibration_", None)
-        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "ensemble_")
 
     def _wishes(self) -> Wishes:
         drawn = check_random_state(self.random_state)  # refuses what is no seed
