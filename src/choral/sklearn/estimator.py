@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from choral.base.border import is_number, is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.data.tables import Table
@@ -143,10 +144,10 @@ class EnsembleEstimator(BaseEstimator, ABC):
         seed = int(self.random_state) if fixed else int(drawn.randint(_SEEDS))
         return Wishes(
             method=self.method,
-            members=self.n_estimators,
-            epochs=self.epochs,
+            members=_whole(self.n_estimators),
+            epochs=_whole(self.epochs),
             seconds=self.time_limit,
-            share=self.validation_fraction or 0.0,
+            share=_share(self.validation_fraction),
             seed=seed,
             device=usable_device(self.device),
             fixed=fixed,
@@ -186,6 +187,16 @@ class EnsembleEstimator(BaseEstimator, ABC):
         tags.input_tags.categorical = True
         tags.target_tags.required = True
         return tags
+
+
+def _whole(given: Any) -> Any:
+    """Return a whole number of numpy's as one of Python's, anything else as it is."""
+    return int(given) if is_whole(given) else given
+
+
+def _share(given: Any) -> Any:
+    """Return a part of the rows as a number of Python's, 0 for none, anything else as it is."""
+    return float(given) if is_number(given) else given or 0.0
 
 
 def _names(groups: Any, y: np.ndarray) -> np.ndarray | None:
