@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from joblib import Parallel, delayed
 from scipy import sparse
 from sklearn.base import clone
@@ -458,6 +459,20 @@ class TestWishes:
     def test_wrong_ones_are_refused_by_fit(self, options, said):
         with pytest.raises(ValueError, match=said):
             regressor(**options).fit(X, Y)
+
+    def test_numbers_of_numpy_are_numbers(self):
+        wide = DRAW.normal(size=(120, 2))
+        options = {"n_estimators": 2, "epochs": 4, "time_limit": 60, "validation_fraction": 0.25, "random_state": 0}
+        typed = {name: np.float32(v) if isinstance(v, float) else np.int64(v) for name, v in options.items()}
+        one, other = (regressor(**some).fit(wide, wide[:, 0]) for some in (options, typed))
+        assert np.array_equal(one.predict(wide), other.predict(wide))
+        assert other.ensemble_.members == 2
+
+    @pytest.mark.parametrize("options", [{}, {"method": "deep_ensemble", "n_estimators": 2}])
+    def test_the_generator_of_torch_stays_as_it_was(self, options):
+        before = torch.get_rng_state()
+        regressor(**{"epochs": 4} | options).fit(X, Y).predict(X)
+        assert torch.equal(before, torch.get_rng_state())
 
     def test_members_are_as_many_as_asked(self):
         assert regressor(n_estimators=3, epochs=4).fit(X, Y).ensemble_.members == 3
