@@ -13,9 +13,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from choral.base.errors import InputError
 from choral.base.lettering import short
-from choral.data.cells import FIRST_LINE
+from choral.data.cells import FIRST_LINE, Cells
 from choral.data.headers import SEPARATORS, after_notes, after_titles, say_titles, separator, titles_in, without_units
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
@@ -112,7 +114,8 @@ def _say_footer(frame: Any, where: str) -> None:
         cell = last[(sums or held)[0]]
         blank = next(str(name) for name, value in zip(frame.columns, last) if not value)
         warnings.warn(
-            f"{where}: the last row (line {len(frame) + frame.attrs.get(FIRST_LINE, 2) - 1}) holds {short(cell)!r} and nothing in column '{short(blank)}', as the footer of a table "
+            f"{where}: the last row ({Cells(frame.iloc[:, 0]).lines(np.array([len(frame) - 1]))}) holds {short(cell)!r} and nothing in column "
+            f"'{short(blank)}', as the footer of a table "
             "does; it is read as a row like the others, so remove it if it is none.",
             stacklevel=3,
         )
