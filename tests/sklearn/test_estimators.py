@@ -197,7 +197,50 @@ class TestTables:
         model = regressor().fit(holes, Y)
         assert model.ensemble_.table.width == 6
         assert model.score(holes, Y) > 0.5
-        assert np.isfinite(model.predict(np.full((1, 3), np.nan))).all()
+        assert np.isfinite(model.predict(np.full((1, 3), np.nan))).all()  # without a warning
+
+    def test_missing_numbers_that_training_did_not_have_are_said_once(self, fitted):
+        gone = X[:6].copy()
+        gone[1, 0] = gone[4, :2] = np.nan
+        frame = pd.DataFrame(X, columns=["a", "b", "c"])
+        model = regressor(epochs=2).fit(frame, Y)
+        said = r"^X: columns 'x0', 'x1' have 3 cell\(s\) without a value \(rows 1, 4\), which training did not have; they are read as the median"
+        with pytest.warns(UserWarning, match=said) as heard:
+            fitted.predict(gone)
+        assert len(heard) == 1
+        with pytest.warns(UserWarning, match=r"^X: column 'b' has 1 cell\(s\) without a value \(row 0\)"):
+            model.predict(frame.assign(b=frame["b"].where(frame.index > 0)))
+
+    def test_rows_of_frames_are_counted_as_frames_do(self):
+        frame = pd.DataFrame({"a": X[:, 0], "town": WORDS})
+        model = regressor(epochs=2).fit(frame, Y)
+        with pytest.warns(UserWarning, match=r"'a' has 1 cell\(s\) without a value \(row 3\)"):
+            model.predict(frame.assign(a=frame["a"].where(frame.index != 3)))
+
+    @pytest.mark.parametrize("kind", [complex, object])
+    def test_complex_numbers_are_refused(self, kind):
+        frame = pd.DataFrame({"a": (np.round(X[:, 0]) + 1j).astype(kind), "b": X[:, 1]})
+        with pytest.raises(ValueError, match="X: column 'a' holds complex numbers; give their real and imaginary"):
+            regressor().fit(frame, Y)
+        with pytest.raises(ValueError, match="Complex data not supported"):
+            regressor().fit(X + 1j, Y)
+
+    @pytest.mark.parametrize("cells", [[(1, 2), 3], [{"k": 1}, "x"], [[1], None]])
+    def test_columns_of_structures_are_left_out_and_that_is_said(self, cells):
+        frame = pd.DataFrame({"a": X[:, 0], "odd": pd.Series(cells * 30, dtype=object)})
+        order = DRAW.permutation(60)
+        with pytest.warns(UserWarning, match="X: column 'odd' has cells that hold lists, tuples or other structures"):
+            one, other = (regressor(epochs=2).fit(frame.iloc[rows], Y[rows]) for rows in (np.arange(60), order))
+        assert one.ensemble_.table.describe()[1]["read_as"] == "left out"
+        assert np.array_equal(one.predict(frame), other.predict(frame))
+
+    def test_half_a_character_is_refused(self):
+        text = np.array(["\ud800", "y"] * 30, dtype=object)
+        said = r"X: column '{}' holds text with half a character \(\\ud800, a lone surrogate\)"
+        with pytest.raises(ValueError, match=said.format("odd")):
+            regressor().fit(pd.DataFrame({"a": X[:, 0], "odd": pd.Series(text, dtype=object)}), Y)
+        with pytest.raises(ValueError, match=said.format("x1")):
+            regressor().fit(np.column_stack([X[:, 0].astype(object), text]), Y)
 
     def test_arrays_and_frames_of_numbers_give_the_same(self, fitted):
         names = pd.DataFrame(X, columns=["a", "b", "c"])

@@ -78,9 +78,15 @@ def as_frame(frame: Any, where: str = "the table") -> Any:
     if twice:
         raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
     found = frame.set_axis(names, axis=1).reset_index(drop=True)
-    found = found.assign(**{name: _read(found[name], where) for name in names if _kind(found[name]) in "Pc"})
+    found = with_plain_types(found, where)
     _say_footer(found, where)
     return found
+
+
+def with_plain_types(frame: Any, where: str) -> Any:
+    """Return a data frame whose periods are dates; InputError for complex numbers."""
+    odd = [name for name in frame.columns if _kind(frame[name]) in "Pc"]
+    return frame.assign(**{name: _read(frame[name], where) for name in odd}) if odd else frame
 
 
 def _kind(column: Any) -> str:
