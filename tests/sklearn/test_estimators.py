@@ -372,8 +372,49 @@ class TestHoldingOut:
         with pytest.raises(ValueError, match="y_val is missing; give X_val and y_val"):
             regressor().fit(x, x[:, 0], X_val=x)
         y = np.where(x[:, 0] > 0, "a", "b")
-        with pytest.raises(ValueError, match="y holds 'c', a class that training did not have; it had a, b"):
+        with pytest.raises(ValueError, match="y_val holds 'c', a class that training did not have; it had 'a', 'b'"):
             classifier().fit(x, y, X_val=x[:3], y_val=["a", "b", "c"])
+
+    @pytest.mark.parametrize(
+        ("x", "y", "said"),
+        [
+            (X[:, :2], Y, "X_val has 2 features, but EnsembleRegressor is expecting 3"),
+            (np.full((60, 3), np.inf), Y, "Input X_val contains infinity"),
+            (X * 1e200, Y, r"X_val holds .*; numbers must be at most"),
+            (X[:0], Y[:0], "X_val: Found array with 0 sample"),
+            (X[0], Y, "X_val: Expected 2D array, got 1D"),
+            (X, Y * np.nan, "Input y_val contains NaN"),
+            (X, Y[:-1], r"X_val and y_val: .*inconsistent numbers of samples: \[60, 59\]"),
+            (X, np.column_stack([Y, Y]), r"y_val has shape \(60, 2\), and y \(60,\)"),
+            (X, pd.date_range("2023-01-01", periods=60), "y_val holds spans of time or dates"),
+        ],
+    )
+    def test_errors_name_the_rows_they_are_about(self, x, y, said):
+        with pytest.raises(ValueError, match=said):
+            regressor(epochs=2).fit(X, Y, X_val=x, y_val=y)
+
+    def test_cells_of_own_rows_are_named_too(self):
+        frame = pd.DataFrame({"a": X[:, 0], "town": WORDS})
+        with pytest.raises(ValueError, match="X_val: column 'a' holds inf in rows 0, 1"):
+            regressor(epochs=2).fit(frame, Y, X_val=frame.assign(a=np.inf), y_val=Y)
+        with pytest.warns(UserWarning, match="X_val: column 'x0' has 1 cell"):
+            regressor(epochs=2).fit(X, Y, X_val=[[np.nan, 0.0, 0.0]], y_val=[1.0])
+
+    def test_classes_of_another_type_are_told_apart(self):
+        y = (X[:, 0] > 0).astype(int)
+        with pytest.raises(ValueError, match="y_val holds the text '0', but the classes are the numbers 0, 1"):
+            classifier(epochs=2).fit(X, y, X_val=X, y_val=y.astype(str))
+        with pytest.raises(ValueError, match="y holds the number 0, but the classes are the texts '0', '1'"):
+            classifier(epochs=2).fit(X, y.astype(str)).calibrate(X, y)
+        with pytest.raises(ValueError, match="y_val: y should be a 1d array"):
+            classifier(epochs=2).fit(X, y, X_val=X, y_val=np.column_stack([y, y]))
+
+    @pytest.mark.parametrize(("share", "held"), [(0.001, 0), (0.999, 120)])
+    def test_a_part_that_is_none_or_all_is_refused_by_its_name(self, share, held):
+        x = DRAW.normal(size=(120, 2))
+        said = f"validation_fraction is {share}, which would hold out {held} of 120 rows"
+        with pytest.raises(ValueError, match=said):
+            regressor(validation_fraction=share).fit(x, x[:, 0])
 
 
 class TestTools:

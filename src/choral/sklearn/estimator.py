@@ -68,15 +68,15 @@ class EnsembleEstimator(BaseEstimator, ABC):
         self.verbose = verbose
 
     @abstractmethod
-    def _read_targets(self, y: Any) -> np.ndarray:
-        """Return targets (row,) or (row, target) as scikit-learn accepts them."""
+    def _read_targets(self, y: Any, name: str = "y") -> np.ndarray:
+        """Return targets (row,) or (row, target) as scikit-learn accepts them; `name` is what the user calls them."""
 
     @abstractmethod
     def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
         """Return targets as numbers to train on, a table that says what they are, and what outputs mean (None: as the table says)."""
 
     @abstractmethod
-    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+    def _encode_targets(self, y: np.ndarray, name: str = "y") -> np.ndarray:
         """Return more targets in the same way; InputError for classes that training did not have."""
 
     def _weigh(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
@@ -131,7 +131,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
             weights=self._weigh(targets, weights),
             groups=None if groups is None else inputs.grouped(groups[chosen]),
         )
-        held = None if X_val is None else self._held(table, X_val, y_val)
+        held = None if X_val is None else self._held(table, X_val, y_val, targets)
         self.ensemble_ = train(problem, wishes, watch=watch, held=held)
         self.__dict__.pop("calibration_", None)
 
@@ -154,11 +154,19 @@ class EnsembleEstimator(BaseEstimator, ABC):
             progress=bool(self.verbose),
         )
 
-    def _held(self, table: Table, X_val: Any, y_val: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows that the user held out, as numbers."""
-        X_val, y_val = inputs.read(self, X_val, reset=False), self._read_targets(y_val)
-        check_consistent_length(X_val, y_val)
-        return inputs.encode(table, X_val), self._encode_targets(y_val)
+    def _held(self, table: Table, X_val: Any, y_val: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows that the user held out, as numbers; their targets in the shape of the others."""
+        X_val = inputs.read(self, X_val, reset=False, name="X_val")
+        with inputs.called("y_val"):
+            y_val = self._read_targets(y_val, "y_val")
+        with inputs.called("X_val and y_val"):
+            check_consistent_length(X_val, y_val)
+        if y_val.size * len(targets) != targets.size * len(y_val):
+            raise InputError(
+                f"y_val has shape {y_val.shape}, and y {targets.shape}; give as many targets for each row."
+            )
+        encoded = self._encode_targets(y_val, "y_val").reshape(-1, *targets.shape[1:])
+        return inputs.encode(table, X_val, "X_val"), encoded
 
     def _prediction(self, X: Any) -> Prediction:
         """Return all the ensemble says about some rows, in double precision: a row gets the same whatever stands beside it."""
