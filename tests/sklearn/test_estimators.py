@@ -329,6 +329,28 @@ class TestWeights:
         other = regressor(epochs=2).fit(x[kept], y[kept], sample_weight=weights[kept])
         assert np.array_equal(one.predict(x), other.predict(x))
 
+    @pytest.mark.parametrize("make", [regressor, classifier])
+    @pytest.mark.parametrize("kind", [np.asarray, pd.DataFrame, list])
+    def test_what_stands_in_a_row_of_weight_zero_does_not_matter(self, make, kind):
+        y = (WORDS if make is classifier else Y).astype(object)
+        x, weights = X.copy(), np.repeat([0.0, 1.0], [2, 58])
+        x[0], x[1], y[0], y[1] = np.inf, 1e200, None, np.nan
+        one = make(epochs=2).fit(kind(x), kind(y) if kind is list else y, sample_weight=weights)
+        other = make(epochs=2).fit(kind(X[2:]), (WORDS if make is classifier else Y)[2:])
+        assert np.array_equal(one.predict(kind(X)), other.predict(kind(X)))
+        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            make(epochs=2).fit(x, y[:-1], sample_weight=weights)
+
+    @pytest.mark.parametrize(("wild", "usual"), [(1e308, 1e30), (1e-320, 1e-30)])
+    def test_weights_of_any_size_are_proportions(self, wild, usual):
+        for x, y in ((X, Y), (np.tile(X, (2, 1)), np.tile(Y, 2))):
+            found = [regressor(epochs=2).fit(x, y, sample_weight=np.full(len(y), w)).predict(X) for w in (wild, usual)]
+            assert np.array_equal(*found)
+        far = np.r_[wild, np.full(59, 1.0)]
+        assert np.isfinite(regressor(epochs=2).fit(X, Y, sample_weight=far).predict(X)).all()
+        heavy = classifier(class_weight={"up": wild, "down": wild}, epochs=2).fit(X, WORDS, sample_weight=far)
+        assert np.isfinite(heavy.predict_proba(X)).all()
+
     def test_heavy_rows_pull_predictions_to_them(self):
         x, y = np.zeros((200, 1)), np.repeat([0.0, 1.0], 100)
         model = regressor().fit(x, y, sample_weight=np.repeat([1.0, 9.5], 100))
@@ -345,6 +367,10 @@ class TestWeights:
         assert (heavy.predict(x) == "rare").all()
 
     def test_wrong_ones_are_refused(self):
+        with pytest.raises(
+            ValueError, match=r"class_weight is \{'up': -1\}; weights must be finite numbers of 0 or more"
+        ):
+            classifier(class_weight={"up": -1}).fit(X, WORDS)
         for wrong, said in ((-np.ones(60), "0 or more"), (np.ones((60, 2)), "shape"), (np.zeros(60), "zero for every")):
             with pytest.raises(ValueError, match=said):
                 regressor().fit(X, Y, sample_weight=wrong)

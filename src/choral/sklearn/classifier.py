@@ -18,6 +18,7 @@ from choral.posthoc import fit_conformal_sets
 from choral.predictions import Classification
 from choral.recipes.recipe import Recipe
 from choral.sklearn.estimator import EnsembleEstimator
+from choral.sklearn.repeating import in_bounds
 
 _NO_OTHER = "no other class"
 
@@ -100,7 +101,11 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             return weights
         own = np.ones(len(y)) if weights is None else weights
         each = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[y], sample_weight=own)
-        return own * each[y]
+        if not (np.isfinite(each) & (each >= 0)).all() or not each.any():
+            raise InputError(
+                f"class_weight is {short(repr(self.class_weight))}; weights must be finite numbers of 0 or more, one above 0."
+            )
+        return in_bounds(own * in_bounds(each)[y])
 
     def _classified(self, X: Any) -> Classification:
         found = self._prediction(X)

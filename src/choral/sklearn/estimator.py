@@ -19,7 +19,7 @@ from choral.predictions import Prediction
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
 from choral.sklearn.carrying import laid_open, taken_up
-from choral.sklearn.repeating import REPEATED, checked_weights, counted, repeats
+from choral.sklearn.repeating import REPEATED, counted, present, repeats
 from choral.sklearn.training import Wishes, holds_out, train, usable_device
 
 _SEEDS = 2**31 - 1
@@ -110,10 +110,11 @@ class EnsembleEstimator(BaseEstimator, ABC):
         wishes = self._wishes()
         if (X_val is None) != (y_val is None):
             raise InputError(f"{'y_val' if y_val is None else 'X_val'} is missing; give X_val and y_val, or neither.")
+        X, y, weights, groups = present(X, y, sample_weight, groups)
         X = inputs.read(self, X, y, reset=True)
         y = self._read_targets(y)
         check_consistent_length(X, y)
-        weights, groups = checked_weights(sample_weight, y), _names(groups, y)
+        groups = _names(groups, y)
         watch = holds_out(wishes, counted(weights, len(y)), X_val)
         chosen, weights = _chosen(X, y, weights, repeat=not watch)
         X, y = _rows(X, chosen), y[chosen]
@@ -226,7 +227,7 @@ def _chosen(X: Any, y: np.ndarray, weights: np.ndarray | None, *, repeat: bool) 
     if times is not None:
         chosen, weights = np.repeat(np.arange(len(y)), times), None
     else:
-        chosen = np.arange(len(y)) if weights is None else np.flatnonzero(weights)
+        chosen = np.arange(len(y))
     if len(chosen) <= REPEATED:
         numbers = np.unique(y[chosen], return_inverse=True)[1].reshape(len(chosen), -1)
         chosen = chosen[inputs.order_of(_rows(X, chosen), numbers)]
