@@ -605,6 +605,16 @@ def test_spans_and_dates_are_no_targets(y):
             EnsembleRegressor(epochs=4).fit(np.arange(20.0)[:, None], given)
 
 
+@pytest.mark.parametrize("first", [pd.NaT, np.datetime64("NaT"), np.timedelta64("NaT")])
+@pytest.mark.parametrize("rest", [pd.date_range("2023-01-01", periods=19), np.arange(19.0)])
+def test_times_that_are_missing_are_no_targets_either(first, rest):
+    cells = [first, *rest]
+    typed = [pd.Series(cells)] if isinstance(first, type(pd.NaT)) else []
+    for y in (cells, np.array(cells, dtype=object), pd.Series(cells, dtype=object), *typed):
+        with pytest.raises(ValueError, match="y holds spans of time or dates; give numbers"):
+            EnsembleRegressor(epochs=4).fit(np.arange(20.0)[:, None], y)
+
+
 def test_the_package_does_not_hide_scikit_learn():
     import sklearn
 
