@@ -72,6 +72,12 @@ class TestPredictions:
         assert std.min() > 100
         assert std.max() < 1e5
 
+    @pytest.mark.parametrize("far", [1e9, 1e12])
+    def test_targets_that_single_precision_cannot_tell_apart_are_learned(self, far):
+        y = np.round((Y - 2e5) / 1e4)
+        near, there = (regressor().fit(X, y + off).predict(X) - off for off in (0.0, far))
+        assert np.allclose(near, there, atol=0.1)
+
     def test_they_are_those_of_the_ensemble(self, fitted):
         said = fitted.ensemble_.predict(fitted.ensemble_.table.inputs(pd.DataFrame(X, columns=["x0", "x1", "x2"])))
         assert isinstance(fitted.ensemble_, choral.Ensemble)
