@@ -1,12 +1,15 @@
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
+from choral import recipes
 from choral.base.errors import InputError
 from choral.base.values import Value, from_dict
 from choral.objectives import Anchored
 from choral.plan import Cosine, Linear, OneCycle, Reset, Train, UpdateMoments, every, fork, repeat, seq
+from choral.recipes import Training
 
 
 def test_a_nested_plan_survives_json_and_compares_by_value():
@@ -44,6 +47,18 @@ class Named(Value):
 def test_functions_cannot_be_written_into_a_plan():
     with pytest.raises(InputError, match="name layers by patterns"):
         Named(len).to_dict()
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    found = recipes.packed(
+        members=np.int64(2), epochs=np.int32(3), width=np.float32(2), training=Training(rate=np.float64(0.5))
+    )
+    same = recipes.packed(members=2, epochs=3, width=2.0, training=Training(rate=0.5))
+    assert found == same
+    assert repr(found) == repr(same)
+    assert json.dumps(found.to_dict()) == json.dumps(same.to_dict())
+    nested = Named((np.int8(1), [np.bool_(True)], {"a": np.float16(0.5)})).to_dict()
+    assert json.dumps(nested) == '{"kind": "Named", "what": [1, [true], {"a": 0.5}]}'
 
 
 def test_a_second_class_of_a_taken_name_is_refused():

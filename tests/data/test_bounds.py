@@ -27,9 +27,7 @@ def framed(words):
 @pytest.mark.parametrize("words", [FEW, MANY, COUNTS, [f"{w} kg" for w in FEW], [w.replace(".", ",") for w in MANY]])
 def test_bounds_among_numbers_count_as_their_number_and_that_is_said(words):
     count = sum(not word[0].isdigit() or "+" in word for word in words)
-    with pytest.warns(
-        UserWarning, match=rf"column 'c' holds '\S+.*' in lines? .*, a bound and no number; {count} such"
-    ):
+    with pytest.warns(UserWarning, match=rf"column 'c' holds '\S+.*' in rows? .*, a bound and no number; {count} such"):
         column = learn_table(framed(words), "t").columns[0]
     assert isinstance(column, NumberColumn)
     assert not column.missing
@@ -44,7 +42,7 @@ def test_bounds_among_numbers_count_as_their_number_and_that_is_said(words):
 
 def test_bounds_in_a_later_file_count_as_their_number_and_that_is_said():
     column = learn_table(framed([f"{i / 7 + 1:.2f}" for i in range(56)]), "t").columns[0]
-    with pytest.warns(UserWarning, match=r"column 'c' holds '<0.5' in line 2, a bound and no number; 1 such cell\(s\)"):
+    with pytest.warns(UserWarning, match=r"column 'c' holds '<0.5' in row 0, a bound and no number; 1 such cell\(s\)"):
         found = column.encode(cells(["<0.5"]), path="it")
     assert column.scale.undo(found[0, 0]) == pytest.approx(0.5)
 
@@ -79,5 +77,5 @@ def test_bounds_that_are_all_classes_are_targets(words):
 
 def test_a_bound_in_a_later_file_s_target_is_refused():
     table = learn_table(pd.DataFrame({"a": np.arange(60.0), "t": np.arange(60) + 0.5}), "t")
-    with pytest.raises(InputError, match=r"the target 't' holds '>3' \(line 3\), which is not a number"):
+    with pytest.raises(InputError, match=r"the target 't' holds '>3' \(row 1\), which is not a number"):
         table.targets(pd.DataFrame({"t": ["1", ">3"]}))

@@ -54,7 +54,7 @@ NEARLY = {
 def test_a_column_that_is_half_of_numbers_is_not_read_as_words_in_silence(name):
     words = NEARLY[name]
     odd = next(word for word in words if np.isnan(cells([word]).own_numbers[0]))
-    with pytest.warns(UserWarning, match=re.escape(f"f.csv: column 'c' holds {odd!r} in line")) as said:
+    with pytest.warns(UserWarning, match=re.escape(f"f.csv: column 'c' holds {odd!r} in row")) as said:
         column = learned(words)
     count = sum(np.isfinite(cells([word]).own_numbers[0]) for word in words)
     assert f"{count} of {len(words)} cells are numbers" in str(said[0].message)

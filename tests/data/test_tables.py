@@ -76,11 +76,11 @@ def test_integer_classes_keep_their_order_whatever_type_they_have():
     [
         (FRAME.drop(columns=["a", "c", "flat"]), "no column to learn from besides the target"),
         (FRAME[["flat", "t"]], "'flat' is left out"),
-        (FRAME.assign(a=[1, np.inf, 2, 3]), "'a' holds inf in line 3"),
-        (FRAME.assign(a=[1, 1e300, 2, 3]), "holds 1e.300 in line 3; numbers must be finite and at most 1e.30"),
+        (FRAME.assign(a=[1, np.inf, 2, 3]), "'a' holds inf in row 1"),
+        (FRAME.assign(a=[1, 1e300, 2, 3]), "holds 1e.300 in row 1; numbers must be finite and at most 1e.30"),
         (FRAME.assign(t="same"), "a single value"),
         (FRAME.assign(t=3.5), "the same value, 3.5, in every training row"),
-        (FRAME.assign(t=[1.5, 2.5, 3.5, 1e300]), r"holds '1e\+300' \(line 5\)"),
+        (FRAME.assign(t=[1.5, 2.5, 3.5, 1e300]), r"holds '1e\+300' \(row 3\)"),
     ],
 )
 def test_tables_that_cannot_be_learned_from(frame, message):
@@ -119,7 +119,7 @@ def test_a_stray_word_among_numbers_does_not_make_categories():
     fine = learned([str(i) for i in range(99)])
     with pytest.warns(UserWarning, match="c") as said:
         x = fine.encode(cells(["3", "oops"]), path="t")
-    assert "'oops' in line 3, which is not a number" in str(said[0].message)
+    assert "'oops' in row 1, which is not a number" in str(said[0].message)
     assert fine.scale.undo(x)[:, 0].tolist() == pytest.approx([3, fine.fill])
 
 
@@ -172,7 +172,7 @@ def test_rare_and_unseen_categories_have_a_code_of_their_own():
     assert x[1:, -1].tolist() == [1, 1]
     assert x.sum(1).tolist() == [1, 1, 1]
     few = learned(["a", "b", "a", None])
-    with pytest.warns(UserWarning, match=r"holds 'q' in line 2, which was not in the training data \(known: a, b\)"):
+    with pytest.warns(UserWarning, match=r"holds 'q' in row 0, which was not in the training data \(known: a, b\)"):
         assert few.encode(cells(["q", None]), path="t").tolist() == [[0, 0, 0], [0, 0, 1]]
 
 
@@ -446,12 +446,12 @@ def test_numbers_with_units_and_letters_are_read_as_inputs_and_as_targets(name):
 
 def test_another_unit_than_that_of_training_is_no_number():
     column = learned(["5 kg", "7.5 kg", "12 kg"] * 8)
-    with pytest.warns(UserWarning, match=r"holds '500 g' in line 3, which is not a number|without a value") as said:
+    with pytest.warns(UserWarning, match=r"holds '500 g' in row 1, which is not a number|without a value") as said:
         column.encode(cells(["5 kg", "500 g"]), path="it")
     assert "not a number" in str(said[0].message)
     frame = pd.DataFrame({"a": np.arange(24.0) % 5, "t": ["5 kg", "7.5 kg", "12 kg"] * 8})
     table = learn_table(frame, "t", task="regression")
-    with pytest.raises(InputError, match=r"the target 't' holds '500 g' \(line 3\), which is not a number in kg"):
+    with pytest.raises(InputError, match=r"the target 't' holds '500 g' \(row 1\), which is not a number in kg"):
         table.targets(pd.DataFrame({"t": ["5 kg", "500 g"]}))
 
 
@@ -522,7 +522,7 @@ def test_dates_written_in_different_ways_are_words_and_said():
         assert learned(mixed).read_as == "category"
     with pytest.raises(InputError, match="dates written in different ways, so rows cannot be put in time; write all"):
         split_by_time(cells(mixed), 0.25)
-    with pytest.warns(UserWarning, match="'c' holds 'soon' in line 2, which is not a date as the others are; 1 such"):
+    with pytest.warns(UserWarning, match="'c' holds 'soon' in row 0, which is not a date as the others are; 1 such"):
         assert learned(["soon", *WHEN.strftime("%Y-%m-%d")]).missing
 
 
@@ -541,7 +541,7 @@ def test_times_of_the_day_and_durations():
     with pytest.warns(UserWarning, match="training wrote them|training did not have") as said:
         x = column.encode(cells(["01:00", "late"]), path="it")
     assert x[1].tolist() == [0, 0, 0]
-    assert "'late' in line 3, which is not a time as training wrote them" in str(said[0].message)
+    assert "'late' in row 1, which is not a time as training wrote them" in str(said[0].message)
     train, test = split_by_time(cells(words), 0.25)
     assert cells(words).hours[train].max() < cells(words).hours[test].min()
 
@@ -568,9 +568,9 @@ def test_shares_and_currencies_are_units(name):
 
 FEW = [str(n) for n in range(30, 54)]
 NEARLY = {
-    "a number among shares": ([f"{n}%" for n in FEW] + ["7"], "'7' in line 26, which is not a number in %", 0.415),
-    "a share among numbers": ([*FEW, "7%"], "'7%' in line 26, which is not a number;", 41.5),
-    "euros among dollars": ([f"${n}" for n in FEW] + ["€7"], "'€7' in line 26, which is not a number in $", 41.5),
+    "a number among shares": ([f"{n}%" for n in FEW] + ["7"], "'7' in row 24, which is not a number in %", 0.415),
+    "a share among numbers": ([*FEW, "7%"], "'7%' in row 24, which is not a number;", 41.5),
+    "euros among dollars": ([f"${n}" for n in FEW] + ["€7"], "'€7' in row 24, which is not a number in $", 41.5),
 }
 
 
@@ -591,11 +591,11 @@ def test_amounts_in_another_currency_than_in_training_are_said_and_those_in_the_
         assert column.scale.undo(column.encode(cells(fine), path="it")[:, 0]) == pytest.approx([5, 7])
     with pytest.warns(UserWarning, match=r"training did not have|not a number") as said:
         column.encode(cells(["€5", "7 €"]), path="it")
-    assert "holds '€5' in lines 2, 3, which is not a number in $; 2 such cell(s)" in str(said[0].message)
+    assert "holds '€5' in rows 0, 1, which is not a number in $; 2 such cell(s)" in str(said[0].message)
     plain = learned(["45", "30", "62.50"] * 8)
     assert plain.scale.undo(plain.encode(cells(["€5", "7 €"]), path="it")[:, 0]) == pytest.approx([5, 7])
     frame = pd.DataFrame({"a": np.arange(24.0) % 5, "t": ["$45", "$30", "$62.50"] * 8})
-    with pytest.raises(InputError, match=r"the target 't' holds '€5' \(line 2\), which is not a number in \$"):
+    with pytest.raises(InputError, match=r"the target 't' holds '€5' \(row 0\), which is not a number in \$"):
         learn_table(frame, "t", task="regression").targets(pd.DataFrame({"t": ["€5", "$7"]}))
 
 

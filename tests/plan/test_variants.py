@@ -2,12 +2,15 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from choral.base.errors import InputError
+from choral import recipes
+from choral.base.errors import InputError, PlanError
 from choral.base.values import from_dict
+from choral.engine.task import check_runnable
 from choral.plan import SGD, AdamW, Collect, LogUniform, OneOf, Reset, Space, Train, Uniform, Variant, fork, problems
 from choral.plan.show import lines
 
@@ -58,6 +61,14 @@ def test_forks_with_variants_survive_json_and_are_shown():
 def test_settings_that_mean_nothing_are_named_before_training(variants, said):
     found = problems(fork(Reset(), Train(epochs=2), Collect(), variants=variants))
     assert any(said in line for line in found), found
+
+
+def test_what_was_meant_is_the_end_of_the_sentence():
+    recipe = replace(
+        recipes.single(epochs=2), plan=fork(Reset(), Train(epochs=2), Collect(), variants=[{"ratee": 1.0}])
+    )
+    with pytest.raises(PlanError, match=r"cannot run: fork: variants set 'ratee'.*, rate.*\. Did you mean 'rate'\?$"):
+        check_runnable(recipe)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from joblib import Parallel, delayed
 from scipy import sparse
 from sklearn.base import clone
@@ -70,6 +71,12 @@ class TestPredictions:
         assert mean.dtype == std.dtype == np.float64
         assert std.min() > 100
         assert std.max() < 1e5
+
+    @pytest.mark.parametrize("far", [1e9, 1e12])
+    def test_targets_that_single_precision_cannot_tell_apart_are_learned(self, far):
+        y = np.round((Y - 2e5) / 1e4)
+        near, there = (regressor().fit(X, y + off).predict(X) - off for off in (0.0, far))
+        assert np.allclose(near, there, atol=0.1)
 
     def test_they_are_those_of_the_ensemble(self, fitted):
         said = fitted.ensemble_.predict(fitted.ensemble_.table.inputs(pd.DataFrame(X, columns=["x0", "x1", "x2"])))
@@ -196,7 +203,50 @@ class TestTables:
         model = regressor().fit(holes, Y)
         assert model.ensemble_.table.width == 6
         assert model.score(holes, Y) > 0.5
-        assert np.isfinite(model.predict(np.full((1, 3), np.nan))).all()
+        assert np.isfinite(model.predict(np.full((1, 3), np.nan))).all()  # without a warning
+
+    def test_missing_numbers_that_training_did_not_have_are_said_once(self, fitted):
+        gone = X[:6].copy()
+        gone[1, 0] = gone[4, :2] = np.nan
+        frame = pd.DataFrame(X, columns=["a", "b", "c"])
+        model = regressor(epochs=2).fit(frame, Y)
+        said = r"^X: columns 'x0', 'x1' have 3 cell\(s\) without a value \(rows 1, 4\), which training did not have; they are read as the median"
+        with pytest.warns(UserWarning, match=said) as heard:
+            fitted.predict(gone)
+        assert len(heard) == 1
+        with pytest.warns(UserWarning, match=r"^X: column 'b' has 1 cell\(s\) without a value \(row 0\)"):
+            model.predict(frame.assign(b=frame["b"].where(frame.index > 0)))
+
+    def test_rows_of_frames_are_counted_as_frames_do(self):
+        frame = pd.DataFrame({"a": X[:, 0], "town": WORDS})
+        model = regressor(epochs=2).fit(frame, Y)
+        with pytest.warns(UserWarning, match=r"'a' has 1 cell\(s\) without a value \(row 3\)"):
+            model.predict(frame.assign(a=frame["a"].where(frame.index != 3)))
+
+    @pytest.mark.parametrize("kind", [complex, object])
+    def test_complex_numbers_are_refused(self, kind):
+        frame = pd.DataFrame({"a": (np.round(X[:, 0]) + 1j).astype(kind), "b": X[:, 1]})
+        with pytest.raises(ValueError, match="X: column 'a' holds complex numbers; give their real and imaginary"):
+            regressor().fit(frame, Y)
+        with pytest.raises(ValueError, match="Complex data not supported"):
+            regressor().fit(X + 1j, Y)
+
+    @pytest.mark.parametrize("cells", [[(1, 2), 3], [{"k": 1}, "x"], [[1], None]])
+    def test_columns_of_structures_are_left_out_and_that_is_said(self, cells):
+        frame = pd.DataFrame({"a": X[:, 0], "odd": pd.Series(cells * 30, dtype=object)})
+        order = DRAW.permutation(60)
+        with pytest.warns(UserWarning, match="X: column 'odd' has cells that hold lists, tuples or other structures"):
+            one, other = (regressor(epochs=2).fit(frame.iloc[rows], Y[rows]) for rows in (np.arange(60), order))
+        assert one.ensemble_.table.describe()[1]["read_as"] == "left out"
+        assert np.array_equal(one.predict(frame), other.predict(frame))
+
+    def test_half_a_character_is_refused(self):
+        text = np.array(["\ud800", "y"] * 30, dtype=object)
+        said = r"X: column '{}' holds text with half a character \(\\ud800, a lone surrogate\)"
+        with pytest.raises(ValueError, match=said.format("odd")):
+            regressor().fit(pd.DataFrame({"a": X[:, 0], "odd": pd.Series(text, dtype=object)}), Y)
+        with pytest.raises(ValueError, match=said.format("x1")):
+            regressor().fit(np.column_stack([X[:, 0].astype(object), text]), Y)
 
     def test_arrays_and_frames_of_numbers_give_the_same(self, fitted):
         names = pd.DataFrame(X, columns=["a", "b", "c"])
@@ -285,6 +335,28 @@ class TestWeights:
         other = regressor(epochs=2).fit(x[kept], y[kept], sample_weight=weights[kept])
         assert np.array_equal(one.predict(x), other.predict(x))
 
+    @pytest.mark.parametrize("make", [regressor, classifier])
+    @pytest.mark.parametrize("kind", [np.asarray, pd.DataFrame, list])
+    def test_what_stands_in_a_row_of_weight_zero_does_not_matter(self, make, kind):
+        y = (WORDS if make is classifier else Y).astype(object)
+        x, weights = X.copy(), np.repeat([0.0, 1.0], [2, 58])
+        x[0], x[1], y[0], y[1] = np.inf, 1e200, None, np.nan
+        one = make(epochs=2).fit(kind(x), kind(y) if kind is list else y, sample_weight=weights)
+        other = make(epochs=2).fit(kind(X[2:]), (WORDS if make is classifier else Y)[2:])
+        assert np.array_equal(one.predict(kind(X)), other.predict(kind(X)))
+        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            make(epochs=2).fit(x, y[:-1], sample_weight=weights)
+
+    @pytest.mark.parametrize(("wild", "usual"), [(1e308, 1e30), (1e-320, 1e-30)])
+    def test_weights_of_any_size_are_proportions(self, wild, usual):
+        for x, y in ((X, Y), (np.tile(X, (2, 1)), np.tile(Y, 2))):
+            found = [regressor(epochs=2).fit(x, y, sample_weight=np.full(len(y), w)).predict(X) for w in (wild, usual)]
+            assert np.array_equal(*found)
+        far = np.r_[wild, np.full(59, 1.0)]
+        assert np.isfinite(regressor(epochs=2).fit(X, Y, sample_weight=far).predict(X)).all()
+        heavy = classifier(class_weight={"up": wild, "down": wild}, epochs=2).fit(X, WORDS, sample_weight=far)
+        assert np.isfinite(heavy.predict_proba(X)).all()
+
     def test_heavy_rows_pull_predictions_to_them(self):
         x, y = np.zeros((200, 1)), np.repeat([0.0, 1.0], 100)
         model = regressor().fit(x, y, sample_weight=np.repeat([1.0, 9.5], 100))
@@ -301,6 +373,10 @@ class TestWeights:
         assert (heavy.predict(x) == "rare").all()
 
     def test_wrong_ones_are_refused(self):
+        with pytest.raises(
+            ValueError, match=r"class_weight is \{'up': -1\}; weights must be finite numbers of 0 or more"
+        ):
+            classifier(class_weight={"up": -1}).fit(X, WORDS)
         for wrong, said in ((-np.ones(60), "0 or more"), (np.ones((60, 2)), "shape"), (np.zeros(60), "zero for every")):
             with pytest.raises(ValueError, match=said):
                 regressor().fit(X, Y, sample_weight=wrong)
@@ -328,8 +404,49 @@ class TestHoldingOut:
         with pytest.raises(ValueError, match="y_val is missing; give X_val and y_val"):
             regressor().fit(x, x[:, 0], X_val=x)
         y = np.where(x[:, 0] > 0, "a", "b")
-        with pytest.raises(ValueError, match="y holds 'c', a class that training did not have; it had a, b"):
+        with pytest.raises(ValueError, match="y_val holds 'c', a class that training did not have; it had 'a', 'b'"):
             classifier().fit(x, y, X_val=x[:3], y_val=["a", "b", "c"])
+
+    @pytest.mark.parametrize(
+        ("x", "y", "said"),
+        [
+            (X[:, :2], Y, "X_val has 2 features, but EnsembleRegressor is expecting 3"),
+            (np.full((60, 3), np.inf), Y, "Input X_val contains infinity"),
+            (X * 1e200, Y, r"X_val holds .*; numbers must be at most"),
+            (X[:0], Y[:0], "X_val: Found array with 0 sample"),
+            (X[0], Y, "X_val: Expected 2D array, got 1D"),
+            (X, Y * np.nan, "Input y_val contains NaN"),
+            (X, Y[:-1], r"X_val and y_val: .*inconsistent numbers of samples: \[60, 59\]"),
+            (X, np.column_stack([Y, Y]), r"y_val has shape \(60, 2\), and y \(60,\)"),
+            (X, pd.date_range("2023-01-01", periods=60), "y_val holds spans of time or dates"),
+        ],
+    )
+    def test_errors_name_the_rows_they_are_about(self, x, y, said):
+        with pytest.raises(ValueError, match=said):
+            regressor(epochs=2).fit(X, Y, X_val=x, y_val=y)
+
+    def test_cells_of_own_rows_are_named_too(self):
+        frame = pd.DataFrame({"a": X[:, 0], "town": WORDS})
+        with pytest.raises(ValueError, match="X_val: column 'a' holds inf in rows 0, 1"):
+            regressor(epochs=2).fit(frame, Y, X_val=frame.assign(a=np.inf), y_val=Y)
+        with pytest.warns(UserWarning, match="X_val: column 'x0' has 1 cell"):
+            regressor(epochs=2).fit(X, Y, X_val=[[np.nan, 0.0, 0.0]], y_val=[1.0])
+
+    def test_classes_of_another_type_are_told_apart(self):
+        y = (X[:, 0] > 0).astype(int)
+        with pytest.raises(ValueError, match="y_val holds the text '0', but the classes are the numbers 0, 1"):
+            classifier(epochs=2).fit(X, y, X_val=X, y_val=y.astype(str))
+        with pytest.raises(ValueError, match="y holds the number 0, but the classes are the texts '0', '1'"):
+            classifier(epochs=2).fit(X, y.astype(str)).calibrate(X, y)
+        with pytest.raises(ValueError, match="y_val: y should be a 1d array"):
+            classifier(epochs=2).fit(X, y, X_val=X, y_val=np.column_stack([y, y]))
+
+    @pytest.mark.parametrize(("share", "held"), [(0.001, 0), (0.999, 120)])
+    def test_a_part_that_is_none_or_all_is_refused_by_its_name(self, share, held):
+        x = DRAW.normal(size=(120, 2))
+        said = f"validation_fraction is {share}, which would hold out {held} of 120 rows"
+        with pytest.raises(ValueError, match=said):
+            regressor(validation_fraction=share).fit(x, x[:, 0])
 
 
 class TestTools:
@@ -451,12 +568,27 @@ class TestWishes:
             ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
             ({"time_limit": -1}, "time_limit"),
             ({"device": "gpu"}, "device"),
+            ({"device": "meta"}, "device is 'meta', which keeps no numbers"),
             ({"method": choral.recipes.packed(epochs=2), "epochs": 3}, "its own members and epochs"),
         ],
     )
     def test_wrong_ones_are_refused_by_fit(self, options, said):
         with pytest.raises(ValueError, match=said):
             regressor(**options).fit(X, Y)
+
+    def test_numbers_of_numpy_are_numbers(self):
+        wide = DRAW.normal(size=(120, 2))
+        options = {"n_estimators": 2, "epochs": 4, "time_limit": 60, "validation_fraction": 0.25, "random_state": 0}
+        typed = {name: np.float32(v) if isinstance(v, float) else np.int64(v) for name, v in options.items()}
+        one, other = (regressor(**some).fit(wide, wide[:, 0]) for some in (options, typed))
+        assert np.array_equal(one.predict(wide), other.predict(wide))
+        assert other.ensemble_.members == 2
+
+    @pytest.mark.parametrize("options", [{}, {"method": "deep_ensemble", "n_estimators": 2}])
+    def test_the_generator_of_torch_stays_as_it_was(self, options):
+        before = torch.get_rng_state()
+        regressor(**{"epochs": 4} | options).fit(X, Y).predict(X)
+        assert torch.equal(before, torch.get_rng_state())
 
     def test_members_are_as_many_as_asked(self):
         assert regressor(n_estimators=3, epochs=4).fit(X, Y).ensemble_.members == 3
@@ -477,6 +609,16 @@ def test_spans_and_dates_are_no_targets(y):
     for given in (y, pd.Series(y), y.to_numpy()):
         with pytest.raises(ValueError, match="y holds spans of time or dates; give numbers"):
             EnsembleRegressor(epochs=4).fit(np.arange(20.0)[:, None], given)
+
+
+@pytest.mark.parametrize("first", [pd.NaT, np.datetime64("NaT"), np.timedelta64("NaT")])
+@pytest.mark.parametrize("rest", [pd.date_range("2023-01-01", periods=19), np.arange(19.0)])
+def test_times_that_are_missing_are_no_targets_either(first, rest):
+    cells = [first, *rest]
+    typed = [pd.Series(cells)] if isinstance(first, type(pd.NaT)) else []
+    for y in (cells, np.array(cells, dtype=object), pd.Series(cells, dtype=object), *typed):
+        with pytest.raises(ValueError, match="y holds spans of time or dates; give numbers"):
+            EnsembleRegressor(epochs=4).fit(np.arange(20.0)[:, None], y)
 
 
 def test_the_package_does_not_hide_scikit_learn():

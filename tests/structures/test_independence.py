@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from tests.structures.networks import generator
@@ -10,6 +12,7 @@ from choral.layers.conversion.swapping import swap
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layer import PackedLayer
 from choral.structures import BatchEnsemble, Independent, Masksembles, Packed, Patched, check_independence
+from choral.structures.independence import _sets
 
 
 class Centred(nn.Module):
@@ -53,6 +56,41 @@ def test_mixed_inputs_are_found():
     joint = structure.convert(Centred(), generator())
     with pytest.raises(ConversionError, match="depends on the inputs of another member"):
         check_independence(structure, joint, torch.randn(6, 4))
+
+
+class Leaking(nn.Module):
+    """Adds what one member says to what another does."""
+
+    def __init__(self, source, target):
+        super().__init__()
+        self.source, self.target = source, target
+
+    def forward(self, y):
+        spilt = torch.zeros_like(y)
+        spilt[self.target] = y[self.source]
+        return y + spilt
+
+
+@pytest.mark.parametrize(("source", "target"), [(11, 37), (37, 11), (62, 63), (0, 1)])
+def test_two_mixed_members_of_many_are_found_in_few_passes(source, target, monkeypatch):
+    structure = Packed(members=64)
+    joint = structure.convert(models.mlp(4, 2, hidden=(8,)), generator())
+    grad, passes = torch.autograd.grad, []
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(a) or grad(*a, **k))
+    check_independence(structure, joint, torch.randn(6, 4))
+    assert len(passes) == 8
+    leak, unfold = Leaking(source, target), Packed.unfold
+    monkeypatch.setattr(Packed, "unfold", lambda self, outputs: leak(unfold(self, outputs)))
+    with pytest.raises(ConversionError, match=f"member {target} depends on weights of other members.*'output'"):
+        check_independence(structure, joint, torch.randn(6, 4))
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 5, 6, 7, 20, 21])
+def test_of_any_two_members_each_is_looked_at_without_the_other(members):
+    sets = _sets(members)
+    assert len(sets) <= members
+    for i, j in itertools.permutations(range(members), 2):
+        assert any(i in held and j not in held for held in sets)
 
 
 def test_nothing_is_changed():

@@ -22,6 +22,8 @@ def usable(device: str | torch.device) -> torch.device:
         raise InputError(
             f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'."
         ) from error
+    if place.type == "meta":
+        raise InputError("device is 'meta', which keeps no numbers to compute with; give 'cpu' or a present 'cuda'.")
     return place
 
 

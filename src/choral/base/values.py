@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
+import numpy as np
+
 from choral.base.errors import ChoralError, InputError, did_you_mean
 from choral.base.fitting import bound, check, fits, is_plain
 
@@ -25,6 +27,7 @@ class _Checked(ABCMeta):
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Return a value of checked arguments."""
+            args, kwargs = _of_python(args), _of_python(kwargs)
             hints = {n: h for n, h in _hints(cls.__name__).items() if get_origin(h) is not ClassVar}
             given = bound(cls.__name__, _signature(cls), args, kwargs)
             try:
@@ -35,6 +38,20 @@ class _Checked(ABCMeta):
             held = {f.name for f in fields(cls)} if is_dataclass(cls) else set()
             check(cls.__name__, {n: getattr(made, n) for n in given if n in held}, hints)
             return made
+
+
+def _of_python(given: Any) -> Any:
+    """Return numbers of numpy, alone or in tuples, lists and dicts, as those of Python, which files and messages can hold.
+
+    >>> import numpy as np
+    >>> _of_python((np.int64(2), {"rate": np.float32(0.5)}, [np.bool_(True)], "a"))
+    (2, {'rate': 0.5}, [True], 'a')
+    """
+    if isinstance(given, np.generic):
+        return float(given) if isinstance(given, np.floating) else given.item()
+    if type(given) in (tuple, list):
+        return type(given)(map(_of_python, given))
+    return {name: _of_python(value) for name, value in given.items()} if type(given) is dict else given
 
 
 def _said(make: Callable[[], Any], otherwise: InputError) -> ChoralError:

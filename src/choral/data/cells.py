@@ -69,7 +69,7 @@ class Cells:
     def __init__(self, series: Any):
         self.is_span = _holds_spans(series)
         self.series, self.name = _in_seconds(series) if self.is_span else series, str(series.name)
-        self._first_line = int(series.attrs.get(FIRST_LINE, 2))
+        self._first_line: int | None = series.attrs.get(FIRST_LINE)
         self.usual: bool | None = None  # whether the file's other columns write decimal commas, as far as is known
         self._numbers: dict[tuple[bool, str], np.ndarray] = {}
 
@@ -363,7 +363,8 @@ class Cells:
         return bool(np.isfinite(there[np.isfinite(here)]).all() and (there != here)[np.isfinite(here)].any())
 
     def lines(self, which: np.ndarray) -> str:
-        """Return the first of some cells' places as people count them in a file, whose first line is the header if nothing else is known."""
-        first = self._first_line
+        """Return the first of some cells' places: lines as people count them in a file, or rows as a data frame names them."""
+        of_file, first = self._first_line is not None, self._first_line or 0
         found = [str(i + first) if isinstance(i, int) else str(i) for i in self.series.index[which][:5].tolist()]
-        return f"line{'s' if len(found) > 1 else ''} " + ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+        word = f"{'line' if of_file else 'row'}{'s' if len(found) > 1 else ''}"
+        return f"{word} {', '.join(found[:4])}{', ...' if len(found) > 4 else ''}"

@@ -13,9 +13,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from choral.base.errors import InputError
 from choral.base.lettering import short
-from choral.data.cells import FIRST_LINE
+from choral.data.cells import FIRST_LINE, Cells
 from choral.data.headers import SEPARATORS, after_notes, after_titles, say_titles, separator, titles_in, without_units
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
@@ -76,9 +78,15 @@ def as_frame(frame: Any, where: str = "the table") -> Any:
     if twice:
         raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
     found = frame.set_axis(names, axis=1).reset_index(drop=True)
-    found = found.assign(**{name: _read(found[name], where) for name in names if _kind(found[name]) in "Pc"})
+    found = with_plain_types(found, where)
     _say_footer(found, where)
     return found
+
+
+def with_plain_types(frame: Any, where: str) -> Any:
+    """Return a data frame whose periods are dates; InputError for complex numbers."""
+    odd = [name for name in frame.columns if _kind(frame[name]) in "Pc"]
+    return frame.assign(**{name: _read(frame[name], where) for name in odd}) if odd else frame
 
 
 def _kind(column: Any) -> str:
@@ -112,7 +120,8 @@ def _say_footer(frame: Any, where: str) -> None:
         cell = last[(sums or held)[0]]
         blank = next(str(name) for name, value in zip(frame.columns, last) if not value)
         warnings.warn(
-            f"{where}: the last row (line {len(frame) + frame.attrs.get(FIRST_LINE, 2) - 1}) holds {short(cell)!r} and nothing in column '{short(blank)}', as the footer of a table "
+            f"{where}: the last row ({Cells(frame.iloc[:, 0]).lines(np.array([len(frame) - 1]))}) holds {short(cell)!r} and nothing in column "
+            f"'{short(blank)}', as the footer of a table "
             "does; it is read as a row like the others, so remove it if it is none.",
             stacklevel=3,
         )

@@ -141,7 +141,8 @@ def check_runnable(recipe: Recipe) -> None:
     """Raise PlanError if a recipe's plan cannot run."""
     found = recipe.problems()
     if found:
-        raise PlanError(f"The recipe '{recipe.name}' cannot run: " + "; ".join(found) + ".")
+        said = "; ".join(found)
+        raise PlanError(f"The recipe '{recipe.name}' cannot run: {said}{'' if said.endswith('?') else '.'}")
 
 
 def make_task(

@@ -226,7 +226,7 @@ def _checked(
     recipe = _of(Recipe, about["recipe"], where)
     found = recipe.problems()
     if found:
-        raise RunError(f"{where} holds a recipe that cannot run: {found[0]}; copy or make it again.")
+        raise RunError(f"{where} holds a recipe that cannot run ({found[0]}); copy or make it again.")
     if build is None and about["network"] is not None:
         stored = max(sum(p.numel() for p in store.get(i).params.values()) for i in range(count))
         for spec in _specs(about["network"]):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from choral import models
+from choral.base import rng
 from choral.base.errors import InputError, did_you_mean
 from choral.data.problems import Problem
 from choral.layers.features import quantile_edges
@@ -76,7 +77,8 @@ def factory(problem: Problem, model: str | None = None) -> Callable[[], nn.Modul
     name = model or default_model(problem)
     if name not in SIZES:
         raise InputError(f"there is no model '{name}'; known: {', '.join(SIZES)}.{did_you_mean(name, SIZES)}")
-    spec = models.spec_of(SIZES[name](problem))
+    with rng.seeded(0, "look"):  # the weights are not used, but the caller's generator would be
+        spec = models.spec_of(SIZES[name](problem))
     assert spec is not None  # all of them are of the zoo
     return lambda: models.rebuild(spec)
 

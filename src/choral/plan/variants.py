@@ -171,5 +171,9 @@ def check_known(names: set[str], optimiser: Optimiser, read: set[str]) -> str:
     """Return what is wrong with the names of settings, where a phase has this optimiser and operators read some."""
     known = {*OF_STEPS, *numbers_of(optimiser), *read}
     for name in sorted(names - known):
-        return f"variants set {name!r}, which neither {type(optimiser).__name__} nor an operator knows; known are {', '.join(sorted(known))}{did_you_mean(name, sorted(known))}"
+        near = did_you_mean(name, sorted(known))
+        return (
+            f"variants set {name!r}, which neither {type(optimiser).__name__} nor an operator knows; known are "
+            f"{', '.join(sorted(known))}{'.' if near else ''}{near}"
+        )
     return ""

@@ -9,6 +9,7 @@ from sklearn.utils import Bunch, assert_all_finite, column_or_1d, compute_class_
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from choral.base.border import is_number
 from choral.base.errors import InputError
 from choral.base.lettering import short
 from choral.data.tables import Table
@@ -17,6 +18,7 @@ from choral.posthoc import fit_conformal_sets
 from choral.predictions import Classification
 from choral.recipes.recipe import Recipe
 from choral.sklearn.estimator import EnsembleEstimator
+from choral.sklearn.repeating import in_bounds
 
 _NO_OTHER = "no other class"
 
@@ -69,9 +71,9 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         )
         self.class_weight = class_weight
 
-    def _read_targets(self, y: Any) -> np.ndarray:
+    def _read_targets(self, y: Any, name: str = "y") -> np.ndarray:
         found = column_or_1d(y, warn=True)
-        assert_all_finite(found, input_name="y")
+        assert_all_finite(found, input_name=name)
         check_classification_targets(found)
         return np.asarray(found)
 
@@ -82,11 +84,16 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             names = (*names, _NO_OTHER)
         return numbers.astype(np.int64), Table(task="classification", reason="as asked", classes=names), None
 
-    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+    def _encode_targets(self, y: np.ndarray, name: str = "y") -> np.ndarray:
         odd = [c for c in np.unique(y) if c not in self.classes_]
         if odd:
-            known = ", ".join(short(str(c), 20) for c in self.classes_[:10])
-            raise InputError(f"y holds {short(str(odd[0]))!r}, a class that training did not have; it had {known}.")
+            (kind, found), (kinds, _) = _described(odd[0]), _described(self.classes_[0])
+            known = ", ".join(_described(c)[1] for c in self.classes_[:10]) + ", ..." * (len(self.classes_) > 10)
+            if kind != kinds:
+                raise InputError(
+                    f"{name} holds the {kind} {found}, but the classes are the {kinds}s {known}; give these."
+                )
+            raise InputError(f"{name} holds {found}, a class that training did not have; it had {known}.")
         return np.searchsorted(self.classes_, y)
 
     def _weigh(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
@@ -94,7 +101,11 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             return weights
         own = np.ones(len(y)) if weights is None else weights
         each = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[y], sample_weight=own)
-        return own * each[y]
+        if not (np.isfinite(each) & (each >= 0)).all() or not each.any():
+            raise InputError(
+                f"class_weight is {short(repr(self.class_weight))}; weights must be finite numbers of 0 or more, one above 0."
+            )
+        return in_bounds(own * in_bounds(each)[y])
 
     def _classified(self, X: Any) -> Classification:
         found = self._prediction(X)
@@ -146,3 +157,22 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         held, numbers = torch.tensor(self.calibration_[:, 1:]), torch.tensor(self.calibration_[:, 0]).long()
         rule = fit_conformal_sets(held, numbers, level=level)
         return np.asarray(rule.apply(torch.tensor(self.predict_proba(X))).numpy())
+
+
+def _described(value: Any) -> tuple[str, str]:
+    """Return what a class is, in a word, and how Python writes it.
+
+    >>> _described(np.str_("0")), _described(np.int64(0))
+    (('text', "'0'"), ('number', '0'))
+    """
+    plain = value.item() if isinstance(value, np.generic) else value
+    kind = (
+        "text"
+        if isinstance(plain, str)
+        else "flag"
+        if isinstance(plain, bool)
+        else "number"
+        if is_number(plain)
+        else "value"
+    )
+    return kind, short(repr(plain), 40)

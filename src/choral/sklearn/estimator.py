@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from choral.base.border import is_number, is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.data.tables import Table
@@ -18,7 +19,7 @@ from choral.predictions import Prediction
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
 from choral.sklearn.carrying import laid_open, taken_up
-from choral.sklearn.repeating import REPEATED, checked_weights, counted, repeats
+from choral.sklearn.repeating import REPEATED, counted, present, repeats
 from choral.sklearn.training import Wishes, holds_out, train, usable_device
 
 _SEEDS = 2**31 - 1
@@ -67,15 +68,15 @@ class EnsembleEstimator(BaseEstimator, ABC):
         self.verbose = verbose
 
     @abstractmethod
-    def _read_targets(self, y: Any) -> np.ndarray:
-        """Return targets (row,) or (row, target) as scikit-learn accepts them."""
+    def _read_targets(self, y: Any, name: str = "y") -> np.ndarray:
+        """Return targets (row,) or (row, target) as scikit-learn accepts them; `name` is what the user calls them."""
 
     @abstractmethod
     def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
         """Return targets as numbers to train on, a table that says what they are, and what outputs mean (None: as the table says)."""
 
     @abstractmethod
-    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+    def _encode_targets(self, y: np.ndarray, name: str = "y") -> np.ndarray:
         """Return more targets in the same way; InputError for classes that training did not have."""
 
     def _weigh(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
@@ -95,14 +96,25 @@ class EnsembleEstimator(BaseEstimator, ABC):
             X_val: rows of your own to say when to stop, in place of `validation_fraction` of X.
             y_val: their targets.
             groups: a name for each row of X; rows of one group are held out together.
+
+        An estimator is all of the new fit or, if it ends early for whatever reason, all of what it was before.
         """
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._learn(X, y, sample_weight, X_val, y_val, groups)
+        self.__dict__ = twin.__dict__
+        return self
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, X_val: Any, y_val: Any, groups: Any) -> None:
+        """Set all attributes that a fit has, one after the other."""
         wishes = self._wishes()
         if (X_val is None) != (y_val is None):
             raise InputError(f"{'y_val' if y_val is None else 'X_val'} is missing; give X_val and y_val, or neither.")
+        X, y, weights, groups = present(X, y, sample_weight, groups)
         X = inputs.read(self, X, y, reset=True)
         y = self._read_targets(y)
         check_consistent_length(X, y)
-        weights, groups = checked_weights(sample_weight, y), _names(groups, y)
+        groups = _names(groups, y)
         watch = holds_out(wishes, counted(weights, len(y)), X_val)
         chosen, weights = _chosen(X, y, weights, repeat=not watch)
         X, y = _rows(X, chosen), y[chosen]
@@ -120,10 +132,12 @@ class EnsembleEstimator(BaseEstimator, ABC):
             weights=self._weigh(targets, weights),
             groups=None if groups is None else inputs.grouped(groups[chosen]),
         )
-        held = None if X_val is None else self._held(table, X_val, y_val)
+        held = None if X_val is None else self._held(table, X_val, y_val, targets)
         self.ensemble_ = train(problem, wishes, watch=watch, held=held)
         self.__dict__.pop("calibration_", None)
-        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "ensemble_")
 
     def _wishes(self) -> Wishes:
         drawn = check_random_state(self.random_state)  # refuses what is no seed
@@ -131,21 +145,29 @@ class EnsembleEstimator(BaseEstimator, ABC):
         seed = int(self.random_state) if fixed else int(drawn.randint(_SEEDS))
         return Wishes(
             method=self.method,
-            members=self.n_estimators,
-            epochs=self.epochs,
+            members=_whole(self.n_estimators),
+            epochs=_whole(self.epochs),
             seconds=self.time_limit,
-            share=self.validation_fraction or 0.0,
+            share=_share(self.validation_fraction),
             seed=seed,
             device=usable_device(self.device),
             fixed=fixed,
             progress=bool(self.verbose),
         )
 
-    def _held(self, table: Table, X_val: Any, y_val: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows that the user held out, as numbers."""
-        X_val, y_val = inputs.read(self, X_val, reset=False), self._read_targets(y_val)
-        check_consistent_length(X_val, y_val)
-        return inputs.encode(table, X_val), self._encode_targets(y_val)
+    def _held(self, table: Table, X_val: Any, y_val: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows that the user held out, as numbers; their targets in the shape of the others."""
+        X_val = inputs.read(self, X_val, reset=False, name="X_val")
+        with inputs.called("y_val"):
+            y_val = self._read_targets(y_val, "y_val")
+        with inputs.called("X_val and y_val"):
+            check_consistent_length(X_val, y_val)
+        if y_val.size * len(targets) != targets.size * len(y_val):
+            raise InputError(
+                f"y_val has shape {y_val.shape}, and y {targets.shape}; give as many targets for each row."
+            )
+        encoded = self._encode_targets(y_val, "y_val").reshape(-1, *targets.shape[1:])
+        return inputs.encode(table, X_val, "X_val"), encoded
 
     def _prediction(self, X: Any) -> Prediction:
         """Return all the ensemble says about some rows, in double precision: a row gets the same whatever stands beside it."""
@@ -176,6 +198,16 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return tags
 
 
+def _whole(given: Any) -> Any:
+    """Return a whole number of numpy's as one of Python's, anything else as it is."""
+    return int(given) if is_whole(given) else given
+
+
+def _share(given: Any) -> Any:
+    """Return a part of the rows as a number of Python's, 0 for none, anything else as it is."""
+    return float(given) if is_number(given) else given or 0.0
+
+
 def _names(groups: Any, y: np.ndarray) -> np.ndarray | None:
     if groups is None:
         return None
@@ -195,7 +227,7 @@ def _chosen(X: Any, y: np.ndarray, weights: np.ndarray | None, *, repeat: bool) 
     if times is not None:
         chosen, weights = np.repeat(np.arange(len(y)), times), None
     else:
-        chosen = np.arange(len(y)) if weights is None else np.flatnonzero(weights)
+        chosen = np.arange(len(y))
     if len(chosen) <= REPEATED:
         numbers = np.unique(y[chosen], return_inverse=True)[1].reshape(len(chosen), -1)
         chosen = chosen[inputs.order_of(_rows(X, chosen), numbers)]

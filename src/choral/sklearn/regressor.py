@@ -1,5 +1,6 @@
 """EnsembleRegressor: numbers with their deviation, quantiles and intervals."""
 
+from datetime import date, timedelta
 from typing import Any, Self
 
 import numpy as np
@@ -40,14 +41,14 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
 
     calibration_: np.ndarray
 
-    def _read_targets(self, y: Any) -> np.ndarray:
-        if np.asarray(y).dtype.kind in "mM":  # which would be counts of whatever unit the type has
+    def _read_targets(self, y: Any, name: str = "y") -> np.ndarray:
+        if _holds_times(np.asarray(y)):  # which would be counts of whatever unit the type has
             raise InputError(
-                "y holds spans of time or dates; give numbers, such as y / np.timedelta64(1, 's'), or days since a first date."
+                f"{name} holds spans of time or dates; give numbers, such as {name} / np.timedelta64(1, 's'), or days since a first date."
             )
-        found = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
+        found = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name=name))
         if found.ndim not in (1, 2) or 0 in found.shape:
-            raise InputError(f"y has shape {found.shape}; give (n_samples,) or (n_samples, n_outputs).")
+            raise InputError(f"{name} has shape {found.shape}; give (n_samples,) or (n_samples, n_outputs).")
         return found
 
     def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
@@ -55,7 +56,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         scale = TargetScale.of(torch.tensor(y.reshape(len(y), -1)))  # given, so that equal targets are learned too
         return y, Table(task="regression", reason="as asked"), LearnedGaussian(scale=scale)
 
-    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+    def _encode_targets(self, y: np.ndarray, name: str = "y") -> np.ndarray:
         return y
 
     def _said(self, X: Any) -> Regression:
@@ -131,3 +132,9 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _holds_times(y: np.ndarray) -> bool:
+    """Return whether targets are dates or spans of time, by type or cell by cell; NaT is one."""
+    times = date | timedelta | np.datetime64 | np.timedelta64
+    return y.dtype.kind in "mM" or (y.dtype.kind == "O" and any(isinstance(cell, times) for cell in y.flat))

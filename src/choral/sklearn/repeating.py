@@ -8,20 +8,50 @@ among the rows that are trained on and those that say when to stop.
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils import _safe_indexing, check_array, check_consistent_length
+from sklearn.utils.validation import _num_samples
 
 from choral.base.border import is_number
 from choral.base.errors import InputError
 
 REPEATED = 100_000  # rows that whole weights may become
+_LEAST, _MOST = (
+    1e-30,
+    1e30,
+)  # between which the largest weight lies: sums and squares of those beyond leave double precision
 
 
-def checked_weights(sample_weight: Any, y: np.ndarray) -> np.ndarray | None:
+def present(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, np.ndarray | None, Any]:
+    """Return inputs, targets, weights and groups without the rows whose weight is zero, whatever these hold.
+
+    Nothing but the number of rows is looked at. Weights are None if all are 1.
+
+    Args:
+        X, y, sample_weight, groups: as the user gave them.
+    """
+    if sample_weight is None or y is None:
+        return X, y, None, groups
+    check_consistent_length(X, y, groups)
+    weights = checked_weights(sample_weight, y)
+    if weights is None or weights.all():
+        return X, y, weights, groups
+    kept = np.flatnonzero(weights)
+    X, y, groups = (None if part is None else _safe_indexing(_indexable(part), kept) for part in (X, y, groups))
+    weights = weights[kept]
+    return X, y, None if (weights == 1).all() else weights, groups
+
+
+def _indexable(part: Any) -> Any:
+    """Return something that can be asked for some of its rows."""
+    if hasattr(part, "to_pandas"):
+        return part.to_pandas()
+    return part if hasattr(part, "shape") or isinstance(part, list | tuple) else np.asarray(part)
+
+
+def checked_weights(sample_weight: Any, y: Any) -> np.ndarray | None:
     """Return weights as float64 (row,), None if all are 1; InputError for others than numbers of 0 or more."""
-    if sample_weight is None:
-        return None
     if is_number(sample_weight):
-        sample_weight = np.full(len(y), sample_weight)
+        sample_weight = np.full(_num_samples(y), sample_weight)
     found = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
     if found.ndim != 1:
         raise InputError(f"sample_weight has shape {found.shape}; give one weight for each row, (n_samples,).")
@@ -30,7 +60,18 @@ def checked_weights(sample_weight: Any, y: np.ndarray) -> np.ndarray | None:
         raise InputError(f"sample_weight holds {found.min():g}; weights must be 0 or more.")
     if not found.any():
         raise InputError("sample_weight is zero for every row; give at least one row a weight above zero.")
-    return None if (found == 1).all() else found
+    return None if (found == 1).all() else in_bounds(found)
+
+
+def in_bounds(weights: np.ndarray) -> np.ndarray:
+    """Return weights of the same proportions whose largest is no number that sums and squares cannot take; none above 0 becomes 0.
+
+    >>> in_bounds(np.array([1e308, 1e300, 0.0])).tolist(), in_bounds(np.array([2.0, 1.0])).tolist()
+    ([1e+30, 1e+22, 0.0], [2.0, 1.0])
+    """
+    top = weights.max()
+    scaled = weights if _LEAST <= top <= _MOST else weights / top * np.clip(top, _LEAST, _MOST)
+    return np.where(weights > 0, np.maximum(scaled, np.finfo(np.float64).tiny), 0.0)
 
 
 def counted(weights: np.ndarray | None, rows: int) -> int:

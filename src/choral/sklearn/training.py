@@ -95,6 +95,8 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
         watch: whether a share of the rows is held out.
         held: (x, y) of rows that the user held out.
     """
+    if watch:
+        _check_share(wishes.share, len(problem.x_train))
     given = wishes.method if isinstance(wishes.method, Recipe) else None
     validation = held if held is not None else wishes.share if watch else 0.0
     free = wishes.epochs is None and wishes.members is None and can_choose(problem, validation)
@@ -116,6 +118,16 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
             threads=1 if wishes.fixed else None,
             device=wishes.device,
             progress=wishes.progress,
+        )
+
+
+def _check_share(share: float, rows: int) -> None:
+    """Raise InputError if a part of the rows is none or all of them."""
+    held = round(share * rows)
+    if not 0 < held < rows:
+        raise InputError(
+            f"validation_fraction is {share:g}, which would hold out {held} of {rows} rows; give a part that leaves at least one row on both "
+            "sides, or None to hold out none."
         )
 
 
