@@ -7,6 +7,7 @@ are found. It is meant to be run once before training, on a few rows of data; no
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from itertools import combinations, count, islice
 from math import comb
 from typing import NoReturn
@@ -44,9 +45,8 @@ def check_independence(structure: Structure, network: nn.Module, x: Batch) -> No
     if network.own_inputs:
         inputs = batches.mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
         watched = [leaf for leaf in batches.leaves(inputs) if leaf.requires_grad]
-    copy = deepcopy(
-        network
-    )  # a call with other tensors would not do: parts that backward computes again read the module's own
+    # a copy, since what backward computes again reads the module's own tensors, not those of a call
+    copy = deepcopy(network)
     own = {n: p.requires_grad_() for n, p in copy.named_parameters() if n.removeprefix("network.") in network.stacked}
     sought = [*own.values(), *watched]
     if not sought:
@@ -60,9 +60,12 @@ def check_independence(structure: Structure, network: nn.Module, x: Batch) -> No
         found = torch.autograd.grad(weighed[members].sum(), sought, retain_graph=True, allow_unused=True)
         return [_foreign(gradient, beside) for gradient in found]
 
+    def mixes(some: list[int], among: list[int]) -> bool:
+        return any(reached(some, among))
+
     for members in _sets(network.members):
         if any(reached(members, members)):
-            i = _culprit(members, lambda some, among=members: any(reached(some, among)))
+            i = _culprit(members, partial(mixes, among=members))
             _refuse(network, i, reached([i], [i]), list(own), order)
 
 
