@@ -207,6 +207,16 @@ def summary(rows: list[dict[str, Any]], wanted: tuple[str, ...] = METHODS) -> di
     return found
 
 
+def summaries(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the summary of all methods, that of the default beside one network, and that of tabpack beside others, each on the splits it has."""
+    packed = ("choral", "choral_tabpack", *NEURAL, "lightgbm")
+    return {
+        "summary": summary(rows),
+        "single": summary(rows, ("choral", "choral_single")),
+        "tabpack": summary(rows, packed),
+    }
+
+
 def _mean(values: list[float]) -> list[float]:
     spread = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
     return [round(float(np.mean(values)), 5), round(spread, 5)]
@@ -270,7 +280,7 @@ def main() -> None:
                     continue
                 row = measured(method, name, split) | {"machine": arguments.note}
                 rows.append(row)
-                write("rivals", {"rows": rows, "summary": summary(rows)})
+                write("rivals", {"rows": rows} | summaries(rows))
                 shown = {k: round(row[k], 4) for k in ("rmse", "accuracy", "nll", "coverage_90", "seconds") if k in row}
                 print(name, split, method, shown, row.get("failed", ""), flush=True)
 
