@@ -62,7 +62,7 @@ def check_independence(structure: Structure, network: nn.Module, x: Batch) -> No
 
     for members in _sets(network.members):
         if any(reached(members, members)):
-            i = _culprit(members, lambda some, among=members: any(reached(some, among)))
+            i = _culprit(members, reached)
             _refuse(network, i, reached([i], [i]), list(own), order)
 
 
@@ -80,12 +80,13 @@ def _sets(members: int) -> list[list[int]]:
     return [held for p in range(passes) if (held := [i for i, part in enumerate(parts) if p in part])]
 
 
-def _culprit(members: list[int], is_mixed: Callable[[list[int]], bool]) -> int:
-    """Return a member that is mixed with others, of several of which one is."""
-    while len(members) > 1:
-        half = members[: len(members) // 2]
-        members = half if is_mixed(half) else members[len(half) :]
-    return members[0]
+def _culprit(members: list[int], reached: Callable[[list[int], list[int]], list[bool]]) -> int:
+    """Return a member whose output depends on what belongs to none of several, of which one's does."""
+    some = members
+    while len(some) > 1:
+        half = some[: len(some) // 2]
+        some = half if any(reached(half, members)) else some[len(half) :]
+    return some[0]
 
 
 def _refuse(network: Joint, member: int, mixed: list[bool], own: list[str], order: list[str]) -> NoReturn:
