@@ -590,6 +590,13 @@ class TestWishes:
         regressor(**{"epochs": 4} | options).fit(X, Y).predict(X)
         assert torch.equal(before, torch.get_rng_state())
 
+    @pytest.mark.slow
+    def test_it_stays_so_where_methods_are_tried(self):
+        x = DRAW.normal(size=(120, 2))
+        before = torch.get_rng_state()
+        EnsembleRegressor(random_state=0, time_limit=2).fit(x, x[:, 0])
+        assert torch.equal(before, torch.get_rng_state())
+
     def test_members_are_as_many_as_asked(self):
         assert regressor(n_estimators=3, epochs=4).fit(X, Y).ensemble_.members == 3
         assert (

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from choral import models
+from choral.base import rng
 from choral.base.errors import ConversionError
 from choral.base.types import Build
 from choral.engine.blueprint import described, state_of
@@ -77,9 +78,10 @@ def joined(
 def _build_of(ensemble: Ensemble, network: nn.Module) -> tuple[Build | nn.Module, str]:
     """Return what builds a member's network, and a text that is the same for networks of one kind."""
     spec = models.spec_of(network)
-    if spec is not None and _shapes(models.rebuild(spec)) == _shapes(network):
-        return lambda: models.rebuild(spec), repr(spec)
-    plain = ensemble.built()
+    with rng.seeded(0, "look"):
+        if spec is not None and _shapes(models.rebuild(spec)) == _shapes(network):
+            return lambda: models.rebuild(spec), repr(spec)
+        plain = ensemble.built()
     if not isinstance(ensemble.build, tuple) and described(plain) == described(network):
         return ensemble.build, described(plain)
     return network, described(network)

@@ -95,7 +95,7 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
         watch: whether a share of the rows is held out.
         held: (x, y) of rows that the user held out.
     """
-    if watch:
+    if watch and problem.groups is None:  # which are held out whole, one at least
         _check_share(wishes.share, len(problem.x_train))
     given = wishes.method if isinstance(wishes.method, Recipe) else None
     validation = held if held is not None else wishes.share if watch else 0.0

@@ -13,6 +13,7 @@ from torch import nn
 from choral import models
 from choral.automatic.jury import ByFolds, ByValidation, Judge
 from choral.automatic.search import Candidate, search
+from choral.base import rng
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.data.sources import Source, source_of
@@ -62,7 +63,8 @@ def short_list(
         epochs: the most that one network may have.
         folds: parts of cross-validation, of which each member holds out one; None where rows are held out of all.
     """
-    spec = models.spec_of(build())
+    with rng.seeded(0, "look"):
+        spec = models.spec_of(build())
     assert spec is not None
     arguments = spec["arguments"]
 
