@@ -9,10 +9,10 @@ from choral.data.parts import partition
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
 from choral.engine.left_out import Folds
-from choral.engine.wholeness import refuse_whole
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Rules, Validation, set_apart
+from choral.engine.wholeness import refuse_whole
 from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 
