@@ -145,7 +145,9 @@ def test_models_of_a_trainer_run_make_an_ensemble(tmp_path):
     assert torch.equal(stored.outputs(X), ensemble.outputs(X))
 
 
-@pytest.mark.parametrize("method", ["single", "batch_ensemble", "bnn"])
+@pytest.mark.parametrize(
+    "method", ["batch_ensemble", *(pytest.param(m, marks=pytest.mark.menagerie) for m in ("single", "bnn"))]
+)
 def test_gradient_checkpointing_gives_the_same_members(method):
     def recomputing():
         network = build()

@@ -56,7 +56,14 @@ def trained(method: str, how: bool | None, x: Tensor, y: Tensor) -> choral.Ensem
     return choral.fit(lambda: Recomputing(how), (x, y), recipe, executor="sequential")
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICK = ("single", "packed", "batch_ensemble", "bnn", "prune_and_tune")
+
+
+def sometimes(methods: list[str]) -> list[object]:
+    return [pytest.param(m, marks=() if m in QUICK else pytest.mark.menagerie) for m in methods]
+
+
+@pytest.mark.parametrize("method", sometimes(METHODS))
 def test_members_are_those_of_a_network_that_keeps_its_activations(method: str) -> None:
     x, y = torch.randn(48, 6), torch.randint(3, (48,))
     plain = trained(method, None, x, y).outputs(x)
@@ -134,7 +141,9 @@ class Images(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("method", ["packed", "batch_ensemble", "masksembles", "emp", "mimo", "rank1_bnn", "ssbnn"])
+@pytest.mark.parametrize(
+    "method", sometimes(["packed", "batch_ensemble", "masksembles", "emp", "mimo", "rank1_bnn", "ssbnn"])
+)
 def test_so_are_those_of_convolutions_run_member_by_member(method: str) -> None:
     x, y = torch.randn(24, 3, 8, 8), torch.randint(3, (24,))
     recipe = make(method, epochs=3, training=Training(rate=0.05, optimiser=SGD(momentum=0.9), batch_size=8))

@@ -398,7 +398,7 @@ class TestHoldingOut:
 
     def test_own_rows_say_when_to_stop(self):
         x = DRAW.normal(size=(150, 2))
-        model = regressor().fit(x[:120], x[:120, 0], X_val=x[120:], y_val=x[120:, 0])
+        model = regressor(epochs=900).fit(x[:120], x[:120, 0], X_val=x[120:], y_val=x[120:, 0])
         assert model.ensemble_.info["stopped"]
         assert model.score(x, x[:, 0]) > 0.8
         with pytest.raises(ValueError, match="y_val is missing; give X_val and y_val"):
