@@ -85,7 +85,8 @@ def fit(
     """Train an ensemble.
 
     Two settings hold for the whole process, since neither can be had for less: numbers below 1e-38 count as zero in this
-    thread until `fit` returns, and the C library keeps freed memory from the first `fit` on (`choral.engine.memory`).
+    thread until `fit` returns, and the C library keeps freed memory from the first `fit` on (`choral.engine.memory`). From the import on,
+    `torch.utils.checkpoint` asks choral how a part is computed again, which changes nothing outside of choral's own passes.
 
     Args:
         build: a function that returns a new plain network; or a network, which is copied and, for recipes that start from

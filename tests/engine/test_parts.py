@@ -297,3 +297,26 @@ def test_processes_that_are_given_different_calls_all_stop(tmp_path):
         assert "epochs is 2 and 3" in lines[2]
         assert "equally long" in lines[3]
         assert lines[4] == "trained"
+
+
+def frozen_convolution(outputs):
+    first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+    first.bias.requires_grad_(False)
+    return nn.Sequential(
+        first, nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, outputs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs"),
+    [(Categorical(class_weights=(1.0, 50.0, 3.0)), 3), ("bernoulli", 4), ("poisson", 1), ("student_t", 2)],
+)
+def test_rows_that_are_computed_by_themselves_are_not_refused(likelihood, outputs):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(48, 3, 8, 8, generator=draw)
+    y = {1: torch.arange(48) % 5, 2: 200_000 * (1 + x.mean((1, 2, 3))), 3: torch.arange(48) % 3}.get(outputs)
+    y = (torch.rand(48, 4, generator=draw) > 0.5).float() if y is None else y
+    recipe = recipes.single(epochs=2, training=training())
+    options = {"build": lambda: frozen_convolution(outputs), "likelihood": likelihood}
+    whole, parts = (members_of((x, y), recipe, accumulate=k, **options) for k in (1, 3))
+    assert distance(whole, parts) < 1e-5

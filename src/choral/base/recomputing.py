@@ -59,11 +59,11 @@ def _prepared(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _applied(cls: type, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
     """Compute a part as `use_reentrant=True` asks for it; in a keyed block in the other way, whose gradients can be asked for one by one."""
     if now().stream is None or cls is not checkpoint.CheckpointFunction:
-        return super(checkpoint.CheckpointFunction, cls).apply(function, preserve, *args)  # type: ignore[misc]
+        return super(checkpoint.CheckpointFunction, cls).apply(function, preserve, *args)  # type: ignore[misc]  # cls is a subclass
     return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
 
 def install() -> None:
     """Let torch ask for the second run here."""
-    checkpoint._checkpoint_without_reentrant_generator = _prepared  # type: ignore[assignment]
-    checkpoint.CheckpointFunction.apply = classmethod(_applied)  # type: ignore[method-assign, assignment]
+    checkpoint._checkpoint_without_reentrant_generator = _prepared  # type: ignore[assignment]  # it takes any arguments
+    checkpoint.CheckpointFunction.apply = classmethod(_applied)  # type: ignore[method-assign, assignment]  # a method of torch's

@@ -150,9 +150,8 @@ class Circumstances(NamedTuple):
     part: Part | None = None  # None gives it whole batches
     folded: int = 1  # members laid one after the other on the batch axis
     dropout: "Rate | None" = None  # what dropout layers drop, whatever they say themselves
-    holding: Callable[[Callable[..., Any]], Callable[..., Any]] | None = (
-        None  # gives a part the tensors that are put in now
-    )
+    # gives a part of a network, which is computed again later, the tensors that are put in now
+    holding: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
 _NONE = Circumstances()

@@ -77,7 +77,7 @@ class Evaluation:
         try:
             return evaluator.outputs(x, size)
         except _UNMAPPABLE:
-            plain = PlainEvaluator(self._task, self._store, evaluator.numbers, keep=True)
+            plain = PlainEvaluator(self._task, self._store, evaluator.numbers, keep=self._stacks()[1] <= KEPT)
             plain.look(copied(batches.part(x, slice(2))))
             found = plain.outputs(x, size)  # what no network can read fails here
             if self._settled is not None:

@@ -243,7 +243,7 @@ class Validation:
             return bool(
                 torch.isfinite(values).all()
                 and torch.isfinite(loss(values.double())).all()
-                and math.isfinite(self._measure(outputs))
+                and (self.measure.function is not None or math.isfinite(self._measure(outputs)))
             )
         except NotFiniteError:
             return False
