@@ -81,3 +81,28 @@ def test_attention_counts_its_projections_by_weight_and_its_scores_in_full():
         tokens = 4
         saved = flops.predict(None) - flops.predict(masked)
         assert saved == pytest.approx((1 - factor) * 2 * tokens * size)
+
+
+class Steps(nn.Module):
+    """Recurrent layers over four steps, both ways, and a classifier."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.body, self.last = kind(3, 8, num_layers=2, bidirectional=True, batch_first=True), nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.last(self.body(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_count_every_step_by_every_weight_though_they_are_one_kernel(kind):
+    source = TensorSource(torch.randn(8, 4, 3), torch.arange(8) % 2)
+    flops = Flops(make_task(lambda: Steps(kind), source, make("single", epochs=1)), source)
+    state = flops.task.blueprint.fresh(0)
+    sizes = {n: p.numel() for n, p in state.params.items() if p.dim() > 1}
+    forward = {n: 2 * size * (1 if n == "last.weight" else 4) for n, size in sizes.items()}
+    assert flops.predict(None) == sum(forward.values())
+    assert 2.5 * sum(forward.values()) < flops.train(None) <= 3 * sum(forward.values())
+    half = {n: torch.arange(p.numel()).view_as(p) % 2 == 0 for n, p in state.params.items() if "body.weight" in n}
+    saved = flops.predict(None) - flops.predict(state.with_slots(mask=half))
+    assert saved == pytest.approx(sum(forward[n] for n in half) / 2)

@@ -37,6 +37,15 @@ def test_attention_weights_count_for_connections_only():
     assert prunable(network) == ["head.weight", "embed.weight", *ATTENTION, "hidden.weight"]
 
 
+def test_so_do_those_of_recurrent_layers():
+    network = nn.ModuleDict(
+        {"body": nn.LSTM(3, 8, num_layers=2, bias=False), "cell": nn.GRUCell(8, 4), "last": nn.Linear(4, 2)}
+    )
+    body = [f"body.weight_{kind}_l{layer}" for layer in (0, 1) for kind in ("ih", "hh")]
+    assert prunable(network) == [*body, "cell.weight_ih", "cell.weight_hh"]
+    assert prunable(network, unit="neuron", keep_classifier=False) == ["last.weight"]
+
+
 def test_options():
     network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 2))
     assert prunable(network) == ["0.weight", "3.weight"]

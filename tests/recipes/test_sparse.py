@@ -307,3 +307,38 @@ def test_children_of_a_table_keep_the_first_layer_and_those_of_images_do_not():
     images = torch.randn(16, 3, 6, 6, generator=g)
     conv = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 3))
     assert masked(conv, images) == [["0.weight"], ["0.weight"]]
+
+
+class Sentence(nn.Module):
+    """Nothing but a recurrent layer and the classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.body(x)[0][:, -1])
+
+
+def test_recurrent_weights_are_pruned_too():
+    states = list(
+        fit(Sentence, (X.view(16, 4, 6), Y[:16]), make("prune_and_tune", epochs=8, members=2, training=QUICK)).states()
+    )
+    first, second = (s.slots["mask"] for s in states)
+    assert set(first) == {"body.weight_ih_l0", "body.weight_hh_l0"}
+    assert all(torch.equal(mask, ~second[name]) for name, mask in first.items())
+    assert all((states[0].params[name][~mask] == 0).all() for name, mask in first.items())
+
+
+@pytest.mark.parametrize("method", ["prune_and_tune", "dst", "edst"])
+def test_a_network_with_nothing_to_prune_is_refused_before_training(method):
+    heard = []
+    with pytest.raises(InputError, match=r"nothing to prune: .* but the last one"):
+        fit(lambda: nn.Linear(6, 3), (X, Y), make(method, epochs=12), listener=heard.append)
+    assert not heard
+
+
+def test_recurrent_neurons_are_not_pruned_without_a_word():
+    recipe = make("prune_and_tune", epochs=8, members=2, unit="neuron", training=QUICK)
+    with pytest.raises(InputError, match="nothing to prune: the network has no convolutions and linear layers"):
+        fit(Sentence, (X.view(16, 4, 6), Y[:16]), recipe)

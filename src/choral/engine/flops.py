@@ -33,10 +33,33 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *settings: Any, **_: A
     return forward * (int(output_mask[0]) + int(output_mask[1]))
 
 
-_FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}
+def _recurrent(x: Any, *weights: Any, **_: Any) -> int:
+    """Return the operations of a recurrent layer that is one kernel, which torch's counter takes for none: every step by every weight.
+
+    Args:
+        x: shape of the input (step, batch, feature).
+        weights: begin with those of inputs and states: two matrices, or a list of all.
+    """
+    first = weights[0]
+    matrices = first if isinstance(first, list | tuple) and first and not isinstance(first[0], int) else weights[:2]
+    return 2 * math.prod(x[:-1]) * sum(math.prod(w) for w in matrices if len(w) > 1)
 
 
-_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.convolution, torch.ops.aten.baddbmm)
+def _recurrent_backward(x: Any, *weights: Any, **_: Any) -> int:
+    """Return the operations of its gradients: those of inputs and of weights, each as much as the forward pass."""
+    return 2 * _recurrent(x, *weights)
+
+
+_KERNELS = {torch.ops.aten.mkldnn_rnn_layer: _recurrent, torch.ops.aten._cudnn_rnn: _recurrent}
+_FORMULAS = {
+    torch.ops.aten.convolution_backward: _convolution_backward,
+    **_KERNELS,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
+    torch.ops.aten._cudnn_rnn_backward: _recurrent_backward,
+}
+
+
+_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.convolution, torch.ops.aten.baddbmm, *_KERNELS)
 """Operations that multiply by weights; attention multiplies activations by bmm."""
 
 
@@ -141,7 +164,12 @@ class Flops:
             forward = _by_module(counter, network)
             loss.backward()
             train = counter.get_total_flops()
-        with rng.seeded(0, "flops"), draws.keyed(0), FlopCounterMode(display=False) as counter, torch.no_grad():
+        with (
+            rng.seeded(0, "flops"),
+            draws.keyed(0),
+            FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
+            torch.no_grad(),
+        ):
             inputs, _ = self.task.structure.feed(self.task.prepared(x, training=False), None)
             network.eval()(inputs)
             predict, evaluated = counter.get_total_flops(), _by_module(counter, network)

@@ -1,7 +1,7 @@
-"""What a plan will cost, in operations, before any training: the walk of a run without its training."""
+"""The walk of a run without its training: what a plan will cost, in operations, and what its operators refuse."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from choral.data.sources import Source
@@ -11,7 +11,7 @@ from choral.engine.task import Task
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
-from choral.plan.walk import Place, Visitor, first, walk
+from choral.plan.walk import Place, Visitor, first, once, walk
 
 
 @dataclass
@@ -49,11 +49,26 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
         found.predict_flops += times * task.structure.draws * flops.predict(state)
         return reached
 
+    walk(plan, _Reached(None, 1), replace(_untrained(task, source), train=train, collect=collect))
+    return found
+
+
+def rehearse(task: Task, source: Source, plan: Phase) -> None:
+    """Raise what operators say about the network (it has nothing to prune, say) before anything is trained for them."""
+    found: list[bool] = []
+    walk(plan, None, Visitor(change=lambda phase, _, __: found.append(phase.foreseen), rounds=once, branches=first))
+    if any(found):
+        walk(plan, _Reached(None, 1), replace(_untrained(task, source), rounds=once))
+
+
+def _untrained(task: Task, source: Source) -> "Visitor[_Reached]":
+    """Return a visitor that applies to an untrained network what does not depend on training."""
+
     def change(phase: Operator, place: Place, reached: _Reached) -> _Reached:
-        if not phase.foreseen:
+        state = reached.state
+        if state is None or not phase.foreseen or not set(phase.needs) <= state.slots.keys():
             return reached
-        assert reached.state is not None
-        return reached._replace(state=phase.apply(reached.state, BranchContext(task, source, 0, place)))
+        return reached._replace(state=phase.apply(state, BranchContext(task, source, 0, place)))
 
     def start(phase: Starter, place: Place, reached: _Reached) -> _Reached:
         return reached._replace(state=BranchContext(task, source, 0, place).fresh())
@@ -61,9 +76,7 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
     def branches(node: Fork, place: Place, reached: _Reached) -> Iterator[tuple[Place, _Reached]]:
         return first(node, place, reached._replace(times=reached.times * node.branches))
 
-    visitor = Visitor(train=train, collect=collect, change=change, start=start, branches=branches)
-    walk(plan, _Reached(None, 1), visitor)
-    return found
+    return Visitor(change=change, start=start, branches=branches)
 
 
 class _Reached(NamedTuple):

@@ -8,6 +8,7 @@ from choral.base.errors import PlanError
 from choral.data.parts import partition
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
+from choral.engine.forecast import rehearse
 from choral.engine.left_out import Folds
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
@@ -80,6 +81,7 @@ def understood(
     rules = replace(rules, score=task.likelihood.prediction.score)
     say_what_is_lost(build, recipe)
     task = replace(task, remembers=try_training(task, source, recipe.plan))
+    rehearse(task, source, recipe.plan)
     refuse_whole(task, source, recipe.plan)
     word = recipe.combination.word
     if folds is not None:

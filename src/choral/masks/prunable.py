@@ -14,6 +14,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.masks.cells import Unit, cells_of
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
 def prunable(
@@ -28,8 +29,8 @@ def prunable(
 ) -> list[str]:
     """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
 
-    Biases and normalisation layers are kept whole. The weights inside `nn.MultiheadAttention` count as linear ones for
-    connections, and are left alone for neurons, as are transposed convolutions.
+    Biases and normalisation layers are kept whole. The weights inside `nn.MultiheadAttention` and of recurrent layers count as
+    linear ones for connections, and are left alone for neurons, as are transposed convolutions.
 
     Args:
         network: any network; it is not changed.
@@ -73,7 +74,7 @@ def prunable(
 
 
 def _layers(network: nn.Module) -> dict[str, list[str]]:
-    """Return the weight names of every convolution, linear and attention layer, in the order of declaration."""
+    """Return the weight names of every convolution, linear, attention and recurrent layer, in the order of declaration."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     layers: dict[str, list[str]] = {}
     for name, module in network.named_modules():
@@ -81,6 +82,8 @@ def _layers(network: nn.Module) -> dict[str, list[str]]:
             parts: tuple[str, ...] = _ATTENTION_WEIGHTS
         elif isinstance(module, nn.Linear | _ConvNd):
             parts = ("weight",)
+        elif isinstance(module, _RECURRENT):
+            parts = tuple(n for n, p in module.named_parameters(recurse=False) if p.dim() > 1)
         else:
             continue
         own = dict(module.named_parameters(recurse=False))
@@ -97,7 +100,8 @@ def _fits(network: nn.Module, layer: str, unit: Unit) -> bool:
     inside_attention = layer.endswith("out_proj") and isinstance(
         network.get_submodule(layer.rpartition(".")[0]), nn.MultiheadAttention
     )
-    return not isinstance(module, nn.MultiheadAttention | _ConvTransposeNd) and not inside_attention
+    apart = (nn.MultiheadAttention, _ConvTransposeNd, *_RECURRENT)
+    return not isinstance(module, apart) and not inside_attention
 
 
 def _executed(network: nn.Module, layers: dict[str, list[str]], example_input: Batch | tuple[Any, ...]) -> list[str]:

@@ -184,6 +184,8 @@ class Prune(Operator):
         names = self._names(network, example, keep_first=whole)
         if not names and self.keep_first is None:
             names = self._names(network, example, keep_first=False)
+        if not names:
+            raise InputError(self._nothing())
         groups = tied_groups(network, example) if self.unit == "neuron" else []
         weights = {n: state.params[n] for n in names}
         masks = self.masks.choose(weights, context, unit=self.unit, scope=self.scope, groups=groups)
@@ -191,6 +193,19 @@ class Prune(Operator):
             masks = neuron_param_mask(network, keep_vectors(masks), example)
         params = {n: p * masks[n] if n in masks else p for n, p in state.params.items()}
         return state.having(params=params, memory={}).with_slots(**{MASK: masks})
+
+    def _nothing(self) -> str:
+        """Return what is said where no weight can be removed: members would be what they are without pruning."""
+        besides = " but the last one" if self.keep_classifier else ""
+        kinds = (
+            "convolutions and linear layers"
+            if self.unit == "neuron"
+            else "convolutions, linear, attention and recurrent layers"
+        )
+        return (
+            f"Prune has nothing to prune: the network has no {kinds} with weights that train{besides}; name others with include=, set "
+            "keep_classifier=False, or take a method that does not prune, such as deep_ensemble or snapshot."
+        )
 
     def _names(self, network: nn.Module, example: Batch, *, keep_first: bool) -> list[str]:
         return prunable(
