@@ -24,6 +24,8 @@ def problem(rows=400, shape=(5,), image_shape=None):
 
 def test_tables_whose_training_is_watched_get_bins_and_others_do_not():
     assert default_model(problem(), validated=True) == "tabular"
+    assert default_model(problem(rows=5001), validated=True) == "tabular_embedded"
+    assert default_model(problem(rows=5001), validated=True, networks=64) == "tabular"
     assert default_model(problem()) == "mlp"
     assert default_model(problem(rows=60), validated=True) == "mlp"  # too few to hold some out
     assert default_model(problem(shape=(64,), image_shape=(8, 8)), validated=True) == "mlp"

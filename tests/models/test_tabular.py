@@ -20,6 +20,7 @@ KINDS = {
     "plain": {"embedding": "none"},
     "bins": {"edges": EDGES},
     "embedded": {"edges": EDGES, "embedding_width": 4},
+    "some embedded": {"edges": EDGES, "embedding_width": 4, "embed_all": False, "dropout": 0.1},
     "waves": {"embedding": "periodic", "frequencies": 4},
     "periodic": {"embedding": "periodic", "frequencies": 4, "embedding_width": 4},
     "residual": {"edges": EDGES, "residual": True, "dropout": 0.1},
@@ -60,7 +61,7 @@ RECIPES = [make(name, epochs=120) for name in METHODS]
 LAYOUTS = {repr(r.structure): r for r in RECIPES if not r.objective.slots and not isinstance(r.structure, Mimo)}
 
 
-@pytest.mark.parametrize("kind", ["bins", "embedded", "periodic", "residual"])
+@pytest.mark.parametrize("kind", ["bins", "embedded", "some embedded", "periodic", "residual"])
 @pytest.mark.parametrize("recipe", LAYOUTS.values(), ids=lambda r: r.name)
 def test_every_structure_takes_it(recipe, kind):
     own = choral.converted(network(kind), recipe, data=(X, Y))
@@ -69,6 +70,32 @@ def test_every_structure_takes_it(recipe, kind):
     assert torch.isfinite(loss)
     if kind == "bins":
         assert own.ensemble().predict(X[:3]).probs.shape == (3, 3)
+
+
+def test_columns_without_bins_stay_as_they_are():
+    net = models.tabular(4, 3, hidden=(12,), **KINDS["some embedded"])
+    torch.manual_seed(0)
+    torch.nn.init.normal_(net.features.layer[1].maps.weight)
+    whole = models.tabular(4, 3, hidden=(12,), edges=EDGES, embedding_width=4).features
+    with torch.no_grad():
+        whole[1].maps.weight[:12], whole[1].maps.bias[:12] = (
+            net.features.layer[1].maps.weight,
+            net.features.layer[1].maps.bias,
+        )
+        torch.testing.assert_close(net.features(X), torch.cat([whole(X)[:, :12], X[:, 3:]], 1))
+    assert net.linear1.in_features == 13
+
+
+def test_maps_of_columns_are_the_convolution_in_training_too():
+    torch.manual_seed(0)
+    net = network("embedded").features
+    torch.nn.init.normal_(net[1].maps.weight)
+    found = torch.autograd.grad(net(X).square().mean(), list(net.parameters()))
+    seen = []
+    with net[1].maps.register_forward_hook(lambda *_: seen.append(1)):
+        expected = torch.autograd.grad(net(X).square().mean(), list(net.parameters()))
+    assert seen
+    torch.testing.assert_close(found, expected)
 
 
 def test_wrong_arguments_are_said():

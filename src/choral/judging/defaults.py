@@ -5,6 +5,7 @@ The settings for tables were chosen on parts of the training rows of six UCI set
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -17,14 +18,17 @@ from choral.plan import AdamW, Phase
 from choral.plan.cost import begun
 from choral.recipes.training import OPTIMISERS, Training
 
-BINS = 48
+BINS, MORE_BINS = 48, 96
+LARGE = 5000  # rows above which a table is large
+MANY = 16  # networks above which training them side by side costs too much with an embedding of each column
 LEAST_ROWS = 100  # fewer leave too little to hold out of all members
 LEAST_IN_TURN = 32  # fewer leave too little to hold out of each member in turn
 SHARE, PATIENCE, MEMBERS = 0.2, 20, 8
 WAIT = 600  # steps without a better score that a member has at least: 20 epochs of a small table are too few to tell
 
 SIZES: dict[str, Callable[[Problem], nn.Module]] = {
-    "tabular": lambda p: _tabular(p),
+    "tabular": lambda p: _tabular(p, BINS),
+    "tabular_embedded": lambda p: _tabular(p, MORE_BINS, embedding_width=16, embed_all=False, dropout=0.1),
     "mlp": lambda p: models.mlp(p.x_train[0].size, p.outputs, hidden=(64, 64)),
     "mlp_wide": lambda p: models.mlp(p.x_train[0].size, p.outputs, hidden=(200,)),
     "lenet_s": lambda p: _images(p, lambda c, s: models.lenet("S", classes=p.outputs, channels=c, side=s)),
@@ -43,13 +47,13 @@ def _images(problem: Problem, build: Callable[[int, int], nn.Module]) -> nn.Modu
     return build(shape[1], shape[2])
 
 
-def _tabular(problem: Problem) -> nn.Module:
+def _tabular(problem: Problem, bins: int, **changes: Any) -> nn.Module:
     if problem.x_train.ndim != 2:
         raise InputError(
             f"this network reads rows of numbers, but x has shape {problem.x_train.shape}; use --model mlp."
         )
-    edges = quantile_edges(problem.x_train, bins=BINS)
-    return models.tabular(problem.x_train.shape[1], problem.outputs, hidden=(256, 256), edges=edges)
+    edges = quantile_edges(problem.x_train, bins=bins)
+    return models.tabular(problem.x_train.shape[1], problem.outputs, hidden=(256, 256), edges=edges, **changes)
 
 
 def is_table(problem: Problem, least: int = LEAST_ROWS) -> bool:
@@ -57,19 +61,31 @@ def is_table(problem: Problem, least: int = LEAST_ROWS) -> bool:
     return problem.x_train.ndim == 2 and problem.image_shape is None and len(problem.x_train) >= least
 
 
-def default_model(problem: Problem, *, validated: bool = False, least: int = LEAST_ROWS) -> str:
+def default_model(problem: Problem, *, validated: bool = False, least: int = LEAST_ROWS, networks: int = 1) -> str:
     """Return the network for a problem: 'lenet_s' for images of at least 28 pixels, else a perceptron.
+
+    Tables of more than 5,000 rows get bins that each column embeds on its own, and dropout. On parts of the training rows (two members, two
+    splits) RMSE is 4 % smaller on power and california and 2 % on diamonds, NLL by 0.03 to 0.1; adult and telco_churn are level, and so are tables of
+    1,000 rows. 64 networks side by side get so few epochs in the same time that they lose (tabpack, power: 4.01 for 3.55 in two minutes).
 
     Args:
         problem: the data.
         validated: whether training is watched on held-out rows; bins of numbers, which learn much faster, then serve tables
             best, and would overfit without.
         least: rows that a table needs for that.
+        networks: that a method trains, each for itself.
     """
     shape = problem.x_train.shape
     if len(shape) == 4 and shape[2] >= 28:
         return "lenet_s"
-    return "tabular" if validated and is_table(problem, least) else "mlp"
+    if not validated or not is_table(problem, least):
+        return "mlp"
+    return "tabular_embedded" if len(problem.x_train) > LARGE and networks <= MANY else "tabular"
+
+
+def _is_tabular(model: str | None) -> bool:
+    """Return whether a network is one of those for tables, by its name."""
+    return model in ("tabular", "tabular_embedded")
 
 
 def factory(problem: Problem, model: str | None = None) -> Callable[[], nn.Module]:
@@ -95,7 +111,7 @@ def training_for(
     """Return training settings, unless said otherwise: AdamW at a constant rate for tables whose training is watched, Adam for other
     perceptrons, SGD with momentum for images.
     """
-    tabular, large = model == "tabular", len(problem.x_train) > 5000
+    tabular, large = _is_tabular(model), len(problem.x_train) > LARGE
     usual = "adamw" if tabular else "adam" if default_model(problem) == "mlp" else "sgd"
     name = optimiser or usual
     if name not in OPTIMISERS:
@@ -150,7 +166,7 @@ def usual(problem: Problem, plan: Phase | None, training: Training, *, model: st
         training: its settings.
         model: the network's name.
     """
-    if model != "tabular":
+    if not _is_tabular(model):
         return Usual(epochs=60)
     steps = -(-round(len(problem.x_train) * (1 - SHARE)) // training.batch_size)
     each = max(30, min(600 if plan is None else 300, 60_000 // max(steps, 1)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
-from choral.layers.features import Apiece, Piecewise, Waves, piecewise_embedding
+from choral.layers.features import Apiece, Beside, Piecewise, Waves, piecewise_embedding
 from choral.layers.skippable import Skippable
 from choral.models.arguments import choice, count, counts, rate
 from choral.models.spec import zoo
@@ -23,6 +23,7 @@ def tabular(
     embedding: str = "piecewise",
     edges: Sequence[Sequence[float]] = (),
     embedding_width: int = 0,
+    embed_all: bool = True,
     frequencies: int = 16,
     frequency_scale: float = 0.1,
     residual: bool = False,
@@ -38,6 +39,7 @@ def tabular(
         embedding: 'none' takes numbers as they are, 'piecewise' as their places in bins, 'periodic' as waves whose frequencies are learned.
         edges: for 'piecewise': edges of each feature's bins, as `choral.layers.quantile_edges` finds them in the training inputs.
         embedding_width: width each feature is embedded to by a map of its own; 0 gives its bins, or waves, to the first layer.
+        embed_all: for 'piecewise' with a width: whether features without bins, which have two values at most, are embedded too.
         frequencies: for 'periodic': waves of each feature.
         frequency_scale: for 'periodic': standard deviation of the first frequencies.
         residual: whether hidden layers are residual blocks (LayerNorm, linear, ReLU, linear, added) behind a linear map.
@@ -60,7 +62,7 @@ def tabular(
     if embedding != "none":
         wide = count("embedding_width", embedding_width, least=0)
         if embedding == "piecewise":
-            layers["features"], width = _piecewise(inputs, edges, wide)
+            layers["features"], width = _piecewise(inputs, edges, wide, embed_all)
         else:
             count("frequencies", frequencies)
             layers["features"], width = _periodic(inputs, frequencies, frequency_scale, wide)
@@ -80,14 +82,18 @@ def tabular(
     return nn.Sequential(layers)
 
 
-def _piecewise(inputs: int, edges: Sequence[Sequence[float]], width: int) -> tuple[nn.Module, int]:
+def _piecewise(inputs: int, edges: Sequence[Sequence[float]], width: int, whole: bool) -> tuple[nn.Module, int]:
     if len(edges) != inputs:
         raise InputError(
             f"edges has {len(edges)} features and inputs is {inputs}; give edges=choral.layers.quantile_edges(x_train) for the same "
             "features."
         )
-    if width:
+    binned = [whole or bool(own) for own in edges]
+    if width and all(binned):
         return piecewise_embedding(edges, width), inputs * width
+    if width and any(binned):
+        own = piecewise_embedding([e for e, chosen in zip(edges, binned) if chosen], width)
+        return Beside(own, binned), sum(width if chosen else 1 for chosen in binned)
     bins = Piecewise(edges)
     return bins, bins.width
 

@@ -151,7 +151,8 @@ def prepared(
     asked = None if default else make(method or METHOD, **_some(members))
     none = isinstance(validation, int | float) and validation == 0
     watched = not none and not (asked is not None and (asked.structure.widens_input or _samples_weights(asked)))
-    name = model or default_model(problem, validated=watched, least=LEAST_IN_TURN if searched else LEAST_ROWS)
+    least, networks = LEAST_IN_TURN if searched else LEAST_ROWS, 1 if asked is None else begun(asked.plan)
+    name = model or default_model(problem, validated=watched, least=least, networks=networks)
     training = training_for(problem, model=name if watched else None, **settings)
     found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
     if epochs is None and members is None:

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from choral.layers.features import quantile_edges
+from choral.models.tabular import tabular
 from choral.objectives.likelihoods import Categorical
 from choral.testing.problems import Trial
 
@@ -259,6 +261,16 @@ def _plain() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
+def _columns() -> tuple[Tensor, Tensor]:
+    x, y = _labelled()
+    return torch.cat([x[:, :4], (x[:, 4:] > 0).float()], 1), y
+
+
+def _table() -> nn.Module:
+    edges = quantile_edges(_columns()[0], bins=4)
+    return tabular(6, 2, hidden=(8, 8), edges=edges, embedding_width=3, embed_all=False)
+
+
 def _unbalanced() -> tuple[Tensor, Tensor]:
     x = _features()
     return x, (x[:, 0] > 1.7).long()
@@ -289,6 +301,7 @@ MENAGERIE: dict[str, Trial] = {
     "dense pixels": _of(Segmenting, _pixels, likelihood=Categorical(axis=1)),
     "dense tokens": _of(Tagging, _tokens, likelihood=Categorical(axis=-1, ignore=-1)),
     "double precision": _of(lambda: _plain().double(), _in_double),
+    "embedded columns": _of(_table, _columns),
     "frozen layer": _of(_frozen, _labelled),
     "group norm and strides": _of(Grouped, _pictures),
     "lazy layers": _of(Lazy, _pictures),
