@@ -29,6 +29,7 @@ from choral.engine.task import Task
 from choral.engine.threads import checked
 from choral.ensemble import corrections
 from choral.ensemble.describing import described
+from choral.ensemble.exporting import export
 from choral.ensemble.saving import Saved, save_bytes, save_file
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
@@ -350,6 +351,21 @@ class Ensemble:
     def save(self, path: str | Path) -> None:
         """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
         save_file(Path(path), self.states(), self._about())
+
+    @guarded
+    def export(self, path: str | Path, x: Any) -> None:
+        """Write a program of torch.export that predicts as the ensemble does, for places without choral or the network's code.
+
+        `torch.export.load(path).module()(rows)` returns a dict of mean (probabilities of classes), variance, aleatoric and epistemic uncertainty for
+        any number of rows, corrections such as temperatures included. Rows are what `predict` takes, as tensors; of a table,
+        `torch.as_tensor(ensemble.table.inputs(frame))`. The program is compared with `predict` before it is written.
+
+        Args:
+            path: ends in .pt2; written whole or not at all.
+            x: 2 rows or more, as `predict` takes them.
+        """
+        parts = [self._read(self.interface.chosen(part), "fp32") for part in inputs_of(self.arranged(x))]
+        export(self, Path(path), parts[0])
 
     def to_bytes(self) -> bytes:
         """Return what `save` writes."""

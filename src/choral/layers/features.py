@@ -148,11 +148,11 @@ class Apiece(nn.Sequential):
             return super().forward(x)
         assert isinstance(layer, nn.Conv1d)
         assert layer.bias is not None
-        features, batch = layer.groups, len(x)
+        features = layer.groups
         weight = layer.weight.reshape(features, -1, layer.weight.shape[1])  # (feature, output, input)
-        apart = x.reshape(batch, features, -1).transpose(0, 1)  # (feature, batch, input)
+        apart = x.unflatten(-1, (features, -1)).transpose(0, 1)  # (feature, batch, input)
         y = torch.baddbmm(layer.bias.reshape(features, 1, -1), apart, weight.mT)
-        return y.transpose(0, 1).reshape(batch, -1)
+        return y.transpose(0, 1).flatten(1)
 
     @property
     def maps(self) -> nn.Conv1d:

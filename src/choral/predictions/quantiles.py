@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any, ClassVar
 
 import torch
@@ -63,9 +64,9 @@ class QuantileRegression(Prediction):
     @cached_property
     def aleatoric(self) -> Tensor:
         """Squared half width between the outermost levels, in deviations of a Gaussian (batch, target)."""
-        ends = torch.special.ndtri(torch.tensor([self.levels[0], self.levels[-1]], dtype=torch.float64))
+        first, last = (NormalDist().inv_cdf(level) for level in (self.levels[0], self.levels[-1]))
         width = self.quantiles[..., -1] - self.quantiles[..., 0]
-        return (width / float(ends[1] - ends[0])).square() if len(self.levels) > 1 else torch.zeros_like(width)
+        return (width / (last - first)).square() if len(self.levels) > 1 else torch.zeros_like(width)
 
     @property
     def variance(self) -> Tensor:
