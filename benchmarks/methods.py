@@ -1,4 +1,4 @@
-"""Every method against one network at equal operations, over small sets: wins, ties and losses.
+"""Every method against one network at equal operations, over small sets and parts of large ones: wins, ties and losses.
 
     CHORAL_DATA=... python benchmarks/methods.py [--sets wine,yacht] [--methods packed,snapshot] [--again] [--epochs 60] [--seeds 3] [--most 2000]
 
@@ -29,8 +29,16 @@ from machine import measured as kept
 from machine import write
 
 BUNDLED = ("wine", "diabetes", "breast_cancer", "digits")
-UCI = ("yacht", "boston", "energy", "concrete")
-ORDER = ("wine", "yacht", "diabetes", "boston", "breast_cancer", "energy", "concrete", "digits", "telco_churn")
+UCI = {
+    "yacht": "yacht",
+    "boston": "boston",
+    "energy": "energy",
+    "concrete": "concrete",
+    "wine_quality": "wine",
+    "power": "power",
+}
+SMALL = ("wine", "yacht", "diabetes", "boston", "breast_cancer", "energy", "concrete", "wine_quality", "digits")
+ORDER = (*SMALL, "power", "telco_churn", "california", "adult", "diamonds")
 STEPS = 1000  # that single has at least
 
 
@@ -41,9 +49,10 @@ def problem_of(name: str, most: int, place: Path) -> Problem:
     load = loaders()
     path = place / f"{name}.csv"
     if name in UCI:
-        x, y, x_test, y_test = load.uci_split(name, "std", 0)
+        x, y, x_test, y_test = load.uci_split(UCI[name], "std", 0)
         rows = [np.column_stack([a, np.reshape(b, (len(a), -1))[:, 0]]) for a, b in ((x, y), (x_test, y_test))]
-        frame = pd.DataFrame(np.concatenate(rows), columns=[*(f"x{i}" for i in range(x.shape[1])), "y"])
+        whole = np.concatenate(rows)[:most]
+        frame = pd.DataFrame(whole, columns=[*(f"x{i}" for i in range(x.shape[1])), "y"])
         target = "y"
     else:
         train, validation, test = load.table_split(name, 0)
