@@ -61,13 +61,13 @@ def show(
     one = Flops(alone, source)
     whole = sum(p.numel() for p in alone.blueprint.network().parameters())
     found = forecast(make_task(build, source, recipe, **options), source, recipe.plan)
-    epochs = found.train_flops / (one.train(None) * source.points)
+    epochs = found.train_flops / max(one.train(None) * source.points, 1)  # a network may do nothing that is counted
     text.append(
         f"parameters: {found.parameters:,} stored ({found.parameters / whole:.2f} x the plain network's {whole:,})"
     )
     text.append(
         f"training: {found.train_flops:.3g} FLOPs ({epochs:.1f} epochs of the plain network, {epochs / recipe.epochs:.4f} x its "
-        f"operations in {recipe.epochs}); prediction: {found.predict_flops / one.predict(None):.2f} x the plain network"
+        f"operations in {recipe.epochs}); prediction: {found.predict_flops / max(one.predict(None), 1):.2f} x the plain network"
     )
     lacking = warning(recipe.plan, source.points)
     return "\n".join([*text, *([f"warning: {lacking}"] if lacking else [])])

@@ -31,6 +31,7 @@ class Interface(Value):
         column: whether outputs (batch,) are read as (batch, 1).
         reads: what a batch looks like, as `choral.base.batches.described` says it.
         columns: the names of the columns of data frames among inputs (x, x['image']) and targets (y), in the order they are read.
+        last: the layer that gives the output, where another one is declared last; '' where it is that one.
     """
 
     spread: bool = False
@@ -38,6 +39,7 @@ class Interface(Value):
     column: bool = False
     reads: dict[str, Any] | None = None
     columns: dict[str, tuple[str, ...]] | None = None
+    last: str = ""
 
     def __post_init__(self) -> None:
         if self.reads is not None:

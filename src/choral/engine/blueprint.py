@@ -17,6 +17,7 @@ from choral.base.devices import is_processor
 from choral.base.errors import ChoralError, InputError
 from choral.base.functions import Function
 from choral.base.interface import Interface, is_lazy
+from choral.base.order import with_output
 from choral.base.types import Build, Builds, Params
 from choral.engine.fingerprint import fingerprint
 from choral.layers.joint.network import Joint, channels_last
@@ -217,7 +218,7 @@ class Blueprint:
         return self._converted(network, seed, *place)
 
     def _converted(self, network: nn.Module, seed: int, *place: int | str) -> nn.Module:
-        with rng.seeded(seed, *place, "convert"):
+        with rng.seeded(seed, *place, "convert"), with_output(self.interface.last):
             return self.structure.convert(network, rng.generator(seed, *place, "structure"))
 
     def fresh(self, seed: int, *place: int | str) -> State:

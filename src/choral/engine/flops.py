@@ -50,12 +50,49 @@ def _recurrent_backward(x: Any, *weights: Any, **_: Any) -> int:
     return 2 * _recurrent(x, *weights)
 
 
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Return the operations of attention that is one kernel of the processor: each query by each key, and by each value."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    """Return the operations of its gradients, twice those of the forward pass."""
+    return 2 * _attention(query, key, value)
+
+
+def _trilinear(one: Any, two: Any, three: Any, first: Any, second: Any, third: Any, *_: Any, **__: Any) -> int:
+    """Return the operations of a product of three (`nn.Bilinear`): every entry of what they spread to, multiplied and added."""
+
+    def spread(shape: Any, axes: Any) -> list[int]:
+        found = list(shape)
+        for axis in sorted(axes):
+            found.insert(axis, 1)
+        return found
+
+    shapes = zip(spread(one, first), spread(two, second), spread(three, third), strict=True)
+    return 2 * math.prod(map(max, shapes))
+
+
+def _by_vector(matrix: Any, *_: Any, **__: Any) -> int:
+    """Return the operations of a matrix by a vector."""
+    return 2 * math.prod(matrix)
+
+
+def _added_by_vector(_: Any, matrix: Any, *__: Any, **___: Any) -> int:
+    return _by_vector(matrix)
+
+
 _KERNELS = {torch.ops.aten.mkldnn_rnn_layer: _recurrent, torch.ops.aten._cudnn_rnn: _recurrent}
 _FORMULAS = {
     torch.ops.aten.convolution_backward: _convolution_backward,
     **_KERNELS,
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
     torch.ops.aten._cudnn_rnn_backward: _recurrent_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    torch.ops.aten._trilinear: _trilinear,
+    torch.ops.aten.mv: _by_vector,
+    torch.ops.aten.addmv: _added_by_vector,
 }
 
 

@@ -1,5 +1,6 @@
 """Job: all that a run needs, understood and checked before anything is trained."""
 
+import logging
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,15 @@ from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
 from choral.engine.forecast import rehearse
 from choral.engine.left_out import Folds
+from choral.engine.reaching import left_plain
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Rules, Validation, set_apart
 from choral.engine.wholeness import refuse_whole
 from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
+
+_LOG = logging.getLogger("choral")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,11 @@ def understood(
     raw = source
     task = make_task(build, source, recipe, **options)
     _say_doubt(task, source)
+    plain = left_plain(task.blueprint.network(), task.structure)
+    if plain:
+        _LOG.warning(
+            "%s leaves the weights of %s as they are, the same for every member and draw", recipe.name, ", ".join(plain)
+        )
     source = source.reading(task.likelihood.read)
     rules = replace(rules, score=task.likelihood.prediction.score)
     say_what_is_lost(build, recipe)

@@ -4,6 +4,7 @@ A copy keeps what modules hold, not what functions remember: a forward that was 
 network it was made for. A converted layer acts when it is called, not when its weights are read past it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.interface import Interface, is_lazy
+from choral.base.order import executed
 from choral.engine.blueprint import copied
+from choral.layers.packed.abreast import ends_of
 from choral.structures.base import Independent, Structure
 
 _TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a weight, or none that are trained
@@ -41,11 +44,58 @@ def refuse_strays(network: nn.Module, interface: Interface, batch: Batch) -> Non
         )
 
 
-def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch) -> None:
+def output_layer(network: nn.Module, interface: Interface, batch: Batch) -> str:
+    """Return the layer that gives a network's output, where another one is declared last (a head that is not used, say); else ''.
+
+    Args:
+        network: plain, without hooks; not changed.
+        interface: how it is called, and which of its outputs counts.
+        batch: a few points.
+    """
+    names = [name for name, _ in ends_of(network)]
+    if len(names) < 2 or is_lazy(network):
+        return ""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        with rng.seeded(0, "look"), draws.keyed(0):
+            called = executed(network, names, lambda: interface.call(network, batches.mapped(_plainly, batch)))
+    except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
+        return ""
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    order = [name for name, needed in called if needed]
+    return order[-1] if order and order[-1] != names[-1] else ""
+
+
+def left_plain(network: nn.Module, structure: Structure) -> list[str]:
+    """Return the layers, with their kinds, whose weights a structure that is meant to convert all of them left as they are.
+
+    Args:
+        network: the joint network.
+        structure: what converted it.
+    """
+    if not structure.converts_all:
+        return []
+    ours = [name for name, module in network.named_modules() if name and _is_ours(module)]
+    within = "network." if _is_ours(network) else ""
+    found: dict[str, str] = {}
+    for name, module in network.named_modules():
+        whole = any(p.dim() > 1 and p.requires_grad for p in module.parameters(recurse=False))
+        if not whole or _is_ours(module) or any(name.startswith(f"{other}.") for other in ours if other != within[:-1]):
+            continue
+        layer = name.partition(".parametrizations")[0]
+        found[layer.removeprefix(within)] = type(network.get_submodule(layer)).__name__
+    return [f"{layer!r} ({kind})" if layer else f"parameters of {kind}" for layer, kind in found.items()]
+
+
+def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch, plain: Callable[[], nn.Module]) -> None:
     """Raise ConversionError for a converted layer whose weights are used other than by calling it, so that its conversion does nothing there.
 
     Args:
         network: the joint network.
+        plain: makes the network that was converted.
         structure: what converted it.
         x: a few points, as the plain network reads them.
     """
@@ -75,15 +125,27 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch) -> None:
             hook.remove()
     within_ours = "network." if _is_ours(network) else ""
     running = {name for name, module in layers.items() if module in called}
+    idle = {n for n in layers if n not in running and not any(n.startswith(f"{other}.") for other in running)}
+    needed = _needed(plain, x) if idle else set()
     for name in layers:
-        within = any(name.startswith(f"{other}.") for other in running)
-        past = name not in running and not within and any(p.startswith(f"{name}.") for p in used)
-        if past or name in reads.found:
+        past = name in idle and any(p.startswith(f"{name}.") for p in used)
+        lost = name in idle and any(p.startswith(f"{name.removeprefix(within_ours)}.") for p in needed)
+        if past or lost or name in reads.found:
             name = name.removeprefix(within_ours)
             raise ConversionError(
                 f"layer {name!r} is converted for {type(structure).__name__}, but the network reads its weights past its call (by "
                 f"torch.nn.functional, say), where the conversion does nothing; let forward use self.{name}(...) alone, or use another method."
             )
+
+
+def _needed(plain: Callable[[], nn.Module], x: Batch) -> set[str]:
+    """Return the parameters that the outputs of a plain network with its interface depend on."""
+    try:
+        with torch.enable_grad(), rng.seeded(0, "look"), rng.elsewhere(0), draws.keyed(0):
+            network = plain().eval()
+            return _with_gradient(network, network(x))
+    except Exception:  # as above
+        return set()
 
 
 class _Reads(TorchFunctionMode):

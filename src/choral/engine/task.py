@@ -21,6 +21,7 @@ from choral.engine.parts import Parts, check_parts
 from choral.engine.reaching import refuse_uncalled
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood, resolve
+from choral.objectives.penalties import matches
 from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
@@ -145,6 +146,20 @@ def check_runnable(recipe: Recipe) -> None:
         raise PlanError(f"The recipe '{recipe.name}' cannot run: {said}{'' if said.endswith('?') else '.'}")
 
 
+def _check_patterns(recipe: Recipe, network: nn.Module) -> None:
+    """Raise InputError for a penalty that names parameters which the network does not have: it would do nothing."""
+    names = [name for name, _ in network.named_parameters()]
+    names += [
+        name.rpartition("_")[0] for name in names
+    ]  # posteriors go by the name without what their halves are called
+    for penalty in recipe.objective.penalties:
+        for pattern in getattr(penalty, "include", ()):
+            if not any(matches(name, (pattern,)) for name in names):
+                raise InputError(
+                    f"{type(penalty).__name__}: no parameter fits {pattern!r} in include; the network has {', '.join(names[: len(names) // 2])}."
+                )
+
+
 def make_task(
     build: Build | nn.Module,
     source: Source,
@@ -179,7 +194,8 @@ def make_task(
     _check_trainable(network)
     check_parts(parts, recipe.structure, network, source.drawn(), recipe.plan)
     outputs = _outputs(network, recipe.structure, seen.ready(x))
-    refuse_uncalled(network, recipe.structure, seen.ready(source.example(2)[0]))
+    refuse_uncalled(network, recipe.structure, seen.ready(source.example(2)[0]), blueprint.plain)
+    _check_patterns(recipe, network)
     check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
     shape = tuple(outputs.shape[2:])
     targets, weights = _targets(source)

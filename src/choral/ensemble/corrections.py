@@ -86,7 +86,7 @@ def fit_corrections(
     conformal: str | None = None,
     seed: int = 0,
 ) -> tuple[Value, ...]:
-    """Return corrections fitted one after the other, each on what the ones before leave.
+    """Return corrections fitted one after the other, each on what the ones before leave: those that are named, else one temperature.
 
     Args:
         prediction: of held-out rows no member was trained on, without corrections.
@@ -110,6 +110,17 @@ def fit_corrections(
         prediction = correct(prediction, [value])
 
     targets = prediction.targets(y)
+    if conformal is not None and level is None:
+        raise InputError(
+            f"conformal is {conformal!r}, but no level says how much is to be covered; give level=0.9, say."
+        )
+    if not stacking and all(value is None for value in (select, greedy, temperature, level)):
+        if Temperature not in prediction.accepts:
+            raise InputError(
+                f"nothing says what is to be fitted, and {prediction.task} has no temperature; give level=0.9 for intervals that cover 90 %, "
+                "greedy=32 for weights of members, or stacking=True."
+            )
+        temperature = "ensemble"
     if stacking and greedy is not None:
         raise InputError("stacking and greedy both weigh the members; give one of them.")
     if select is not None or stacking:

@@ -340,7 +340,7 @@ class Ensemble:
                 read if they are left out.
             batch_size: points evaluated at once.
             options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
-                stacking=True, level=0.9.
+                stacking=True, level=0.9; one temperature of the ensemble if nothing is named.
         """
         y = self.arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)

@@ -51,7 +51,7 @@ class Spending:
         if self._plain is None:
             plain = Recipe(name="plain", plan=recipe.plan)
             task = make_task(self._build, self._source, plain, **self._options)
-            self._plain = Flops(task, self._source).train(None) * self._source.points
+            self._plain = max(Flops(task, self._source).train(None) * self._source.points, 1.0)
         return self._plain
 
 

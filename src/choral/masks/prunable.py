@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
+from choral.base.order import executed
 from choral.masks.cells import Unit, cells_of
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -47,8 +47,11 @@ def prunable(
     """
     cells_of({}, unit)  # refuses an unknown unit
     layers = _layers(network)
-    order = list(layers) if example_input is None else _executed(network, layers, example_input)
-    chosen = {weight for name, weights in layers.items() for weight in weights if _fits(network, name, unit)}
+    called = [] if example_input is None else _executed(network, layers, example_input)
+    order = [name for name, needed in called if needed] or list(layers)
+    aside = {name for name, _ in called} - set(order)  # their outputs are not used
+    fitting = [name for name in layers if name not in aside and _fits(network, name, unit)]
+    chosen = {weight for name in fitting for weight in layers[name]}
     if keep_classifier and order:
         chosen -= set(layers[order[-1]])
     if keep_first and order:
@@ -104,20 +107,16 @@ def _fits(network: nn.Module, layer: str, unit: Unit) -> bool:
     return not isinstance(module, apart) and not inside_attention
 
 
-def _executed(network: nn.Module, layers: dict[str, list[str]], example_input: Batch | tuple[Any, ...]) -> list[str]:
-    """Return the layers in the order in which a forward pass in evaluation mode calls them."""
-    order: list[str] = []
+def _executed(
+    network: nn.Module, layers: dict[str, list[str]], example_input: Batch | tuple[Any, ...]
+) -> list[tuple[str, bool]]:
+    """Return the layers in the order in which a forward pass in evaluation mode calls them, and whether the output needs each."""
     modes = {module: module.training for module in network.modules()}
-    hooks = []
-    for name in layers:
-        hooks.append(network.get_submodule(name).register_forward_hook(lambda *_, name=name: order.append(name)))
+    arguments = example_input if isinstance(example_input, tuple) else (example_input,)
     try:
         network.eval()
-        with torch.no_grad(), draws.keyed(0):
-            network(*(example_input if isinstance(example_input, tuple) else (example_input,)))
+        with draws.keyed(0):
+            return executed(network, list(layers), lambda: network(*arguments))
     finally:
-        for hook in hooks:
-            hook.remove()
         for module, mode in modes.items():
             module.training = mode
-    return order or list(layers)

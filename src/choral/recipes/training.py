@@ -36,7 +36,7 @@ class Training(Value):
         optimiser: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
             function of the parameters that returns a torch optimiser. Its rate is always the schedule's.
         batch_size: points in a batch.
-        schedule: shape of the rate in a full training: 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
+        schedule: shape of the rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own, and do not read it): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
             'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end); or a function of the step, or of
             the step and the number of steps, that returns the rate.
         end: learning rate at the end of 'cosine'; the other shapes say where they end.

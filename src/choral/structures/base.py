@@ -32,6 +32,9 @@ class Structure(Value, ABC):
 
     undecayed: ClassVar[tuple[str, ...]] = ()
 
+    converts_all: ClassVar[bool] = False
+    """Whether every layer with weights is meant to be converted, so that those which are not are named in a line."""
+
     averages: ClassVar[bool] = False
     """Whether a member's own parameters too get the gradient of the mean over members, 1/M of what their member would give alone."""
 

@@ -36,6 +36,7 @@ class Sampled(OneMember, ABC):
 
     draws: int = 10
     undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho", "*gate_logit")
+    converts_all: ClassVar[bool] = True
     rho: float = RHO_START
     keep_weights: bool = False
     include: tuple[str, ...] = ()

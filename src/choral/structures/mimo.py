@@ -19,6 +19,8 @@ from choral.layers.packed.abreast import ends_of, named
 from choral.layers.packed.narrow import redrawn
 from choral.structures.base import Structure
 
+_ENDS = "_mimo_ends"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mimo(Structure):
@@ -31,7 +33,7 @@ class Mimo(Structure):
         repetition: the paper's rho, the probability that a row holds the same example for all members.
         batch_repetition: how often an example appears in a training batch for each member.
         first: pattern of the layer that reads the input, if not the first one registered.
-        last: pattern of the layer that gives the output, if not the last one registered.
+        last: pattern of the layer that gives the output, if not the one that a dry run finds.
 
     Shapes: x (batch, channel, ...) -> (batch * batch_repetition, member * channel, ...) in training.
 
@@ -54,6 +56,10 @@ class Mimo(Structure):
             )
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:
+        """Return the first and last layer of a plain network, or those that a joint one was made with."""
+        kept: tuple[str, str] | None = getattr(network, _ENDS, None)
+        if kept is not None:
+            return kept
         layers = [name for name, _ in ends_of(network)]
         if not layers:
             raise ConversionError(f"Mimo found no linear map or convolution in {type(network).__name__}.")
@@ -87,6 +93,7 @@ class Mimo(Structure):
                     )
             _widen_inputs(first, joint.get_submodule(first), self.members, generator)
             _widen_outputs(last, joint.get_submodule(last), self.members, generator)
+        setattr(joint, _ENDS, (first, last))  # what gives the output is not known any more when a member is asked for
         return joint
 
     @property

@@ -18,7 +18,7 @@ from choral.layers.conversion.attention import open_attention
 from choral.layers.conversion.functions_of_layers import NORMS, own_kind
 from choral.layers.conversion.swapping import fits, holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.packed.abreast import ends_of
+from choral.layers.packed.abreast import ends_of, named
 from choral.structures.base import OneMember
 
 
@@ -101,14 +101,17 @@ class Patched(OneMember):
     def _wanted(self, network: nn.Module) -> set[str]:
         """Return the names of the layers to patch; raises if there are none or one of them cannot be."""
         ends, tied = ends_of(network), tied_layers(network)
+        named(
+            [name for name, _ in network.named_modules() if name], self.include, "include"
+        )  # refuses what fits nothing
         wanted = set()
         for name, layer in network.named_modules():
             own = list(layer.named_parameters(recurse=False))
             norm = self.norms and isinstance(layer, (*NORMS, FilterResponseNorm)) and bool(own)
             last = self.output and bool(ends) and name == ends[-1][0]
-            named = fits(name, self.include) and bool(own)
+            asked = fits(name, self.include) and bool(own)
             kept = holds_frozen(layer) or name in tied
-            if within(name, self.exclude) or kept or not (norm or last or named):
+            if within(name, self.exclude) or kept or not (norm or last or asked):
                 continue
             if own_kind(layer, PATCHABLE) is None:
                 raise ConversionError(

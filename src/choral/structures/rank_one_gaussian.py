@@ -42,6 +42,7 @@ class RankOneGaussian(Structure):
     members: int = 4
     draws: int = 1
     undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho")
+    converts_all: ClassVar[bool] = True
     rho: float = RHO_START
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.order import output_last
 from choral.base.types import Params
 from choral.bayes.posteriors import gate_keep
 from choral.layers.bayesian.gaussian import gaussian_twin
@@ -32,7 +33,7 @@ class SpikeSlab(Sampled):
         temperature: of the relaxed gates (tau).
         sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
             networks with BatchNorm (see `choral.layers.bayesian.spike_slab.SpikeSlabLayer`).
-        gate_classifier: the last layer gets gates too. Last means last in the order of declaration.
+        gate_classifier: the last layer, which gives the output, gets gates too.
         ungated: patterns of layers that get no gates.
         rest: what layers without gates become: 'gaussian' (as in the authors' code) or 'plain'.
 
@@ -63,7 +64,7 @@ class SpikeSlab(Sampled):
                     f"SpikeSlab: the pattern {pattern!r} in ungated fits no linear or convolution layer; the network "
                     f"has {', '.join(names)}.{did_you_mean(pattern, names)}"
                 )
-        classifier = names[-1] if names and not self.gate_classifier else None
+        classifier = output_last(names)[-1] if names and not self.gate_classifier else None
 
         def twin(name: str, layer: nn.Module) -> nn.Module | None:
             if name != classifier and not fits(name, self.ungated):

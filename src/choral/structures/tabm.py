@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
+from choral.base.order import output_last
 from choral.layers.conversion.attention import open_attention
 from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
 from choral.layers.conversion.swapping import holds_frozen, swap, tied_layers, within
@@ -99,6 +100,7 @@ class TabM(JointStructure):
             for name, m in tree.named_modules()
             if own_kind(m, WEIGHTED) and name not in tied and not holds_frozen(m) and not within(name, kept)
         ]
+        free = output_last(free)
         if not free:
             raise ConversionError(
                 f"TabM found no linear map or convolution to be trained in {type(tree).__name__}, so its members would be the same for "

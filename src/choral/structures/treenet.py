@@ -85,6 +85,12 @@ class TreeNet(JointStructure):
             # everything from there on, but not the containers that also hold part of the trunk
             later = names[names.index(first) :]
             return set(later)
-        patterns = self.branches or (ends_of(network)[-1][0],)
+        ends = ends_of(network)
+        if not self.branches and not ends:
+            raise ConversionError(
+                f"TreeNet found no layer that gives the output of {type(network).__name__}; name layers of the branches with branches=, or where "
+                "they start with start=."
+            )
+        patterns = self.branches or (ends[-1][0],)
         roots = named([n for n in names if n], patterns, "branches")
         return {n for n in names if any(n == root or n.startswith(root + ".") for root in roots) or fits(n, patterns)}

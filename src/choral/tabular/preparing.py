@@ -30,7 +30,7 @@ from choral.plan.cost import begun
 from choral.plan.needs import raised
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import SCHEDULES, Training
 from choral.tabular.choosing import AUTO, Entry, choose, short_list
 
 METHOD = "deep_ensemble"
@@ -143,6 +143,7 @@ def prepared(
     if searched and folds is None and validation is None:
         folds = _parts(problem)
     method = None if method == AUTO else method
+    _check_schedule(method or METHOD, settings.get("schedule"))
     check_members(method or METHOD, members)
     if folds is not None:
         _check_folds(problem, validation)
@@ -273,6 +274,15 @@ def _check_folds(problem: Problem, validation: Any) -> None:
         raise InputError(
             "folds hold out rows of any time, but time says that the last ones are; give one of them (validation=0.2 goes with time)."
         )
+
+
+def _check_schedule(method: str, schedule: str | None) -> None:
+    """Raise InputError where a schedule is asked of a method that has its own."""
+    if schedule is None or method not in METHODS or schedule not in SCHEDULES:
+        return
+    one, other = (make(method, training=Training(schedule=shape)).plan for shape in ("cosine", "constant"))
+    if one == other:
+        raise InputError(f"--schedule is {schedule}, but {method} has a schedule of its own; leave it out.")
 
 
 def check_members(method: str, members: int | None) -> None:

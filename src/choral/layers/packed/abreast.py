@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.order import output_last
 from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
 from choral.layers.conversion.swapping import fits, layers_of, swap
 from choral.layers.joint.network import Joint
@@ -178,13 +179,15 @@ class _Places:
 
 
 def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers with inputs and outputs, in the order of registration, without those inside an attention.
+    """Return the layers with inputs and outputs, in the order of registration, without those inside an attention; at the end the one
+    that gives the output, where a dry run showed that another is registered last.
 
     >>> [name for name, _ in ends_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))]
     ['0', '2']
     """
     inside = [name + "." for name, _ in layers_of(network, (nn.MultiheadAttention,))]
-    return [(n, m) for n, m in layers_of(network, ENDS) if not n.startswith(tuple(inside))]
+    found = {n: m for n, m in layers_of(network, ENDS) if not n.startswith(tuple(inside))}
+    return [(name, found[name]) for name in output_last(list(found))]
 
 
 def named(layers: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:
@@ -192,8 +195,7 @@ def named(layers: Sequence[str], patterns: Sequence[str], what: str) -> list[str
     for pattern in patterns:
         if not any(fits(name, (pattern,)) for name in layers):
             raise ConversionError(
-                f"{what}={pattern!r} fits no layer with a width; those are {', '.join(layers)}."
-                + did_you_mean(pattern, layers)
+                f"{what}={pattern!r} fits no layer; those are {', '.join(layers)}." + did_you_mean(pattern, layers)
             )
     return [name for name in layers if fits(name, patterns)]
 
