@@ -217,3 +217,17 @@ def test_a_schedule_that_a_method_does_not_read_is_refused_at_the_shell(tmp_path
     found = {s: subprocess.run([*command, s], cwd=tmp_path, capture_output=True, text=True) for s in ("constant",)}
     assert found["constant"].returncode == 2
     assert "snapshot has a schedule of its own" in json.dumps(found["constant"].stderr)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "grouped", "loop", "matmul"])
+def test_packed_members_with_group_norm_are_those_alone(kernel):
+    images = torch.randn(16, 3, 6, 6, generator=G)
+
+    def build():
+        body = (nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(4, 8))
+        return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+    recipe = make("packed", epochs=2, members=2, kernel=kernel, training=QUICK)
+    ensemble = choral.fit(build, (images, torch.arange(16) % 3), recipe)
+    alone = torch.stack([ensemble.member(i)(images) for i in range(2)])
+    torch.testing.assert_close(alone, ensemble.outputs(images), rtol=1e-4, atol=1e-5)

@@ -128,7 +128,17 @@ def _layer_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
 
 
 def _group_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    return F.group_norm(x, layer.num_groups, t["weight"], t["bias"], layer.eps)
+    try:
+        return F.group_norm(x, layer.num_groups, t["weight"], t["bias"], layer.eps)
+    except RuntimeError as error:  # torch 2.13 cannot map it over members where it asks how memory is laid out
+        if "inside of vmap" not in str(error):
+            raise
+        whole = x.unflatten(1, (layer.num_groups, -1)).flatten(2)
+        normal = F.layer_norm(whole, whole.shape[2:], eps=layer.eps).view(x.shape)
+        if t["weight"] is None:
+            return normal
+        shape = (-1, *(1 for _ in x.shape[2:]))
+        return normal * t["weight"].view(shape) + t["bias"].view(shape)
 
 
 def _rms_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
