@@ -97,6 +97,33 @@ def test_converted_layers_that_forward_does_not_find_are_refused(method):
         choral.fit(Listed, (X, Y), make(method, epochs=4, training=QUICK))
 
 
+class Unseen(nn.Module):
+    """Layers in a list that torch does not see; with their weights registered, or not needed for gradients."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.layers, self.last, self.how = [nn.Linear(6, 8)], nn.Linear(8, 3), how
+        if how == "registered":
+            self.register_parameter("w", self.layers[0].weight)
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.how != "teacher" and torch.is_grad_enabled()):
+            h = self.layers[0](x)
+        return self.last(torch.tanh(h))
+
+
+@pytest.mark.parametrize("how", ["plain", "registered"])
+def test_layers_in_a_plain_list_are_refused(how):
+    with pytest.raises(InputError, match=r"kept in self\.layers of Unseen, where torch does not see them"):
+        choral.fit(lambda: Unseen(how), (X, Y), make("deep_ensemble", epochs=2, members=2, training=QUICK))
+    with pytest.raises(InputError, match=r"kept in self\.layers of Unseen"):
+        choral.ensemble_of([Unseen(how), Unseen(how)], data=(X, Y))
+
+
+def test_a_teacher_that_is_hidden_on_purpose_is_not():
+    choral.fit(lambda: Unseen("teacher"), (X, Y), make("single", epochs=1, training=QUICK))
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

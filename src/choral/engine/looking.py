@@ -17,7 +17,7 @@ from choral.base.types import Build
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import bare, called_once, floats_of
-from choral.engine.reaching import output_layer, refuse_strays
+from choral.engine.reaching import output_layer, refuse_hidden, refuse_strays
 from choral.structures.base import Independent, Structure
 
 
@@ -92,6 +92,7 @@ def look(
     _refuse_writing(structure, given, batch)
     interface = _completed(reads, found, batches.rows(batch))
     if devices.is_processor(device):
+        refuse_hidden(network, interface, given)
         refuse_strays(build if isinstance(build, nn.Module) else network, interface, given)
         interface = replace(interface, last=output_layer(network, interface, given))
     return Seen(interface, seen.transforms, seen.floats, device)

@@ -4,7 +4,7 @@ A copy keeps what modules hold, not what functions remember: a forward that was 
 network it was made for. A converted layer acts when it is called, not when its weights are read past it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,42 @@ def refuse_strays(network: nn.Module, interface: Interface, batch: Batch) -> Non
             f"build: every member is a copy of the network, and in a copy {lost[0]!r} no longer takes part in the outputs: a function, such as a "
             "forward that was replaced by another one, remembers the network it was made for; write it as a method of the module's class."
         )
+
+
+def refuse_hidden(network: nn.Module, interface: Interface, batch: Batch) -> None:
+    """Raise InputError for layers kept where torch does not see them, such as a list, and needed: they would not be trained, copied or saved.
+
+    Args:
+        network: as its maker wrote it.
+        interface: how it is called.
+        batch: a few points.
+    """
+    known = set(network.modules())
+    hidden = [(where, m) for module in known for where, m in _kept_in(module) if m not in known and not is_lazy(m)]
+    params = [(where, p) for where, module in hidden for p in module.parameters() if p.requires_grad]
+    if not params or is_lazy(network):
+        return
+    try:
+        with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
+            outputs = interface.call(network, batches.mapped(_plainly, batch))
+            found = torch.autograd.grad(outputs.float().sum(), [p for _, p in params], allow_unused=True)
+    except Exception:  # as in the others
+        return
+    needed = [where for (where, _), gradient in zip(params, found) if gradient is not None]
+    if needed:
+        raise InputError(
+            f"build: forward uses layers that are kept in {needed[0]}, where torch does not see them, so they would not be trained, copied or saved "
+            "with the network; keep them in an nn.ModuleList or nn.ModuleDict."
+        )
+
+
+def _kept_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules in lists, tuples and dicts that a module has as attributes."""
+    for name, value in vars(module).items():
+        if name.startswith("_") and name in nn.Module().__dict__:
+            continue
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        yield from ((f"self.{name} of {type(module).__name__}", m) for m in held if isinstance(m, nn.Module))
 
 
 def output_layer(network: nn.Module, interface: Interface, batch: Batch) -> str:

@@ -138,6 +138,7 @@ def _group_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
         if t["weight"] is None:
             return normal
         shape = (-1, *(1 for _ in x.shape[2:]))
+        assert t["bias"] is not None
         return normal * t["weight"].view(shape) + t["bias"].view(shape)
 
 
