@@ -13,6 +13,8 @@ from torch import nn
 import choral
 from choral import objectives
 from choral.base.errors import ConversionError, InputError
+from choral.base.interface import Interface
+from choral.base.values import from_dict
 from choral.data.sources import TensorSource
 from choral.engine.flops import Flops
 from choral.engine.task import make_task
@@ -258,3 +260,9 @@ def test_packed_members_with_group_norm_are_those_alone(kernel):
     ensemble = choral.fit(build, (images, torch.arange(16) % 3), recipe)
     alone = torch.stack([ensemble.member(i)(images) for i in range(2)])
     torch.testing.assert_close(alone, ensemble.outputs(images), rtol=1e-4, atol=1e-5)
+
+
+def test_runs_of_networks_whose_last_layer_gives_the_output_are_known_as_before():
+    assert "last" not in Interface().to_dict()
+    assert from_dict(Interface(last="head").to_dict()) == Interface(last="head")
+    assert from_dict(Interface().to_dict()) == Interface()

@@ -52,6 +52,11 @@ class Interface(Value):
             if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
                 raise InputError(f"the columns of {name} are {str(names)[:80]}; they must be names.")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types; what older versions did not know is left out where it says nothing."""
+        found = super().to_dict()
+        return found if self.last else {name: value for name, value in found.items() if name != "last"}
+
     def attach(self, network: nn.Module) -> nn.Module:
         """Return the network, which from now on takes a batch and returns its output, in place."""
         if self.spread:
