@@ -292,10 +292,10 @@ def test_other_settings_and_data_are_named(tmp_path):
             choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, **options)
     with pytest.raises(RunError, match="the training data was changed"):
         choral.fit(Own, (X + 1, Y), ONE, run_dir=tmp_path)
-    net, folder = nn.Linear(3, 2), tmp_path / "given"
+    net, folder = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), tmp_path / "given"
     recipe = make("prune_and_tune", epochs=2, members=2, parent_epochs=0, training=QUICK)
     choral.fit(net, (X, Y), recipe, run_dir=folder)
-    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net[0].weight)
     with pytest.raises(RunError, match="the weights of the network handed over were changed"):
         choral.fit(net, (X, Y), recipe, run_dir=folder)
 

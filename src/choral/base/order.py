@@ -56,7 +56,10 @@ def executed(network: nn.Module, names: Sequence[str], run: Callable[[], Any]) -
     told = [(name, t) for name, found in made if (t := _tensor(found)) is not None]
     if not isinstance(output, Tensor) or not output.requires_grad or len(told) < len(made):
         return [(name, True) for name, _ in made]
-    gradients = torch.autograd.grad(output.float().sum(), [t for _, t in told], allow_unused=True)
+    try:
+        gradients = torch.autograd.grad(output.float().sum(), [t for _, t in told], allow_unused=True)
+    except Exception:  # functions of the user's without a backward, for one
+        return [(name, True) for name, _ in made]
     return [(name, gradient is not None) for (name, _), gradient in zip(told, gradients)]
 
 
