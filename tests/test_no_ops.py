@@ -51,11 +51,12 @@ class OutputFirst(nn.Module):
 
 
 NETWORKS = {Heads: {"output": "classes"}, OutputFirst: {}}
-METHODS = ("treenet", "emp", "masksembles", "mc_dropout", "packed", "mimo", "tabm", "ssbnn", "prune_and_tune")
+METHODS = ("treenet", "emp", "masksembles", "mimo", "prune_and_tune")
+OTHERS = [pytest.param(m, marks=pytest.mark.menagerie) for m in ("mc_dropout", "packed", "tabm", "ssbnn")]
 
 
 @pytest.mark.parametrize("build", NETWORKS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *OTHERS])
 def test_the_output_layer_is_the_one_that_gives_the_output(method, build, tmp_path):
     options = {"members": 2} if method not in ("emp", "mc_dropout", "ssbnn") else {"draws": 4}
     ensemble = choral.fit(build, (X, Y), make(method, epochs=6, training=QUICK, **options), **NETWORKS[build])
@@ -248,7 +249,9 @@ def test_a_schedule_that_a_method_does_not_read_is_refused_at_the_shell(tmp_path
     assert "snapshot has a schedule of its own" in json.dumps(found["constant"].stderr)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "grouped", "loop", "matmul"])
+@pytest.mark.parametrize(
+    "kernel", ["auto", *(pytest.param(k, marks=pytest.mark.menagerie) for k in ("grouped", "loop", "matmul"))]
+)
 def test_packed_members_with_group_norm_are_those_alone(kernel):
     images = torch.randn(16, 3, 6, 6, generator=G)
 

@@ -21,9 +21,9 @@ def members(folder):
 @pytest.mark.parametrize(
     ("method", "optimiser", "executor", "by"),
     [
-        ("bagged", "nesterov", "sequential", ""),
+        pytest.param("bagged", "nesterov", "sequential", "", marks=pytest.mark.menagerie),
         ("edst", "adamw", "sequential", ""),
-        ("deep_ensemble", "adam", "vectorised", ""),
+        pytest.param("deep_ensemble", "adam", "vectorised", "", marks=pytest.mark.menagerie),
         ("deep_ensemble", "adam", "vectorised", "member"),
         ("prune_and_tune", "adam", "sequential", "ensemble"),
     ],

@@ -41,7 +41,14 @@ def agrees(ensemble, path, x, rows):
         torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["deep_ensemble", "prune_and_tune", "packed", "batch_ensemble", "treenet", "swag"])
+def later(*names):
+    """Return what is tried in `make test-all` alone."""
+    return [pytest.param(name, marks=pytest.mark.menagerie) for name in names]
+
+
+@pytest.mark.parametrize(
+    "method", ["deep_ensemble", "batch_ensemble", *later("prune_and_tune", "packed", "treenet", "swag")]
+)
 def test_a_program_predicts_what_the_ensemble_does_for_any_number_of_rows(method, tmp_path):
     ensemble = choral.fit(convnet, (X, Y), few(method)).calibrated(X, Y)
     ensemble.export(tmp_path / "program.pt2", X[:6])
@@ -70,7 +77,7 @@ def test_it_runs_without_choral_and_says_what_it_is(tmp_path):
 LIKELIHOODS = {"gaussian": 1, "student_t": 2, "quantiles": 5, "poisson": 1, "bernoulli": 3}
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t", "quantiles", *later("poisson", "bernoulli")])
 def test_every_task_has_its_measures(likelihood, tmp_path):
     x = X[:, :, 0, 0]
     y = {"poisson": (Y + 1).float(), "bernoulli": (x > 0).long()}.get(likelihood, 200_000 * x[:, 0])
@@ -80,7 +87,9 @@ def test_every_task_has_its_measures(likelihood, tmp_path):
     agrees(ensemble, tmp_path / "program.pt2", x[:5], x[:5])
 
 
-@pytest.mark.parametrize("kind", ["two inputs", "dense pixels", "lstm", "tied weights", "embedded columns", "bytes"])
+@pytest.mark.parametrize(
+    "kind", ["two inputs", "embedded columns", *later("dense pixels", "lstm", "tied weights", "bytes")]
+)
 def test_awkward_networks_too(kind, tmp_path):
     trial = MENAGERIE[kind]
     x, y = trial.data()
