@@ -50,6 +50,15 @@ class OutputFirst(nn.Module):
         return self.out(torch.tanh(self.b(torch.tanh(self.a(x)))))
 
 
+class FrozenTrunk(Heads):
+    """Two heads, the one that is not asked for frozen with all below them."""
+
+    def __init__(self):
+        super().__init__()
+        for part in (self.a, self.aside):
+            part.requires_grad_(False)
+
+
 NETWORKS = {Heads: {"output": "classes"}, OutputFirst: {}}
 METHODS = ("treenet", "emp", "masksembles", "mimo", "prune_and_tune")
 OTHERS = [pytest.param(m, marks=pytest.mark.menagerie) for m in ("mc_dropout", "packed", "tabm", "ssbnn")]
@@ -76,6 +85,12 @@ def test_pruning_keeps_the_layer_that_gives_the_output(build):
     recipe = make("prune_and_tune", epochs=6, members=2, training=QUICK)
     (mask, _) = (state.mask for state in choral.fit(build, (X, Y), recipe, **NETWORKS[build]).states())
     assert set(mask) == ({"a.weight"} if build is Heads else {"b.weight"})  # not the output's, nor one that nobody uses
+
+
+@pytest.mark.parametrize("method", ["treenet", "emp"])
+def test_so_it_is_where_others_are_frozen(method):
+    ensemble = choral.fit(FrozenTrunk, (X, Y), make(method, epochs=4, training=QUICK), output="classes")
+    assert ensemble.outputs(X).std(0).mean() > 1e-4
 
 
 class Listed(nn.Module):

@@ -42,28 +42,34 @@ def executed(network: nn.Module, names: Sequence[str], run: Callable[[], Any]) -
         names: of its layers.
         run: runs it once; returns the output.
     """
-    made: list[tuple[str, Any]] = []
-    hooks = [
-        network.get_submodule(name).register_forward_hook(lambda *a, name=name: made.append((name, a[2])))
-        for name in names
-    ]
+    made: list[
+        tuple[str, Tensor | None]
+    ] = []  # a zero added to what each gave, which the output's gradient reaches if it is needed
+
+    def probed(name: str) -> Callable[..., Any]:
+        def hook(_: nn.Module, __: Any, found: Any) -> Any:
+            first = found[0] if type(found) is tuple and found else found
+            told = isinstance(first, Tensor) and first.is_floating_point() and torch.is_grad_enabled()
+            probe = torch.zeros((), dtype=first.dtype, device=first.device, requires_grad=True) if told else None
+            made.append((name, probe))
+            if probe is None:
+                return None
+            return (first + probe, *found[1:]) if type(found) is tuple else first + probe
+
+        return hook
+
+    hooks = [network.get_submodule(name).register_forward_hook(probed(name)) for name in names]
     try:
         with torch.enable_grad():
             output = run()
     finally:
         for hook in hooks:
             hook.remove()
-    told = [(name, t) for name, found in made if (t := _tensor(found)) is not None]
-    if not isinstance(output, Tensor) or not output.requires_grad or len(told) < len(made):
+    probes = [probe for _, probe in made if probe is not None]
+    if not isinstance(output, Tensor) or not output.requires_grad or not probes:
         return [(name, True) for name, _ in made]
     try:
-        gradients = torch.autograd.grad(output.float().sum(), [t for _, t in told], allow_unused=True)
+        gradients = iter(torch.autograd.grad(output.float().sum(), probes, allow_unused=True))
     except Exception:  # functions of the user's without a backward, for one
         return [(name, True) for name, _ in made]
-    return [(name, gradient is not None) for (name, _), gradient in zip(told, gradients)]
-
-
-def _tensor(found: Any) -> Tensor | None:
-    """Return what a layer gave, the first of several; None if no gradient goes through it."""
-    first = found[0] if isinstance(found, tuple) and found else found
-    return first if isinstance(first, Tensor) and first.requires_grad else None
+    return [(name, probe is None or next(gradients) is not None) for name, probe in made]

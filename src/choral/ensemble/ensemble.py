@@ -38,19 +38,12 @@ from choral.predictions import Prediction, scores_of
 from choral.recipes.recipe import Recipe
 
 _PLAIN = Interface()
-_PRECISIONS: dict[str, torch.dtype | None] = {
-    "fp32": None,
-    "bf16": None,
-    "fp16": None,
-    "fp64": torch.float64,
-}  # what networks become
+_PRECISIONS: dict[str, torch.dtype | None] = dict.fromkeys(("fp32", "bf16", "fp16")) | {"fp64": torch.float64}
+"""What networks become."""
 
 
 class Ensemble:
-    """Trained members and everything needed to predict with them.
-
-    Made by `choral.fit` and `choral.load`.
-    """
+    """Trained members and everything needed to predict with them, made by `choral.fit` and `choral.load`."""
 
     def __init__(
         self,
@@ -354,18 +347,17 @@ class Ensemble:
 
     @guarded
     def export(self, path: str | Path, x: Any) -> None:
-        """Write a program of torch.export that predicts as the ensemble does, for places without choral or the network's code.
+        """Write a program of torch.export that predicts as the ensemble does, without choral or the network's code.
 
-        `torch.export.load(path).module()(rows)` returns a dict of mean (probabilities of classes), variance, aleatoric and epistemic uncertainty for
-        any number of rows, corrections such as temperatures included. Rows are what `predict` takes, as tensors; of a table,
-        `torch.as_tensor(ensemble.table.inputs(frame))`. The program is compared with `predict` before it is written.
+        `torch.export.load(path).module()(rows)` returns a dict of mean (probabilities of classes), variance, aleatoric and epistemic for
+        any number of rows, as tensors (of a table, `torch.as_tensor(ensemble.table.inputs(frame))`). It is compared with `predict` first.
 
         Args:
             path: ends in .pt2; written whole or not at all.
             x: 2 rows or more, as `predict` takes them.
         """
-        parts = [self._read(self.interface.chosen(part), "fp32") for part in inputs_of(self.arranged(x))]
-        export(self, Path(path), parts[0])
+        some = next(iter(inputs_of(self.arranged(x))))
+        export(self, Path(path), self._read(self.interface.chosen(some), "fp32"), self._blueprint.floats)
 
     def to_bytes(self) -> bytes:
         """Return what `save` writes."""

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SUFFIX, ABOUT = ".pt2", "choral.json"
 MEASURES = ("mean", "variance", "aleatoric", "epistemic")
 """What the program returns, by name, each as the attribute of a prediction: mean holds the probabilities of classes."""
+_ALONE = threading.Lock()
 _TRACED, _TRIED = 5, 64  # rows that the program is made with, and tried on, at most
 _CLOSE = 1e-4  # of the largest value
 
@@ -60,13 +62,14 @@ class Program(nn.Module):
         return {name: getattr(prediction, name) for name in MEASURES}
 
 
-def export(ensemble: "Ensemble", path: Path, x: Batch) -> None:
+def export(ensemble: "Ensemble", path: Path, x: Batch, floats: torch.dtype) -> None:
     """Write the program of an ensemble; raises InputError where there is none that predicts the same.
 
     Args:
         ensemble: any whose members draw nothing when they predict.
         path: ends in .pt2.
         x: some rows as the networks read them.
+        floats: type of the networks.
     """
     if path.suffix != SUFFIX:
         raise InputError(f"{path} does not end in {SUFFIX}, as programs of torch.export do; give such a name.")
@@ -74,7 +77,6 @@ def export(ensemble: "Ensemble", path: Path, x: Batch) -> None:
     if rows < 2:
         raise InputError(f"x has {rows} row(s); give 2 or more, by which the program is made and tried.")
     ensemble.predict(batches.part(x, slice(2)))  # says what is wrong with x
-    floats = next((t.dtype for t in batches.leaves(x) if t.is_floating_point()), torch.float32)
     if ensemble.recipe.structure.draws > 1 or _draws(
         ensemble, prepare(x, ensemble.inputs, training=False, floats=floats)
     ):
@@ -134,17 +136,18 @@ def _traced(module: Program, x: Batch) -> Any:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Leave out warnings and logs of torch.export, which tell of what is refused in a sentence, and checks of distributions, which it cannot follow."""
-    logger, checked = logging.getLogger("torch"), Distribution._validate_args
-    level = logger.level
-    try:
-        logger.setLevel(logging.CRITICAL)
-        Distribution.set_default_validate_args(False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-        Distribution.set_default_validate_args(checked)
+    logger = logging.getLogger("torch")
+    with _ALONE:  # both belong to the process
+        level, checked = logger.level, Distribution._validate_args
+        try:
+            logger.setLevel(logging.CRITICAL)
+            Distribution.set_default_validate_args(False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logger.setLevel(level)
+            Distribution.set_default_validate_args(checked)
 
 
 def _check(program: Any, ensemble: "Ensemble", x: Batch) -> None:
