@@ -96,7 +96,10 @@ class Stack:
 
 @dataclass
 class Snapshot:
-    """Where a run stands: phases done, epochs of the running one, its ledger and log, and once read back its open branches."""
+    """Where a run stands: phases done, epochs of the running one, its ledger and log, and once read back its open branches.
+
+    `whole` is there if the time is up: the members that were there before what is wound up is kept.
+    """
 
     position: int
     epoch: int
@@ -104,6 +107,7 @@ class Snapshot:
     counted: dict[str, float]
     stopped: list[dict[str, Any]]
     log_bytes: int = 0
+    whole: list[int] | None = None
     open: dict[Place, Branch] = field(default_factory=dict)
 
 
@@ -181,6 +185,7 @@ def read_snapshot(content: dict[str, Any], branches: Iterable[Branch], log_bytes
         counted=content["counted"],
         stopped=content["stopped"],
         log_bytes=log_bytes,
+        whole=content.get("whole"),
         open={branch.place: branch for branch in branches},
     )
 
@@ -227,6 +232,7 @@ class Checkpoints:
             "stopped": now.stopped,
             "log_bytes": now.log_bytes,
         }
+        content |= {} if now.whole is None else {"whole": now.whole}
         body = json.dumps(content, sort_keys=True)
         path = self.folder / f"manifest-{number}.json"
         outer = json.dumps({"content": body, "checksum": checksum(body.encode())})
@@ -285,6 +291,7 @@ _CONTENT = {
     "counted": {str: float},
     "stopped": [dict],
     "log_bytes": int,
+    "whole?": [int],
 }
 
 

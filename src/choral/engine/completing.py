@@ -95,7 +95,12 @@ def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: fl
     if finished:
         mend(run, lost)
     elif added is not None:
-        run.add(lost, added["counted"])
+        run.counted |= added["counted"]
+        if parts.agreed(bool(run.checkpoints)):
+            run.begin()
+        if run.snapshot is not None:
+            mend(run, lost, until=run.snapshot.position, failed=run.snapshot.failed)
+        run.add(parts.agreed(list(run.store.lost(count))))
     else:
         run.begin()
         if run.snapshot is not None:
@@ -175,6 +180,10 @@ def _costs(run: Run, count: int, seconds: float) -> dict[str, Any]:
     kept = [number for number in range(count) if number not in missing]
     if not kept:
         raise RunError("the time was up before any member had been trained; give a larger time_limit.")
+    if missing and not run.setting.is_late:
+        raise RunError(
+            f"member {missing[0]} was not trained again; run the same call once more, or use another run_dir."
+        )
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
     ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.setting.is_late else {}
     ended |= {"stopped": run.ledger.stopped} if run.ledger.stopped else {}

@@ -17,7 +17,7 @@ from choral.engine.folder import MADE_AGAIN, read_costs, run_of
 from choral.engine.identity import differences
 from choral.engine.store import MemberStore
 from choral.plan.phases import Phase
-from choral.plan.walk import Place, Visitor, walk
+from choral.plan.walk import Place, Visitor, trainings, walk
 
 _GROWS = ("branches", "times")
 
@@ -35,6 +35,9 @@ def extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> 
             f"{folder} was ended by its time limit, so it has no whole plan to extend; "
             "train it whole first, by the same call with a larger time_limit or none."
         )
+    late = Checkpoints(folder / "checkpoints").latest()
+    if late is not None and late.whole is not None:
+        MemberStore(folder / "members", run=run_of(stored)).keep_only(late.whole)  # it ended while it wound up
     _renumber(folder, run_of(stored), digest_of(identity)[:16], old, identity)
     Checkpoints(folder / "checkpoints").clear()
     for name in MADE_AGAIN:
@@ -50,6 +53,14 @@ def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
         raise RunError(
             f"{folder} cannot be extended: {'; '.join(dict.fromkeys(why[:4]))}. More members of a fork and more rounds of a repeat can be "
             "added; start anything else again: another run_dir (--out), or overwrite=True (--overwrite)."
+        )
+    together = (new.get("stop") or {}).get("by") == "ensemble" or any(
+        phase.select for phase in trainings(from_dict(new["recipe"]).plan)
+    )
+    if "stop" in new and together:
+        raise RunError(
+            f"{folder} cannot be extended: held-out points stopped or chose its members together, so that in a longer run they would be others; "
+            "start again: another run_dir (--out), or overwrite=True (--overwrite)."
         )
 
 

@@ -8,6 +8,7 @@ position and the open states.
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -101,22 +102,20 @@ class Run:
         self.log.rewind(0 if self.snapshot is None else self.snapshot.log_bytes)
         for message in [] if self.checkpoints is None else self.checkpoints.messages:
             self.log.event(kind="warning", message=message)
+        if self.snapshot is not None and self.snapshot.whole is not None:
+            self.store.keep_only(self.snapshot.whole)  # the others were cut by the clock
         if self.snapshot is not None:
             self.skip_to, self.ledger.failed = self.snapshot.position, dict(self.snapshot.failed)
             self.ledger.stopped = list(self.snapshot.stopped)
             self.counted = dict(self.snapshot.counted)
             self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=dict(self.counted))
 
-    def add(self, lost: Iterable[int], counted: dict[str, float]) -> None:
-        """Train the members that an extended plan has gained, or those of them that are still missing.
+    def add(self, lost: Iterable[int]) -> None:
+        """Train the members that an extended plan has gained, or those of them that are still missing, and no others.
 
         Args:
             lost: their numbers.
-            counted: what the shorter run had counted.
         """
-        self.counted |= counted
-        if self.task.parts.agreed(bool(self.checkpoints)):
-            self.begin()
         places = {number: place for place, number in self.member_of.items()}
         self.wanted = {number: places[number] for number in lost}
         self.execute()
@@ -162,7 +161,7 @@ class Run:
         )
 
     def twin(self, log: Log) -> "Run":
-        """Return another run of the same plan into the same store, which takes no checkpoints."""
+        """Return another run of the same plan into the same store, which takes no checkpoints and all the time it needs."""
         return Run(
             self.task,
             self.source,
@@ -174,7 +173,7 @@ class Run:
             log=log,
             seconds=self.seconds,
             validation=self.setting.validation,
-            rules=self.setting.rules,
+            rules=replace(self.setting.rules, time_limit=None),
             apart=self.apart,
         )
 
@@ -219,7 +218,10 @@ class Run:
         done = 0
         if self.snapshot is not None:
             self._restore(stack)
-            done, self.snapshot = self.snapshot.epoch, None
+            here = (
+                self.position - 1 == self.skip_to
+            )  # or the branch that was trained then is there already, and was passed over
+            done, self.snapshot = self.snapshot.epoch if here else 0, None
         self._keep_late(stack, self.position - 1, done)
         return [branch for branch in stack.branches if not self.ledger.is_lost(branch)], done
 
@@ -248,6 +250,10 @@ class Run:
     def _change(self, phase: Operator, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
             context = self.setting.context(branch.place + suffix, branch.variant, branch.state)
+            if self.setting.is_late and not set(phase.needs) <= branch.reached.slots.keys():
+                raise RunError(
+                    f"the time was up before training had given what {type(phase).__name__} makes members of; give a larger time_limit."
+                )
             branch.state = applied(phase, branch.reached, context)
             self._tell(phase, branch.place + suffix, branch.state)
         return self._end(stack)
@@ -342,7 +348,9 @@ class Run:
             return
         started = time.monotonic()
         held = self.ledger
-        now = Snapshot(position, epoch, held.failed, held.counted, held.stopped, self.log.sync())
+        missing = self.store.missing(len(self.member_of)) if due else []
+        whole = [n for n in self.member_of.values() if n not in missing] if due else None
+        now = Snapshot(position, epoch, held.failed, held.counted, held.stopped, self.log.sync(), whole)
         self.checkpoints.save([*self.open, stack], now)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started

@@ -51,8 +51,6 @@ def settle(
     _check_asked(executor, table, overwrite=overwrite, extend=extend)
     if folder is not None:
         check_ours(folder, overwrite=overwrite)
-    if folder is not None and overwrite:
-        clear(folder)
     task, source, recipe, parts = job.task, job.source, job.recipe, job.task.parts
     executor = executor if parts.group is None else _apart(executor)
     if not parts.writes:  # what the first process settles holds for all
@@ -61,7 +59,7 @@ def settle(
         return plan, choose(plan["executor"], task, source, recipe.plan, settled=plan["executor"]).width
     settings: dict[str, Any] = {"seed": seed, "executor": executor, "watched": job.watched}
     identity = identity_of(task, source, recipe, **settings) if folder is not None else None
-    stored = None if folder is None else read_plan(folder)
+    stored = None if folder is None or overwrite else read_plan(folder)
     held = stored or {}
     if folder is not None and stored is not None and identity is not None:
         stored = _gone_on(folder, stored, identity, job, extend=extend)
@@ -86,6 +84,8 @@ def settle(
         plan["leaves"] = cut(settled)
     if stored is None and job.rules.time_limit is not None:
         plan["time_limit"] = job.rules.time_limit
+    if folder is not None and overwrite:
+        clear(folder)  # once nothing more is refused
     if folder is not None:
         keep_table(folder, plan, table)
         if stored is None:

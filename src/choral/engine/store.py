@@ -111,6 +111,12 @@ class MemberStore:
                 found[number] = str(error) if self.path(number).exists() else "missing"
         return found
 
+    def keep_only(self, numbers: Sequence[int]) -> None:
+        """Remove the files of all other members."""
+        for path in list(self._files()):
+            if int(path.stem) not in numbers and is_written(path) is not False:
+                path.unlink(missing_ok=True)
+
     def any_files(self) -> bool:
         """Return whether the folder holds member files of any number."""
         return any(self._files())

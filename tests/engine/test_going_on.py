@@ -1,0 +1,179 @@
+"""Runs that go on after several things went wrong at once: cut by the clock, extended, killed and robbed of a member."""
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import choral
+from choral.base.errors import InputError, RunError
+from choral.engine.run import Run
+from choral.ensemble.ensemble import Ensemble
+from choral.plan import Collect, Constant, Reset, Train, fork, seq
+from choral.plan.stopping import EarlyStop
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
+
+X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+ALONE: dict[str, Any] = {"executor": "sequential", "threads": 1, "progress": False}
+
+
+class Killed(Exception):
+    """Stands for a process that ends."""
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def deep(members: int, each: int = 6) -> Recipe:
+    return choral.recipes.deep_ensemble(members=members, epochs=each * members)
+
+
+def weights(ensemble: Ensemble) -> list[Tensor]:
+    return [torch.cat([t.flatten() for t in state.params.values()]) for state in ensemble.states()]
+
+
+def same(one: Ensemble, other: Ensemble) -> bool:
+    pairs = list(zip(weights(one), weights(other), strict=True))
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def kill_at(kind: str, times: int = 1) -> Callable[[Any], None]:
+    seen: list[str] = []
+
+    def listen(event: Any) -> None:
+        seen.append(event["kind"])
+        if seen.count(kind) == times and seen[-1] == kind:
+            raise Killed
+
+    return listen
+
+
+def test_a_lost_member_is_mended_whole_whatever_the_time_limit(tmp_path: Path) -> None:
+    whole = choral.fit(build, (X, Y), deep(3), run_dir=tmp_path / "run", **ALONE)
+    kept = weights(whole)
+    (tmp_path / "run/members/00001.safetensors").unlink()
+    mended = choral.fit(build, (X, Y), deep(3), run_dir=tmp_path / "run", time_limit=1e-3, **ALONE)
+    assert all(torch.equal(a, b) for a, b in zip(weights(mended), kept, strict=True))
+
+
+def test_a_member_lost_before_the_checkpoint_of_an_extended_run_is_trained_again(tmp_path: Path) -> None:
+    call = ALONE | {"run_dir": tmp_path / "run", "checkpoint_seconds": 0}
+    whole = choral.fit(build, (X, Y), deep(5, 2), **ALONE)
+    choral.fit(build, (X, Y), deep(2, 2), **call)
+    with pytest.raises(Killed):
+        choral.fit(build, (X, Y), deep(5, 2), extend=True, listener=kill_at("collected", 3), **call)
+    (tmp_path / "run/members/00001.safetensors").unlink()
+    found = choral.fit(build, (X, Y), deep(5, 2), **call)
+    assert found.members == 5
+    assert same(found, whole)
+    assert same(choral.load(tmp_path / "run", build=build), whole)
+
+
+def test_a_new_branch_does_not_skip_the_epochs_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(epochs: int) -> Train:
+        return Train(epochs=epochs, batch_size=16, schedule=Constant(0.1))
+
+    def tuned(count: int) -> Recipe:
+        return Recipe(name="tuned", plan=seq(Reset(), train(2), fork(count, train(4), Collect())))
+
+    call = ALONE | {"run_dir": tmp_path / "run", "checkpoint_seconds": 0}
+    whole = choral.fit(build, (X, Y), tuned(3), **ALONE)
+    choral.fit(build, (X, Y), tuned(1), **call)
+    due = [True]
+    monkeypatch.setattr(Run, "_checkpoint_due", lambda run: run.checkpoints is not None and due[0])
+
+    def listen(event: Any) -> None:
+        if event["kind"] == "epoch" and event["places"][0].startswith("2/f1") and event["epoch"] == 3:
+            due[0] = False  # the last checkpoint is of two epochs of this branch
+        if event["kind"] == "epoch" and event["places"][0].startswith("2/f2"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        choral.fit(build, (X, Y), tuned(3), extend=True, listener=listen, **call)
+    assert same(choral.fit(build, (X, Y), tuned(3), **call), whole)
+
+
+def test_members_cut_by_the_clock_are_not_extended_as_whole_ones(tmp_path: Path) -> None:
+    whole = choral.fit(build, (X, Y), deep(3), **ALONE)
+    with pytest.raises(Killed):
+        choral.fit(
+            build, (X, Y), deep(2), run_dir=tmp_path / "run", time_limit=1e-6, listener=kill_at("collected"), **ALONE
+        )
+    assert os.listdir(tmp_path / "run/members")
+    assert same(choral.fit(build, (X, Y), deep(3), run_dir=tmp_path / "run", extend=True, **ALONE), whole)
+
+
+def test_members_of_an_extended_run_cut_by_the_clock_are_trained_to_their_end(tmp_path: Path) -> None:
+    whole = choral.fit(build, (X, Y), deep(3), **ALONE)
+    first = choral.fit(build, (X, Y), deep(1), run_dir=tmp_path / "run", **ALONE)
+    limit = first.info["counted"]["train_seconds"] + 1e-5
+    with pytest.raises(Killed):
+        choral.fit(
+            build,
+            (X, Y),
+            deep(3),
+            run_dir=tmp_path / "run",
+            extend=True,
+            time_limit=limit,
+            listener=kill_at("collected"),
+            **ALONE,
+        )
+    assert len(os.listdir(tmp_path / "run/members")) == 2
+    assert same(choral.fit(build, (X, Y), deep(3), run_dir=tmp_path / "run", **ALONE), whole)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_members_chosen_or_stopped_together_are_not_extended(tmp_path: Path, chosen: bool) -> None:
+    options: dict[str, Any] = {"run_dir": tmp_path / "run", "validation": 0.3, "threads": 1, "progress": False}
+    options |= {} if chosen else {"stop": EarlyStop(patience=2, by="ensemble")}
+
+    def recipe(members: int) -> Recipe:
+        if not chosen:
+            return deep(members)
+        return choral.recipes.hyper_ensemble(
+            members=members, epochs=4 * members, training=Training(rate=0.02, batch_size=32)
+        )
+
+    before = choral.fit(build, (X, Y), recipe(2), **options)
+    with pytest.raises(RunError, match="stopped or chose its members together"):
+        choral.fit(build, (X, Y), recipe(4), extend=True, **options)
+    assert same(choral.load(tmp_path / "run", build=build), before)
+
+
+def test_overwriting_removes_nothing_before_everything_is_checked(tmp_path: Path) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.a(x))
+            return self.b(hidden if hidden.sum().item() >= 0 else hidden * 0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = choral.fit(Reads, (X, Y), deep(2), run_dir=tmp_path / "run", **ALONE)
+        with pytest.raises(InputError):
+            choral.fit(
+                Reads, (X, Y), deep(2), run_dir=tmp_path / "run", overwrite=True, **(ALONE | {"executor": "vectorised"})
+            )
+        assert same(choral.load(tmp_path / "run", build=Reads), before)
+        kept = weights(before)
+        other = choral.fit(Reads, (X, Y), deep(2), run_dir=tmp_path / "run", overwrite=True, seed=1, **ALONE)
+    assert not torch.equal(weights(other)[0], kept[0])
+
+
+def test_a_limit_that_leaves_nothing_to_make_members_of_is_a_sentence(tmp_path: Path) -> None:
+    recipe = choral.recipes.swag(members=3, epochs=12)
+    with pytest.raises(RunError, match="time was up"):
+        choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "run", time_limit=1e-6, **ALONE)
+    whole = choral.fit(build, (X, Y), recipe, **ALONE)
+    assert same(choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "run", **ALONE), whole)
