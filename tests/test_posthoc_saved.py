@@ -10,6 +10,7 @@ from choral.base.errors import InputError
 from choral.metrics import logits_nll, mixture_nll, nll
 from choral.plan import Adam
 from choral.posthoc import ConformalSets, MemberSelection, StackingWeights, Temperature, evaluate_sets
+from choral.predictions import MultiLabel
 from choral.recipes import make
 from choral.recipes.training import Training
 
@@ -150,3 +151,37 @@ def test_corrections_apply_in_one_order_whatever_order_they_are_given_in(classes
     raw = classes.outputs(x)
     expected = 0.25 * (raw[3] / 2).softmax(-1) + 0.75 * (raw[1] / 3).softmax(-1)
     assert torch.allclose(one.predict(x).probs, expected, atol=1e-6)
+
+
+def test_weights_of_a_method_stay_when_something_else_is_fitted(classes, targets, tmp_path):
+    x, y = blobs(90, 1)
+    weighed = classes.with_posthoc(StackingWeights(weights=(0.7, 0.3, 0.0, 0.0)))
+    sets = weighed.calibrated(x, y, level=0.9)
+    assert [type(v) for v in sets.posthoc] == [StackingWeights, ConformalSets]
+    torch.testing.assert_close(sets.predict(x).probs, weighed.predict(x).probs)
+    cooled = weighed.calibrated(x, y)
+    alone = classes.with_posthoc(MemberSelection(indices=(0, 1), nll=(0.1, 0.1)))
+    assert cooled.evaluate(x, y)["nll"] <= weighed.evaluate(x, y)["nll"] + 1e-9
+    assert cooled.posthoc[0] != classes.calibrated(x, y).posthoc[0]  # fitted to the mixture there is, not to another
+    cooled.save(tmp_path / "c.choral")
+    loaded = choral.load(tmp_path / "c.choral", build=lambda: models.mlp(4, 3, hidden=(16,)))
+    torch.testing.assert_close(loaded.predict(x).probs, cooled.predict(x).probs)
+    assert [type(v) for v in weighed.calibrated(x, y, stacking=True).posthoc] == [StackingWeights]
+    assert weighed.calibrated(x, y, stacking=True).posthoc[0] == classes.calibrated(x, y, stacking=True).posthoc[0]
+    assert [type(v) for v in alone.calibrated(x, y).posthoc] == [Temperature]
+    x, y = line(80, 1)
+    spread = targets.with_posthoc(StackingWeights(weights=(1.0, 0.0, 0.0))).calibrated(x, y, level=0.9)
+    one = targets.with_posthoc(MemberSelection(indices=(0,), nll=(0.1,)))
+    torch.testing.assert_close(spread.predict(x).mean, one.predict(x).mean)
+
+
+def test_variances_of_probabilities_count_members_by_their_weights(classes):
+    x, _ = blobs(20, 2)
+    weighed = classes.with_posthoc(StackingWeights(weights=(1.0, 0.0, 0.0, 0.0))).predict(x)
+    torch.testing.assert_close(weighed.variance, torch.zeros_like(weighed.variance), atol=1e-7, rtol=0)
+    plain = classes.predict(x)
+    torch.testing.assert_close(plain.variance, plain.member_probs.var(0, correction=0))
+    logits = torch.randn(2, 5, 3)
+    both = MultiLabel(logits, weights=(0.25, 0.75))
+    twice = MultiLabel(torch.cat([logits[:1], *[logits[1:]] * 3]))
+    torch.testing.assert_close(both.variance, twice.variance)

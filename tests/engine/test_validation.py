@@ -14,7 +14,7 @@ from choral.data.sources import source_of
 from choral.fit import fit, load
 from choral.objectives import FixedGaussian
 from choral.plan import Adam, EarlyStop, Measure
-from choral.predictions import Regression
+from choral.predictions import Classification, MultiLabel, Regression
 from choral.recipes import make
 from choral.recipes.training import Training
 
@@ -408,3 +408,34 @@ def test_networks_are_measured_as_they_are_now(method):
     last = ensemble.evaluate(*held)["nll"]
     assert len(set(found)) == len(found)  # weights that are drawn are drawn anew, from what was learned
     assert abs(found[-1] - last) < 0.2 * abs(last)
+
+
+def test_the_best_epoch_by_exact_matches_is_kept_not_the_worst():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=g)
+    y = torch.stack([x[:, 0] > 0, x[:, 1] + x[:, 2] > 0, x[:, 3] > 0], 1).float()
+    seen = []
+    ensemble = fit(
+        lambda: models.mlp(4, 3, hidden=(16,)),
+        (x, y),
+        make("single", epochs=10, training=QUICK),
+        validation=(x, y),
+        stop=EarlyStop(patience=10, measure="exact_match"),
+        listener=lambda event: seen.append(event["validation"][0]) if event["kind"] == "epoch" else None,
+    )
+    assert max(seen) > min(seen)
+    assert ensemble.evaluate(x, y)["exact_match"] == pytest.approx(max(seen))
+
+
+def test_every_score_is_better_in_the_direction_that_ranks_a_better_ensemble_first():
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 400, 4, generator=g)
+    y = torch.randint(0, 4, (400,), generator=g)
+    right = logits + 3 * torch.nn.functional.one_hot(y, 4)
+    good, bad = (Classification(values).scores(y) for values in (right, logits))
+    for name in ("accuracy", "nll", "brier", "member_accuracy", "member_nll"):
+        assert Measure.of(name).improves(good[name], bad[name]), name
+    labels = (torch.rand(400, 4, generator=g) > 0.5).float()
+    good, bad = (MultiLabel(values).scores(labels) for values in (logits + 6 * (labels - 0.5), logits))
+    for name in ("accuracy", "exact_match", "nll", "brier"):
+        assert Measure.of(name).improves(good[name], bad[name]), name

@@ -1,9 +1,11 @@
 """What is estimated on the residuals of trained members."""
 
+import pytest
 import torch
 
 from choral import models
-from choral.fit import fit
+from choral.base.errors import RunError
+from choral.fit import fit, load
 from choral.recipes import make
 from choral.recipes.training import Training
 
@@ -32,3 +34,21 @@ def test_the_estimate_leaves_nothing_prepared():
     ensemble = trained("deep_ensemble", members=2)
     (evaluation,) = ensemble._evaluations.values()
     assert evaluation._settled is None
+
+
+def test_a_run_without_its_noise_is_refused_and_not_given_that_of_the_targets(tmp_path):
+    recipe = make("deep_ensemble", members=2, epochs=40, training=Training(batch_size=20))
+    call = {"run_dir": tmp_path / "run", "executor": "sequential"}
+
+    def build():
+        return models.mlp(3, 1, hidden=(8,))
+
+    whole = fit(build, (X, 100 * Y), recipe, **call).predict(X).std
+    (tmp_path / "run/likelihood.json").unlink()
+    with pytest.raises(RunError, match="noise of the run"):
+        load(tmp_path / "run", build=build)
+    with pytest.warns(UserWarning, match="deviations would be those of the targets"):
+        taken = load(tmp_path / "run", build=build, partial=True)
+    assert (taken.predict(X).std > 2 * whole).all()
+    torch.testing.assert_close(fit(build, (X, 100 * Y), recipe, **call).predict(X).std, whole)
+    torch.testing.assert_close(load(tmp_path / "run", build=build).predict(X).std, whole)

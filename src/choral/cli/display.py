@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from choral.base.directions import grows
 from choral.base.lettering import visible
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-HIGHER = {"accuracy", "coverage_95"}
 SPARE = (
     "train_flops",
     "predict_seconds",
@@ -138,8 +138,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
     best: dict[str, Any] = {}
     for column in columns:
         values = [r[column] for r in rows if isinstance(r.get(column), float)]
-        if values and column in ("accuracy", "nll", "ece", "rmse", "crps"):
-            best[column] = max(values) if column in HIGHER else min(values)
+        if values and column in ("accuracy", "exact_match", "nll", "ece", "rmse", "crps"):
+            best[column] = max(values) if grows(column) else min(values)
     for row in rows:
         cells = [number(row.get(c)) for c in columns]
         marked = [c in best and row.get(c) == best[c] for c in columns]

@@ -75,7 +75,8 @@ class Converted:
         store = MemberStore()
         store.put(0, state_of(self.network))
         recipe, task = self._recipe, self._task
-        ensemble = Ensemble(self._given, recipe, task.likelihood, store, 1, inputs=task.transforms)
+        interface = task.blueprint.interface
+        ensemble = Ensemble(self._given, recipe, task.likelihood, store, 1, inputs=task.transforms, interface=interface)
         settle_noise(ensemble, self._source.reading(task.likelihood.read))
         return ensemble
 

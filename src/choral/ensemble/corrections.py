@@ -4,7 +4,7 @@ An ensemble holds its corrections as values in the order selection, temperature,
 has; they are saved with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from choral.base.errors import InputError
@@ -72,6 +72,20 @@ def correct(prediction: Prediction, values: Sequence[Value]) -> Prediction:
         else:
             prediction = prediction.with_rule(value)
     return prediction
+
+
+def staying(values: Sequence[Value], asked: Mapping[str, Any]) -> tuple[Value, ...]:
+    """Return what stays when corrections are fitted anew: the weights of all members, unless the members are weighed or selected anew.
+
+    Args:
+        values: the corrections there are.
+        asked: options of `fit_corrections`.
+    """
+    if any(asked.get(name) for name in ("select", "greedy", "stacking")):
+        return ()
+    if any(isinstance(value, MemberSelection) for value in values):  # weights of those selected alone
+        return ()
+    return tuple(value for value in values if isinstance(value, StackingWeights))
 
 
 def fit_corrections(

@@ -327,6 +327,8 @@ class Ensemble:
     def calibrated(self, x: Any, y: Any = None, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
         """Return the same members with corrections fitted on held-out data (rows no member was trained on), in place of any there were.
 
+        Weights of members stay (a method that chooses its members has them, and so has the mixture of a table), unless others are asked for.
+
         Args:
             x: held-out inputs, as given to predict.
             y: their labels or targets; of a data frame as its target column has them, which is
@@ -338,7 +340,9 @@ class Ensemble:
         y = self.arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
         self._check_targets(y, outputs)
-        return self.with_posthoc(*typed(corrections.fit_corrections)(self.uncorrected(outputs), y, **options))
+        kept = corrections.staying(self.posthoc, options)
+        prediction = corrections.correct(self.uncorrected(outputs), kept)
+        return self.with_posthoc(*kept, *typed(corrections.fit_corrections)(prediction, y, **options))
 
     @guarded
     def save(self, path: str | Path) -> None:

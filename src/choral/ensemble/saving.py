@@ -167,7 +167,24 @@ def load_folder(
             about["likelihood"] = completed.to_dict()
         store, count, weights = votes.chosen(store, count, _of(Recipe, identity["recipe"], where))
         about["posthoc"] = [w.to_dict() for w in weights]
-        return _checked(about, store, count, build, where, output=output, table=read_table(path, plan), info=info)
+        table = read_table(path, plan)
+        saved = _checked(about, store, count, build, where, output=output, table=table, info=info)
+        if completed is None and saved.likelihood.estimates:
+            _without_noise(path, partial=partial)
+        return saved
+
+
+def _without_noise(path: Path, *, partial: bool) -> None:
+    """Refuse a run whose noise was not estimated, or is lost; or warn, where what is missing is to be left out."""
+    said = (
+        f"the noise of the run in {path} is not known (likelihood.json is missing or damaged: it is written when all members are trained), so that "
+        "predicted deviations would be those of the targets"
+    )
+    if not partial:
+        raise RunError(
+            f"{said}; run the same fit again, which makes it, or take them so: choral.load(path, partial=True)."
+        )
+    warnings.warn(f"{said}, and are.", stacklevel=5)
 
 
 def in_memory(saved: Saved) -> Saved:

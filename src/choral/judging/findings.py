@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from choral.base.directions import grows
+
 MEASURES = {
     "nll": "likelihood",
     "accuracy": "accuracy",
@@ -14,7 +16,6 @@ MEASURES = {
     "c_nll": "likelihood on corrupted inputs",
     "ood_auroc": "telling strange inputs apart",
 }
-HIGHER = ("accuracy", "ood_auroc")
 POINT = ("accuracy", "rmse")
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # of 95 %, for 2, 3, ... seeds
 
@@ -45,7 +46,7 @@ def difference(name: str, own: Sequence[float], other: Sequence[float]) -> Diffe
     >>> difference("nll", [0.10, 0.11, 0.12], [0.20, 0.20, 0.23]).word, difference("nll", [0.1, 0.3], [0.2, 0.2]).word
     ('better', 'level')
     """
-    sign = 1 if name in HIGHER else -1
+    sign = 1 if grows(name) else -1
     pairs = [sign * (a - b) for a, b in zip(own, other)]
     if len(pairs) < 2:
         return Difference(pairs[0], None)

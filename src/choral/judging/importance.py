@@ -17,13 +17,13 @@ from torch import Tensor
 
 from choral.base import batches
 from choral.base.batches import Batch
+from choral.base.directions import grows
 from choral.base.errors import InputError, did_you_mean
 from choral.data.columns import Column
 from choral.data.sources import as_inputs
 from choral.ensemble.ensemble import Ensemble
 from choral.predictions import Prediction, means_of
 
-_BETTER_HIGHER = ("accuracy", "exact_match")
 _OUTPUTS = 10  # curves of one column, at most
 
 
@@ -144,7 +144,7 @@ def permutation_importance(
         changed = [ensemble.predict(part.put(x, own[order])) for order in orders]
         # axes: repeat, the whole and each member, measure
         worse = torch.stack([_measured(p, targets, names) - before for p in changed])
-        worse = worse * torch.tensor([-1.0 if n in _BETTER_HIGHER else 1.0 for n in names])
+        worse = worse * torch.tensor([-1.0 if grows(n) else 1.0 for n in names])
         found.append({"column": part.name} | _row(worse.double(), names))
     return sorted(found, key=lambda r: -r["worse"][names[0]])
 

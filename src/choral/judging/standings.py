@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from choral.base.directions import grows
 from choral.base.errors import InputError
 from choral.engine.files import write_bytes
 
@@ -162,7 +163,7 @@ def _values(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
 
 def _sign(name: str) -> int:
     """Return -1 for measures of which more is better."""
-    return -1 if name.endswith(("accuracy", "auroc", "r2")) else 1
+    return -1 if grows(name) else 1
 
 
 def _text(value: Any) -> str:

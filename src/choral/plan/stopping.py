@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from choral.base.directions import grows
 from choral.base.errors import InputError, did_you_mean
 from choral.base.functions import Function
 from choral.base.values import Value
@@ -13,8 +14,6 @@ from choral.predictions import Prediction, means_of
 
 Keep = Literal["best", "last"]
 By = Literal["member", "ensemble"]
-LARGER = ("accuracy", "auroc", "average_precision", "balanced_accuracy", "f1", "r2", "top5_accuracy")
-"""Measures that grow as predictions get better; all others shrink."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +46,7 @@ class Measure(Value):
         if isinstance(given, Measure):
             return given
         if isinstance(given, str):
-            return Measure(
-                name=given, larger_is_better=given in LARGER if larger_is_better is None else larger_is_better
-            )
+            return Measure(name=given, larger_is_better=grows(given) if larger_is_better is None else larger_is_better)
         if not callable(given):
             raise InputError(
                 f"measure is {given!r}; give the name of a score such as 'nll', or a function (prediction, y)."

@@ -113,7 +113,7 @@ class Classification(Prediction):
     @cached_property
     def variance(self) -> Tensor:
         """Variance over members of each class probability (batch, class)."""
-        return self.member_probs.var(0, correction=0)
+        return self.average((self.member_probs - self.average(self.member_probs)).square())
 
     @cached_property
     def variation_ratio(self) -> Tensor:
@@ -145,8 +145,8 @@ class Classification(Prediction):
         """Return the temperature fitted on held-out labels."""
         if per == "member":
             self.check_mixture()
-        logits = self.logits if self.mixes else self.logits.mean(0, keepdim=True)
-        return fit_temperature(*self._flat(logits, targets), per=per)
+        logits = self.logits if self.mixes else self.average(self.logits).unsqueeze(0)
+        return fit_temperature(*self._flat(logits, targets), per=per, weights=self.shares if self.mixes else None)
 
     @property
     def mixes(self) -> bool:

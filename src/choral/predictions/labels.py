@@ -64,7 +64,7 @@ class MultiLabel(Prediction):
     @cached_property
     def variance(self) -> Tensor:
         """Variance over members of each probability (batch, label)."""
-        return self.member_probs.var(0, correction=0)
+        return self.average((self.member_probs - self.average(self.member_probs)).square())
 
     @cached_property
     def entropy(self) -> Tensor:
@@ -101,7 +101,7 @@ class MultiLabel(Prediction):
         from choral.posthoc import fit_temperature
 
         both = torch.stack([torch.zeros_like(self.logits), self.logits], -1)
-        return fit_temperature(both.flatten(1, -2), targets.long().flatten(), per=per)
+        return fit_temperature(both.flatten(1, -2), targets.long().flatten(), per=per, weights=self.shares)
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
         if self.logits.dim() > 3:
