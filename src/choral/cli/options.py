@@ -40,7 +40,10 @@ Order = Annotated[
 ]
 Group = Annotated[str | None, typer.Option("--group", help="Column whose equal values are held out together.")]
 Time = Annotated[str | None, typer.Option("--time", help="Column of dates or numbers; the last rows are held out.")]
-Model = Annotated[str | None, typer.Option("--model", help="mlp, mlp_wide, lenet_s, lenet_m, lenet_l or resnet20.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="tabular, tabular_embedded, mlp, mlp_wide, lenet_s, lenet_m, lenet_l or resnet20."),
+]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Total budget in epochs of one network.")]
 Equal = Annotated[
     str,
