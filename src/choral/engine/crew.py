@@ -21,6 +21,7 @@ from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
 from choral.engine.validation import Rules, Watcher
 from choral.plan.cost import batches_in
 from choral.plan.phases import Every, Train
+from choral.plan.remembering import steps_of
 from choral.plan.state import Role, State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
@@ -70,7 +71,8 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
         own = [tree.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
         able = phase.optimiser.elementwise and (phase.optimiser.varies or not branch.variant.settings)
         alone = None if able else branch.place
-        found.setdefault((tree.signature(state.params), repr(state.form), alone, *own), []).append(branch)
+        taken = steps_of(state.memory) if phase.memory == "carried" else ()
+        found.setdefault((tree.signature(state.params), repr(state.form), alone, taken, *own), []).append(branch)
     return list(found.values())
 
 
@@ -142,6 +144,7 @@ class Crew:
             if step == 0:
                 self._say_undropped()
             self._apply("steps", step + 1, self.steps)
+        self.setting.task.parts.share_statistics(trainer.network)
         self._apply("epochs", epoch + 1, phase.epochs)
 
     def _say_undropped(self) -> None:

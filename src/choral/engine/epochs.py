@@ -206,6 +206,7 @@ class Epochs:
             values = validation.measured(outputs, together=together)
         else:
             values = validation.values([branch.reached for branch in branches], keys, together=together)
+        values = self.setting.task.parts.agreed(values)  # one decision for all processes
         for branch, value in zip(branches, values):
             if math.isnan(value):
                 self._say_nan(epoch, branch)

@@ -138,7 +138,7 @@ class Parts:
         for piece, mask in zip(pieces, counted):
             assert mask is not None
             each = torch.ones(len(piece.y), device=piece.y.device) if piece.weights is None else piece.weights.float()
-            mass = (mask.flatten(2).float() * each.view(1, -1, 1)).sum()
+            mass = (mask.reshape(1, len(piece.y), -1).float() * each.view(1, -1, 1)).sum()
             sums.append(torch.stack((mass, each.sum())))
         total = torch.stack(sums).sum(0)
         mass, weight = self.summed(total) if shared else total
@@ -174,6 +174,17 @@ class Parts:
                 made = torch.empty_like(p)  # in the layout of the weights, which the optimiser relies on
                 made.copy_(grad.view(p.shape))
                 p.grad = made
+
+    def share_statistics(self, network: nn.Module) -> None:
+        """Give every process the mean of the running statistics, where BatchNorm takes those of each part: all hold one network."""
+        if self.group is None or self.whole_norm:
+            return
+        with torch.no_grad():
+            for name, held in network.named_buffers():
+                if name.endswith(("running_mean", "running_var")):
+                    held.copy_(
+                        self.group.total(held.detach().clone(memory_format=torch.contiguous_format)) / self.group.size
+                    )
 
     def norms(self, part: Part | None) -> AbstractContextManager[Any]:
         """Return the context in which BatchNorm takes the statistics it should."""

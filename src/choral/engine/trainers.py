@@ -49,6 +49,8 @@ class Pace(NamedTuple):
 class Trainer(ABC):
     """Takes training steps for one or more networks."""
 
+    network: nn.Module  # that steps go through; there once states are mounted
+
     def __init__(self, task: Task, phase: Train, points: Sequence[float]):
         self.task, self.phase, self.points = task, phase, list(points)
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
@@ -64,6 +66,10 @@ class Trainer(ABC):
     def _clip(self, *, stacked: bool = False) -> None:
         """Clip the gradients as the phase's optimiser says."""
         clip, apart = self.phase.optimiser.clip, self.phase.optimiser.apart
+        if clip is not None or not self.phase.optimiser.direct:
+            for p, m in self.mask:  # what is removed neither counts for a norm nor turns a matrix
+                if p.grad is not None:
+                    p.grad.mul_(m)
         if clip is not None:
             clip_gradients(self.params, clip, apart=apart, stacked=stacked)
 
@@ -92,6 +98,12 @@ class Trainer(ABC):
     @abstractmethod
     def losses(self) -> list[float]:
         """Return the mean training loss of each network since the last call."""
+
+
+def _led(network: nn.Module) -> frozenset[str]:
+    """Return the names of parameters whose first axis runs over the members of a joint network."""
+    own = frozenset(getattr(network, "stacked", ()))
+    return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") in own)
 
 
 def _in_plain_memory(state: State) -> State:
@@ -124,7 +136,7 @@ class PlainTrainer(Trainer):
         value = variant.optimiser(self.phase.optimiser)
         self._rate, self._smoothing = variant.get("rate", 1.0), variant.get("smoothing")
         self._dropout = None if variant.get("dropout") is None else draws.Rate.of(variant.get("dropout"))
-        self.optimiser = value.make(self.trained, undecayed=self.task.structure.undecayed)
+        self.optimiser = value.make(self.trained, undecayed=self.task.structure.undecayed, led=_led(self.network))
         remembered = {n: t for n, t in self.state.memory.items() if n != scaling.NAME}
         restore_memory(self.optimiser, self.trained, remembered)
         self.stepper = Stepper(value, self.optimiser)
@@ -223,7 +235,8 @@ class StackedTrainer(Trainer):
         self.words = draws.words(*keys).view(-1, 2).to(device)
         values = [v.optimiser(self.phase.optimiser) for v in self.variants]
         value = max(values, key=lambda v: v.weight_decay)  # which parameters decay is told by whether any member's do
-        self.optimiser = value.make(self.trained, stacked=True, undecayed=self.task.structure.undecayed)
+        undecayed, led = self.task.structure.undecayed, _led(self.network)
+        self.optimiser = value.make(self.trained, stacked=True, undecayed=undecayed, led=led)
         restore_memory(self.optimiser, self.trained, stack_memory([s.memory for s in states]))
         members = [Member(own, v.get("rate", 1.0)) for own, v in zip(values, self.variants)]
         self.stepper = Stepper(value, self.optimiser, members if any(v.settings for v in self.variants) else ())

@@ -6,7 +6,7 @@ parameters of many members at once.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,6 +25,9 @@ FACTOR = "rate_factor"
 
 STACKED = "stacked"
 """The key under which they keep whether the first axis of their parameters runs over members."""
+
+SPARED = "spared"
+"""The key under which they keep whether their parameters must not decay, where the optimiser brings a decay of its own."""
 
 
 MOMENTUM = "momentum_buffer"
@@ -54,6 +57,9 @@ class Optimiser(Value, ABC):
 
     varies: ClassVar[bool] = True
     """Whether stacked members may differ in its settings."""
+
+    decays_by_itself: ClassVar[bool] = False
+    """Whether torch's optimiser brings a weight decay of its own."""
 
     direct: ClassVar[bool] = True
     """Whether `update` takes the steps of torch's optimiser by its fused kernel."""
@@ -95,7 +101,12 @@ class Optimiser(Value, ABC):
         """Take one step of some parameters through torch's fused kernel; `memory` has a list for each of `entries`."""
 
     def make(
-        self, params: Mapping[str, Tensor], *, stacked: bool = False, undecayed: tuple[str, ...] = ()
+        self,
+        params: Mapping[str, Tensor],
+        *,
+        stacked: bool = False,
+        undecayed: tuple[str, ...] = (),
+        led: Collection[str] = (),
     ) -> torch.optim.Optimizer:
         """Return a torch optimiser over the named parameters.
 
@@ -103,16 +114,17 @@ class Optimiser(Value, ABC):
             params: leaf tensors by name.
             stacked: whether the first axis runs over members.
             undecayed: name patterns of parameters without weight decay.
+            led: names of parameters with an axis more, over the members of one joint network.
         """
-        groups: dict[tuple[float, float], list[Tensor]] = {}
+        groups: dict[tuple[float, float, bool], list[Tensor]] = {}
         for name, p in params.items():
-            vector = p.dim() - stacked < 2 and not self.decay_vectors
-            decay = 0.0 if vector or matches(name, undecayed) else self.weight_decay
+            vector, spared = p.dim() - stacked - (name in led) < 2 and not self.decay_vectors, matches(name, undecayed)
+            decay = 0.0 if vector or spared else self.weight_decay
             factor = next((factor for pattern, factor in self.rates if matches(name, (pattern,))), 1.0)
-            groups.setdefault((decay, factor), []).append(p)
+            groups.setdefault((decay, factor, spared and self.decays_by_itself), []).append(p)
         listed = [
-            {"params": ps, "weight_decay": decay, FACTOR: factor, STACKED: stacked}
-            for (decay, factor), ps in groups.items()
+            {"params": ps, "weight_decay": decay, FACTOR: factor, STACKED: stacked, SPARED: spared}
+            for (decay, factor, spared), ps in groups.items()
         ]
         return self._make(listed, 1e-3)  # the schedule sets the rate before every step
 

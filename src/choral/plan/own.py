@@ -11,7 +11,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.functions import Function
-from choral.plan.optimiser import Optimiser
+from choral.plan.optimiser import SPARED, Optimiser
 from choral.plan.schedule import Schedule
 
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
@@ -40,6 +40,7 @@ class OwnOptimiser(Optimiser):
     own_decay: bool = True
     direct: ClassVar[bool] = False
     varies: ClassVar[bool] = False
+    decays_by_itself: ClassVar[bool] = True
 
     @property
     def elementwise(self) -> bool:
@@ -85,7 +86,8 @@ class OwnOptimiser(Optimiser):
 
     def _make(self, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
         for group in groups if self.own_decay else ():
-            del group["weight_decay"]
+            if not group[SPARED]:  # what must not decay says so, whatever the factory does
+                del group["weight_decay"]
         try:
             return self.factory(groups)
         except Exception as error:  # the user's code can fail in any way

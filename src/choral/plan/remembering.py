@@ -49,6 +49,11 @@ def restore_memory(
             optimiser.state[p][entry] = laid_out_like(p, value.detach())
 
 
+def steps_of(memory: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
+    """Return the steps that a memory says were taken of each parameter."""
+    return tuple(sorted((full, float(t)) for full, t in memory.items() if full.split("/", 1)[0] in COUNTS))
+
+
 def stack_memory(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the memory of the stacked parameters of several networks; they have taken the same number of steps.
 

@@ -10,7 +10,7 @@ from choral.base.errors import PlanError
 from choral.base.types import Params
 from choral.layers.skippable import Skippable
 from choral.plan.phases import Context, Operator
-from choral.plan.sparse import MASK
+from choral.plan.sparse import MASK, both_masks
 from choral.plan.state import State
 
 
@@ -42,7 +42,7 @@ class Resize(Operator):
             used = {f"{name}.used": torch.tensor(i < depth - 1) for i, name in enumerate(blocks)}
             state = state.having(buffers=state.buffers | used)
         if width is not None:
-            state = state.with_slots(**{MASK: state.slots.get(MASK, {}) | _masks(network, int(width))})
+            state = state.with_slots(**{MASK: both_masks(state.mask, _masks(network, int(width)))})
         return state
 
 

@@ -191,6 +191,7 @@ class Prune(Operator):
         masks = self.masks.choose(weights, context, unit=self.unit, scope=self.scope, groups=groups)
         if self.unit == "neuron":
             masks = neuron_param_mask(network, keep_vectors(masks), example)
+        masks = both_masks(state.mask, masks)
         params = {n: p * masks[n] if n in masks else p for n, p in state.params.items()}
         return state.having(params=params, memory={}).with_slots(**{MASK: masks})
 
@@ -217,6 +218,11 @@ class Prune(Operator):
             exclude=self.exclude,
             example_input=example,
         )
+
+
+def both_masks(old: Params, new: Params) -> Params:
+    """Return masks of what two leave at work; what one says nothing of is the other's."""
+    return old | {n: m & old[n] if n in old else m for n, m in new.items()}
 
 
 def _is_rows(example: Batch) -> bool:

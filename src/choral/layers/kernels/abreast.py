@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from choral.layers.conversion.functions_of_layers import CONVOLUTIONS, operate
+from choral.layers.conversion.functions_of_layers import CONVOLUTIONS, INSTANCE_NORMS, operate
 from choral.layers.joint.computed import fold
 from choral.layers.kernels.course import CHANNELS, FOLDED, SHARED, Step
 from choral.layers.packed.layer import PackedLayer
@@ -68,10 +68,12 @@ def _joined(step: Step, read: list[Any], members: int) -> Tensor:
 def _on_channels(layer: PackedLayer, x: Tensor, members: int, shared: bool) -> Tensor:
     """Apply a packed layer to members side by side on the channel axis."""
     plain = layer.settings
-    if not shared and isinstance(plain, (*CONVOLUTIONS, nn.GroupNorm)):
+    if not shared and isinstance(plain, (*CONVOLUTIONS, *INSTANCE_NORMS, nn.GroupNorm)):
         plain = copy.copy(plain)
         if isinstance(plain, nn.GroupNorm):
             plain.num_groups *= members
+        elif isinstance(plain, INSTANCE_NORMS):
+            plain.num_features *= members
         else:
             plain.groups *= members
     tensors = {n: None if t is None else t.flatten(0, 1) if t.dim() > 1 else t for n, t in layer.tensors().items()}
