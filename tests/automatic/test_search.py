@@ -15,10 +15,11 @@ from choral.automatic.joining import joined
 from choral.automatic.jury import ByFolds, ByValidation
 from choral.automatic.pooling import Pool
 from choral.automatic.search import Candidate, search
-from choral.base.errors import DivergedError, InputError
+from choral.base.errors import DivergedError, InputError, RunError
 from choral.data.sources import source_of
 from choral.engine.validation import set_apart
 from choral.ensemble.ensemble import Ensemble
+from choral.judging.judge import Trial, judged
 from choral.plan import Adam, EarlyStop
 from choral.posthoc import StackingWeights
 from choral.recipes import make
@@ -204,3 +205,58 @@ def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
     near = Given({id(both[0]): unsure, id(both[1]): torch.stack([0.4 * far, far.abs()], 1)[None]})
     taken = Pool(["first", "second"], both, [True, True], near).best([], [], 0).info["auto"]["reasons"][-1]
     assert "second" in taken
+
+
+def test_scores_of_a_search_are_those_of_the_ensemble_it_gave_last(tmp_path: Path) -> None:
+    x, y = data()
+    trial = Trial(x.numpy(), y.numpy())
+    listed = [candidate("first"), candidate("second")]
+
+    def run(seed: int, *, overwrite: bool) -> Ensemble:
+        train, held = trainer({"first": small, "second": wide}, seed=seed)
+        return search(listed, train, ByValidation(held), run_dir=tmp_path / "run", overwrite=overwrite)
+
+    def score(ensemble: Ensemble) -> float:
+        return float(judged(tmp_path / "run", ensemble, trial)["scores"]["nll"])
+
+    first = run(0, overwrite=False)
+    assert score(first) == score(run(0, overwrite=False))
+    second = run(1, overwrite=True)
+    assert not (tmp_path / "run/evaluation.json").exists()
+    assert score(second) == pytest.approx(second.evaluate(x, y)["nll"])
+    assert score(second) != score(first)
+
+
+def test_a_search_begun_anew_leaves_nothing_of_the_one_before_and_one_refused_leaves_all(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    before, _ = found(folder)
+    listed = [candidate("first"), candidate("second")]
+    train, held = trainer({"first": small, "second": wide}, seed=1)
+
+    def refused(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        raise InputError("no")
+
+    with pytest.raises(InputError, match="no"):
+        search(listed, refused, ByValidation(held), run_dir=folder, overwrite=True)
+    assert choral.load(folder / "ensemble.choral").digest == before.digest
+
+    def interrupted(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(listed, interrupted, ByValidation(held), run_dir=folder, overwrite=True)
+    assert not (folder / "ensemble.choral").exists()
+    assert not (folder / "choice.json").exists()
+    search(listed, train, ByValidation(held), run_dir=folder, overwrite=True)
+    assert sorted(p.parent.name for p in folder.glob("*/plan.json")) == ["first", "second"]
+    assert not list(folder.glob(".before-*"))
+
+
+def test_a_run_of_one_method_does_not_replace_a_search(tmp_path: Path) -> None:
+    before, _ = found(tmp_path / "run")
+    recipe = make("single", epochs=1, training=QUICK)
+    with pytest.raises(RunError, match="holds a choice among several methods"):
+        choral.fit(small, data(), recipe, run_dir=tmp_path / "run")
+    assert choral.load(tmp_path / "run").digest == before.digest
+    choral.fit(small, data(), recipe, run_dir=tmp_path / "run", overwrite=True)
+    assert choral.load(tmp_path / "run").recipe.name == "single"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -177,3 +178,14 @@ def test_a_limit_that_leaves_nothing_to_make_members_of_is_a_sentence(tmp_path: 
         choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "run", time_limit=1e-6, **ALONE)
     whole = choral.fit(build, (X, Y), recipe, **ALONE)
     assert same(choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "run", **ALONE), whole)
+
+
+def test_a_table_that_is_refused_takes_nothing_from_the_run(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": X[:, 0].numpy(), "z": X[:, 1].numpy(), "y": Y.numpy()})
+    call: dict[str, Any] = {"method": "deep_ensemble", "run_dir": tmp_path / "run", "progress": False}
+    choral.fit_table(frame, "y", members=2, epochs=4, **call)
+    kept = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
+    with pytest.raises(RunError, match="table was"):
+        choral.fit_table(frame, "y", members=4, epochs=8, ids=["z"], extend=True, **call)
+    for path, content in kept.items():
+        assert path.name == "log.jsonl" or path.read_bytes() == content

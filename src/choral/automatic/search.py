@@ -6,22 +6,25 @@ Everything trained goes into a pool, from which bagged greedy selection by held-
 these than the first candidate, in log score or point score. All of it is decided by the seed, unless there is a time limit.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from choral.automatic.jury import Judge
 from choral.automatic.pooling import Pool
-from choral.base.errors import DivergedError, InputError, RunError
-from choral.engine.files import write_json
-from choral.engine.folder import claimed, folder_name
+from choral.base.errors import ChoralError, DivergedError, InputError, RunError
+from choral.engine.files import read_json, write_json
+from choral.engine.folder import claimed, clear, folder_name
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.out_of_fold import digest_of, keep_folds
+from choral.ensemble.out_of_fold import FOLDS, digest_of, keep_folds
 from choral.recipes.recipe import Recipe
 
 SAVED, CHOICE = "ensemble.choral", "choice.json"
+_SCORES = ("evaluation.json", "report.json", "report.html")
 _SHORT = 0.2  # of the first candidate's epochs, to see which others are worth more
 _LEAST = 4  # epochs
 _MORE = 2.5  # of the first candidate's operations, for all the others
@@ -102,10 +105,14 @@ class Search:
         judge: what candidates are judged by.
         folder: where each candidate gets a run folder, or None.
         time_limit: seconds for all of it, or None.
+        overwrite: whether runs that the folder holds are begun anew, each once.
     """
 
-    def __init__(self, train: Train, judge: Judge, folder: Path | None, time_limit: float | None):
+    def __init__(
+        self, train: Train, judge: Judge, folder: Path | None, time_limit: float | None, *, overwrite: bool = False
+    ):
         self.train, self.judge, self.folder, self.time_limit = train, judge, folder, time_limit
+        self.overwrite, self.begun = overwrite, set[Path]()
         self.tried: list[Tried] = []
         self.notes: list[str] = []
 
@@ -129,7 +136,9 @@ class Search:
         )
         limits: dict[str, Any] = {"time_limit": None if self.time_limit is None else share * self.time_limit}
         if self.folder is not None:
-            limits["run_dir"] = self.folder / folder_name(candidate.name + ("-short" if short else ""))
+            place = self.folder / folder_name(candidate.name + ("-short" if short else ""))
+            limits |= {"run_dir": place, "overwrite": self.overwrite and place not in self.begun}
+            self.begun.add(place)
         try:
             ensemble = self.train(candidate, candidate.recipe(epochs, members), limits)
         except (DivergedError, RunError) as error:
@@ -159,6 +168,7 @@ def search(
     run_dir: str | Path | None = None,
     time_limit: float | None = None,
     seed: int = 0,
+    overwrite: bool = False,
 ) -> Ensemble:
     """Return the best ensemble of what the candidates give.
 
@@ -169,6 +179,7 @@ def search(
         run_dir: folder of the search; each candidate has a run folder in it, and the same call resumes.
         time_limit: seconds of training for all of it.
         seed: root of the draws of the selection.
+        overwrite: whether what the folder holds of another search is removed, once the first candidate is accepted.
     """
     if not candidates:
         raise InputError("there are no candidates to choose from; name at least one method.")
@@ -178,8 +189,11 @@ def search(
             f"{folder} holds the run of one method, and a search makes a folder for each; give another one, or name that method."
         )
     with claimed(folder):
-        found = Search(train, judge, folder, time_limit)
-        first = _first(found, candidates[0], alone=len(candidates) == 1)
+        found = Search(train, judge, folder, time_limit, overwrite=overwrite)
+        with _put_aside(folder if overwrite else None):
+            first = _first(found, candidates[0], alone=len(candidates) == 1)
+        if folder is not None and overwrite:
+            _clear_others(folder, found.begun)
         others = _halved(found, first, candidates[1:])
         left = _REST if found.looked else _LOOKS + _REST
         for candidate, epochs, members in others:
@@ -191,11 +205,49 @@ def search(
         pool = Pool(labels, ensembles, whole, judge)
         ensemble = pool.best([*(t.said for t in found.tried), *found.notes], [t.label for t in found.tried], seed)
         if folder is not None:
+            _forget_scores(folder, ensemble)
             ensemble.save(folder / SAVED)
             write_json(folder / CHOICE, _told(ensemble), within=folder)
             if ensemble.out_of_fold is not None:
                 keep_folds(ensemble, folder, digest_of(folder / SAVED))
     return ensemble
+
+
+@contextlib.contextmanager
+def _put_aside(folder: Path | None) -> Iterator[None]:
+    """Move what a search left in its folder out of the way; back again if the new one is refused."""
+    if folder is None:
+        yield
+        return
+    names = [SAVED, CHOICE, FOLDS, *_SCORES]
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".before-") as place:
+        held = [name for name in names if (folder / name).is_file()]
+        for name in held:
+            (folder / name).rename(Path(place) / name)
+        try:
+            yield
+        except ChoralError:
+            for name in held:
+                (Path(place) / name).rename(folder / name)
+            raise
+
+
+def _clear_others(folder: Path, begun: Collection[Path]) -> None:
+    """Remove the runs of candidates that another search had."""
+    for run in folder.iterdir():
+        if run not in begun and not run.is_symlink() and (run / "plan.json").exists():
+            clear(run)
+
+
+def _forget_scores(folder: Path, ensemble: Ensemble) -> None:
+    """Remove the scores and the report of another ensemble than this one."""
+    try:
+        known = (read_json(folder / "evaluation.json") or {}).get("ensemble")
+    except RunError:
+        known = None
+    if known != ensemble.digest:
+        for name in _SCORES:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _told(ensemble: Ensemble) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def check_beside(path: Path, ensemble: Path) -> None:
     from choral.engine.folder import belongs_to
 
     folder = ensemble if ensemble.is_dir() else ensemble.parent
-    if (folder / "plan.json").exists() and belongs_to(folder, path):
+    if any((folder / name).exists() for name in ("plan.json", "choice.json")) and belongs_to(folder, path):
         raise InputError(
             f"--out {path} belongs to the run in {folder}, which is never overwritten; give another name, such as "
             f"{folder / 'predictions.csv'}."

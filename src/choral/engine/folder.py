@@ -56,6 +56,7 @@ RUN_FILES = (
     "report.html",
     "out_of_fold.safetensors",
     "ensemble.choral",
+    "choice.json",
 )
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
 _OPENINGS = {".json": b'{\n "', ".jsonl": b'{"time": '}
@@ -214,14 +215,18 @@ def read_costs(folder: Path) -> dict[str, Any]:
     return {name: held[name] for name in _COSTS if name in held}
 
 
-def keep_table(folder: Path, plan: dict[str, Any], table: Table | None) -> None:
-    """Write table.json, which a later call makes again if it was lost; another table than the run's is refused."""
+def check_table(folder: Path, plan: dict[str, Any], table: Table | None) -> None:
+    """Raise RunError if a table is another one than that of a run."""
     digest = None if table is None else digest_of(table.to_dict())
     if "table" in plan and plan["table"] != digest:
         was, now = ("none" if d is None else f"that of digest {d[:12]}" for d in (plan["table"], digest))
         raise RunError(
             f"{folder} holds another run: its table was {was}, now {now}. Use another run_dir, or repeat the old call."
         )
+
+
+def keep_table(folder: Path, table: Table | None) -> None:
+    """Write table.json, which a later call makes again if it was lost."""
     if table is not None:
         write_json(folder / "table.json", table.to_dict(), within=folder)
 

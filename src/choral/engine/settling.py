@@ -12,7 +12,7 @@ from choral.data.tables import Table
 from choral.engine.executors import Settled, check_executor, choose, choose_kernel, choose_threads
 from choral.engine.extending import extended
 from choral.engine.files import digest_of, write_json
-from choral.engine.folder import check_ours, clear, keep_table, read_plan
+from choral.engine.folder import check_ours, check_table, clear, keep_table, read_plan
 from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
 from choral.engine.prolonging import prolonged
@@ -51,6 +51,7 @@ def settle(
     _check_asked(executor, table, overwrite=overwrite, extend=extend)
     if folder is not None:
         check_ours(folder, overwrite=overwrite)
+        _check_alone(folder, overwrite=overwrite)
     task, source, recipe, parts = job.task, job.source, job.recipe, job.task.parts
     executor = executor if parts.group is None else _apart(executor)
     if not parts.writes:  # what the first process settles holds for all
@@ -62,6 +63,7 @@ def settle(
     stored = None if folder is None or overwrite else read_plan(folder)
     held = stored or {}
     if folder is not None and stored is not None and identity is not None:
+        check_table(folder, stored, table)
         stored = _gone_on(folder, stored, identity, job, extend=extend)
     wanted = threads or held.get("environment", {}).get("threads")
     count = wanted or choose_threads(task, source, recipe.plan, stacked=False)
@@ -87,7 +89,7 @@ def settle(
     if folder is not None and overwrite:
         clear(folder)  # once nothing more is refused
     if folder is not None:
-        keep_table(folder, plan, table)
+        keep_table(folder, table)
         if stored is None:
             write_json(folder / "plan.json", plan, within=folder)
     return parts.agreed(plan), settled.width
@@ -100,6 +102,15 @@ def _check_asked(executor: str, table: Table | None, *, overwrite: bool, extend:
         raise InputError(f"table is {type(table).__name__}; give a choral.data.tables.Table, as learn_table makes one.")
     if overwrite and extend:
         raise InputError("overwrite starts again and extend goes on; give one of them.")
+
+
+def _check_alone(folder: Path, *, overwrite: bool) -> None:
+    """Refuse the folder of a search: its ensemble would be replaced."""
+    if not overwrite and (folder / "choice.json").exists() and not (folder / "plan.json").exists():
+        raise RunError(
+            f"{folder} holds a choice among several methods, and this run is of one; use another run_dir (--out), or overwrite=True "
+            "(--overwrite) to start again in this one."
+        )
 
 
 def _gone_on(

@@ -1,6 +1,8 @@
 """Ensemble: members in, predictions out; saved and loaded without pickle."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.data.tables import Table
 from choral.engine.answering import Evaluation
 from choral.engine.blueprint import Blueprint
-from choral.engine.store import MemberStore
+from choral.engine.files import pack_tensors
+from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
 from choral.engine.threads import checked
 from choral.ensemble import corrections
@@ -312,6 +315,16 @@ class Ensemble:
         if not rows or rows != outputs.shape[1]:
             raise InputError(f"y has {rows} rows and x has {outputs.shape[1]}; give equally many, at least one.")
         self.likelihood.check_judged(targets, tuple(outputs.shape[2:]))
+
+    @property
+    def digest(self) -> str:
+        """A digest of what predictions follow from: members, likelihood and corrections."""
+        digest = hashlib.blake2b(digest_size=16)
+        for state in self.states():
+            digest.update(pack_tensors(member_tensors(state), {"form": state.form}))
+        about = {"likelihood": self.likelihood.to_dict(), "posthoc": [v.to_dict() for v in self.posthoc]}
+        digest.update(json.dumps(about, sort_keys=True).encode())
+        return digest.hexdigest()
 
     def with_posthoc(self, *values: Value) -> "Ensemble":
         """Return the same members with these corrections of `choral.posthoc` instead of any there were.

@@ -24,7 +24,7 @@ from choral.predictions import Prediction, means_of
 
 LEVEL = 0.9  # that conformal intervals and sets promise
 _CHUNK = 4096
-_FILE = "out_of_fold.safetensors"
+FOLDS = "out_of_fold.safetensors"
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
     header |= {"posthoc": [value.to_dict() for value in ensemble.posthoc]}
     header |= {} if found.shares is None else {"shares": list(found.shares)}
     content = pack_tensors({n: t.contiguous() for n, t in tensors.items()}, header)
-    write_bytes(folder / _FILE, content, within=folder)
+    write_bytes(folder / FOLDS, content, within=folder)
 
 
 def digest_of(path: Path) -> str:
@@ -151,7 +151,7 @@ def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[
 
 def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
     """Give a loaded ensemble what its run folder keeps of out-of-fold predictions; nothing if that is lost or another run's."""
-    path = folder / _FILE
+    path = folder / FOLDS
     if not path.exists():
         return
     try:

@@ -115,15 +115,20 @@ def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -
 
 def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Trial) -> None:
     """Write an ensemble's evaluation into the evaluation.json of its run folder, where `choral report` finds it."""
-    found = {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest}
+    found = {
+        "evaluation": {ensemble.recipe.name: evaluation},
+        "judged_by": trial.digest,
+        "ensemble": ensemble.digest,
+    }
     write_json(folder / "evaluation.json", found, within=folder)
 
 
 def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, Any]:
-    """Return the evaluation that the run folder keeps if it was judged by the same rows; else judge, and keep it."""
+    """Return the evaluation that the run folder keeps if it is of the same members and rows; else judge, and keep it."""
     stored = (None if folder is None else _kept(folder)) or {}
     found = stored.get("evaluation", {}).get(ensemble.recipe.name)
-    if found is None or stored.get("judged_by") != trial.digest:
+    known = stored.get("judged_by") == trial.digest and stored.get("ensemble") == ensemble.digest
+    if found is None or not known:
         found = json.loads(json.dumps(judge(ensemble, trial), sort_keys=True))  # in the order a file would give back
         if folder is not None:
             keep(folder, ensemble, found, trial)

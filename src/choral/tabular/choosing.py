@@ -155,6 +155,7 @@ def choose(
     check_one_process(options.get("data_parallel", False) or is_far(run_dir))
     if cluster is not None:
         check_cluster(cluster, run_dir, time_limit=time_limit, extend=options.get("extend", False))
+    overwrite = bool(options.pop("overwrite", False))
     builds = {entry.candidate.name: entry.build for entry in entries}
     source, judge, watching = _watched(problem, validation, folds, seed)
 
@@ -176,7 +177,7 @@ def choose(
 
     candidates = [entry.candidate for entry in entries]
     with contextlib.nullcontext() if cluster is None else cluster.connected():
-        return search(candidates, train, judge, run_dir=run_dir, time_limit=time_limit, seed=seed)
+        return search(candidates, train, judge, run_dir=run_dir, time_limit=time_limit, seed=seed, overwrite=overwrite)
 
 
 def _executor(build: Callable[[], nn.Module], options: dict[str, Any]) -> dict[str, Any]:
