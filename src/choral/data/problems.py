@@ -15,7 +15,7 @@ from choral.data.cells import Cells
 from choral.data.sheets import ENDINGS, as_frame, ending, is_frame, read_table
 from choral.data.sources import as_weights
 from choral.data.splitting import Seen, split, split_by_group, split_by_time
-from choral.data.tables import Table, check_column, learn_table, with_target
+from choral.data.tables import Table, check_column, learn_table, settle_decimals, with_target
 from choral.data.targets import Kind
 from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood
 
@@ -186,11 +186,19 @@ def _sheet_of(data: Any, said: Columns, weights: Any) -> _Sheet:
         raise InputError(f"{where} is a table, so the column to predict must be named; add --target COLUMN.")
     whole = as_frame(data) if is_frame(data) else read_table(Path(data))
     if isinstance(weights, str):
-        check_column(whole, weights, where)
-        weights = Cells(whole[weights]).numbers()
+        weights = weights_in(whole, weights, where)
     found = None if weights is None else as_weights(weights, len(whole)).numpy()
     frame = with_target(whole, said.target, where)
     return _Sheet(frame, name, where, None if found is None else found[frame.index.to_numpy()])
+
+
+def weights_in(frame: Any, column: str, where: str) -> np.ndarray:
+    """Return what each row counts by a column of a table; its decimals are written as in the other columns."""
+    check_column(frame, column, where)
+    own = Cells(frame[column])
+    if not own.is_number:
+        settle_decimals([own], where, [Cells(frame[name]) for name in frame.columns if name != column])
+    return own.own_numbers
 
 
 def _held_out(sheet: _Sheet, said: Columns, holdout: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:

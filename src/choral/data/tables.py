@@ -232,7 +232,7 @@ def learn_table(
     trained = frame if rows is None else frame.iloc[rows]
     targets = Cells(frame[target])
     inputs = {str(n): Cells(trained[n]) for n in frame.columns if n != target}
-    _settle_decimals([targets, *inputs.values()], path)
+    settle_decimals([targets, *inputs.values()], path)
     check_target(targets, task, path)
     guessed, reason = guess_task(targets)
     order = (orders or {}).get(target, ())
@@ -269,9 +269,15 @@ def _as_asked(targets: Cells, task: Kind) -> str:
     return ", ".join(filter(None, ["as asked", unit_in_words(targets.unit) if task == "regression" else ""]))
 
 
-def _settle_decimals(columns: Sequence[Cells], path: str) -> None:
-    """Let columns whose numbers show how decimals are written decide for those that do not; say how such columns are read."""
-    known = {cells.shows for cells in columns} - {None}
+def settle_decimals(columns: Sequence[Cells], path: str, others: Sequence[Cells] = ()) -> None:
+    """Let columns whose numbers show how decimals are written decide for those that do not; say how such columns are read.
+
+    Args:
+        columns: that are settled.
+        path: where they are from.
+        others: that decide too.
+    """
+    known = {cells.shows for cells in (*columns, *others)} - {None}
     for cells in columns:
         if True in known and cells.doubtful:
             cells.usual = known == {True}

@@ -91,7 +91,7 @@ class CategoryColumn(Column):
 
     def _coded(self, cells: Cells, absent: np.ndarray, *, path: str) -> np.ndarray:
         place = {value: i for i, value in enumerate(self.values)}
-        place = {f"{value}.0": i for value, i in place.items() if value.isdecimal()} | place  # as floats beside gaps
+        place = {_other_form(value): i for value, i in place.items()} | place
         codes = np.array([place.get(w, -1) for w in cells.words])
         found = np.zeros((len(cells), self.codes))
         known = np.flatnonzero((codes >= 0) & ~absent)
@@ -155,6 +155,12 @@ class OrderedColumn(Column):
         steps = codes[:, : self.codes]
         unknown = ((steps > 0.25) & (steps < 0.75)).all(1)
         return self._with_gaps(np.where(unknown, np.nan, steps.sum(1)), codes)
+
+
+def _other_form(value: str) -> str:
+    """Return a whole number as it is written beside gaps, 7.0, or beside none, 7; other words as they are."""
+    bare = value.removesuffix(".0")
+    return value if not bare.removeprefix("-").isdecimal() else bare if bare != value else f"{value}.0"
 
 
 def _say_odd(cells: Cells, odd: np.ndarray, name: str, values: tuple[str, ...], path: str) -> None:

@@ -128,6 +128,8 @@ def compare(
     """
     problem = _problem(data)
     options |= {"inputs": inputs}
+    if problem.likelihood is not None and options.get("likelihood") is None:
+        options["likelihood"] = problem.likelihood
     spending = spending_of(build, problem, options, equal=equal)
     recipes = recipes_for(methods, epochs=epochs, members=members, training=training, spending=spending)
     strange_rows = arranged(ood, _columns(data))
@@ -171,7 +173,7 @@ def spending_of(
         raise InputError(
             f"equal is {equal!r}; give 'operations' or 'epochs'.{did_you_mean(str(equal), ('operations', 'epochs'))}"
         )
-    return None if equal == "epochs" else Spending(build, (problem.x_train, problem.y_train), options)
+    return None if equal == "epochs" else Spending(build, problem.points, options)
 
 
 def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
@@ -227,7 +229,7 @@ def _asked(
 ) -> list[Asked]:
     """Return the runs of all methods and seeds, for a cluster to train."""
     found = []
-    data, known = (problem.x_train, problem.y_train), {n: v for n, v in options.items() if n in OPTIONS}
+    data, known = problem.points, {n: v for n, v in options.items() if n in OPTIONS}
     for own, folder in folders.items():
         for name, recipe in _named(recipes):
             assert folder is not None
@@ -253,7 +255,7 @@ def _measured(
         folder = None if run_dir is None else run_dir / folder_name(name)
         ensemble = fit(
             build,
-            (problem.x_train, problem.y_train),
+            problem.points,
             recipe,
             run_dir=folder,
             table=problem.table,

@@ -132,7 +132,8 @@ def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:
             name: [_row(part, method).get(name) for part in parts.values()] for name in row
         }
         measured = {n: v for n, v in columns.items() if n not in _HEAD and all(map(_is_number, v))}
-        rows.append(row | {n: statistics.fmean(v) for n, v in measured.items()})
+        told = {n: v for n, v in row.items() if n in _HEAD or not _is_number(v)}  # what a seed lacks has no mean
+        rows.append(told | {n: statistics.fmean(v) for n, v in measured.items()})
         deviations[method] = {n: statistics.stdev(v) for n, v in measured.items()}
         paired = {
             n: [a - b for a, b in zip(v, own[n])]

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from choral.base.border import guarded
 from choral.base.errors import InputError
 from choral.base.fitting import typed
 from choral.data.balance import balanced
-from choral.data.problems import Columns, Problem, load_problem
+from choral.data.problems import Columns, Problem, load_problem, weights_in
 from choral.data.sheets import as_frame, is_frame, read_table
 from choral.data.targets import Kind
 from choral.ensemble.ensemble import Ensemble
@@ -99,8 +101,9 @@ def fit_table(
         time=time,
     )
     problem = load_problem(data, task=task, holdout=None, columns=columns, likelihood=likelihood, weights=weights)
+    each: dict[str, float] = {}
     if class_weights is not None:
-        problem, _ = balanced(problem, class_weights)
+        problem, each = balanced(problem, class_weights)
     apart = options.get("data_parallel") or options.get("extend") or options.get("cluster") is not None
     ready = prepared(
         problem,
@@ -108,7 +111,7 @@ def fit_table(
         epochs=epochs,
         members=members,
         model=model,
-        validation=_watching(validation, problem),
+        validation=_watching(validation, problem, weights if isinstance(weights, str) else None, each),
         patience=patience,
         folds=folds,
         rate=rate,
@@ -119,8 +122,15 @@ def fit_table(
     return ready.run(run_dir=run_dir, seed=seed, time_limit=time_limit, **options)
 
 
-def _watching(validation: Any, problem: Problem) -> Any:
-    """Return rows that watch as `fit` takes them: a share as it is, a table's as inputs and targets."""
+def _watching(validation: Any, problem: Problem, column: str | None, each: Mapping[str, float]) -> Any:
+    """Return rows that watch as `fit` takes them: a share as it is, a table's as inputs, targets and what they count.
+
+    Args:
+        validation: as `fit_table` takes it.
+        problem: gives how columns are read.
+        column: of weights, if one has them.
+        each: what rows of each class count, empty if all the same.
+    """
     if validation is None or (isinstance(validation, int | float) and not isinstance(validation, bool)):
         return validation
     if problem.table is None or not problem.table.columns:
@@ -131,4 +141,9 @@ def _watching(validation: Any, problem: Problem) -> Any:
             f"validation is {type(validation).__name__}; give a part of the rows, such as 0.2, or a data frame with the target."
         )
     frame = as_frame(validation, where) if is_frame(validation) else read_table(Path(validation))
-    return problem.table.inputs(frame, path=where), problem.table.targets(frame, path=where)
+    x, y = problem.table.inputs(frame, path=where), problem.table.targets(frame, path=where)
+    weights = None if column is None else weights_in(frame, column, where)
+    if each:
+        own = np.array(list(each.values()))[np.asarray(y).astype(np.int64).reshape(-1)]  # in the order of the classes
+        weights = own if weights is None else weights * own
+    return (x, y) if weights is None else (x, y, weights)
