@@ -64,10 +64,12 @@ def main():
             executor="sequential",
             data_parallel=int(size) > 1,
             checkpoint_seconds=0,
+            batch_norm="part" if network == "own" else "whole",
             listener=hear,
         )
         members = [dict(state.params) for state in ensemble.states()]
-        torch.save({"losses": losses, "members": members}, Path(folder) / f"{method}-{rank}.pt")
+        buffers = [dict(state.buffers) for state in ensemble.states()]
+        torch.save({"losses": losses, "members": members, "buffers": buffers}, Path(folder) / f"{method}-{rank}.pt")
     if int(size) > 1:
         dist.destroy_process_group()
 

@@ -158,6 +158,10 @@ def test_two_processes_agree_with_one(tmp_path):
     alone = start(0, 1, tmp_path / "one", "", 4, *methods)
     assert alone.communicate(timeout=240)
     together(tmp_path / "two", tmp_path / "meeting", 4, *methods)
+    together(tmp_path / "two", tmp_path / "again", 9, "snapshot-own")
+    first, second = (torch.load(tmp_path / f"two/snapshot-own-{rank}.pt") for rank in range(2))
+    for part in ("members", "buffers"):  # also where each process normalises by the rows it has
+        assert distance(first[part], second[part]) == 0
     for method in methods:
         one, first, second = (torch.load(tmp_path / n) for n in _results(method))
         assert distance(first["members"], second["members"]) == 0

@@ -1,5 +1,6 @@
 """Settings that meet: clipping and masks, decay and structures, counts of steps and stacks, parts and what does not count."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,3 +135,19 @@ def test_packed_convolutions_with_instance_norms_agree_with_members_alone() -> N
     together: Any = ensemble.predict(images)
     for i in range(2):
         torch.testing.assert_close(ensemble.member(i).eval()(images), together.logits[i], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("structure", [BatchEnsemble(members=2, own_norms=True), Packed(members=2)])
+def test_statistics_of_members_side_by_side_are_estimated_again(structure: Any) -> None:
+    x = 5 + 3 * X
+
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+    recipe = replace(make("swa", epochs=8, training=Training(rate=0.3, batch_size=20)), structure=structure)
+    ensemble = choral.fit(normed, (x, Y), recipe, seed=0)
+    for i in range(2):
+        member: Any = ensemble.member(i).eval()
+        hidden = member[0](x)
+        torch.testing.assert_close(member[1].running_mean, hidden.mean(0), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(member[1].running_var, hidden.var(0), rtol=1e-3, atol=1e-3)

@@ -1,7 +1,7 @@
 """Operators: starting, bagging, averaging and recalibrating one network's state."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -167,6 +167,12 @@ class DrawMoments(Operator):
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
+def _settings(module: nn.Module) -> Any:
+    """Return what holds the momentum of a layer's statistics: itself, or the plain layer of one member; None of other layers."""
+    held = getattr(module, "settings", module)
+    return held if isinstance(held, _NORMS) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recalibrate(Operator):
     """Estimate BatchNorm statistics again over the training data; a network without BatchNorm is left alone."""
@@ -174,19 +180,23 @@ class Recalibrate(Operator):
     def apply(self, state: State, context: Context) -> State:
         """Return the state with statistics that fit its weights."""
         network = context.network(state)
-        norms = {n: m for n, m in network.named_modules() if isinstance(m, _NORMS) and m.track_running_stats}
+        norms = [
+            m for m in network.modules() if _settings(m) is not None and getattr(m, "running_mean", None) is not None
+        ]
         if not norms:
             return state
-        momenta = {n: m.momentum for n, m in norms.items()}
-        for norm in norms.values():
-            norm.reset_running_stats()
-            norm.momentum = None  # a cumulative average, so every batch counts the same
+        momenta = [(m, _settings(m).momentum) for m in norms]
+        for norm in norms:
+            norm.running_mean.zero_()
+            norm.running_var.fill_(1)
+            norm.num_batches_tracked.zero_()
+            _settings(norm).momentum = None  # a cumulative average, so every batch counts the same
             norm.train()
         with torch.no_grad():
             for x in context.inputs():
                 network(x)
-        for name, norm in norms.items():
-            norm.momentum = momenta[name]
+        for norm, momentum in momenta:
+            _settings(norm).momentum = momentum
             norm.eval()
         return state.having(buffers={n: b.detach().clone() for n, b in network.named_buffers()})
 
