@@ -180,9 +180,8 @@ class Recalibrate(Operator):
     def apply(self, state: State, context: Context) -> State:
         """Return the state with statistics that fit its weights."""
         network = context.network(state)
-        norms = [
-            m for m in network.modules() if _settings(m) is not None and getattr(m, "running_mean", None) is not None
-        ]
+        held: list[Any] = [m for m in network.modules() if _settings(m) is not None]
+        norms = [m for m in held if getattr(m, "running_mean", None) is not None]
         if not norms:
             return state
         momenta = [(m, _settings(m).momentum) for m in norms]
