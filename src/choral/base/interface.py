@@ -32,6 +32,7 @@ class Interface(Value):
         reads: what a batch looks like, as `choral.base.batches.described` says it.
         columns: the names of the columns of data frames among inputs (x, x['image']) and targets (y), in the order they are read.
         last: the layer that gives the output, where another one is declared last; '' where it is that one.
+        scale: of the numbers of a single input in training: 'bytes', which are divided by 255, 'unit' (from 0 to 1) or 'free'; '' is unknown.
     """
 
     spread: bool = False
@@ -40,6 +41,7 @@ class Interface(Value):
     reads: dict[str, Any] | None = None
     columns: dict[str, tuple[str, ...]] | None = None
     last: str = ""
+    scale: str = ""
 
     def __post_init__(self) -> None:
         if self.reads is not None:
@@ -55,7 +57,7 @@ class Interface(Value):
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types; what older versions did not know is left out where it says nothing."""
         found = super().to_dict()
-        return found if self.last else {name: value for name, value in found.items() if name != "last"}
+        return {name: value for name, value in found.items() if value or name not in ("last", "scale")}
 
     def attach(self, network: nn.Module) -> nn.Module:
         """Return the network, which from now on takes a batch and returns its output, in place."""
@@ -83,11 +85,25 @@ class Interface(Value):
                 raise InputError(
                     f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows; give x[None] for one row."
                 )
+            self._check_scale(batch)
             return
         wanted = made_up(self.reads, 1)
         if sorted(name for name, _ in named_leaves(wanted)) != sorted(name for name, _ in named_leaves(batch)):
             raise InputError(
                 f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
+            )
+
+    def _check_scale(self, batch: Tensor) -> None:
+        """Raise InputError for bytes where training saw none, and for what bytes hold where it saw bytes: they are divided by 255."""
+        if batch.dtype == torch.uint8 and self.scale == "free":
+            raise InputError(
+                "x holds bytes (uint8), which are divided by 255, but the networks were fitted on real numbers beyond 0 to 1; give x as it was "
+                "then, x.astype('float32')."
+            )
+        if self.scale == "bytes" and batch.is_floating_point() and batch.numel() and float(batch.detach().max()) > 2:
+            raise InputError(
+                f"x holds real numbers up to {float(batch.detach().max()):g}, but the networks were fitted on bytes (uint8), which are divided by 255; "
+                "give bytes, or x / 255."
             )
 
     def in_floats(self, batch: Batch, floats: torch.dtype) -> Batch:

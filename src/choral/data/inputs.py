@@ -57,6 +57,11 @@ class Normalise(Transform):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalised batch."""
+        if x.dim() > 1 and len(self.mean) not in (1, x.shape[1]):
+            raise InputError(
+                f"Normalise has {len(self.mean)} means, but a batch {tuple(x.shape)} has {x.shape[1]} channels or features; give one for each, or one "
+                "for all."
+            )
         shape = (-1,) + (1,) * (x.dim() - 2)
         mean, std = (devices.constant(v, x.dtype, x.device).view(shape) for v in (self.mean, self.std))
         return (x - mean) / std

@@ -1,5 +1,6 @@
 """Look at the plain network once, before anything is converted or trained: what it reads, in which type, and what it returns."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import bare, called_once, floats_of
 from choral.engine.reaching import output_layer, refuse_hidden, refuse_strays
+from choral.layers.conversion.swapping import holds
 from choral.structures.base import Independent, Structure
 
 
@@ -82,7 +84,13 @@ def look(
             output=_chosen(output),
             reads=batches.described(batch),
             columns=source.columns,
+            scale=_scale(x),
         )
+        if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 2 and holds(network, nn.Embedding):
+            warnings.warn(
+                "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images: give tokens as x.long().",
+                stacklevel=2,
+            )
         try:
             found = called_once(network, reads, batch)
         except ChoralError:
@@ -96,6 +104,15 @@ def look(
         refuse_strays(build if isinstance(build, nn.Module) else network, interface, given)
         interface = replace(interface, last=output_layer(network, interface, given))
     return Seen(interface, seen.transforms, seen.floats, device)
+
+
+def _scale(x: Any) -> str:
+    """Return what numbers a single input holds, as `Interface` has it."""
+    if not isinstance(x, Tensor) or not x.numel():
+        return ""
+    if x.dtype == torch.uint8:
+        return "bytes"
+    return "" if not x.is_floating_point() else "unit" if float(x.min()) >= 0 and float(x.max()) <= 1 else "free"
 
 
 def _chosen(output: Any) -> str | int | Function | None:

@@ -13,6 +13,7 @@ from choral import __version__
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
+from choral.data.frames import names_of
 from choral.data.images import from_images, to_images
 from choral.data.sources import as_inputs, as_weights
 
@@ -112,7 +113,7 @@ def make_trial(
 
 def rows_of(x: Any) -> Any:
     """Return inputs as an array, or as a batch of tensors if there are several."""
-    made = as_inputs(x) if isinstance(x, Mapping | tuple | list) else x
+    made = as_inputs(x) if isinstance(x, Mapping | tuple | list) or names_of(x) else x
     return np.asarray(made) if isinstance(made, Tensor) or made is x else made
 
 

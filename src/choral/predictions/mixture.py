@@ -182,7 +182,10 @@ class Counts(_Mixed):
 
     def quantile(self, level: float) -> Tensor:
         """Return the smallest count at which the mixture's distribution function reaches `level`."""
-        return (self._reached(level) - 1e-9).ceil().clamp_min(0)
+        found = (self._reached(level) - 1e-9).ceil().clamp_min(0) + 0.0
+        return torch.where(
+            (found > 0) & (self.cdf(found - 1) >= level), found - 1, found
+        )  # a wide bracket ends above the step
 
     def ranks(self, targets: Tensor) -> Tensor:
         """Return a uniform draw from the step of the distribution function at each target."""

@@ -100,6 +100,15 @@ class Outputs(Prediction):
             return each.double().expand(len(targets))
         return each.double().flatten(1).mean(1) if each.dim() > 1 else each.double()
 
+    def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the weights; raises InputError for a loss that gives one number for all points."""
+        if not self.function(self.member_outputs[0], targets.clone()).dim():
+            raise InputError(
+                f"the loss {getattr(self.function, 'name', 'given')} returns one number for a batch, so weights of points cannot be honoured; return "
+                "the loss of each point, for example with reduction='none'."
+            )
+        return weights
+
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
         """Return the loss of the members' mean outputs, the mean of their losses, and their spread."""
         alone = torch.stack([self._rows(o, targets) for o in self.member_outputs])

@@ -1,0 +1,92 @@
+"""Numbers in another scale than training saw: bytes and floats, channels, counts far from zero, one loss for many rows."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+import choral
+from choral.base.errors import InputError
+from choral.data import Normalise
+from choral.judging.judge import evaluate
+from choral.objectives import Loss
+from choral.objectives.likelihoods import About, NegativeBinomial
+from choral.recipes import make
+from choral.recipes.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randint(0, 100, (60, 3), generator=G)
+Y = (X[:, 0] > 50).long()
+RECIPE = make("single", epochs=2, training=Training(rate=0.001, batch_size=20))
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_bytes_are_refused_where_training_saw_other_numbers(tmp_path: Path) -> None:
+    ensemble = choral.fit(build, (X.float(), Y), RECIPE, run_dir=tmp_path / "run")
+    ensemble.save(tmp_path / "e.choral")
+    for one in (ensemble, choral.load(tmp_path / "run", build=build), choral.load(tmp_path / "e.choral", build=build)):
+        with pytest.raises(InputError, match="x holds bytes"):
+            one.predict(X.to(torch.uint8))
+    unit = choral.fit(build, (X.float() / 255, Y), RECIPE)
+    torch.testing.assert_close(unit.predict(X.to(torch.uint8)).mean, unit.predict(X.float() / 255).mean)
+
+
+def test_what_bytes_hold_is_refused_as_floats_where_training_saw_bytes() -> None:
+    ensemble = choral.fit(build, (X.to(torch.uint8), Y), RECIPE)
+    with pytest.raises(InputError, match="fitted on bytes"):
+        ensemble.predict(X.float())
+    torch.testing.assert_close(ensemble.predict(X.float() / 255).mean, ensemble.predict(X.to(torch.uint8)).mean)
+
+
+def test_a_frame_of_small_whole_numbers_is_judged_as_it_is_predicted() -> None:
+    frame = pd.DataFrame(X.numpy(), columns=list("abc"))
+    ensemble = choral.fit(build, (frame.astype("float32"), Y), RECIPE)
+    small = frame.astype("uint8")
+    found = evaluate(ensemble, small, Y.numpy())
+    assert found["scores"]["nll"] == pytest.approx(ensemble.evaluate(small, Y)["nll"])
+
+
+def test_tokens_as_bytes_are_warned_of() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(100, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.words(x.long()).mean(1))
+
+    with pytest.warns(UserWarning, match="give tokens as x.long"):
+        choral.fit(Tokens, (X.to(torch.uint8), Y), RECIPE)
+
+
+def test_rows_of_another_width_are_not_spread_by_normalising() -> None:
+    ensemble = choral.fit(build, (X.float(), Y), RECIPE, inputs=(Normalise(mean=(5.0,) * 3, std=(2.0,) * 3),))
+    with pytest.raises(InputError, match="means"):
+        ensemble.predict(X[:2, :1].float())
+
+
+def test_intervals_of_large_counts_begin_at_zero_where_much_of_them_is() -> None:
+    outputs = torch.tensor([[[0.0, math.log(math.expm1(0.1))]]])
+    found: Any = NegativeBinomial(base=200_000.0).predict(outputs, About())
+    low, high = found.mixture_interval(0.9)
+    assert float(low) == 0.0
+    assert float(found.cdf(high) - found.cdf(low - 1)) >= 0.9
+
+
+def test_weights_are_refused_where_a_loss_gives_one_number() -> None:
+    y = X[:, :1].float()
+
+    def one(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(outputs, targets)
+
+    ensemble = choral.fit(lambda: nn.Linear(3, 1), (X.float(), y), RECIPE, likelihood=Loss(one))
+    with pytest.raises(InputError, match="cannot be honoured"):
+        ensemble.evaluate(X.float(), y, weights=np.ones(60))
