@@ -14,7 +14,7 @@ from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
 from choral.data.problems import load_problem
 from choral.judging import judge as evaluation
-from choral.judging.judge import corruption_errors, evaluate, keep, measure, row_of
+from choral.judging.judge import corruption_errors, evaluate, judge, keep, measure, row_of
 from choral.judging.trial import make_trial
 from choral.plan import Adam
 from choral.recipes import make
@@ -103,6 +103,13 @@ def test_corrupted_cells_are_measured_on_corrupted_images(ensemble):
         "fog"
     ][0]
     assert cell["nll"] == pytest.approx(measure(ensemble, inputs, Y)["nll"], rel=1e-6)
+
+
+def test_corrupted_rows_are_held_against_the_same_rows_clean(ensemble):
+    trial = make_trial(X, Y, corruptions="fog", severities=(3,), image_shape=(8, 8), corrupted_rows=7)
+    clean = judge(ensemble, trial)["corruptions"]["clean"]
+    rows = trial.corrupted_rows
+    assert clean["nll"] == pytest.approx(measure(ensemble, X[rows], np.asarray(Y)[rows])["nll"], rel=1e-5)
 
 
 def test_diversity_and_chains_of_the_map(ensemble, found):

@@ -68,7 +68,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         **({"weighted": True} if weights is not None else plain(prediction.details(targets))),
     }
     if trial.corrupted:
-        found["corruptions"] = _corruptions(ensemble, trial, batch_size)
+        found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
     other = None if trial.ood is None else ensemble.predict(trial.ood, batch_size=batch_size)
     found["histograms"] = _histograms(prediction, other)
     if trial.ood is not None and other is not None:
@@ -156,7 +156,7 @@ def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: st
     if baseline not in tables:
         return None
     errors = {n: {c: [1 - cell["accuracy"] for cell in cells] for c, cells in t.items()} for n, t in tables.items()}
-    clean = {n: 1 - evaluations[n]["scores"]["accuracy"] for n in tables}
+    clean = {n: 1 - evaluations[n]["corruptions"]["clean"]["accuracy"] for n in tables}  # of the same rows
     own = errors[baseline]
     all_of = [c for c in own if sum(own[c]) > 0]
     hurt = [c for c in own if sum(own[c]) / len(own[c]) - clean[baseline] >= 0.005]
@@ -218,7 +218,7 @@ def _sizes(prediction: Prediction, targets: Tensor, weights: Tensor | None) -> l
     return [{"members": count, **brief_of(_first(prediction, count), targets, weights)} for count in counts]
 
 
-def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str, Any]:
+def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Prediction) -> dict[str, Any]:
     assert trial.corrupted_y is not None
     count, weights = len(trial.corrupted_y), _tensor(trial.corrupted_weights)
     table: dict[str, list[dict[str, float]]] = {}
@@ -226,7 +226,10 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str,
         joint = ensemble.predict(np.concatenate(severities), batch_size=batch_size)
         parts = [joint.of_points(slice(i * count, (i + 1) * count)) for i in range(len(severities))]
         table[name] = [brief_of(part, part.targets(trial.corrupted_y), weights) for part in parts]
+    if trial.corrupted_rows is not None:
+        clean = clean.of_points(torch.as_tensor(trial.corrupted_rows))
     names = next(iter(table.values()))[0]
+    score = "nll" if "nll" in names else clean.score
     levels = [
         {"severity": s} | {n: sum(rows[i][n] for rows in table.values()) / len(table) for n in names}
         for i, s in enumerate(trial.severities)
@@ -236,8 +239,9 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str,
         "severities": list(trial.severities),
         "table": table,
         "levels": levels,
-        "by_corruption": {name: sum(cell["nll"] for cell in cells) / len(cells) for name, cells in table.items()},
+        "by_corruption": {name: sum(cell[score] for cell in cells) / len(cells) for name, cells in table.items()},
         "means": metrics.corrupted_means(table),
+        "clean": brief_of(clean, clean.targets(trial.corrupted_y), weights),
     }
 
 

@@ -33,6 +33,7 @@ class Trial:
         severities: the severities.
         weights: what each test row counts (row,), float64; None counts all alike.
         corrupted_weights: the same of corrupted rows.
+        corrupted_rows: the numbers of the rows that are corrupted; None if all are.
     """
 
     x: Any
@@ -44,6 +45,7 @@ class Trial:
     severities: tuple[int, ...] = SEVERITIES
     weights: np.ndarray | None = None
     corrupted_weights: np.ndarray | None = None
+    corrupted_rows: np.ndarray | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -108,7 +110,7 @@ def make_trial(
         name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities] for name in names
     }
     kept = None if rows is None else rows[keep]
-    return Trial(x, y, ood, ood_name, corrupted, y[keep], tuple(severities), rows, kept)
+    return Trial(x, y, ood, ood_name, corrupted, y[keep], tuple(severities), rows, kept, keep)
 
 
 def rows_of(x: Any) -> Any:
