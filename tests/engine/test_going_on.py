@@ -183,7 +183,7 @@ def test_a_limit_that_leaves_nothing_to_make_members_of_is_a_sentence(tmp_path: 
 def test_a_table_that_is_refused_takes_nothing_from_the_run(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": X[:, 0].numpy(), "z": X[:, 1].numpy(), "y": Y.numpy()})
     call: dict[str, Any] = {"method": "deep_ensemble", "run_dir": tmp_path / "run", "progress": False}
-    choral.fit_table(frame, "y", members=2, epochs=4, **call)
+    choral.fit_table(frame, "y", members=2, epochs=4, drop=["z"], **call)
     kept = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
     with pytest.raises(RunError, match="table was"):
         choral.fit_table(frame, "y", members=4, epochs=8, ids=["z"], extend=True, **call)

@@ -28,7 +28,7 @@ def extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> 
     Raises RunError if the new plan is no longer version of the old one.
     """
     old = stored["identity"]
-    _check_longer(folder, old, identity)
+    check_longer(folder, old, identity)
     costs = read_costs(folder)
     if "kept" in costs:
         raise RunError(
@@ -46,7 +46,8 @@ def extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> 
     return {"counted": costs.get("counted", before)}
 
 
-def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise RunError unless a run is a longer version of another, whose members it can take over."""
     why = differences({**old, "recipe": new["recipe"], "totals": new["totals"]}, new)
     why += _obstacles(old["recipe"], new["recipe"], "recipe")
     if why:

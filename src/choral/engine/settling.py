@@ -10,7 +10,7 @@ import torch
 from choral.base.errors import InputError, RunError
 from choral.data.tables import Table
 from choral.engine.executors import Settled, check_executor, choose, choose_kernel, choose_threads
-from choral.engine.extending import extended
+from choral.engine.extending import check_longer, extended
 from choral.engine.files import digest_of, write_json
 from choral.engine.folder import check_ours, check_table, clear, keep_table, read_plan
 from choral.engine.identity import differences, identity_of
@@ -63,8 +63,7 @@ def settle(
     stored = None if folder is None or overwrite else read_plan(folder)
     held = stored or {}
     if folder is not None and stored is not None and identity is not None:
-        check_table(folder, stored, table)
-        stored = _gone_on(folder, stored, identity, job, extend=extend)
+        stored = _gone_on(folder, stored, identity, job, table, extend=extend)
     wanted = threads or held.get("environment", {}).get("threads")
     count = wanted or choose_threads(task, source, recipe.plan, stacked=False)
     with using(count):
@@ -114,15 +113,20 @@ def _check_alone(folder: Path, *, overwrite: bool) -> None:
 
 
 def _gone_on(
-    folder: Path, stored: dict[str, Any], identity: dict[str, Any], job: Job, *, extend: bool
+    folder: Path, stored: dict[str, Any], identity: dict[str, Any], job: Job, table: Table | None, *, extend: bool
 ) -> dict[str, Any]:
     """Return the plan of a run that was begun in a folder, extended or prolonged as asked; RunError if it is another."""
     _check_known(folder, stored["identity"])
-    if extend and stored["identity"] != identity:
+    longer = extend and stored["identity"] != identity
+    if longer:
+        check_longer(folder, stored["identity"], identity)
+    else:
+        check_same(str(folder), stored["identity"], identity)
+    check_table(folder, stored, table)  # before anything is removed
+    if longer:
         noted = extended(folder, stored, identity)
         stored = stored | {"identity": identity, "describe": job.recipe.describe(), "extended": noted}
         write_json(folder / "plan.json", stored, within=folder)
-    check_same(str(folder), stored["identity"], identity)
     return prolonged(folder, stored, job.rules.time_limit)
 
 
