@@ -35,6 +35,9 @@ def test_bytes_are_refused_where_training_saw_other_numbers(tmp_path: Path) -> N
     for one in (ensemble, choral.load(tmp_path / "run", build=build), choral.load(tmp_path / "e.choral", build=build)):
         with pytest.raises(InputError, match="x holds bytes"):
             one.predict(X.to(torch.uint8))
+    flags = choral.fit(build, ((X > 50).float(), Y), RECIPE)
+    with pytest.raises(InputError, match="x holds bytes"):
+        flags.predict((X > 50).to(torch.uint8))
     unit = choral.fit(build, (X.float() / 255, Y), RECIPE)
     torch.testing.assert_close(unit.predict(X.to(torch.uint8)).mean, unit.predict(X.float() / 255).mean)
 

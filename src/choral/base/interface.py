@@ -95,9 +95,10 @@ class Interface(Value):
 
     def _check_scale(self, batch: Tensor) -> None:
         """Raise InputError for bytes where training saw none, and for what bytes hold where it saw bytes: they are divided by 255."""
-        if batch.dtype == torch.uint8 and self.scale == "free":
+        small = batch.dim() < 3 and batch.numel() and self.scale == "unit"
+        if batch.dtype == torch.uint8 and (self.scale == "free" or (small and int(batch.max()) <= 1)):
             raise InputError(
-                "x holds bytes (uint8), which are divided by 255, but the networks were fitted on real numbers beyond 0 to 1; give x as it was "
+                "x holds bytes (uint8), which are divided by 255, but the networks were fitted on real numbers that were not; give x as it was "
                 "then, x.astype('float32')."
             )
         if self.scale == "bytes" and batch.is_floating_point() and batch.numel() and float(batch.detach().max()) > 2:
