@@ -151,3 +151,18 @@ def test_statistics_of_members_side_by_side_are_estimated_again(structure: Any) 
         hidden = member[0](x)
         torch.testing.assert_close(member[1].running_mean, hidden.mean(0), rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(member[1].running_var, hidden.var(0), rtol=1e-3, atol=1e-3)
+
+
+def test_attributes_of_a_network_are_its_own_matter() -> None:
+    class Norm(nn.BatchNorm1d):
+        settings = "mine"
+
+    class Named(nn.Sequential):
+        stacked = True
+
+    def named() -> nn.Module:
+        return Named(nn.Linear(6, 16), Norm(16), nn.ReLU(), nn.Linear(16, 2))
+
+    (member,) = choral.fit(named, (X, Y), make("swa", epochs=8, training=Training(rate=0.3, batch_size=20))).states()
+    hidden = X @ member.params["0.weight"].T + member.params["0.bias"]
+    torch.testing.assert_close(member.buffers["1.running_mean"], hidden.mean(0), rtol=1e-3, atol=1e-3)

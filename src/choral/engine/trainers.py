@@ -27,6 +27,7 @@ from choral.engine.task import Task
 from choral.engine.tracing import record
 from choral.layers.conversion.calling import call_with, ties_of
 from choral.layers.conversion.swapping import holds
+from choral.layers.joint.network import Joint
 from choral.plan.phases import Train
 from choral.plan.remembering import memory_of, restore_memory, stack_memory, unstack_memory
 from choral.plan.state import State
@@ -102,7 +103,7 @@ class Trainer(ABC):
 
 def _led(network: nn.Module) -> frozenset[str]:
     """Return the names of parameters whose first axis runs over the members of a joint network."""
-    own = frozenset(getattr(network, "stacked", ()))
+    own = network.stacked if isinstance(network, Joint) else frozenset[str]()
     return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") in own)
 
 

@@ -169,7 +169,7 @@ _NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 def _settings(module: nn.Module) -> Any:
     """Return what holds the momentum of a layer's statistics: itself, or the plain layer of one member; None of other layers."""
-    held = getattr(module, "settings", module)
+    held = module if isinstance(module, _NORMS) else getattr(module, "settings", None)
     return held if isinstance(held, _NORMS) else None
 
 
