@@ -35,9 +35,9 @@ MOVES = 100
 """Steps between two moves of sparse connections. A member has 1,955 steps here and 58,650 in the paper, which moves every 1,000:
 with that interval they would move once."""
 Suite = tuple[Callable[[], torch.nn.Module], dict[str, Callable[[], Recipe]]]
-POINTS = {"sebays": 15_000, "sebays_clip": 15_000, "sebays_clip_small": 5_000, "shared": 25_000}
+POINTS = {"sebays": 15_000, "sebays_clip": 15_000, "shared": 25_000}
 """Suites that train on the first images only (their order is random)."""
-AUGMENTED = ("sebays_clip", "sebays_clip_small")
+AUGMENTED = ("sebays_clip",)
 """Suites that crop and flip."""
 
 
@@ -70,7 +70,6 @@ def suites() -> dict[str, Suite]:
         "shared": (lenet("M"), shared_weights(6)),
         "sebays": (lambda: models.resnet_cifar(20, width=8), sequential_bayesian(16)),
         "sebays_clip": (lambda: models.resnet_cifar(20, width=8), gates_clipped(16)),
-        "sebays_clip_small": (lambda: models.resnet_cifar(20, width=8), gates_clipped(6)),
     }
 
 
