@@ -93,3 +93,20 @@ def test_weights_are_refused_where_a_loss_gives_one_number() -> None:
     ensemble = choral.fit(lambda: nn.Linear(3, 1), (X.float(), y), RECIPE, likelihood=Loss(one))
     with pytest.raises(InputError, match="cannot be honoured"):
         ensemble.evaluate(X.float(), y, weights=np.ones(60))
+
+
+def test_images_of_several_channels_are_taken_as_bytes_or_from_0_to_1_and_no_other() -> None:
+    images = torch.randint(0, 256, (24, 3, 8, 8), generator=G, dtype=torch.uint8)
+
+    def convolutions() -> nn.Module:
+        layers = [nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)]
+        return nn.Sequential(*layers)
+
+    normalise = (Normalise(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)),)
+    for given, other in ((images, images.float() / 255), (images.float() / 255, images)):
+        ensemble = choral.fit(convolutions, (given, Y[:24]), RECIPE, inputs=normalise)
+        torch.testing.assert_close(ensemble.predict(given).mean, ensemble.predict(other).mean)
+        torch.testing.assert_close(ensemble.predict(given[:1] * 0).mean, ensemble.predict(other[:1] * 0).mean)
+    raw = choral.fit(convolutions, (images.float(), Y[:24]), RECIPE)
+    with pytest.raises(InputError, match="x holds bytes"):
+        raw.predict(images)

@@ -76,7 +76,7 @@ def test_a_comparison_trains_by_the_weights_and_the_likelihood_of_its_problem() 
     plain = load_problem(table, columns=Columns(target="y", drop=("w",)), likelihood="poisson")
     one, other = (compare(build, problem, ["single"], **options) for problem in (weighed, plain))
     assert one.rows[0]["nll"] != other.rows[0]["nll"]
-    assert one.details["evaluation"]["single"]["task"]
+    assert one.details["evaluation"]["single"]["task"] == "counts"
 
 
 def test_categories_are_known_as_floats_and_as_whole_numbers() -> None:

@@ -4,7 +4,7 @@ Reference: Jordan et al., "Muon: An optimizer for hidden layers in neural networ
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -62,21 +62,13 @@ class Muon(Optimiser):
         """They differ between matrices and others."""
         return ()
 
-    def make(
-        self,
-        params: Mapping[str, Tensor],
-        *,
-        stacked: bool = False,
-        undecayed: tuple[str, ...] = (),
-        led: Collection[str] = (),
-    ) -> torch.optim.Optimizer:
-        """Return a torch optimiser over the named parameters; raises InputError where one matrix holds several members."""
+    def check_members(self, led: Collection[str]) -> None:
+        """Raise InputError where one matrix holds vectors of several members."""
         if led:
             raise InputError(
                 "Muon turns each matrix as a whole, but members of this method share tensors, in which vectors of several members make up a matrix; take "
                 "AdamW, or Muon with members of their own (deep_ensemble, tabpack)."
             )
-        return super().make(params, stacked=stacked, undecayed=undecayed)
 
     def _make(self, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
         return _Muon(groups, self, rate)

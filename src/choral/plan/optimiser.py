@@ -100,6 +100,10 @@ class Optimiser(Value, ABC):
     ) -> None:
         """Take one step of some parameters through torch's fused kernel; `memory` has a list for each of `entries`."""
 
+    def check_members(self, led: Collection[str]) -> None:
+        """Raise InputError if it cannot train parameters whose first axis runs over the members of one joint network."""
+        return
+
     def make(
         self,
         params: Mapping[str, Tensor],
@@ -116,6 +120,7 @@ class Optimiser(Value, ABC):
             undecayed: name patterns of parameters without weight decay.
             led: names of parameters with an axis more, over the members of one joint network.
         """
+        self.check_members(led)
         groups: dict[tuple[float, float, bool], list[Tensor]] = {}
         for name, p in params.items():
             vector, spared = p.dim() - stacked - (name in led) < 2 and not self.decay_vectors, matches(name, undecayed)
