@@ -101,17 +101,9 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(map(torch.equal, leaves(one), leaves(other)))
 
 
-def size(batch: Batch) -> int:
-    """Return how many numbers a batch holds."""
-    return batch.numel() if isinstance(batch, Tensor) else sum(t.numel() for t in leaves(batch))
-
-
-def signature(batch: Batch, *, rows: bool = True) -> Any:
-    """Return structure, shapes and types as something that can be compared and hashed; with the number of rows or without."""
-    start = 0 if rows else 1
-    if isinstance(batch, Tensor):
-        return tuple(batch.shape[start:]), batch.dtype
-    return tuple((name, tuple(leaf.shape[start:]), leaf.dtype) for name, leaf in named_leaves(batch))
+def signature(batch: Batch) -> Any:
+    """Return structure, shapes and types as something that can be compared and hashed."""
+    return tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in named_leaves(batch))
 
 
 def in_words(batch: Batch) -> str:
