@@ -127,7 +127,7 @@ def left_plain(network: nn.Module, structure: Structure) -> list[str]:
 
 
 def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch, plain: Callable[[], nn.Module]) -> None:
-    """Raise ConversionError for a converted layer whose weights are used other than by calling it, so that its conversion does nothing there.
+    """Raise ConversionError for converted layers and parameters that are read from elsewhere, where their conversion does nothing.
 
     Args:
         network: the joint network.
@@ -162,7 +162,8 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch, plain: C
     within_ours = "network." if _is_ours(network) else ""
     running = {name for name, module in layers.items() if module in called}
     idle = {n for n in layers if n not in running and not any(n.startswith(f"{other}.") for other in running)}
-    needed = _needed(plain, x) if idle else set()
+    unused = [name for name, p in network.named_parameters() if p.requires_grad and name not in used]
+    needed = _needed(plain, x) if idle or unused else set()
     for name in layers:
         past = name in idle and any(p.startswith(f"{name}.") for p in used)
         lost = name in idle and any(p.startswith(f"{name.removeprefix(within_ours)}.") for p in needed)
@@ -172,6 +173,12 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch, plain: C
                 f"layer {name!r} is converted for {type(structure).__name__}, but the network reads its weights past its call (by "
                 f"torch.nn.functional, say), where the conversion does nothing; let forward use self.{name}(...) alone, or use another method."
             )
+    lost = next((name for name in unused if name.removeprefix(within_ours) in needed), None)
+    if lost is not None:
+        raise ConversionError(
+            f"parameter {lost.removeprefix(within_ours)!r} is converted for {type(structure).__name__}, but forward reads what it was before from a "
+            "list, dict or other object; let forward read it from the module that it is registered in, or use another method."
+        )
 
 
 def _needed(plain: Callable[[], nn.Module], x: Batch) -> set[str]:
