@@ -179,7 +179,7 @@ class PlainEvaluator(Evaluator):
             with lending, draws.keyed(key, draw, catch=self.catch, kept=kept), task.autocast():
                 own = chunk if self.manners.reads_only else copied(chunk)
                 ready, _ = structure.feed(task.prepared(own, training=False), None)
-                return task.widened(structure.unfold(network(ready)))
+                return task.widened(task.run(network, ready))
 
         try:
             return forwards.together(once, structure.draws, self.each)
@@ -208,7 +208,7 @@ class PlainEvaluator(Evaluator):
             ready = self._ready(chunk)
             for number in self.numbers:
                 with self.trees(number).one() as network, task.autocast():
-                    found.append(task.widened(task.structure.unfold(network(ready))))
+                    found.append(task.widened(task.run(network, ready)))
         return found
 
     def outputs(self, x: Batch, size: int) -> Tensor:
@@ -256,7 +256,7 @@ class PlainEvaluator(Evaluator):
 
     def _once(self, few: Batch) -> Tensor:
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
-            return self.task.structure.unfold(network(self._ready(few)))
+            return self.task.run(network, self._ready(few))
 
     def _ready(self, x: Batch) -> Batch:
         return self.task.structure.feed(self.task.prepared(x, training=False), None)[0]
@@ -268,7 +268,7 @@ class PlainEvaluator(Evaluator):
             return
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
             one = batches.part(few, slice(1))
-            each = forwards.room(network, 0, lambda: structure.unfold(network(self._ready(one))), structure.draws)
+            each = forwards.room(network, 0, lambda: self.task.run(network, self._ready(one)), structure.draws)
         if each > 1:
             expected, self.each = self.run(copied(few)), each
             self.rows = min(ROWS, max(128, _PASSED // (each * _widest(self.trees(self.numbers[0]).pristine))))

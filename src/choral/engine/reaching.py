@@ -173,10 +173,10 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch, plain: C
                 f"layer {name!r} is converted for {type(structure).__name__}, but the network reads its weights past its call (by "
                 f"torch.nn.functional, say), where the conversion does nothing; let forward use self.{name}(...) alone, or use another method."
             )
-    lost = next((name for name in unused if name.removeprefix(within_ours) in needed), None)
-    if lost is not None:
+    stale = next((name for name in unused if name.removeprefix(within_ours) in needed), None)
+    if stale is not None:
         raise ConversionError(
-            f"parameter {lost.removeprefix(within_ours)!r} is converted for {type(structure).__name__}, but forward reads what it was before from a "
+            f"parameter {stale.removeprefix(within_ours)!r} is converted for {type(structure).__name__}, but forward reads what it was before from a "
             "list, dict or other object; let forward read it from the module that it is registered in, or use another method."
         )
 

@@ -70,6 +70,12 @@ class Task:
         """Return what a joint network in evaluation makes of a batch (member, batch, ...), without gradients."""
         with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), self.autocast():
             ready, _ = self.structure.feed(self.prepared(batches.moved(x, self.device), training=False), None)
+            return self.run(network, ready)
+
+    def run(self, network: Callable[[Batch], Tensor], ready: Batch) -> Tensor:
+        """Return the outputs of every member (member, batch, ...) for inputs as the structure feeds them."""
+        each = self.structure.members
+        with draws.folded(each, batches.rows(ready) // each) if self.structure.folds_members else nullcontext():
             return self.structure.unfold(network(ready))
 
     def forward_loss(
@@ -96,8 +102,7 @@ class Task:
         given = y if weights is None else torch.arange(len(y), device=y.device)
         with self.autocast():
             inputs, targets = self.structure.feed(self.prepared(x, training=True), given)
-            with draws.folded(self.structure.members) if self.structure.folds_members else nullcontext():
-                outputs = self.structure.unfold(network(inputs))
+            outputs = self.run(network, inputs)
         assert targets is not None
         wide = self.widened(outputs)
         if weights is None:

@@ -33,7 +33,7 @@ from choral.base.mapping import vmap
 from choral.layers.conversion.calling import call_with, ties_of
 from choral.layers.conversion.functions_of_layers import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
 from choral.layers.conversion.swapping import holds, swap
-from choral.layers.joint.computed import fold, unfold
+from choral.layers.joint.computed import CutError, fold, unfold
 
 KERNELS = ("loop", "grouped", "matmul")
 _FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -95,6 +95,7 @@ class Joint(nn.Module):
         self._ties = ties_of(network)
         self._trunk = 0 if own_inputs else _common(network, self.stacked)
         self._asked = kernel
+        self._cut: dict[int, bool] = {}  # whether forward code takes parts of so many rows
         self.choose_kernel()
 
     def choose_kernel(self) -> None:
@@ -179,10 +180,35 @@ class Joint(nn.Module):
             return mapped(params, buffers, index, x)
 
     def _matmul(self, x: Batch) -> Tensor:
+        """Run members folded into the batch; one after the other where forward code takes parts of a batch (ghost batch norm)."""
+        rows = batches.leaves(x)[0].shape[1 if self.own_inputs else 0]
+        if self.training and rows not in self._cut:  # a pass in training mode cannot be taken back
+            self._cut[rows] = self._is_cut(x, rows)
+        try:
+            return self._loop(x) if self._cut.get(rows) else self._folded(x, rows)
+        except CutError:
+            if self.training:
+                raise
+            return self._loop(x)
+
+    def _is_cut(self, x: Batch, rows: int) -> bool:
+        modes = [(module, module.training) for module in self.network.modules()]
+        self.network.eval()
+        try:
+            with torch.no_grad(), draws.keyed(0):
+                self._folded(x, rows)
+        except CutError:
+            return True
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return False
+
+    def _folded(self, x: Batch, rows: int) -> Tensor:
         def folded(t: Tensor) -> Tensor:
             return fold(t if self.own_inputs else t.expand(self.members, *t.shape))
 
-        with draws.folded(self.members):
+        with draws.folded(self.members, rows):
             if not self._trunk:
                 return unfold(self.network(batches.mapped(folded, x)), self.members)
             assert isinstance(x, Tensor), "a chain reads one tensor"
