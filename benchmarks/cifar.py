@@ -108,7 +108,9 @@ def sequential_bayesian(epochs: int) -> dict[str, Callable[[], Recipe]]:
     common: dict[str, Any] = {"epochs": epochs, "draws": 1, "training": variational}
     gates, later = common | {"gamma": 0.8}, {"members": 3, "reset": "redraw"}
     return {
-        "single": lambda: make("single", epochs=epochs, training=Training(schedule="steps", batch_size=32)),
+        "single": lambda: make(
+            "single", epochs=epochs, training=Training(rate=0.1, optimiser="sgd", schedule="steps", batch_size=32)
+        ),
         "bnn": lambda: make("bnn", **common),
         "bnn_sequential": lambda: make("bnn_sequential", **common, **later),
         "ssbnn": lambda: make("ssbnn", **gates),

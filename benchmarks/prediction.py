@@ -177,7 +177,9 @@ def bayesian_lines(rivals: str | None) -> Iterator[Line]:
         ("MLP", mlp, False, (1, 100, 1000)),
         ("LeNet-S", lambda: models.lenet("S"), True, (1, 256)),
     ):
-        ensemble = trained(build, bnn(epochs=1, draws=DRAWS, training=Training(rate=1e-3)), image)
+        ensemble = trained(
+            build, bnn(epochs=1, draws=DRAWS, training=Training(optimiser="sgd", batch_size=128, rate=1e-3)), image
+        )
         theirs = None if rivals is None else bayesian(build(), image)
         for rows in sizes:
             x = laid_out(inputs(rows, image))

@@ -14,7 +14,7 @@ from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 from choral.testing import MENAGERIE
 
-CALM = Training(rate=0.02, batch_size=16)
+CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
 METHODS = {
     "single": recipes.single(epochs=2, training=CALM),
     "deep_ensemble": recipes.deep_ensemble(epochs=4, members=2, training=CALM),

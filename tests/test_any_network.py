@@ -15,7 +15,7 @@ from choral.data import Normalise
 from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
-CALM = Training(rate=0.02, batch_size=16)
+CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
 ONE = recipes.single(epochs=1, training=CALM)
 TWO = recipes.deep_ensemble(epochs=2, members=2, training=CALM)
 G = torch.Generator().manual_seed(0)

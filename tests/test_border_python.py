@@ -61,7 +61,7 @@ REFUSED = {
     "yes in words": (lambda: api.fit(build, (X, Y), ONE, overwrite="no"), "overwrite is 'no'"),
     "one row for BatchNorm": (lambda: api.fit(normed, (X[:1], Y[:1]), ONE), "cannot be trained on a batch of 1 row.*two rows"),
     "batches of one for BatchNorm": (
-        lambda: api.fit(normed, (X, Y), make("single", epochs=1, training=Training(batch_size=1))),
+        lambda: api.fit(normed, (X, Y), make("single", epochs=1, training=Training(rate=0.1, optimiser="sgd", batch_size=1))),
         "cannot be trained on a batch of 1 row",
     ),
     "two arrays to compare on": (lambda: api.compare(build, (X, Y), ["single"]), r"\(x_train, y_train, x_test, y_test\)"),

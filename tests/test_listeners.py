@@ -58,8 +58,8 @@ def events_of(recipe, folder=None, stop_after=None, **options):
 
 
 def test_every_event_has_its_declared_form(tmp_path):
-    training = Training(rate=0.05, batch_size=16)
-    wild = Training(rate=1e30, batch_size=16)
+    training = Training(optimiser="sgd", rate=0.05, batch_size=16)
+    wild = Training(optimiser="sgd", rate=1e30, batch_size=16)
     heard = events_of(make("prune_and_tune", epochs=4, members=2, training=training), tmp_path / "a", stop_after=4)
     heard += events_of(make("prune_and_tune", epochs=4, members=2, training=training), tmp_path / "a")
     next(iter((tmp_path / "a" / "members").iterdir())).unlink()
@@ -67,7 +67,11 @@ def test_every_event_has_its_declared_form(tmp_path):
     heard += events_of(make("deep_ensemble", epochs=2, members=2, training=wild), executor="vectorised")
     heard += events_of(make("ssbnn", epochs=2))
     stop = choral.EarlyStop(patience=1)
-    heard += events_of(make("single", epochs=60, training=Training(rate=1.0, batch_size=16)), validation=0.3, stop=stop)
+    heard += events_of(
+        make("single", epochs=60, training=Training(optimiser="sgd", rate=1.0, batch_size=16)),
+        validation=0.3,
+        stop=stop,
+    )
     kinds = {get_args(get_type_hints(k)["kind"])[0]: k for k in EVENTS}
     assert {e["kind"] for e in heard} == set(kinds)  # all of them were heard
     for event in heard:

@@ -22,7 +22,7 @@ from choral.base.errors import ConversionError, InputError
 from choral.objectives import Categorical, Loss
 from choral.recipes.training import Training
 
-CALM = Training(rate=0.02, batch_size=16)
+CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
 TWO = recipes.deep_ensemble(epochs=4, members=2, training=CALM)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(32, 6, generator=G)

@@ -11,7 +11,7 @@ from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
 transformers = pytest.importorskip("transformers")
-CALM = Training(rate=0.02, batch_size=16)
+CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
 METHODS = {
     "single": recipes.single(epochs=1, training=CALM),
     "deep_ensemble": recipes.deep_ensemble(epochs=2, members=2, training=CALM),

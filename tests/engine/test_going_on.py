@@ -140,7 +140,7 @@ def test_members_chosen_or_stopped_together_are_not_extended(tmp_path: Path, cho
         if not chosen:
             return deep(members)
         return choral.recipes.hyper_ensemble(
-            members=members, epochs=4 * members, training=Training(rate=0.02, batch_size=32)
+            members=members, epochs=4 * members, training=Training(optimiser="sgd", rate=0.02, batch_size=32)
         )
 
     before = choral.fit(build, (X, Y), recipe(2), **options)

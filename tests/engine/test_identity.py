@@ -252,7 +252,7 @@ CHANGED = {
     "method": (make("deep_ensemble", epochs=2, members=2, training=QUICK), "method was single, now deep_ensemble"),
     "rate": ({"training": Training(rate=0.02, optimiser=Adam(), batch_size=8)}, "rate was 0.01, now 0.02"),
     "batch size": ({"training": Training(rate=0.01, optimiser=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
-    "optimiser": ({"training": Training(rate=0.01, batch_size=8)}, "optimiser was Adam.*, now SGD"),
+    "optimiser": ({"training": Training(optimiser="sgd", rate=0.01, batch_size=8)}, "optimiser was Adam.*, now SGD"),
 }
 
 

@@ -129,7 +129,7 @@ def test_packed_convolutions_with_instance_norms_agree_with_members_alone() -> N
             nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2)
         )
 
-    recipe = make("packed", members=2, epochs=1, training=Training(batch_size=12))
+    recipe = make("packed", members=2, epochs=1, training=Training(rate=0.1, optimiser="sgd", batch_size=12))
     ensemble = choral.fit(convolutions, (images, Y[:24]), recipe, seed=0)
     together: Any = ensemble.predict(images)
     for i in range(2):
@@ -143,7 +143,9 @@ def test_statistics_of_members_side_by_side_are_estimated_again(structure: Any) 
     def normed() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
 
-    recipe = replace(make("swa", epochs=8, training=Training(rate=0.3, batch_size=20)), structure=structure)
+    recipe = replace(
+        make("swa", epochs=8, training=Training(optimiser="sgd", rate=0.3, batch_size=20)), structure=structure
+    )
     ensemble = choral.fit(normed, (x, Y), recipe, seed=0)
     for i in range(2):
         member: Any = ensemble.member(i).eval()
@@ -162,6 +164,8 @@ def test_attributes_of_a_network_are_its_own_matter() -> None:
     def named() -> nn.Module:
         return Named(nn.Linear(6, 16), Norm(16), nn.ReLU(), nn.Linear(16, 2))
 
-    (member,) = choral.fit(named, (X, Y), make("swa", epochs=8, training=Training(rate=0.3, batch_size=20))).states()
+    (member,) = choral.fit(
+        named, (X, Y), make("swa", epochs=8, training=Training(optimiser="sgd", rate=0.3, batch_size=20))
+    ).states()
     hidden = X @ member.params["0.weight"].T + member.params["0.bias"]
     torch.testing.assert_close(member.buffers["1.running_mean"], hidden.mean(0), rtol=1e-3, atol=1e-3)

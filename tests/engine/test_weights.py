@@ -130,7 +130,7 @@ class Items(torch.utils.data.Dataset):
 @pytest.mark.parametrize("kind", ["triples", "dicts", "loader", "tensors", "arrays"])
 def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
     y = (X[:, 0] > 0).long()
-    recipe = make("single", epochs=2, training=Training(batch_size=8))
+    recipe = make("single", epochs=2, training=Training(rate=0.1, optimiser="sgd", batch_size=8))
     expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, weights=COUNTS, validation=(X, y, COUNTS))
     data, options = {
         "triples": (Items(), {"weights": 2}),
@@ -190,7 +190,7 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
     from choral.report import write_report
 
     y = (X[:, 0] > 0).long()
-    settings = {"epochs": 4, "members": 2, "training": Training(batch_size=8)}
+    settings = {"epochs": 4, "members": 2, "training": Training(rate=0.1, optimiser="sgd", batch_size=8)}
     data = (X, y, X, y)
     weighted = choral.compare(
         lambda: nn.Linear(3, 2), data, ["single", "snapshot"], run_dir=tmp_path, test_weights=COUNTS, **settings

@@ -45,7 +45,7 @@ def test_every_phase_of_every_method_says_what_it_needs(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_raised_plan_lacks_nothing_and_a_long_one_stays(name):
-    recipe = make(name, epochs=24)
+    recipe = make(name, epochs=24).settled(277)
     high = raised(recipe.plan, points=277)
     assert short(recipe.plan, points=277)
     assert not short(high, points=277)
@@ -55,13 +55,13 @@ def test_a_raised_plan_lacks_nothing_and_a_long_one_stays(name):
 
 
 def test_the_warning_names_the_worst_phase_and_a_budget_that_is_enough():
-    recipe = prune_and_tune(epochs=16, members=6)
+    recipe = prune_and_tune(epochs=16, members=6, training="paper")
     said = warning(recipe.plan, points=277)  # 3 steps in an epoch of batches of 128
     assert "a training of 10 epochs is 30 steps and should be 500" in said or "1 epochs is 3 steps" in said
     enough = int(said.split("at least ")[1].split(" epochs")[0].replace(",", ""))
     assert enough == 167 + 6 * 34
     assert not warning(raised(recipe.plan, 277), 277)
-    assert not warning(single(epochs=200).plan, points=1347)
+    assert not warning(single(epochs=200).settled(1347).plan, points=1347)
 
 
 def test_what_a_user_writes_needs_nothing():

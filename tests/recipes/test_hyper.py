@@ -39,7 +39,7 @@ def test_members_of_tabpack_have_different_depths_and_are_weighed():
 
 
 def test_settings_are_drawn_again_by_another_seed():
-    value = hyper_ensemble(epochs=8, members=2, training=Training(rate=0.05, batch_size=32))
+    value = hyper_ensemble(epochs=8, members=2, training=Training(optimiser="sgd", rate=0.05, batch_size=32))
     one, same, other = (choral.fit(net, (X, Y), value, seed=s, executor="sequential") for s in (1, 1, 2))
     assert torch.equal(one.outputs(X), same.outputs(X))
     assert not torch.allclose(one.outputs(X), other.outputs(X))

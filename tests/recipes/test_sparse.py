@@ -26,7 +26,7 @@ def wide():
 
 
 def test_budgets_of_the_paper():
-    big, small = prune_and_tune(), prune_and_tune(epochs=16, members=8)
+    big, small = prune_and_tune(training="paper"), prune_and_tune(epochs=16, members=8, training="paper")
     assert (big.epochs, big.members, small.epochs, small.members) == (200, 6, 16, 8)
     text = str(big), str(small)
     assert "Train 140 epochs" in text[0]
@@ -101,7 +101,13 @@ def test_a_trained_parent_is_taken_as_it_is():
 
 @pytest.mark.parametrize(("schedule", "rate"), [("linear_drop", 0.001), ("steps", 0.001), ("constant", 0.1)])
 def test_constant_tuning_goes_on_at_the_last_rate_of_the_parent(schedule, rate):
-    recipe = make("prune_and_tune", epochs=20, members=2, tuning="constant", training=Training(schedule=schedule))
+    recipe = make(
+        "prune_and_tune",
+        epochs=20,
+        members=2,
+        tuning="constant",
+        training=Training(rate=0.1, optimiser="sgd", batch_size=128, schedule=schedule),
+    )
     parent, (_, tune, _) = recipe.plan.phases[1], recipe.plan.phases[2].body.phases
     steps = 1000
     assert tune.schedule.rate(0, steps) == tune.schedule.rate(steps - 1, steps) == pytest.approx(rate)
@@ -110,7 +116,7 @@ def test_constant_tuning_goes_on_at_the_last_rate_of_the_parent(schedule, rate):
 
 def test_constant_tuning_after_a_schedule_that_ends_at_zero_is_refused():
     with pytest.raises(InputError, match="parent's last rate, which is 0 with schedule='cosine'"):
-        prune_and_tune(tuning="constant", training=Training())
+        prune_and_tune(tuning="constant", training=Training(rate=0.1, optimiser="sgd", batch_size=128))
 
 
 def test_odd_members_are_said_and_wrong_settings_refused():
@@ -237,7 +243,7 @@ def trained(recipe):
     ],
 )
 def test_edst_explores_for_epochs_of_its_own(options, split):
-    recipe = make("edst", **options)
+    recipe = make("edst", training="paper", **options)
     assert [phase.epochs for phase in trained(recipe)] == split
     assert {round(p.schedule.at(0.5), 6) for p in trained(recipe)} == {0.1, 0.01, 0.001}
 
@@ -294,7 +300,7 @@ def test_users_own_networks_go_through_without_changes(build, unit):
 def test_children_of_a_table_keep_the_first_layer_and_those_of_images_do_not():
     def masked(network, x):
         data = (x, torch.arange(len(x)) % 3)
-        recipe = prune_and_tune(epochs=3, members=2, training=Training(rate=0.01, batch_size=8))
+        recipe = prune_and_tune(epochs=3, members=2, training=Training(optimiser="sgd", rate=0.01, batch_size=8))
         ensemble = fit(lambda: network, data, recipe, progress=False)
         return [sorted(n for n, m in state.mask.items() if not m.all()) for state in ensemble.states()]
 

@@ -40,7 +40,6 @@ from choral.cli.preparing import (
     folds_note,
     prepare,
     prepare_fit,
-    warned,
 )
 from choral.cli.torchrun import joined
 
@@ -129,7 +128,7 @@ def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, jso
     from choral.preview import show
 
     problem = ready.problem
-    trained, held = problem.validating(ready.validation)
+    trained, held = problem.validating(ready.validation) if ready.shares else (problem, ready.validation)
     points = (trained.x_train, trained.y_train)
     text = show(ready.planned, ready.build, points, stop=ready.stop, validation=held, likelihood=likelihood)
     if json:
@@ -141,7 +140,7 @@ def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, jso
         write_json(ready.planned.describe() | stops | about | times)
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
-    if ready.validation:
+    if isinstance(ready.validation, float):
         say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
     if ready.folds:
         say(
@@ -229,16 +228,12 @@ def fit(
         scaling.tell_prepared(words, ready, place, apart, running)
         return
 
-    def hearing(name: str, length: int) -> Any:
-        heard = bar(name, length)
-        return heard if ready.entries else warned(heard, ready.planned, ready.rows)
-
     with progress(silent or not shared.speaks, running.shown) as bar, scaling.results_only(apart.cluster):
         ensemble = ready.run(
             run_dir=place,
             seed=running.seed,
             executor=running.executor,
-            hearing=hearing,
+            hearing=bar,
             progress=False,
             overwrite=running.overwrite,
             extend=extend,
@@ -332,7 +327,6 @@ def compare(
     spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
     recipes = recipes_for(names, epochs=epochs, members=members, training=training, spending=spending)
     known = {recipe.name: recipe for recipe in recipes}
-    told: set[str] = set()
     with progress(silent, running.shown) as bar, scaling.results_only(cluster):
         comparison = run(
             build,
@@ -348,7 +342,7 @@ def compare(
             executor=running.executor,
             overwrite=running.overwrite,
             likelihood=reading.likelihood,
-            listener=lambda name: warned(bar(name, known[name].epochs), known[name], len(problem.x_train), told),
+            listener=lambda name: bar(name, known[name].epochs),
             cluster=scaling.cluster_of(cluster),
         )
     if running.json:

@@ -108,32 +108,6 @@ def check_executor(name: str) -> None:
         raise InputError(f"--executor is {name!r}; give {', '.join(known)}.{did_you_mean(name, known)}")
 
 
-def warned(
-    listener: Callable[[dict[str, Any]], None], recipe: Any, points: int, told: set[str] | None = None
-) -> Callable[[dict[str, Any]], None]:
-    """Return a listener that first says, once, whether the recipe's budget is below what it needs on so many training rows.
-
-    Args:
-        listener: hears every event.
-        recipe: what is trained.
-        points: on how many rows.
-        told: what was said already.
-    """
-    said = set() if told is None else told
-    from choral.plan.needs import warning
-
-    lacking = [warning(recipe.plan, points)]
-
-    def hear(event: dict[str, Any]) -> None:
-        sentence = lacking.pop() if lacking else ""
-        if sentence and recipe.name not in said:
-            said.add(recipe.name)
-            note(f"choral: {recipe.name}: {sentence}.")
-        listener(event)
-
-    return hear
-
-
 def baseline_note(found: dict[str, Any]) -> str | None:
     """Return a sentence if an ensemble is no better than naming the commonest class every time, else None."""
     classes = found.get("classes")

@@ -30,6 +30,12 @@ from choral.plan.stopping import EarlyStop, Keep, Measure
 from choral.posthoc.greedy import Loss
 from choral.predictions import Prediction
 
+AUTO = "auto"
+_SHARE, _MOST, _LEAST = (
+    0.15,
+    1000,
+    40,
+)  # of the points, held out where `fit` chooses; so many at most; of so many at least
 _CHUNK = 1024  # points read and evaluated at once
 _WIDEST = 1 << 24  # numbers of all networks that are mapped together, at most
 _TAME = 60.0  # outputs below it give finite variances, rates and probabilities, whatever function they go through
@@ -57,6 +63,17 @@ class Rules:
         shown = validation if isinstance(validation, int | float) else "data of its own"
         stop = None if self.stop is None else self.stop.to_dict()
         return {"validation": shown, "held out": held.digest(), "stop": stop, "keep": self.keep}
+
+
+def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
+    """Return what is held out: what the user gave, or for 'auto' a share where that is wanted, else nothing.
+
+    >>> chosen("auto", 200, wanted=True), chosen("auto", 20_000, wanted=True), chosen("auto", 200, wanted=False)
+    (0.15, 0.05, None)
+    """
+    if not isinstance(validation, str) or validation != AUTO:
+        return validation
+    return min(_SHARE, _MOST / points) if wanted and points >= _LEAST else None
 
 
 def rules_of(

@@ -11,7 +11,7 @@ from torch import nn
 
 from choral import __version__
 from choral.base.border import guarded, is_whole
-from choral.base.errors import InputError, RunError, did_you_mean
+from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
 from choral.base.types import Build
 from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
@@ -25,7 +25,7 @@ from choral.judging.findings import findings
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
 from choral.judging.spending import Spending, within
-from choral.judging.standings import Comparison, over_seeds
+from choral.judging.standings import DIVERGED, Comparison, over_seeds
 from choral.judging.trial import Trial, first_rows, make_trial, rows_of, shuffled
 from choral.plan.needs import warning
 from choral.recipes import METHODS, recipe_of
@@ -155,7 +155,7 @@ def compare(
         parts = {seed: of_seed(seed, place)}
     else:
         parts = {own: of_seed(own, folder) for own, folder in folders.items()}
-    names = [row["method"] for row in next(iter(parts.values())).rows]
+    names = [row["method"] for row in next(iter(parts.values())).rows if DIVERGED not in row]
     baseline = "single" if "single" in names else names[0]
     comparison = parts[seed] if seeds is None else over_seeds(parts, baseline=baseline)
     found = findings([part.rows for part in parts.values()], baseline=baseline)
@@ -178,7 +178,7 @@ def spending_of(
 
 def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
     """Return, by method, a sentence on a budget that is below what it needs."""
-    said = {recipe.name: warning(recipe.plan, points) for recipe in recipes}
+    said = {recipe.name: warning(recipe.settled(points).plan, points) for recipe in recipes}
     return {name: sentence for name, sentence in said.items() if sentence}
 
 
@@ -253,24 +253,30 @@ def _measured(
     rows, evaluations, sketches = [], {}, {}
     for name, recipe in _named(recipes):
         folder = None if run_dir is None else run_dir / folder_name(name)
-        ensemble = fit(
-            build,
-            problem.points,
-            recipe,
-            run_dir=folder,
-            table=problem.table,
-            listener=None if listener is None else listener(name),
-            progress=None if listener is None else False,
-            **options,
-        )
+        try:
+            ensemble = fit(
+                build,
+                problem.points,
+                recipe,
+                run_dir=folder,
+                table=problem.table,
+                listener=None if listener is None else listener(name),
+                progress=None if listener is None else False,
+                **options,
+            )
+        except DivergedError as error:  # the other methods get their rows
+            rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})
+            continue
         evaluations[name] = judged(folder, ensemble, trial)
         sketches[name] = sketch(ensemble.predict(first_rows(problem.x_test, MAP_ROWS)))
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
+    if not evaluations:
+        raise DivergedError("; ".join(f"{row['method']}: {row[DIVERGED]}" for row in rows))
     details: dict[str, Any] = {"evaluation": evaluations, "map": {"pca": pca(sketches), "tsne": tsne(sketches)}}
-    errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else rows[0]["method"])
+    errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else next(iter(evaluations)))
     if errors is not None:
         details["corruption_errors"] = errors
-        rows = [row | errors["methods"][row["method"]] for row in rows]
+        rows = [row | errors["methods"].get(row["method"], {}) for row in rows]
     return rows, details
 
 

@@ -43,6 +43,7 @@ class Spending:
 
     def epochs(self, recipe: Recipe) -> float:
         """Return the epochs of the plain network that cost as many operations as a recipe's training."""
+        recipe = recipe.settled(self.points)
         task = make_task(self._build, self._source, recipe, **self._options)
         return forecast(task, self._source, recipe.plan).train_flops / self._one(recipe)
 
@@ -92,7 +93,7 @@ def within(
         return _affordable(name, options, spending)
     best = _possible(name, options, spending)
     count = chosen.default if best is None else best.members
-    while count and count > 2 and (best is None or short(best.plan, spending.points)):
+    while count and count > 2 and (best is None or short(best.settled(spending.points).plan, spending.points)):
         count -= 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a number that is doubtful is no improvement
@@ -112,7 +113,7 @@ def _possible(name: str, options: dict[str, Any], spending: Spending) -> Recipe 
 
 def _sufficiency(recipe: Recipe, points: int) -> float:
     """Return the part of the steps it needs that the worst training phase of a recipe has, at most 1."""
-    return min((one.steps / one.least_steps for one in short(recipe.plan, points)), default=1.0)
+    return min((one.steps / one.least_steps for one in short(recipe.settled(points).plan, points)), default=1.0)
 
 
 def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -> Recipe:

@@ -11,7 +11,7 @@ from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of
 
 SCALED_STD = 2**0.5
 ADAM = Training(rate=0.002, optimiser=Adam())
@@ -29,7 +29,7 @@ def anchored(
     prior_std: float | None = None,
     target_noise: bool = False,
     combine: Combine = "probs",
-    training: Training = ADAM,
+    training: Training | Paper = ADAM,
 ) -> Recipe:
     """Independent networks, each pulled to its own anchor drawn from the prior.
 
@@ -47,6 +47,7 @@ def anchored(
 
     Differs from the authors' code: the last weights are kept, not those that were best on validation data.
     """
+    training = settings_of(training, ADAM)
     count = max(2, epochs // 100) if members is None else members
     prior = prior_of(prior_std)
     draw: list[Operator] = [DrawAnchor(walk=IID(), **prior)]

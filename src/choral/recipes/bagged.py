@@ -7,7 +7,7 @@ Tune Ensembles", AAAI 2022, arXiv:2202.11782, Table 1.
 from choral.base.errors import InputError
 from choral.plan import Bag, Collect, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of
 
 
 def bagged(
@@ -17,7 +17,7 @@ def bagged(
     fraction: float = 0.9,
     replace: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Independent networks, each on its own random 90 % of the training points.
 
@@ -29,6 +29,7 @@ def bagged(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
     """
+    training = settings_of(training)
     if not 0 < fraction <= 1:
         raise InputError(f"fraction is {fraction}; give a number above 0 and at most 1.")
     bag = Bag(fraction=fraction, replace=replace)

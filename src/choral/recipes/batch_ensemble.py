@@ -8,7 +8,7 @@ from typing import Literal
 
 from choral.base.errors import InputError
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import BatchEnsemble
 
 
@@ -22,7 +22,7 @@ def batch_ensemble(
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Members that share all weights up to rank-one factors of their own, trained in one run.
 
@@ -37,6 +37,7 @@ def batch_ensemble(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; the factors take no weight decay.
     """
+    training = settings_of(training)
     if epochs and members > 1 and start == "normal" and spread == 0:
         raise InputError(
             "batch_ensemble: spread is 0, so that all factors start at 1 and members that read the same batches stay the same for ever; give "

@@ -8,7 +8,7 @@ from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.plan import SGD, Collect, Reset, Schedule, Steps
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of
 from choral.structures import Gaussian
 
 VARIATIONAL = Training(rate=0.1, optimiser=SGD(momentum=0.9, clip=1.0), schedule="steps")
@@ -16,7 +16,7 @@ VARIATIONAL = Training(rate=0.1, optimiser=SGD(momentum=0.9, clip=1.0), schedule
 
 def settling(training: Training) -> Schedule:
     """Return the schedule of a single Bayesian network: 'steps' falls to a tenth at 60 % and 80 %, as in the paper."""
-    return Steps(training.rate, milestones=(0.6, 0.8)) if training.schedule == "steps" else training.full()
+    return Steps(training.peak, milestones=(0.6, 0.8)) if training.schedule == "steps" else training.full()
 
 
 def bnn(
@@ -30,7 +30,7 @@ def bnn(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """One network whose weights are Gaussian, drawn anew in every pass; predictions average several draws.
 
@@ -47,6 +47,7 @@ def bnn(
         training: optimiser, rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
             1 unless it says otherwise.
     """
+    training = settings_of(training, VARIATIONAL)
     objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
     chosen = training.clipped(1.0).with_rates(_rho=rho_rate)
     plan = forked(epochs, members, lambda each: (Reset(), chosen.phase(each, settling(training)), Collect()))

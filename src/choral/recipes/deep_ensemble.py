@@ -6,11 +6,11 @@ Ensembles", NeurIPS 2017, arXiv:1612.01474.
 
 from choral.plan import Collect, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of
 
 
 def deep_ensemble(
-    *, epochs: int = 200, members: int = 4, combine: Combine = "probs", training: Training = Training()
+    *, epochs: int = 200, members: int = 4, combine: Combine = "probs", training: Training | Paper = Training()
 ) -> Recipe:
     """Independent networks from different random starts; the budget is split evenly.
 
@@ -22,5 +22,6 @@ def deep_ensemble(
 
     Differs from the paper: no adversarial training.
     """
+    training = settings_of(training)
     plan = forked(epochs, members, lambda each: (Reset(), training.phase(each), Collect()))
     return Recipe(name="deep_ensemble", plan=plan, combine=combine)

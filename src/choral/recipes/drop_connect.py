@@ -5,7 +5,7 @@ arXiv:1905.09453, Table 2.
 """
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import Stochastic
 
 
@@ -16,7 +16,7 @@ def drop_connect(
     draws: int = 20,
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network whose single weights are dropped at random, also at prediction; several passes are averaged.
 
@@ -28,6 +28,7 @@ def drop_connect(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    training = settings_of(training)
     structure = Stochastic(rate=rate, draws=draws, connections=True)
     return Recipe(
         name="drop_connect", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine

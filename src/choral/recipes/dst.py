@@ -6,7 +6,7 @@ Sparsity", ICLR 2022, arXiv:2106.14568, section 3.1; Evci et al., 2020, arXiv:19
 
 from choral.plan import Collect, ErdosRenyi, Every, Prune, Regrow, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of
 
 
 def dst(
@@ -18,7 +18,7 @@ def dst(
     rate: float = 0.5,
     moving: float = 1.0,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Independent sparse networks whose connections move while they train.
 
@@ -32,6 +32,7 @@ def dst(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
     """
+    training = settings_of(training)
     move = Every(count=interval, phase=Regrow(rate=rate), stop=moving)
     cut = Prune(masks=ErdosRenyi(sparsity=sparsity))
     plan = forked(epochs, members, lambda each: (Reset(), cut, training.phase(each, every=(move,)), Collect()))

@@ -9,7 +9,7 @@ from typing import Any
 from choral.base.errors import InputError
 from choral.plan import Collect, Constant, ErdosRenyi, Every, Prune, Regrow, Reset, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of
 
 
 def edst(
@@ -23,7 +23,7 @@ def edst(
     escape: float = 0.8,
     moving: float = 1.0,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One dynamic sparse run: explore, then settle, keep a member and move 80 % of the weights, again and again.
 
@@ -42,6 +42,7 @@ def edst(
 
     Differs from the authors' code: grown weights also start with zero momentum.
     """
+    training = settings_of(training)
     planned = min(150, epochs // 3) if explore_epochs is None else explore_epochs
     settle = (epochs - planned) // members if members > 0 else 0
     if members < 1 or planned < 0 or settle < 2:
@@ -52,10 +53,10 @@ def edst(
         )
     move = (Every(count=interval, phase=Regrow(rate=rate), stop=moving),)
     rest = epochs - members * settle if explore_epochs is None else planned
-    explore = training.phase(rest, Constant(training.rate), every=move)
+    explore = training.phase(rest, Constant(training.peak), every=move)
     short: dict[str, Any] = {"every": move, "least_steps": FEW_STEPS}
-    first = training.phase(settle - settle // 2, Constant(training.rate / 10), **short)
-    second = training.phase(settle // 2, Constant(training.rate / 100), memory="carried", **short)
+    first = training.phase(settle - settle // 2, Constant(training.peak / 10), **short)
+    second = training.phase(settle // 2, Constant(training.peak / 100), memory="carried", **short)
     kept = (first, second, Collect())
     plan = seq(
         Reset(),

@@ -11,7 +11,7 @@ from choral.objectives.combine import Objective
 from choral.objectives.patch_penalty import PatchedL2
 from choral.plan import RecalibrateDraws
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import Patched
 
 
@@ -28,7 +28,7 @@ def emp(
     statistics: Literal["draw", "shared"] = "draw",
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network whose normalisation and output layers are drawn from K components in every pass.
 
@@ -46,6 +46,7 @@ def emp(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    training = settings_of(training)
     mixture = Mixture(components=components, assignment="layer", learned=learned)
     structure = Patched(
         mixture=mixture,

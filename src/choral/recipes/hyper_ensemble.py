@@ -6,7 +6,7 @@ section 3 (random draws, then greedy selection with replacement).
 
 from choral.plan import Collect, LogUniform, Reset, Select, Space, fork
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, shares
+from choral.recipes.training import Paper, Training, settings_of, shares
 
 SPACE = Space(rate=LogUniform(0.3, 3.0), weight_decay=LogUniform(1e-5, 1e-2))
 """Times the rate of the schedule, and weight decay: what every network and optimiser has."""
@@ -20,7 +20,7 @@ def hyper_ensemble(
     picks: int = 32,
     patience: int = 32,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Independent networks with hyper-parameters drawn at random, chosen and weighed by held-out points while they train.
 
@@ -36,5 +36,6 @@ def hyper_ensemble(
 
     Differs from the paper: selection is repeated after every epoch; each network has one draw of initialisation.
     """
+    training = settings_of(training)
     each = training.phase(shares(epochs, members)[-1][1], select=Select(picks=picks, patience=patience))
     return Recipe(name="hyper_ensemble", plan=fork(members, Reset(), each, Collect(), sample=space), combine=combine)

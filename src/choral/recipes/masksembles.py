@@ -6,7 +6,7 @@ Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, 
 from typing import Literal
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import Masksembles
 
 
@@ -19,7 +19,7 @@ def masksembles(
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Members that are fixed, overlapping subsets of one network's channels.
 
@@ -33,6 +33,7 @@ def masksembles(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    training = settings_of(training)
     structure = Masksembles(members=members, scale=scale, repetition=repetition, kernel=kernel)
     return Recipe(
         name="masksembles", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine

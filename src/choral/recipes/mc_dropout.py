@@ -5,7 +5,7 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation: Representing 
 """
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import Stochastic
 
 
@@ -16,7 +16,7 @@ def mc_dropout(
     draws: int = 20,
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network with dropout that stays on at prediction; several passes are averaged.
 
@@ -28,6 +28,7 @@ def mc_dropout(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    training = settings_of(training)
     return Recipe(
         name="mc_dropout",
         plan=training.whole(epochs, pretrained=pretrained),

@@ -4,7 +4,7 @@ Reference: Havasi et al., "Training independent subnetworks for robust predictio
 """
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import Mimo
 
 
@@ -15,7 +15,7 @@ def mimo(
     repetition: float = 0.0,
     batch_repetition: int = 1,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network with several inputs and outputs that learns to keep them apart.
 
@@ -27,5 +27,6 @@ def mimo(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    training = settings_of(training)
     structure = Mimo(members=members, repetition=repetition, batch_repetition=batch_repetition)
     return Recipe(name="mimo", plan=training.whole(epochs), structure=structure, combine=combine)

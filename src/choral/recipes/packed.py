@@ -6,7 +6,7 @@ Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimatio
 from typing import Literal
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import Packed
 
 
@@ -20,7 +20,7 @@ def packed(
     whole_block_starts: bool = True,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Slim members side by side in one network, each seeing only its own channels.
 
@@ -36,6 +36,7 @@ def packed(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    training = settings_of(training)
     structure = Packed(
         members=members,
         width=width,

@@ -28,7 +28,7 @@ from choral.plan import (
     seq,
 )
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of
 
 
 def prune_and_tune(
@@ -46,7 +46,7 @@ def prune_and_tune(
     keep_classifier: bool = True,
     keep_first: bool | None = None,
     combine: Combine = "probs",
-    training: Training = Training(schedule="linear_drop"),
+    training: Training | Paper = Training(schedule="linear_drop"),
 ) -> Recipe:
     """One trained parent, cloned and pruned into complementary children, each tuned for a few epochs.
 
@@ -69,6 +69,7 @@ def prune_and_tune(
 
     Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.
     """
+    training = settings_of(training, Training(schedule="linear_drop"))
     child, parent = _epochs(epochs, members, parent_epochs)
     cut = Prune(
         masks=_masks(pruning, sparsity, members),
@@ -119,7 +120,7 @@ def _schedule(tuning: str, training: Training) -> Schedule:
     """Return the learning rate of a child."""
     if tuning not in ("one_cycle", "constant"):
         raise InputError(f"tuning is {tuning!r}; give 'one_cycle' or 'constant'.")
-    rate, last = training.rate, training.full().at(1.0)
+    rate, last = training.peak, training.full().at(1.0)
     if tuning == "constant" and last <= 0:
         raise InputError(
             f"tuning='constant' goes on at the parent's last rate, which is 0 with schedule='{training.schedule}'; give another."

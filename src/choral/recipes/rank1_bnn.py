@@ -8,7 +8,7 @@ from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.plan import Collect, Reset, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import RankOneGaussian
 
 
@@ -21,7 +21,7 @@ def rank1_bnn(
     rho: float = -6.0,
     anneal: float = 0.8,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network shared by members that each own two Gaussian vectors in every layer.
 
@@ -38,6 +38,7 @@ def rank1_bnn(
 
     Differs from the paper: gradients are clipped, because the losses of members add up in the weights they share.
     """
+    training = settings_of(training)
     objective = Objective(penalties=(GaussianKL(prior_mean=1.0, prior_std=prior_std, anneal=anneal),))
     structure = RankOneGaussian(members=members, draws=draws, rho=rho)
     plan = seq(Reset(), training.clipped(1.0).phase(epochs), Collect())

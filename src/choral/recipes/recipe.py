@@ -11,6 +11,7 @@ from choral.objectives import Objective
 from choral.plan import Phase, cost, in_folds, problems
 from choral.plan.show import lines, tree
 from choral.recipes.averaging import Combination, Combine, MeanLogits, MeanProbs, combination
+from choral.recipes.training import is_open, settled
 from choral.structures import Independent, Structure
 
 __all__ = ["Combine", "MeanLogits", "MeanProbs", "Recipe"]
@@ -56,6 +57,15 @@ class Recipe(Value):
     def in_folds(self, folds: int) -> "Recipe":
         """Return the recipe by which every network holds out one of so many parts of the training points; see `fit`."""
         return replace(self, plan=in_folds(self.plan, folds))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it leaves training settings to `fit`."""
+        return is_open(self.plan)
+
+    def settled(self, points: int, parameters: int | None = None, *, batch_size: int | None = None) -> "Recipe":
+        """Return the recipe with the training settings that it leaves open; see `choral.recipes.training.settled`."""
+        return replace(self, plan=settled(self.plan, points, parameters, batch_size))
 
     def problems(self) -> list[str]:
         """Return everything that is wrong with the plan."""

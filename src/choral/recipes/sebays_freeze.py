@@ -12,7 +12,7 @@ from choral.plan import CompactGates, FreezeGates
 from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import SpikeSlab
 
 
@@ -41,7 +41,7 @@ def sebays_freeze(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """SeBayS with sparsity fixed after exploration: closed nodes are cut out, and settling is cheaper.
 
@@ -69,6 +69,7 @@ def sebays_freeze(
 
     Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
     """
+    training = settings_of(training, VARIATIONAL)
     plan = sequential_phases(
         (FreezeGates(rule=freeze), CompactGates()),
         epochs=epochs,

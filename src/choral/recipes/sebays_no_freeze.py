@@ -12,7 +12,7 @@ from choral.plan import Recalibrate
 from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import SpikeSlab
 
 
@@ -40,12 +40,13 @@ def sebays_no_freeze(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
 
     Args are those of `sebays_freeze`, without `freeze`; gates at prediction are as in `ssbnn`.
     """
+    training = settings_of(training, VARIATIONAL)
     plan = sequential_phases(
         (),
         epochs=epochs,

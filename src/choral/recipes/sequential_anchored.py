@@ -23,7 +23,7 @@ from choral.plan import (
 )
 from choral.recipes.anchored import ADAM, prior_of
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training, forked, shares
+from choral.recipes.training import FEW_STEPS, Paper, Training, forked, settings_of, shares
 
 GUIDED = GuidedWalk(step_std=0.02)
 
@@ -39,7 +39,7 @@ def sequential_anchored(
     walk: Walk = GUIDED,
     target_noise: bool = False,
     combine: Combine = "probs",
-    training: Training = ADAM,
+    training: Training | Paper = ADAM,
     step_training: Training | None = None,
 ) -> Recipe:
     """Chains of anchored networks: the first trained long, each next one briefly after its anchor moved a little.
@@ -64,6 +64,7 @@ def sequential_anchored(
         step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
             from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
     """
+    training = settings_of(training, ADAM)
     if chains is None:
         chains = max(1, isqrt(epochs // 100))
         if members is not None:

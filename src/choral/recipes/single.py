@@ -2,11 +2,11 @@
 
 from choral.base.errors import InputError
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 
 
 def single(
-    *, epochs: int = 200, members: int = 1, combine: Combine = "probs", training: Training = Training()
+    *, epochs: int = 200, members: int = 1, combine: Combine = "probs", training: Training | Paper = Training()
 ) -> Recipe:
     """One plain network, trained for the whole budget.
 
@@ -16,6 +16,7 @@ def single(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    training = settings_of(training)
     if members != 1:
         raise InputError(f"members is {members}, but 'single' is one network; use 'deep_ensemble' for several.")
     return Recipe(name="single", plan=training.whole(epochs), combine=combine)

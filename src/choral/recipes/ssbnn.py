@@ -10,7 +10,7 @@ from choral.plan import Collect, Recalibrate, Reset
 from choral.recipes.bnn import VARIATIONAL, settling
 from choral.recipes.exploration import GateClipping, gates_clipped
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of
 from choral.structures import SpikeSlab
 
 
@@ -30,7 +30,7 @@ def ssbnn(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """One Bayesian network with a gate for every neuron and filter; gates that are not worth their cost close.
 
@@ -48,6 +48,7 @@ def ssbnn(
     Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, and BatchNorm's
     statistics are estimated again for that network, because those of training do not fit a node that is rarely in.
     """
+    training = settings_of(training, VARIATIONAL)
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
     chosen = gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate)

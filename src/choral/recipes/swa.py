@@ -7,7 +7,7 @@ arXiv:1803.05407, Algorithm 1.
 from choral.base.errors import InputError
 from choral.plan import Collect, Constant, Linear, Recalibrate, Reset, Train, UpdateMoments, UseMean, every, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of
 
 
 def averaging_phases(epochs: int, rank: int, start: float, training: Training) -> tuple[Train, Train]:
@@ -18,8 +18,8 @@ def averaging_phases(epochs: int, rank: int, start: float, training: Training) -
             f"epochs is {epochs}, too few: averaging needs at least 2 epochs after the first {start:.0%}; "
             f"give at least {-(-2 // (1 - start)):.0f} epochs."
         )
-    half = training.rate / 2
-    down = training.phase(first, Linear(((0.0, training.rate), (0.6, training.rate), (1.0, half))))
+    half = training.peak / 2
+    down = training.phase(first, Linear(((0.0, training.peak), (0.6, training.peak), (1.0, half))))
     collect = every(1, UpdateMoments(rank=rank), unit="epochs")
     return down, training.phase(
         epochs - first, Constant(half), memory="carried", every=(collect,), least_steps=2 * FEW_STEPS
@@ -32,7 +32,7 @@ def swa(
     members: int = 1,
     start: float = 0.75,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network at the average of the weights at the ends of its last epochs.
 
@@ -43,6 +43,7 @@ def swa(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate and batch size; averaging runs at half the rate.
     """
+    training = settings_of(training)
     if members != 1:
         raise InputError(f"members is {members}, but 'swa' gives one averaged network; use 'swag' for several.")
     down, level = averaging_phases(epochs, 0, start, training)

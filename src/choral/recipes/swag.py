@@ -7,7 +7,7 @@ arXiv:1902.02476, Algorithm 1.
 from choral.plan import Collect, DrawMoments, Recalibrate, Reset, fork, seq
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.swa import averaging_phases
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 
 
 def swag(
@@ -18,7 +18,7 @@ def swag(
     scale: float = 0.5,
     start: float = 0.75,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Members drawn from a low-rank plus diagonal Gaussian around the average of the last epochs.
 
@@ -31,6 +31,7 @@ def swag(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate and batch size; collecting runs at half the rate.
     """
+    training = settings_of(training)
     down, level = averaging_phases(epochs, rank, start, training)
     draw = fork(members, DrawMoments(scale=scale), Recalibrate(), Collect())
     return Recipe(name="swag", plan=seq(Reset(), down, level, draw), combine=combine)

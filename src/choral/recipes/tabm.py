@@ -8,7 +8,7 @@ from typing import Literal
 
 from choral.plan import AdamW
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import TabM
 
 TRAINING = Training(rate=2e-3, optimiser=AdamW(weight_decay=3e-4, clip=1.0), batch_size=256, schedule="constant")
@@ -23,7 +23,7 @@ def tabm(
     own_batches: bool = False,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
-    training: Training = TRAINING,
+    training: Training | Paper = TRAINING,
 ) -> Recipe:
     """Members that share weights up to factors and biases of their own, with output layers of their own, for tables.
 
@@ -39,5 +39,6 @@ def tabm(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; the authors' if nothing is said.
     """
+    training = settings_of(training, TRAINING)
     structure = TabM(members=members, start=start, own_batches=own_batches, kernel=kernel)
     return Recipe(name="tabm", plan=training.whole(epochs), structure=structure, combine=combine)

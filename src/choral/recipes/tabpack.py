@@ -7,7 +7,7 @@ from choral.plan import Collect, LogUniform, Muon, OneOf, Reset, Resize, Select,
 from choral.plan.variants import numbers_of
 from choral.recipes.hyper_ensemble import SPACE as HYPER
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, shares
+from choral.recipes.training import Paper, Training, settings_of, shares
 
 SPACE = Space(
     depth=OneOf((1.0, 2.0, 3.0)),
@@ -31,7 +31,7 @@ def tabpack(
     picks: int = 32,
     patience: int = 32,
     combine: Combine = "probs",
-    training: Training = TRAINING,
+    training: Training | Paper = TRAINING,
 ) -> Recipe:
     """Perceptrons with different depths, rates, decays and dropout in one stack, chosen while they train, for tables.
 
@@ -47,6 +47,7 @@ def tabpack(
 
     Differs from the paper: embeddings are the same in all members; matrices draw their rate as a multiple of that of vectors.
     """
+    training = settings_of(training, TRAINING)
     count = min(MEMBERS, max(epochs // LEAST, 1)) if members is None else members
     each = training.phase(shares(epochs, count)[-1][1], select=Select(picks=picks, patience=patience))
     own = space or (SPACE if "matrix_rate" in numbers_of(training.optimiser) else OTHERS)

@@ -5,7 +5,7 @@ arXiv:1511.06314, section 4.
 """
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import TreeNet
 
 
@@ -17,7 +17,7 @@ def treenet(
     branches: tuple[str, ...] = (),
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Members that share the first layers and have the last ones to themselves.
 
@@ -30,6 +30,7 @@ def treenet(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    training = settings_of(training)
     structure = TreeNet(members=members, start=start, branches=branches)
     return Recipe(
         name="treenet", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine

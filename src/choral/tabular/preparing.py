@@ -174,12 +174,14 @@ def prepared(
     )
     stop = None if wait is None else EarlyStop(patience=wait)
     share = share if folds is None else None
+    if share is None and validation is None and folds is None and problem.groups is None and problem.times is None:
+        share = AUTO
     ready = Ready(problem, factory(problem, name), recipe, training, share, stop, folds)
     if epochs is not None:
         return ready
     if searched:
         return replace(ready, entries=tuple(short_list(ready.build, training, each, folds)))
-    return replace(ready, recipe=replace(recipe, plan=raised(recipe.plan, ready.rows)))
+    return replace(ready, recipe=replace(recipe, plan=raised(recipe.settled(ready.rows).plan, ready.rows)))
 
 
 def _samples_weights(recipe: Recipe) -> bool:
