@@ -67,7 +67,8 @@ def sebays_freeze(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
-    Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
+    Differs from the paper: closed nodes are removed from the network. What BatchNorm emits for them is kept, in the bias
+    of the next layer or by one closed node of each layer, so that outputs stay the same.
     """
     training = settings_of(training, VARIATIONAL)
     plan = sequential_phases(
