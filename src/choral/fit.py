@@ -113,8 +113,8 @@ def fit(
         standardise: whether real targets are brought to mean 0 and deviation 1 for training, which predictions undo. None does so
             unless the likelihood says how large their noise is.
         validation: points no member is trained on: a share of the data, drawn by the seed (of each class, for labels in memory), or
-            data of its own, as `data`. Every epoch ends with a look at them, which training does not notice. 'auto' holds out 15 % (1,000
-            points at most) where the recipe leaves training settings open, or `stop` or `keep` ask for it; None holds out nothing.
+            data of its own, as `data`. Every epoch ends with a look at them, which training does not notice. 'auto' holds out 15 % of few
+            points to 5 % of many where the recipe leaves training settings open, or `stop` or `keep` ask for it; None holds out nothing.
         folds: cross-validation instead: members hold out one of so many parts of the points each, in turn, and are watched by it (a
             method without a fork of members is run once for each part). Every part has its share of each class. The ensemble then
             has honest scores of all points (`info['out_of_fold']`), conformal intervals or sets, and `out_of_fold`.

@@ -31,11 +31,7 @@ from choral.posthoc.greedy import Loss
 from choral.predictions import Prediction
 
 AUTO = "auto"
-_SHARE, _MOST, _LEAST = (
-    0.15,
-    1000,
-    40,
-)  # of the points, held out where `fit` chooses; so many at most; of so many at least
+_LEAST = 40  # points of which some are held out where `fit` chooses
 _CHUNK = 1024  # points read and evaluated at once
 _WIDEST = 1 << 24  # numbers of all networks that are mapped together, at most
 _TAME = 60.0  # outputs below it give finite variances, rates and probabilities, whatever function they go through
@@ -66,14 +62,15 @@ class Rules:
 
 
 def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
-    """Return what is held out: what the user gave, or for 'auto' a share where that is wanted, else nothing.
+    """Return what is held out: what the user gave; for 'auto', where that is wanted, 15 % of few points to 5 % of many.
 
-    >>> chosen("auto", 200, wanted=True), chosen("auto", 20_000, wanted=True), chosen("auto", 200, wanted=False)
-    (0.15, 0.05, None)
+    >>> [chosen("auto", points, wanted=True) for points in (200, 1_500, 10_000, 100_000)]
+    [0.15, 0.1, 0.05, 0.01]
     """
     if not isinstance(validation, str) or validation != AUTO:
         return validation
-    return min(_SHARE, _MOST / points) if wanted and points >= _LEAST else None
+    held = min(0.15 * points, max(150, 0.05 * points), 1_000)
+    return held / points if wanted and points >= _LEAST else None
 
 
 def rules_of(
