@@ -61,7 +61,7 @@ def test_outputs_are_the_members_own(name):
 
 @pytest.mark.parametrize("name", ["deep_ensemble", "packed", "mc_dropout", "drop_connect", "bnn", "emp", "ecmp"])
 def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_the_chunks(name):
-    ensemble = fit(NETWORKS["dropout"], (X[:60], Y[:60]), make(name, epochs=4))
+    ensemble = fit(NETWORKS["dropout"], (X[:60], Y[:60]), make(name, budget=4))
     whole = ensemble.outputs(X[:300])
 
     @settings(max_examples=15, deadline=None)
@@ -142,7 +142,7 @@ def test_few_points_are_stacked_and_recorded_and_many_are_not():
 
 def test_only_small_chunks_are_recorded_since_recording_holds_every_result(sizes):
     x, y = torch.randn(12, 8192), torch.arange(12) % 3
-    ensemble = fit(lambda: nn.Linear(8192, 3), (x, y), make("deep_ensemble", epochs=2, members=2))
+    ensemble = fit(lambda: nn.Linear(8192, 3), (x, y), make("deep_ensemble", budget=2, members=2))
     many = torch.randn(64, 8192)
     outputs = ensemble.outputs(many)
     assert sizes == [11]  # the first look
@@ -157,7 +157,7 @@ def test_convolutions_of_any_kind_run_member_by_member(name, sizes):
     x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
     options = {} if name == "deep_ensemble" else {"draws": 1}
-    ensemble = fit(lambda: nn.Sequential(*layers), (x, y), make(name, epochs=4, members=2, **options))
+    ensemble = fit(lambda: nn.Sequential(*layers), (x, y), make(name, budget=4, members=2, **options))
     assert torch.isfinite(ensemble.outputs(torch.cat([x, x]))).all()
     (evaluator,) = settled(ensemble, x, images=True)
     plain = evaluator.many if isinstance(evaluator, SizedEvaluator) else evaluator
@@ -173,7 +173,7 @@ def test_a_few_images_are_answered_from_a_record_as_many_are_without(name, optio
         layers = [nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
-    ensemble = fit(build, (x, y), make(name, epochs=3, **options), executor="sequential")
+    ensemble = fit(build, (x, y), make(name, budget=3, **options), executor="sequential")
     whole = ensemble.outputs(x)
     for rows in (1, 2, 7, 16, 17):
         torch.testing.assert_close(ensemble.outputs(x[:rows]), whole[:, :rows], atol=1e-5, rtol=1e-4)
@@ -216,7 +216,7 @@ def test_bf16_predicts_nearly_the_same_in_float32():
 
 
 def gaussian() -> Ensemble:
-    recipe = make("bnn", epochs=1, draws=5, training=Training(optimiser="sgd", batch_size=128, rate=1e-3))
+    recipe = make("bnn", budget=1, draws=5, training=Training(optimiser="sgd", batch_size=128, rate=1e-3))
     return fit(lambda: models.mlp(4, 3, hidden=(64, 64)), (X[:64], torch.arange(64) % 3), recipe)
 
 

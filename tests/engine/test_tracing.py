@@ -44,7 +44,7 @@ def test_recorded_steps_train_the_members_of_the_sequential_executor(monkeypatch
 def test_recorded_steps_read_slots_and_points(monkeypatch):
     calls = watched(monkeypatch)
     training = Training(rate=0.01, optimiser=Adam(), batch_size=16)
-    recipe = make("anchored", epochs=60, members=3, training=training)
+    recipe = make("anchored", budget=60, members=3, training=training)
     assert any(isinstance(p, Anchored) for p in recipe.objective.penalties)
     one, many = (fit(lambda: models.mlp(4, 1), (X, Y), recipe, executor=e) for e in ("sequential", "vectorised"))
     assert calls

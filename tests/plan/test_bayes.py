@@ -162,7 +162,7 @@ def explored(build, shape, *, closed=0.5, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(8, *shape, generator=generator)
     source = TensorSource(x, torch.arange(8) % 2)
-    task = make_task(build, source, sebays_freeze(epochs=12))
+    task = make_task(build, source, sebays_freeze(budget=12))
     place = BranchContext(task, source, seed, walk.Place().then("seq", 1))
     state = place.fresh()
     params, buffers = dict(state.params), dict(state.buffers)

@@ -30,17 +30,17 @@ def two_outputs():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_settings_that_are_given_stay_as_they_are(name):
-    recipe = make(name, epochs=24, training=GIVEN)
+    recipe = make(name, budget=24, training=GIVEN)
     assert not recipe.is_open
     assert recipe.settled(200, 1000) == recipe
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_everything_is_settled_before_training_and_the_paper_leaves_nothing_open(name):
-    recipe = make(name, epochs=24).settled(200, 1000)
+    recipe = make(name, budget=24).settled(200, 1000)
     assert not recipe.is_open
     assert all(0 < phase.schedule.rate(0, 10) < 1 and phase.batch_size for phase in trainings(recipe.plan))
-    paper = make(name, epochs=24, training="paper")
+    paper = make(name, budget=24, training="paper")
     assert not paper.is_open
     assert {phase.batch_size for phase in trainings(paper.plan)} <= {128, 256}
 
@@ -48,7 +48,7 @@ def test_everything_is_settled_before_training_and_the_paper_leaves_nothing_open
 def test_a_loader_decides_the_batch_size_that_is_left_open():
     x, y = line(0)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20)
-    ensemble = choral.fit(two_outputs, loader, make("single", epochs=1))
+    ensemble = choral.fit(two_outputs, loader, make("single", budget=1))
     assert trainings(ensemble.recipe.plan)[0].batch_size == 20
 
 
@@ -69,7 +69,7 @@ def test_a_relative_schedule_is_its_shape_times_the_peak():
 @pytest.mark.parametrize("name", ["single", "deep_ensemble", "packed", "snapshot"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_learned_variance_trains_with_nothing_set(name, seed):
-    ensemble = choral.fit(two_outputs, line(seed), make(name, epochs=150), seed=seed)
+    ensemble = choral.fit(two_outputs, line(seed), make(name, budget=150), seed=seed)
     x, y = line(seed + 10, rows=500)
     assert ensemble.evaluate(x, y)["rmse"] < 0.4  # of 1 for the mean; CIFAR's settings gave 0.5 to 20,000
 
@@ -83,7 +83,7 @@ def test_noise_is_estimated_on_rows_that_were_not_trained_on():
         return nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 1))  # enough to learn the noise by heart
 
     open_, all_rows = (
-        choral.fit(build, (x, y), make("single", epochs=300), validation=v).predict(x[:5]).std.mean()
+        choral.fit(build, (x, y), make("single", budget=300), validation=v).predict(x[:5]).std.mean()
         for v in ("auto", None)
     )
     assert open_ > 0.6
@@ -93,7 +93,7 @@ def test_noise_is_estimated_on_rows_that_were_not_trained_on():
 def test_rows_are_held_out_only_where_settings_are_open():
     def points(**options):
         training = options.pop("training", None)
-        ensemble = choral.fit(two_outputs, line(0), make("single", epochs=1, training=training), **options)
+        ensemble = choral.fit(two_outputs, line(0), make("single", budget=1, training=training), **options)
         return ensemble.info["counted"]["points"]
 
     assert points() == 170
@@ -106,24 +106,24 @@ def test_an_ensemble_that_learned_nothing_is_said_and_one_that_did_is_not():
     (x, y), other = line(0), line(1)[1]
     for data, unrelated in (((x, y), other), ((x, (y > 0).long()), (other > 1).long())):
         with pytest.warns(UserWarning, match="single predicts its training rows no better than"):
-            choral.fit(two_outputs, (x, unrelated), make("single", epochs=1, training=idle))
+            choral.fit(two_outputs, (x, unrelated), make("single", budget=1, training=idle))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            choral.fit(two_outputs, data, make("single", epochs=120))
+            choral.fit(two_outputs, data, make("single", budget=120))
 
 
 def test_fit_says_that_a_budget_is_too_small():
     with pytest.warns(
         UserWarning, match="deep_ensemble: the budget is below what the method needs: a training of 2 epochs"
     ):
-        choral.fit(two_outputs, line(0), make("deep_ensemble", epochs=8))
+        choral.fit(two_outputs, line(0), make("deep_ensemble", budget=8))
 
 
 def test_a_method_that_diverges_is_a_row_and_the_others_get_theirs():
     x, y = line(0)
-    wild = make("single", epochs=2, training=Training(rate=1e30, optimiser=SGD(), batch_size=32))
+    wild = make("single", budget=2, training=Training(rate=1e30, optimiser=SGD(), batch_size=32))
     for seeds in (None, (0, 1)):
-        found = choral.compare(two_outputs, (x, y, x, y), [wild, "snapshot", "packed"], epochs=12, seeds=seeds)
+        found = choral.compare(two_outputs, (x, y, x, y), [wild, "snapshot", "packed"], budget=12, seeds=seeds)
         assert "diverged" in found.rows[0]
         assert all("nll" in row for row in found.rows[1:])
         assert "single diverged: " in str(found)

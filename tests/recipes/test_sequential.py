@@ -72,7 +72,7 @@ class Stop(Exception):
 @pytest.mark.parametrize("after", [1, 8, 13, 17])
 def test_fge_goes_on_from_the_second_start_after_a_break(after, tmp_path):
     build, data = PROBLEMS["classification"]
-    recipe = make("fge", epochs=24, training=CALM)
+    recipe = make("fge", budget=24, training=CALM)
     assert sum(isinstance(phase, Reset) for phase in recipe.plan.phases) == 1
     whole = [state.params for state in fit(build, data(), recipe, seed=2).states()]
     seen = 0

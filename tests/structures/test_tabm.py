@@ -190,7 +190,7 @@ CALM = Training(optimiser="sgd", rate=0.01, batch_size=16)
 def test_members_with_batches_of_their_own_read_every_point_once_an_epoch(weighted):
     """With a rate of zero, the mean loss over an epoch is that of all points, whatever the order."""
     value = tabm(
-        epochs=1,
+        budget=1,
         members=3,
         own_batches=True,
         training=Training(optimiser="sgd", rate=1e-30, batch_size=16, schedule="constant"),
@@ -222,7 +222,7 @@ def test_early_stop_looks_at_the_ensemble():
     ensemble = choral.fit(
         plain,
         (X, Y),
-        tabm(epochs=60, members=8, training=Training(optimiser="sgd", rate=0.05, batch_size=16)),
+        tabm(budget=60, members=8, training=Training(optimiser="sgd", rate=0.05, batch_size=16)),
         validation=0.3,
         stop=choral.EarlyStop(patience=3),
         listener=heard.append,

@@ -35,6 +35,7 @@ def prepare_fit(
     *,
     method: str | None,
     epochs: int | None,
+    budget: int | None = None,
     members: int | None,
     quiet: bool,
     class_weights: str | None = None,
@@ -45,7 +46,13 @@ def prepare_fit(
     problem = _problem(data, reading, quiet=quiet)
     if class_weights is not None:
         problem = _weighed(problem, class_weights)
-    said: dict[str, Any] = {"method": method, "epochs": epochs, "members": members, "model": reading.model}
+    said: dict[str, Any] = {
+        "method": method,
+        "epochs": epochs,
+        "budget": budget,
+        "members": members,
+        "model": reading.model,
+    }
     return prepared(problem, **said, **asdict(watching), **asdict(settings))
 
 

@@ -42,14 +42,15 @@ __all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
 def recipes_for(
     methods: str | Sequence[str | Recipe],
     *,
-    epochs: int,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None,
     training: Training,
     spending: Spending | None = None,
     said: Mapping[str, Any] | None = None,
     points: int | None = None,
 ) -> list[Recipe]:
-    """Return recipes at the same budget; names take the shared settings (`within`), recipes stay as they are.
+    """Return recipes at the same budget, or of the same epochs; names take the shared settings (`within`), recipes stay as they are.
 
     `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
     `said` are settings that replace also those that a method depends on, `points` how many there are to train on where `spending` does
@@ -73,7 +74,7 @@ def recipes_for(
             continue
         try:
             options: dict[str, Any] = {"members": members, "training": training, "spending": spending, "points": points}
-            found.append(within(method, epochs=epochs, **options, **(said or {})))
+            found.append(within(method, epochs=epochs, budget=budget, **options, **(said or {})))
         except InputError as error:
             raise InputError(f"{method}: {error}") from error
     if not found:
@@ -87,7 +88,7 @@ def compare(
     data: Problem | tuple[Any, Any, Any, Any],
     methods: str | Sequence[str | Recipe],
     *,
-    epochs: int = 60,
+    budget: int = 60,
     equal: Literal["operations", "epochs"] = "operations",
     members: int | None = None,
     training: Training = Training(),
@@ -108,7 +109,7 @@ def compare(
         build: the network, as for `fit`.
         data: (x_train, y_train, x_test, y_test) or a problem.
         methods: names or recipes; 'all' is all methods.
-        epochs: total budget of each method named, in epochs of one plain network.
+        budget: of each method named, in epochs of one plain network.
         equal: what is the same for all: 'operations' gives methods that run several members on each batch fewer epochs, and sparse
             ones no more; 'epochs' counts epochs alone.
         members: members where a method has a choice; if None its own default, or as many as have the steps they need.
@@ -131,10 +132,10 @@ def compare(
     if problem.likelihood is not None and options.get("likelihood") is None:
         options["likelihood"] = problem.likelihood
     spending = spending_of(build, problem, options, equal=equal)
-    recipes = recipes_for(methods, epochs=epochs, members=members, training=training, spending=spending)
+    recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
     strange_rows = arranged(ood, _columns(data))
     trial = trial_of(problem, weights=test_weights, ood=strange_rows, corruptions=corruptions)
-    settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
+    settings = {"data": problem.name, "budget": budget, "seed": seed, "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
     settings |= {"equal": equal, "below": below(recipes, len(problem.y_train))}
 

@@ -135,13 +135,13 @@ class Usual:
     """How `choral fit` trains where the user does not say: bounds and what is held out to watch the training.
 
     Attributes:
-        epochs: the total budget; with validation an upper bound.
+        epochs: the total budget; with validation an upper bound; None leaves it to the recipe.
         members: of the default method.
         validation: part of the training rows held out, None for none.
         patience: epochs without a better score after which a member stops.
     """
 
-    epochs: int
+    epochs: int | None
     members: int | None = None
     validation: float | None = None
     patience: int | None = None
@@ -169,7 +169,7 @@ def usual(problem: Problem, plan: Phase | None, training: Training, *, model: st
         model: the network's name.
     """
     if not _is_tabular(model):
-        return Usual(epochs=60)
+        return Usual(epochs=None)
     steps = -(-round(len(problem.x_train) * (1 - SHARE)) // (training.batch_size or 32))
     each = max(30, min(600 if plan is None else 300, 60_000 // max(steps, 1)))
     patience = patience_for(steps)

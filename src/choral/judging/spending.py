@@ -59,7 +59,8 @@ class Spending:
 def within(
     name: str,
     *,
-    epochs: int,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None,
     training: Training,
     spending: Spending | None = None,
@@ -74,7 +75,8 @@ def within(
 
     Args:
         name: of the method.
-        epochs: the budget.
+        budget: epochs of the plain network in all.
+        epochs: length of one training instead.
         members: members where the method has a choice; None leaves it open.
         training: settings shared by all methods but those that have their own.
         spending: counts operations; None takes the budget for epochs, whatever they cost, and every default as it is.
@@ -83,7 +85,7 @@ def within(
     """
     if name not in METHODS:
         make(name)
-    options: dict[str, Any] = {"epochs": epochs, "training": METHODS[name].trained(training, **said)}
+    options: dict[str, Any] = {"epochs": epochs, "budget": budget, "training": METHODS[name].trained(training, **said)}
     known = points if spending is None else spending.points
     options |= METHODS[name].for_few if known is not None and known < FEW else {}
     chosen = METHODS[name].options.get("members")
@@ -119,14 +121,14 @@ def _sufficiency(recipe: Recipe, points: int) -> float:
 def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -> Recipe:
     """Return a recipe within the budget of its epochs, or the cheapest there is."""
     recipe = make(name, **options)
-    if spending is None:
+    if spending is None or options["budget"] is None:
         return recipe
-    budget = epochs = options["epochs"]
+    wanted = budget = options["budget"]
     spent = spending.epochs(recipe)
-    while spent > budget * _SLACK and epochs > 1:
-        epochs = max(1, min(epochs - 1, int(epochs * budget / spent)))
+    while spent > wanted * _SLACK and budget > 1:
+        budget = max(1, min(budget - 1, int(budget * wanted / spent)))
         try:
-            recipe = make(name, **options | {"epochs": epochs})
+            recipe = make(name, **options | {"budget": budget})
         except InputError:  # too few for its members: what it takes at least is a little more than the budget
             break
         spent = spending.epochs(recipe)

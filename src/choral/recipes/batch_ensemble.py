@@ -8,13 +8,14 @@ from typing import Literal
 
 from choral.base.errors import InputError
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import BatchEnsemble
 
 
 def batch_ensemble(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 4,
     start: Literal["normal", "signs"] = "normal",
     spread: float = 0.5,
@@ -27,7 +28,7 @@ def batch_ensemble(
     """Members that share all weights up to rank-one factors of their own, trained in one run.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: members, all trained on every batch.
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
@@ -37,6 +38,7 @@ def batch_ensemble(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; the factors take no weight decay.
     """
+    epochs = total_epochs(epochs, budget)
     training = settings_of(training)
     if epochs and members > 1 and start == "normal" and spread == 0:
         raise InputError(

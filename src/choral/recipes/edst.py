@@ -9,12 +9,13 @@ from typing import Any
 from choral.base.errors import InputError
 from choral.plan import Collect, Constant, ErdosRenyi, Every, Prune, Regrow, Reset, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
 
 
 def edst(
     *,
-    epochs: int = 450,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 3,
     explore_epochs: int | None = None,
     sparsity: float = 0.8,
@@ -28,7 +29,7 @@ def edst(
     """One dynamic sparse run: explore, then settle, keep a member and move 80 % of the weights, again and again.
 
     Args:
-        epochs: total budget, exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
+        epochs: length of the training run. Exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
         members: networks kept; they share evenly what exploration leaves.
         explore_epochs: epochs before the first member settles. If None, 150, or a third of budgets below 450, with the epochs
             that cannot be shared evenly.
@@ -42,6 +43,7 @@ def edst(
 
     Differs from the authors' code: grown weights also start with zero momentum.
     """
+    epochs = total_epochs(epochs, budget, usual=450)
     training = settings_of(training)
     planned = min(150, epochs // 3) if explore_epochs is None else explore_epochs
     settle = (epochs - planned) // members if members > 0 else 0

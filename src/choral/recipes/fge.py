@@ -9,12 +9,13 @@ from typing import Any
 from choral.base.errors import InputError
 from choral.plan import Collect, Linear, Part, Phase, Reset, fork, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
 
 
 def fge(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None = None,
     cycle: int = 4,
     starts: int | None = None,
@@ -27,7 +28,7 @@ def fge(
     epochs 120 and 156, with low points after 2, 6, ..., 22: 12 members.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: low points kept, equally many from each start; as many as the budget holds if None.
         cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.
         starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
@@ -36,6 +37,7 @@ def fge(
         training: optimiser, rate and batch size. The rate is constant for half the budget and falls in a straight line to a
             hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """
+    epochs = total_epochs(epochs, budget)
     training = settings_of(training)
     if cycle < 2 or cycle % 2:
         raise InputError(f"cycle is {cycle}; give an even number of epochs, 2 or more.")

@@ -7,7 +7,7 @@ arXiv:1803.05407, Algorithm 1.
 from choral.base.errors import InputError
 from choral.plan import Collect, Constant, Linear, Recalibrate, Reset, Train, UpdateMoments, UseMean, every, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
 
 
 def averaging_phases(epochs: int, rank: int, start: float, training: Training) -> tuple[Train, Train]:
@@ -28,7 +28,8 @@ def averaging_phases(epochs: int, rank: int, start: float, training: Training) -
 
 def swa(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 1,
     start: float = 0.75,
     combine: Combine = "probs",
@@ -37,12 +38,13 @@ def swa(
     """One network at the average of the weights at the ends of its last epochs.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate and batch size; averaging runs at half the rate.
     """
+    epochs = total_epochs(epochs, budget)
     training = settings_of(training)
     if members != 1:
         raise InputError(f"members is {members}, but 'swa' gives one averaged network; use 'swag' for several.")

@@ -8,13 +8,14 @@ from typing import Literal
 
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.tabm import TRAINING
-from choral.recipes.training import Paper, Training, settings_of
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import TabM
 
 
 def tabm_mini(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 32,
     start: Literal["auto", "signs", "normal"] = "auto",
     own_batches: bool = False,
@@ -27,6 +28,7 @@ def tabm_mini(
     Args:
         epochs, members, start, own_batches, kernel, combine, training: as in `tabm`.
     """
+    epochs = total_epochs(epochs, budget)
     training = settings_of(training, TRAINING)
     structure = TabM(members=members, adapters="first", start=start, own_batches=own_batches, kernel=kernel)
     return Recipe(name="tabm_mini", plan=training.whole(epochs), structure=structure, combine=combine)

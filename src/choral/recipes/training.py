@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from choral.base.border import is_whole
 from choral.base.errors import InputError, did_you_mean
@@ -260,6 +260,36 @@ def settled(plan: Phase, points: int, parameters: int | None = None, batch_size:
         return replace(phase, schedule=Relative(phase.schedule.shape, rate))
 
     return mapped(plan, choose)
+
+
+@overload
+def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: int = 200) -> int: ...
+
+
+@overload
+def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: None) -> int | None: ...
+
+
+def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: int | None = 200) -> int | None:
+    """Return the epochs that a recipe has in all.
+
+    Args:
+        epochs: of each training, as the user gave it.
+        budget: of all trainings together, which may be given instead.
+        trainings: networks that are trained each by itself.
+        usual: epochs of a training where neither is given; `fit` then takes as many as the data need.
+
+    >>> total_epochs(60, None, trainings=5), total_epochs(None, 60, trainings=5)
+    (300, 60)
+    """
+    if epochs is not None and budget is not None:
+        raise InputError(
+            f"epochs is {epochs} and budget {budget}; epochs is the length of one training, budget the total: give one of them."
+        )
+    if budget is not None:
+        return budget
+    each = usual if epochs is None else epochs
+    return None if each is None else each * trainings
 
 
 def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:

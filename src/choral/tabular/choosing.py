@@ -78,7 +78,7 @@ def short_list(
         def recipe(each: int, members: int) -> Recipe:
             total = each * members if own else each
             whole = {"width": float(members)} if "width" in METHODS[method].options else {}  # members as wide as alone
-            return make(method, epochs=total, members=members, training=settings, **whole)
+            return make(method, budget=total, members=members, training=settings, **whole)
 
         return recipe
 
