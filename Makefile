@@ -34,7 +34,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 setup: $(VENV)/.installed
 
 demo: $(VENV)/.installed
-	$(BIN)/choral compare --data digits --methods $(METHODS) --epochs 90 --seeds 3 --out demo
+	$(BIN)/choral compare digits --methods $(METHODS) --budget 90 --seeds 3 --out demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal

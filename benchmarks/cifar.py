@@ -48,20 +48,20 @@ def suites() -> dict[str, Suite]:
         return lambda: models.lenet(size)
 
     baselines: dict[str, Callable[[], Recipe]] = {
-        "single": lambda: make("single", epochs=16, training=ADAM),
-        "deep_ensemble 8x2": lambda: make("deep_ensemble", epochs=16, members=8, training=ADAM),
-        "snapshot 4x4": lambda: make("snapshot", epochs=16, members=4, training=ADAM),
+        "single": lambda: make("single", budget=16, training=ADAM),
+        "deep_ensemble 8x2": lambda: make("deep_ensemble", budget=16, members=8, training=ADAM),
+        "snapshot 4x4": lambda: make("snapshot", budget=16, members=4, training=ADAM),
     }
     small = {
         "single": baselines["single"],
         "deep_ensemble 8x2": baselines["deep_ensemble 8x2"],
         "pat anti_random": lambda: pat("anti_random"),
         "pat random": lambda: pat("random"),
-        "dst": lambda: make("dst", epochs=16, members=3, interval=MOVES, training=ADAM),
-        "edst": lambda: make("edst", epochs=16, members=3, interval=MOVES, training=ADAM),
+        "dst": lambda: make("dst", budget=16, members=3, interval=MOVES, training=ADAM),
+        "edst": lambda: make("edst", budget=16, members=3, interval=MOVES, training=ADAM),
     }
     few = {n: small[n] for n in ("single", "pat anti_random", "pat random")}
-    bagged = {"bagged": lambda: make("bagged", epochs=16, members=8, training=ADAM)}
+    bagged = {"bagged": lambda: make("bagged", budget=16, members=8, training=ADAM)}
     return {
         "baselines": (lenet("S"), baselines),
         "pat_s": (lenet("S"), small),
@@ -81,7 +81,7 @@ def shared_weights(epochs: int) -> dict[str, Callable[[], Recipe]]:
     """
 
     def trained(name: str, **options: Any) -> Callable[[], Recipe]:
-        return lambda: make(name, epochs=epochs, training=ADAM, **options)
+        return lambda: make(name, budget=epochs, training=ADAM, **options)
 
     return {
         "single": trained("single"),
@@ -108,7 +108,9 @@ def sequential_bayesian(epochs: int) -> dict[str, Callable[[], Recipe]]:
     common: dict[str, Any] = {"epochs": epochs, "draws": 1, "training": variational}
     gates, later = common | {"gamma": 0.8}, {"members": 3, "reset": "redraw"}
     return {
-        "single": lambda: make("single", epochs=epochs, training=Training(schedule="steps", batch_size=32)),
+        "single": lambda: make(
+            "single", budget=epochs, training=Training(rate=0.1, optimiser="sgd", schedule="steps", batch_size=32)
+        ),
         "bnn": lambda: make("bnn", **common),
         "bnn_sequential": lambda: make("bnn_sequential", **common, **later),
         "ssbnn": lambda: make("ssbnn", **gates),
@@ -128,7 +130,7 @@ def gates_clipped(epochs: int) -> dict[str, Callable[[], Recipe]]:
     exploit = (epochs - epochs // 3) // 3
     once = epochs - 2 * exploit
     common: dict[str, Any] = {"draws": 1, "training": replace(VARIATIONAL, batch_size=32)}
-    rows[f"bnn {once} epochs"] = lambda: make("bnn", epochs=once, **common)
+    rows[f"bnn {once} epochs"] = lambda: make("bnn", budget=once, **common)
     for gamma in (0.99, 0.8):
         for clip in ("joint", "apart"):
             for name in ("ssbnn", "sebays_freeze", "sebays_no_freeze"):
@@ -140,7 +142,7 @@ def gates_clipped(epochs: int) -> dict[str, Callable[[], Recipe]]:
 
 def pat(pruning: str) -> Recipe:
     """Return Prune and Tune at its small budget: 8 + 8 x 1 epochs, constant rate."""
-    return make("prune_and_tune", epochs=16, members=8, pruning=pruning, tuning="constant", training=ADAM)
+    return make("prune_and_tune", budget=16, members=8, pruning=pruning, tuning="constant", training=ADAM)
 
 
 def pruning(folder: Path) -> dict[str, Any]:

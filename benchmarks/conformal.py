@@ -38,7 +38,7 @@ def digits(seed: int) -> list[dict[str, Any]]:
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype(np.float32)
     train, calibration, test = split(len(x), seed)
-    recipe = make("deep_ensemble", epochs=24, members=4, training=TRAINING)
+    recipe = make("deep_ensemble", budget=24, members=4, training=TRAINING)
     ensemble = fit(lambda: models.mlp(64, 10, hidden=(64, 64)), (x[train], y[train]), recipe, seed=seed)
     labels = torch.as_tensor(y[test])
     rows = []
@@ -61,7 +61,7 @@ def uci(name: str, seed: int) -> list[dict[str, Any]]:
     mean, std = x[train].mean(0), x[train].std(0)
     x = ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
     y = ((y - y[train].mean()) / y[train].std()).astype(np.float32).reshape(-1, 1)
-    recipe = make("deep_ensemble", epochs=160, members=4, training=TRAINING)
+    recipe = make("deep_ensemble", budget=160, members=4, training=TRAINING)
     ensemble = fit(lambda: models.mlp(x.shape[1], 2, hidden=(50,)), (x[train], y[train]), recipe, seed=seed)
     targets = torch.as_tensor(y[test])
     rows = []

@@ -63,7 +63,7 @@ def speed() -> dict[str, Any]:
     x = torch.randn(2500, 8, generator=generator)
     y = x[:, :1].sin() + 0.1 * torch.randn(2500, 1, generator=generator)
     training = Training(rate=0.001, optimiser=Adam(), batch_size=100, schedule="constant")
-    recipe = make("deep_ensemble", epochs=STACK * EPOCHS, members=STACK, training=training)
+    recipe = make("deep_ensemble", budget=STACK * EPOCHS, members=STACK, training=training)
 
     def build() -> torch.nn.Module:
         return models.mlp(8, 1, hidden=(128, 128))
@@ -114,7 +114,7 @@ def uci(name: str) -> dict[str, Any]:
 def _nll(
     x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, epochs: int, seed: int, **settings: Any
 ) -> tuple[float, float]:
-    recipe = make("deep_ensemble", epochs=MEMBERS * epochs, members=MEMBERS, training=UCI)
+    recipe = make("deep_ensemble", budget=MEMBERS * epochs, members=MEMBERS, training=UCI)
     ensemble = fit(
         lambda: models.mlp(x.shape[1], 2, hidden=(50,)),
         (x, y),

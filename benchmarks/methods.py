@@ -67,7 +67,7 @@ def measured(problem: Problem, method: str, epochs: int, seeds: int, folder: Pat
     training, build = training_for(problem), factory(problem)
     least = math.ceil(STEPS / batches_in(len(problem.x_train), training.batch_size))
     spending = spending_of(build, problem, {})
-    (recipe,) = recipes_for([method], epochs=max(epochs, least), members=None, training=training, spending=spending)
+    (recipe,) = recipes_for([method], budget=max(epochs, least), members=None, training=training, spending=spending)
     found = []
     for seed in range(seeds):
         place = folder / f"{method}-{seed}"

@@ -65,22 +65,22 @@ def kinds() -> dict[str, dict[str, Any]]:
     """Return the ensembles: how each is fitted, and what is fitted to it afterwards."""
     sgd, adam = Training(optimiser=SGD(), rate=0.05, batch_size=16), Training(optimiser=Adam(), rate=0.01)
     images = {"data": (IMAGES, LABELS), "x": IMAGES}
-    frozen = make("sebays_freeze", epochs=6, members=2, gamma=0.6, training=adam)
+    frozen = make("sebays_freeze", budget=6, members=2, gamma=0.6, training=adam)
     return {
-        "convnet": {"build": convnet, **images, "recipe": make("deep_ensemble", epochs=3, members=3, training=sgd)},
-        "pruned": {"build": convnet, **images, "recipe": make("prune_and_tune", epochs=8, members=4, training=sgd)},
+        "convnet": {"build": convnet, **images, "recipe": make("deep_ensemble", budget=3, members=3, training=sgd)},
+        "pruned": {"build": convnet, **images, "recipe": make("prune_and_tune", budget=8, members=4, training=sgd)},
         "compacted": {"build": classifier, **images, "recipe": frozen},
         "classes": {
             "build": classifier,
             **images,
-            "recipe": make("snapshot", epochs=3, members=3, training=sgd),
+            "recipe": make("snapshot", budget=3, members=3, training=sgd),
             "corrections": {"temperature": "ensemble", "stacking": True, "level": 0.8},
         },
         "table": {
             "build": perceptron,
             "data": (ROWS, TARGETS),
             "x": ROWS,
-            "recipe": make("deep_ensemble", epochs=3, members=3, training=adam),
+            "recipe": make("deep_ensemble", budget=3, members=3, training=adam),
             "table": TABLE,
             "corrections": {"stacking": True, "level": 0.8},
         },

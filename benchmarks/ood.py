@@ -73,7 +73,7 @@ def digits(seeds: int) -> Iterator[dict[str, Any]]:
     }
     for seed in range(seeds):
         for method in DIGITS:
-            recipe = make(method, epochs=48, training=training_for(problem))
+            recipe = make(method, budget=48, training=training_for(problem))
             ensemble = fit(factory(problem), (problem.x_train, problem.y_train), recipe, seed=seed)
             own = scores(ensemble, problem.x_test)
             for name, x in others.items():

@@ -131,11 +131,11 @@ def uci(arguments: argparse.Namespace) -> None:
 
             for epochs in arguments.budgets:
                 recipes = {
-                    "anchored": make("anchored", epochs=epochs, **common),
-                    "sequential_anchored": make("sequential_anchored", epochs=epochs, **walking),
-                    "anchored + target noise": make("anchored", epochs=epochs, target_noise=True, **common),
+                    "anchored": make("anchored", budget=epochs, **common),
+                    "sequential_anchored": make("sequential_anchored", budget=epochs, **walking),
+                    "anchored + target noise": make("anchored", budget=epochs, target_noise=True, **common),
                     "sequential_anchored + target noise": make(
-                        "sequential_anchored", epochs=epochs, target_noise=True, **walking
+                        "sequential_anchored", budget=epochs, target_noise=True, **walking
                     ),
                 }
                 for label, recipe in recipes.items():
@@ -205,8 +205,8 @@ def digits(arguments: argparse.Namespace) -> None:
     bayesian = narrow | {"rho": -2.0}
     moving = bayesian | {"factor": 1.0, "reset": "keep"}
     recipes = {
-        "single": make("single", epochs=epochs, training=training),
-        "deep_ensemble": make("deep_ensemble", epochs=epochs, members=max(2, epochs // 100), training=training),
+        "single": make("single", budget=epochs, training=training),
+        "deep_ensemble": make("deep_ensemble", budget=epochs, members=max(2, epochs // 100), training=training),
         "anchored": make("anchored", **anchored),
         "sequential_anchored": make("sequential_anchored", **anchored),
         "bnn": make("bnn", **bayesian),

@@ -84,7 +84,7 @@ def passes(network: nn.Module, x: Tensor) -> Call:
 
 def packed_lines(rivals: str | None) -> Iterator[Line]:
     """A packed perceptron against its joint network's own call and torch-uncertainty's layers."""
-    ensemble = trained(mlp, packed(epochs=1, members=4, width=2))
+    ensemble = trained(mlp, packed(budget=1, members=4, width=2))
     joint = ensemble.network()
     theirs = None if rivals is None else with_packed_layers(reference_layers(rivals), mlp()).eval()
     for rows in (1, 100, 1000):
@@ -104,7 +104,7 @@ def packed_lines(rivals: str | None) -> Iterator[Line]:
 def packed_image_lines(rivals: str | None) -> Iterator[Line]:
     """Packed convolutional networks against torch-uncertainty's layers."""
     for name, build in IMAGE_NETWORKS.items():
-        ensemble = trained(build, packed(epochs=1, members=4, width=2), image=True)
+        ensemble = trained(build, packed(budget=1, members=4, width=2), image=True)
         if rivals is None:
             continue
         theirs = laid_out(with_packed_layers(reference_layers(rivals), build())).eval()
@@ -116,7 +116,7 @@ def packed_image_lines(rivals: str | None) -> Iterator[Line]:
 
 def masked_lines(rivals: str | None) -> Iterator[Line]:
     """Masksembles on LeNet-S against torch-uncertainty's layers on the repeated batch."""
-    ensemble = trained(IMAGE_NETWORKS["LeNet-S"], masksembles(epochs=1, members=4), image=True)
+    ensemble = trained(IMAGE_NETWORKS["LeNet-S"], masksembles(budget=1, members=4), image=True)
     theirs = None if rivals is None else laid_out(masked(IMAGE_NETWORKS["LeNet-S"]())).eval()
     for rows in (1, 256):
         x = laid_out(inputs(rows, image=True))
@@ -154,7 +154,7 @@ def masked(network: nn.Module) -> nn.Module:
 
 def stacked_lines(rivals: str | None) -> Iterator[Line]:
     """20 perceptrons against a loop."""
-    ensemble = trained(small_mlp, deep_ensemble(epochs=20, members=20))
+    ensemble = trained(small_mlp, deep_ensemble(budget=20, members=20))
     networks = [ensemble.member(i) for i in range(20)]
     for rows in (1, 10, 100, 1000):
         x = inputs(rows, image=False)
@@ -164,7 +164,7 @@ def stacked_lines(rivals: str | None) -> Iterator[Line]:
 def image_lines(rivals: str | None) -> Iterator[Line]:
     """Deep ensembles of convolutional networks against a loop with channels last."""
     for name, build in IMAGE_NETWORKS.items():
-        ensemble = trained(build, deep_ensemble(epochs=4, members=4), image=True)
+        ensemble = trained(build, deep_ensemble(budget=4, members=4), image=True)
         networks = [laid_out(ensemble.member(i)) for i in range(4)]
         for rows in (1, 256):
             x = laid_out(inputs(rows, image=True))
@@ -177,7 +177,9 @@ def bayesian_lines(rivals: str | None) -> Iterator[Line]:
         ("MLP", mlp, False, (1, 100, 1000)),
         ("LeNet-S", lambda: models.lenet("S"), True, (1, 256)),
     ):
-        ensemble = trained(build, bnn(epochs=1, draws=DRAWS, training=Training(rate=1e-3)), image)
+        ensemble = trained(
+            build, bnn(budget=1, draws=DRAWS, training=Training(optimiser="sgd", batch_size=128, rate=1e-3)), image
+        )
         theirs = None if rivals is None else bayesian(build(), image)
         for rows in sizes:
             x = laid_out(inputs(rows, image))
@@ -203,7 +205,7 @@ def dropout_lines(rivals: str | None) -> Iterator[Line]:
         ("MLP", mlp, False, (1, 100, 1000)),
         ("LeNet-S", lambda: models.lenet("S"), True, (1, 256)),
     ):
-        ensemble = trained(build, mc_dropout(epochs=1, draws=DRAWS), image)
+        ensemble = trained(build, mc_dropout(budget=1, draws=DRAWS), image)
         for rows in sizes:
             x = laid_out(inputs(rows, image))
             others = {}
@@ -228,7 +230,7 @@ def dropping(network: nn.Module, image: bool, on_batch: bool) -> nn.Module:
 
 def rank_one_lines(rivals: str | None) -> Iterator[Line]:
     """BatchEnsemble with 32 members against tabm."""
-    ensemble = trained(mlp, batch_ensemble(epochs=1, members=32))
+    ensemble = trained(mlp, batch_ensemble(budget=1, members=32))
     theirs = None
     if rivals is not None:
         import tabm  # type: ignore[import-not-found, unused-ignore]  # with --rivals

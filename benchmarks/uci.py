@@ -249,7 +249,7 @@ def packed(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
         held, final, seconds = [], [], 0.0
         for rate in RATES:
             training = Training(rate=rate, optimiser=Adam(), batch_size=100, schedule="constant")
-            recipe = make(method, epochs=40 * times, members=3, training=training, **options)
+            recipe = make(method, budget=40 * times, members=3, training=training, **options)
             place = arguments.runs / "uci" / f"{name}-{method}-{rate}"
             trial = train(place / "trial", build, recipe, halves, LearnedGaussian())
             ensemble = train(place / "final", build, recipe, splits, LearnedGaussian())
@@ -290,7 +290,7 @@ def patched(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any
         "dropout": (lambda: small(inputs, lambda _: [nn.Dropout(0.005)]), make("mc_dropout", rate=None, **common)),
         "explicit_ensemble": (
             lambda: small(inputs, lambda _: []),
-            make("deep_ensemble", epochs=5 * epochs, members=5, training=training),
+            make("deep_ensemble", budget=5 * epochs, members=5, training=training),
         ),
     }
     rows = {}

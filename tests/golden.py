@@ -59,7 +59,7 @@ def recipe(name: str, epochs: int = EPOCHS) -> Any:
     """Return a small recipe of a method, every training setting given."""
     choice = METHODS[name].options.get("members")
     several = choice is not None and choice.default not in (1, None, inspect.Parameter.empty)
-    return make(name, epochs=epochs, training=CALM, members=4 if several else None)
+    return make(name, budget=epochs, training=CALM, members=4 if several else None)
 
 
 def digest(ensemble: Any) -> str:

@@ -27,7 +27,7 @@ REALS, SPREADS, TARGETS = (
     torch.rand(4, 24, generator=G) + 0.1,
     torch.randn(24, generator=G),
 )
-ONE = recipes.single(epochs=1)
+ONE = recipes.single(budget=1)
 NAN = float("nan")
 COUNT: tuple[Any, ...] = (0, -1, 1.5, "4")  # no number of things
 SHARE: tuple[Any, ...] = (-0.1, 1.5, "0.5", NAN)  # no share
@@ -415,7 +415,7 @@ def _calls() -> Iterator[Row]:
     )
     yield (
         api.converted,
-        {"network": net(), "recipe": recipes.batch_ensemble(members=2, epochs=1), "data": (X, Y)},
+        {"network": net(), "recipe": recipes.batch_ensemble(members=2, budget=1), "data": (X, Y)},
         {"network": (None, 3), "recipe": (None, "packedd", 3), "data": (None, 3)},
     )
     frame = misuse_tables.FRAME
@@ -458,7 +458,7 @@ _FITTED: list[Any] = []
 
 def _fitted() -> Any:
     if not _FITTED:
-        _FITTED.append(choral.fit(net, (X, Y), recipes.deep_ensemble(members=2, epochs=2)))
+        _FITTED.append(choral.fit(net, (X, Y), recipes.deep_ensemble(members=2, budget=2)))
     return _FITTED[0]
 
 

@@ -138,7 +138,7 @@ def _variants() -> Iterator[Row]:
 
 
 def _fits() -> Iterator[Row]:
-    one = recipes.deep_ensemble(members=2, epochs=2)
+    one = recipes.deep_ensemble(members=2, budget=2)
     yield (
         api.fit,
         {"build": _net, "data": (X, Y), "recipe": one},

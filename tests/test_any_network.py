@@ -15,9 +15,9 @@ from choral.data import Normalise
 from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
-CALM = Training(rate=0.02, batch_size=16)
-ONE = recipes.single(epochs=1, training=CALM)
-TWO = recipes.deep_ensemble(epochs=2, members=2, training=CALM)
+CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+ONE = recipes.single(budget=1, training=CALM)
+TWO = recipes.deep_ensemble(budget=2, members=2, training=CALM)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(40, 6, generator=G)
 Y = (X[:, 0] > 0).long()
@@ -302,7 +302,7 @@ def test_extra_state_and_writing_into_a_shared_input_are_refused_by_name():
         choral.fit(Counting, (X, Y), ONE)
     for method in ("packed", "batch_ensemble", "treenet", "masksembles"):
         with pytest.raises(InputError, match=r"writes into its input, which the \d members of \w+ share"):
-            choral.fit(Writing, (X, Y), recipes.make(method, epochs=2, training=CALM))
+            choral.fit(Writing, (X, Y), recipes.make(method, budget=2, training=CALM))
     before = X.clone()
     choral.fit(Writing, (X, Y), TWO, executor="sequential").predict(X)
     assert torch.equal(before, X)
@@ -351,7 +351,7 @@ class Awkward(nn.Module):
 def test_what_cannot_be_stacked_is_refused_before_training_and_trained_one_by_one_otherwise():
     heard = []
     with pytest.raises(InputError, match=r"executor='vectorised' cannot .*Awkward.*use executor='sequential'"):
-        choral.fit(Awkward, (X, Y), recipes.prune_and_tune(epochs=6, members=2, training=CALM), executor="vectorised",
+        choral.fit(Awkward, (X, Y), recipes.prune_and_tune(budget=6, members=2, training=CALM), executor="vectorised",
                    listener=heard.append)  # fmt: skip
     assert not [event for event in heard if event["kind"] == "epoch"]
     assert choral.fit(Awkward, (X, Y), TWO).members == 2
@@ -368,7 +368,7 @@ class Trunk(nn.Module):
 
 
 def test_a_treenet_with_dropout_before_a_norm_in_its_trunk():
-    found = choral.fit(Trunk, (X, Y), recipes.treenet(epochs=2, members=3, training=CALM))
+    found = choral.fit(Trunk, (X, Y), recipes.treenet(budget=2, members=3, training=CALM))
     assert torch.isfinite(found.outputs(X)).all()
 
 

@@ -20,7 +20,7 @@ G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, generator=G)
 Y = (X[:, 0] > 0).long()
 QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=8)
-ONE = make("single", epochs=1, training=QUICK)
+ONE = make("single", budget=1, training=QUICK)
 
 
 def build():
@@ -49,8 +49,8 @@ REFUSED = {
     "a rate that is no number": (lambda: training(rate=float("nan")), "rate is nan"),
     "an unknown optimiser": (lambda: training(optimiser="adamm"), "Did you mean 'adam'"),
     "a batch of half a point": (lambda: training(batch_size=2.5), "batch_size is 2.5"),
-    "epochs in quotes": (lambda: make("snapshot", epochs="60"), "epochs is '60'"),
-    "half a member": (lambda: make("deep_ensemble", epochs=4, members=1.5), "members is 1.5"),
+    "epochs in quotes": (lambda: make("snapshot", budget="60"), "epochs is '60'"),
+    "half a member": (lambda: make("deep_ensemble", budget=4, members=1.5), "members is 1.5"),
     "a seed in words": (lambda: api.fit(build, (X, Y), ONE, seed="one"), "seed is 'one'"),
     "several seeds for one": (lambda: api.fit(build, (X, Y), ONE, seed=(0, 1)), r"seed is \(0, 1\)"),
     "a run_dir that is none": (lambda: api.fit(build, (X, Y), ONE, run_dir=3), "run_dir is 3"),
@@ -61,7 +61,7 @@ REFUSED = {
     "yes in words": (lambda: api.fit(build, (X, Y), ONE, overwrite="no"), "overwrite is 'no'"),
     "one row for BatchNorm": (lambda: api.fit(normed, (X[:1], Y[:1]), ONE), "cannot be trained on a batch of 1 row.*two rows"),
     "batches of one for BatchNorm": (
-        lambda: api.fit(normed, (X, Y), make("single", epochs=1, training=Training(batch_size=1))),
+        lambda: api.fit(normed, (X, Y), make("single", budget=1, training=Training(rate=0.1, optimiser="sgd", batch_size=1))),
         "cannot be trained on a batch of 1 row",
     ),
     "two arrays to compare on": (lambda: api.compare(build, (X, Y), ["single"]), r"\(x_train, y_train, x_test, y_test\)"),
@@ -70,7 +70,7 @@ REFUSED = {
     "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), "methods is empty"),
     "methods of another kind": (lambda: api.compare(build, (X, Y, X, Y), [3]), "3"),
     "too few epochs for a method": (
-        lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], epochs=1, training=QUICK), "snapshot: epochs is 1"),
+        lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], budget=1, training=QUICK), "snapshot: epochs is 1"),
     "nothing to load": (lambda: api.load("nowhere.choral"), "does not exist"),
     "a load of nothing": (lambda: api.load(None), "path is None"),
     "words in a frame": (
@@ -129,7 +129,7 @@ def test_an_optimiser_by_name_is_the_optimiser():
 
 def test_numbers_of_numpy_are_numbers():
     assert training(rate=np.float32(0.5), batch_size=np.int64(8)).rate == pytest.approx(0.5)
-    assert make("snapshot", epochs=np.int64(8), members=np.int32(2)).members == 2
+    assert make("snapshot", budget=np.int64(8), members=np.int32(2)).members == 2
 
 
 def test_frames_and_series_are_arrays(fitted):
@@ -152,14 +152,14 @@ def test_a_trained_network_that_would_be_drawn_anew_is_said():
     with pytest.warns(UserWarning, match="'single' draws its weights anew.*pretrained"):
         choral.fit(net, (X, Y), ONE)
     choral.fit(build(), (X, Y), ONE)  # nothing is lost of a new one
-    choral.fit(net, (X, Y), make("prune_and_tune", epochs=2, members=2, parent_epochs=0, training=QUICK))
+    choral.fit(net, (X, Y), make("prune_and_tune", budget=2, members=2, parent_epochs=0, training=QUICK))
 
 
 def test_all_methods_are_all():
     from choral.judging.compare import recipes_for
 
-    assert len(recipes_for("all", epochs=60, members=None, training=QUICK)) == len(choral.recipes.METHODS)
-    assert len(recipes_for("single", epochs=60, members=None, training=QUICK)) == 1
+    assert len(recipes_for("all", budget=60, members=None, training=QUICK)) == len(choral.recipes.METHODS)
+    assert len(recipes_for("single", budget=60, members=None, training=QUICK)) == 1
 
 
 def test_networks_that_fail_are_said_with_the_shapes():

@@ -43,7 +43,7 @@ def still(**options):
     """Members of a plan whose training moves nothing that can be seen."""
     build, data = PROBLEMS["classification"]
     training = Training(rate=1e-12, optimiser=SGD(), batch_size=16)
-    return list(fit(build, data(), make("shaken", epochs=4, members=4, training=training, **options)).states())
+    return list(fit(build, data(), make("shaken", budget=4, members=4, training=training, **options)).states())
 
 
 def test_members_differ_by_the_shake_and_by_nothing_else(shaken):
@@ -62,7 +62,7 @@ def test_members_differ_by_the_shake_and_by_nothing_else(shaken):
 def test_the_first_member_is_that_of_a_method_that_does_not_shake(shaken):
     build, data = PROBLEMS["classification"]
     one, other = (
-        list(fit(build, data(), make("shaken", epochs=8, members=2, scale=scale, training=CALM)).states())
+        list(fit(build, data(), make("shaken", budget=8, members=2, scale=scale, training=CALM)).states())
         for scale in (0.0, 0.2)
     )
     assert all(torch.equal(one[0].params[n], other[0].params[n]) for n in one[0].params)
@@ -85,7 +85,7 @@ def test_frozen_layers_are_not_shaken(shaken):
     network = build()
     first = next(iter(network.parameters())).requires_grad_(False)
     name = next(n for n, _ in network.named_parameters())
-    for state in fit(network, data(), make("shaken", epochs=4, members=2, training=CALM)).states():
+    for state in fit(network, data(), make("shaken", budget=4, members=2, training=CALM)).states():
         assert torch.equal(state.params[name], first)
 
 

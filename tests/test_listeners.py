@@ -58,16 +58,20 @@ def events_of(recipe, folder=None, stop_after=None, **options):
 
 
 def test_every_event_has_its_declared_form(tmp_path):
-    training = Training(rate=0.05, batch_size=16)
-    wild = Training(rate=1e30, batch_size=16)
-    heard = events_of(make("prune_and_tune", epochs=4, members=2, training=training), tmp_path / "a", stop_after=4)
-    heard += events_of(make("prune_and_tune", epochs=4, members=2, training=training), tmp_path / "a")
+    training = Training(optimiser="sgd", rate=0.05, batch_size=16)
+    wild = Training(optimiser="sgd", rate=1e30, batch_size=16)
+    heard = events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a", stop_after=4)
+    heard += events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a")
     next(iter((tmp_path / "a" / "members").iterdir())).unlink()
-    heard += events_of(make("prune_and_tune", epochs=4, members=2, training=training), tmp_path / "a")
-    heard += events_of(make("deep_ensemble", epochs=2, members=2, training=wild), executor="vectorised")
-    heard += events_of(make("ssbnn", epochs=2))
+    heard += events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a")
+    heard += events_of(make("deep_ensemble", budget=2, members=2, training=wild), executor="vectorised")
+    heard += events_of(make("ssbnn", budget=2))
     stop = choral.EarlyStop(patience=1)
-    heard += events_of(make("single", epochs=60, training=Training(rate=1.0, batch_size=16)), validation=0.3, stop=stop)
+    heard += events_of(
+        make("single", budget=60, training=Training(optimiser="sgd", rate=1.0, batch_size=16)),
+        validation=0.3,
+        stop=stop,
+    )
     kinds = {get_args(get_type_hints(k)["kind"])[0]: k for k in EVENTS}
     assert {e["kind"] for e in heard} == set(kinds)  # all of them were heard
     for event in heard:
@@ -76,22 +80,22 @@ def test_every_event_has_its_declared_form(tmp_path):
 
 def test_several_listeners_hear_the_same(tmp_path):
     one, other = [], []
-    choral.fit(build, (X, Y), make("single", epochs=2), listener=[one.append, other.append])
+    choral.fit(build, (X, Y), make("single", budget=2), listener=[one.append, other.append])
     assert one == other
     assert [e["kind"] for e in one] == ["operator", "epoch", "epoch", "collected"]
     with pytest.raises(InputError, match="give a function of an event"):
-        choral.fit(build, (X, Y), make("single", epochs=1), listener="loud")
+        choral.fit(build, (X, Y), make("single", budget=1), listener="loud")
 
 
 def test_events_that_are_kept_do_not_change_afterwards():
     heard = []
-    choral.fit(build, (X, Y), make("single", epochs=3), listener=heard.append)
+    choral.fit(build, (X, Y), make("single", budget=3), listener=heard.append)
     assert [e["counted"]["epochs"] for e in heard if e["kind"] == "epoch"] == [1, 2, 3]
 
 
 def test_a_table_of_losses(tmp_path):
     heard = []
-    recipe = make("deep_ensemble", epochs=4, members=2)
+    recipe = make("deep_ensemble", budget=4, members=2)
     choral.fit(build, (X, Y), recipe, executor="vectorised", listener=[listeners.csv(tmp_path / "l.csv"), heard.append])
     with open(tmp_path / "l.csv") as file:
         rows = list(csv.DictReader(file))
@@ -120,7 +124,7 @@ class Tracker:
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_trackers_get_the_losses_of_every_network(name):
     tracker, heard = Tracker(), []
-    recipe = make("deep_ensemble", epochs=4, members=2)
+    recipe = make("deep_ensemble", budget=4, members=2)
     choral.fit(build, (X, Y), recipe, listener=[getattr(listeners, name)(tracker), heard.append])
     wanted = [
         (f"loss/{p}", loss, e["epoch"])
@@ -133,9 +137,9 @@ def test_trackers_get_the_losses_of_every_network(name):
 
 
 def test_a_bar_is_drawn_when_asked_for_and_by_default_only_if_somebody_watches(capsys):
-    choral.fit(build, (X, Y), make("single", epochs=2))
+    choral.fit(build, (X, Y), make("single", budget=2))
     assert capsys.readouterr().err == ""
-    choral.fit(build, (X, Y), make("single", epochs=2), progress=True)
+    choral.fit(build, (X, Y), make("single", budget=2), progress=True)
     assert "2/2 epochs" in capsys.readouterr().err
 
 

@@ -24,7 +24,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(64, 6, generator=G)
 Y = X[:, :3].argmax(1)
-QUICK = Training(rate=0.02, batch_size=32)
+QUICK = Training(optimiser="sgd", rate=0.02, batch_size=32)
 
 
 class Heads(nn.Module):
@@ -68,7 +68,7 @@ OTHERS = [pytest.param(m, marks=pytest.mark.menagerie) for m in ("mc_dropout", "
 @pytest.mark.parametrize("method", [*METHODS, *OTHERS])
 def test_the_output_layer_is_the_one_that_gives_the_output(method, build, tmp_path):
     options = {"members": 2} if method not in ("emp", "mc_dropout", "ssbnn") else {"draws": 4}
-    ensemble = choral.fit(build, (X, Y), make(method, epochs=6, training=QUICK, **options), **NETWORKS[build])
+    ensemble = choral.fit(build, (X, Y), make(method, budget=6, training=QUICK, **options), **NETWORKS[build])
     outputs = ensemble.outputs(X)
     assert outputs.std(0).mean() > 1e-4
     assert (outputs.abs().amax(1) > 0).all()  # no logit is masked or dropped
@@ -82,14 +82,14 @@ def test_the_output_layer_is_the_one_that_gives_the_output(method, build, tmp_pa
 
 @pytest.mark.parametrize("build", NETWORKS)
 def test_pruning_keeps_the_layer_that_gives_the_output(build):
-    recipe = make("prune_and_tune", epochs=6, members=2, training=QUICK)
+    recipe = make("prune_and_tune", budget=6, members=2, training=QUICK)
     (mask, _) = (state.mask for state in choral.fit(build, (X, Y), recipe, **NETWORKS[build]).states())
     assert set(mask) == ({"a.weight"} if build is Heads else {"b.weight"})  # not the output's, nor one that nobody uses
 
 
 @pytest.mark.parametrize("method", ["treenet", "emp"])
 def test_so_it_is_where_others_are_frozen(method):
-    ensemble = choral.fit(FrozenTrunk, (X, Y), make(method, epochs=4, training=QUICK), output="classes")
+    ensemble = choral.fit(FrozenTrunk, (X, Y), make(method, budget=4, training=QUICK), output="classes")
     assert ensemble.outputs(X).std(0).mean() > 1e-4
 
 
@@ -112,7 +112,7 @@ class Listed(nn.Module):
 @pytest.mark.parametrize("method", ["bnn", "ssbnn", "rank1_bnn", "mc_dropout"])
 def test_converted_layers_that_forward_does_not_find_are_refused(method):
     with pytest.raises(ConversionError, match="layer 'layer0' is converted for"):
-        choral.fit(Listed, (X, Y), make(method, epochs=4, training=QUICK))
+        choral.fit(Listed, (X, Y), make(method, budget=4, training=QUICK))
 
 
 class Unseen(nn.Module):
@@ -133,13 +133,13 @@ class Unseen(nn.Module):
 @pytest.mark.parametrize("how", ["plain", "registered"])
 def test_layers_in_a_plain_list_are_refused(how):
     with pytest.raises(InputError, match=r"kept in self\.layers of Unseen, where torch does not see them"):
-        choral.fit(lambda: Unseen(how), (X, Y), make("deep_ensemble", epochs=2, members=2, training=QUICK))
+        choral.fit(lambda: Unseen(how), (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK))
     with pytest.raises(InputError, match=r"kept in self\.layers of Unseen"):
         choral.ensemble_of([Unseen(how), Unseen(how)], data=(X, Y))
 
 
 def test_a_teacher_that_is_hidden_on_purpose_is_not():
-    choral.fit(lambda: Unseen("teacher"), (X, Y), make("single", epochs=1, training=QUICK))
+    choral.fit(lambda: Unseen("teacher"), (X, Y), make("single", budget=1, training=QUICK))
 
 
 class Recurrent(nn.Module):
@@ -155,7 +155,7 @@ def test_layers_without_posteriors_are_named(caplog):
     plain = lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))  # noqa: E731  # a factory
     for build in (Recurrent, plain):
         with caplog.at_level(logging.WARNING, "choral"):
-            choral.fit(build, (X, Y), make("bnn", epochs=1, training=QUICK))
+            choral.fit(build, (X, Y), make("bnn", budget=1, training=QUICK))
     assert [r.getMessage() for r in caplog.records] == [
         "bnn leaves the weights of 'body' (GRU) as they are, the same for every member and draw"
     ]
@@ -178,7 +178,7 @@ def test_attention_counts_the_same_in_one_kernel():
     source = TensorSource(torch.randn(8, 10, 8), torch.arange(8) % 3)
     counts = []
     for weights in (True, False):
-        flops = Flops(make_task(lambda w=weights: Attending(w), source, make("single", epochs=1)), source)
+        flops = Flops(make_task(lambda w=weights: Attending(w), source, make("single", budget=1)), source)
         counts.append((flops.train(None), flops.predict(None)))
     assert counts[0] == counts[1]
     assert counts[0][1] == 2 * (10 * 4 * 64 + 2 * 10 * 10 * 8 + 24)
@@ -195,18 +195,18 @@ class Pairs(nn.Module):
 
 def test_products_of_three_are_counted():
     source = TensorSource(X, Y)
-    flops = Flops(make_task(Pairs, source, make("single", epochs=1)), source)
+    flops = Flops(make_task(Pairs, source, make("single", budget=1)), source)
     assert flops.predict(None) == 2 * (6 * 6 * 8 + 24)
 
 
 def test_a_calibration_that_names_nothing_fits_a_temperature_or_says_what_it_could():
     build = lambda: nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))  # noqa: E731  # a factory
-    ensemble = choral.fit(build, (X, Y), make("deep_ensemble", epochs=8, members=2, training=QUICK))
+    ensemble = choral.fit(build, (X, Y), make("deep_ensemble", budget=8, members=2, training=QUICK))
     same = [e.posthoc for e in (ensemble.calibrated(X, Y), ensemble.calibrated(X, Y, temperature="ensemble"))]
     assert same[0] == same[1] != ()
     with pytest.raises(InputError, match="no level says how much is to be covered"):
         ensemble.calibrated(X, Y, conformal="aps")
-    line = choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), make("single", epochs=2, training=QUICK))
+    line = choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), make("single", budget=2, training=QUICK))
     with pytest.raises(InputError, match=r"regression has no temperature; give level=0\.9"):
         line.calibrated(X, X[:, 0])
 
@@ -214,8 +214,8 @@ def test_a_calibration_that_names_nothing_fits_a_temperature_or_says_what_it_cou
 def test_patterns_that_fit_nothing_are_refused():
     build = lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731  # a factory
     with pytest.raises(ConversionError, match="include='typo' fits no layer"):
-        choral.fit(build, (X, Y), make("emp", epochs=2, layers=("typo",), training=QUICK))
-    recipe = make("single", epochs=2, training=QUICK)
+        choral.fit(build, (X, Y), make("emp", budget=2, layers=("typo",), training=QUICK))
+    recipe = make("single", budget=2, training=QUICK)
     penalty = objectives.L2(precision=5.0, include=("typo",))
     with pytest.raises(InputError, match=r"L2: no parameter fits 'typo' in include; the network has 0\.weight"):
         choral.fit(
@@ -238,7 +238,7 @@ class Words(nn.Module):
 
 def test_networks_without_products_have_a_plan():
     tokens = torch.randint(9, (32, 2), generator=G)
-    assert "0.00 x the plain network" in choral.show(make("single", epochs=2), Words, (tokens, tokens[:, 0] % 3))
+    assert "0.00 x the plain network" in choral.show(make("single", budget=2), Words, (tokens, tokens[:, 0] % 3))
 
 
 class Bare(nn.Module):
@@ -252,7 +252,7 @@ class Bare(nn.Module):
 
 def test_a_tree_of_bare_parameters_is_refused_in_a_sentence():
     with pytest.raises(ConversionError, match="TreeNet found no layer that gives the output of Bare"):
-        choral.fit(Bare, (X, Y), make("treenet", epochs=2, members=2, training=QUICK))
+        choral.fit(Bare, (X, Y), make("treenet", budget=2, members=2, training=QUICK))
 
 
 def test_a_schedule_that_a_method_does_not_read_is_refused_at_the_shell(tmp_path):
@@ -274,7 +274,7 @@ def test_packed_members_with_group_norm_are_those_alone(kernel):
         body = (nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(4, 8))
         return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
-    recipe = make("packed", epochs=2, members=2, kernel=kernel, training=QUICK)
+    recipe = make("packed", budget=2, members=2, kernel=kernel, training=QUICK)
     ensemble = choral.fit(build, (images, torch.arange(16) % 3), recipe)
     alone = torch.stack([ensemble.member(i)(images) for i in range(2)])
     torch.testing.assert_close(alone, ensemble.outputs(images), rtol=1e-4, atol=1e-5)

@@ -31,13 +31,13 @@ def line(rows, seed):
 
 @pytest.fixture(scope="module")
 def classes():
-    recipe = make("deep_ensemble", epochs=40, members=4, training=QUICK)
+    recipe = make("deep_ensemble", budget=40, members=4, training=QUICK)
     return choral.fit(lambda: models.mlp(4, 3, hidden=(16,)), blobs(120, 0), recipe)
 
 
 @pytest.fixture(scope="module")
 def targets():
-    recipe = make("deep_ensemble", epochs=60, members=3, training=QUICK)
+    recipe = make("deep_ensemble", budget=60, members=3, training=QUICK)
     return choral.fit(lambda: models.mlp(1, 2, hidden=(16,)), line(200, 0), recipe)
 
 

@@ -93,8 +93,8 @@ def test_the_commands_of_the_readme_run(tmp_path):
     assert [c[0] for c in commands()] == ["fit", "predict", "evaluate", "report", "compare", "plan"]
     with contextlib.chdir(tmp_path):
         for command in commands():
-            quick = ["5" if before == "--epochs" and command[0] == "compare" else c for before, c in pairs(command)]
-            quick += ["--epochs", "10"] if command[0] == "fit" else []
+            quick = ["5" if before == "--budget" and command[0] == "compare" else c for before, c in pairs(command)]
+            quick += ["--budget", "10"] if command[0] == "fit" else []
             assert choral(*quick).stdout
     assert (tmp_path / "runs" / "digits" / "report.html").exists()
 

@@ -22,8 +22,8 @@ from choral.base.errors import ConversionError, InputError
 from choral.objectives import Categorical, Loss
 from choral.recipes.training import Training
 
-CALM = Training(rate=0.02, batch_size=16)
-TWO = recipes.deep_ensemble(epochs=4, members=2, training=CALM)
+CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+TWO = recipes.deep_ensemble(budget=4, members=2, training=CALM)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(32, 6, generator=G)
 Y = (X[:, 0] > 0).long()
@@ -67,7 +67,7 @@ def test_buffers_given_anew_in_forward_are_kept(executor):
 
 @pytest.mark.parametrize("name", ["batch_ensemble", "packed", "masksembles", "tabm"])
 def test_buffers_given_anew_in_forward_of_a_joint_network(name):
-    ensemble = fitted(Counting, recipe=recipes.make(name, epochs=2, members=2, training=CALM))
+    ensemble = fitted(Counting, recipe=recipes.make(name, budget=2, members=2, training=CALM))
     joint = dict(ensemble.network().named_buffers())
     assert {int(b.max()) for n, b in joint.items() if n.endswith("seen")} == {4}
 
@@ -283,7 +283,7 @@ def test_a_loss_that_writes_into_targets_changes_nobodys():
     for given in (y, y.numpy().copy()):
         before = np.asarray(given).copy()
         ensemble = choral.fit(
-            lambda: nn.Linear(6, 1), (X, given), recipes.single(epochs=4, training=CALM), likelihood=Loss(squared)
+            lambda: nn.Linear(6, 1), (X, given), recipes.single(budget=4, training=CALM), likelihood=Loss(squared)
         )
         ensemble.evaluate(X, given)
         assert np.array_equal(np.asarray(given), before)
@@ -330,7 +330,7 @@ def test_an_optimiser_that_counts_by_itself_is_refused(kind):
 def test_small_whole_numbers_of_a_frame_are_no_bytes():
     rows = pd.DataFrame({"age": np.arange(18, 78), "rooms": np.arange(60) % 7})
     y = (0.1 * rows.age + rows.rooms).to_numpy()
-    recipe = recipes.deep_ensemble(members=2, epochs=8, training=CALM)
+    recipe = recipes.deep_ensemble(members=2, budget=8, training=CALM)
     ensemble = choral.fit(lambda: choral.models.mlp(2, 1), (rows.astype("float32"), y), recipe)
     expected = ensemble.predict(rows.astype("float32")).mean
     for same in (rows.astype("uint8"), rows.astype("uint8")[["rooms", "age"]], rows, rows.to_numpy()):
@@ -379,7 +379,7 @@ def test_random_slopes_follow_the_seed(method):
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.RReLU(), nn.Linear(8, 2))
 
-    recipe = recipes.make(method, epochs=14, training=CALM)
+    recipe = recipes.make(method, budget=14, training=CALM)
     one, other = (choral.fit(build, (X, Y), recipe, executor=executor) for executor in ("sequential", "auto"))
     assert torch.allclose(one.outputs(X), other.outputs(X), atol=1e-3)
 
@@ -395,13 +395,13 @@ def test_arrays_of_other_machines_are_read():
 def test_a_loss_without_a_gradient_is_refused():
     loss = Loss(lambda outputs, targets: (outputs.detach()[:, 0] - targets) ** 2)
     with pytest.raises(InputError, match="depends on no parameter"):
-        choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), recipes.single(epochs=4), likelihood=loss)
+        choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), recipes.single(budget=4), likelihood=loss)
 
 
 def test_an_optimiser_that_cannot_take_all_parameters_is_one_sentence():
     training = Training(optimiser=torch.optim.Muon, rate=0.01)  # type: ignore[arg-type]  # made an optimiser of choral's
     with pytest.raises(InputError, match=r"torch.optim.Muon cannot take the parameters .*choral.plan.Muon"):
-        fitted(recipe=recipes.single(epochs=2, training=training))
+        fitted(recipe=recipes.single(budget=2, training=training))
 
 
 class Padded(nn.Module):
@@ -421,7 +421,7 @@ class Padded(nn.Module):
 def test_an_encoder_with_padding_is_pruned():
     words = torch.randint(1, 20, (24, 6), generator=torch.Generator().manual_seed(2))
     words[:, 4:] = 0
-    recipe = recipes.prune_and_tune(members=2, epochs=6, training=CALM)
+    recipe = recipes.prune_and_tune(members=2, budget=6, training=CALM)
     assert fitted(Padded, (words, (words[:, 0] > 9).long()), recipe).members == 2
 
 
@@ -448,7 +448,7 @@ COMMON_FIRST = X[:, 0].argsort()
 @pytest.mark.parametrize("method", ["emp", "ecmp", "mc_dropout", "deep_ensemble"])
 def test_points_that_go_another_way_than_the_first_ones_are_answered(method):
     data = (X[COMMON_FIRST], Y[COMMON_FIRST])
-    ensemble = fitted(Routed, data, recipes.make(method, epochs=4, training=CALM))
+    ensemble = fitted(Routed, data, recipes.make(method, budget=4, training=CALM))
     whole = ensemble.outputs(data[0])  # the first points, which decide how networks are run, ask the first expert alone
     alone = torch.cat([ensemble.outputs(row) for row in data[0].split(1)], 1)
     assert torch.allclose(whole, alone, atol=1e-5)
@@ -456,7 +456,7 @@ def test_points_that_go_another_way_than_the_first_ones_are_answered(method):
 
 def test_members_that_cannot_be_mapped_on_some_points_stop_in_one_sentence():
     data = (X[COMMON_FIRST], Y[COMMON_FIRST])
-    recipe = recipes.treenet(epochs=2, branches=("experts.1",), training=CALM)
+    recipe = recipes.treenet(budget=2, branches=("experts.1",), training=CALM)
     with pytest.raises(
         InputError, match=r"stopped in epoch 1, batch [12], .*use a method whose members are networks of"
     ):
@@ -511,7 +511,7 @@ def test_sparse_embeddings_are_taken_trained_and_refused_for_training(tmp_path):
 
 @pytest.mark.parametrize("method", ["single", "bnn", "packed"])
 def test_a_compiled_network_is_taken_for_the_one_that_was_compiled(method):
-    recipe = recipes.make(method, epochs=4, training=CALM)
+    recipe = recipes.make(method, budget=4, training=CALM)
     plain, compiled = (
         fitted(build, recipe=recipe) for build in (small, lambda: torch.compile(small(), backend="eager"))
     )
@@ -528,4 +528,4 @@ def test_statistics_of_many_processes_are_not_mixed_over_members():
     assert fitted(build).members == 2
     for method in ("batch_ensemble", "packed", "masksembles"):
         with pytest.raises(ConversionError, match=r"'1' \(SyncBatchNorm\) would mix the statistics of members"):
-            fitted(build, recipe=recipes.make(method, epochs=4, training=CALM))
+            fitted(build, recipe=recipes.make(method, budget=4, training=CALM))

@@ -11,15 +11,15 @@ from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
 transformers = pytest.importorskip("transformers")
-CALM = Training(rate=0.02, batch_size=16)
+CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
 METHODS = {
-    "single": recipes.single(epochs=1, training=CALM),
-    "deep_ensemble": recipes.deep_ensemble(epochs=2, members=2, training=CALM),
-    "batch_ensemble": recipes.batch_ensemble(epochs=1, members=2, training=CALM),
-    "prune_and_tune": recipes.prune_and_tune(epochs=3, members=2, training=CALM),
-    "mc_dropout": recipes.mc_dropout(epochs=1, draws=2, training=CALM),
-    "bnn": recipes.bnn(epochs=1, draws=2, training=CALM),
-    "sequential_anchored": recipes.sequential_anchored(epochs=2, members=2, training=CALM),
+    "single": recipes.single(budget=1, training=CALM),
+    "deep_ensemble": recipes.deep_ensemble(budget=2, members=2, training=CALM),
+    "batch_ensemble": recipes.batch_ensemble(budget=1, members=2, training=CALM),
+    "prune_and_tune": recipes.prune_and_tune(budget=3, members=2, training=CALM),
+    "mc_dropout": recipes.mc_dropout(budget=1, draws=2, training=CALM),
+    "bnn": recipes.bnn(budget=1, draws=2, training=CALM),
+    "sequential_anchored": recipes.sequential_anchored(budget=2, members=2, training=CALM),
 }
 
 

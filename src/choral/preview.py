@@ -18,7 +18,7 @@ def show(
     data: Any = None,
     *,
     stop: EarlyStop | None = None,
-    validation: Any = None,
+    validation: Any = "auto",
     target: str | int | None = None,
     output: Any = None,
     inputs: Any = (),
@@ -51,11 +51,13 @@ def show(
     from choral.engine.flops import Flops
     from choral.engine.forecast import forecast
     from choral.engine.task import make_task
-    from choral.engine.validation import set_apart
+    from choral.engine.validation import chosen, set_apart
 
     if data is None:
         return "\n".join([*text, _sizes(recipe, build)])
-    source, _ = set_apart(source_of(data, target), validation, 0)
+    given = source_of(data, target)
+    source, _ = set_apart(given, chosen(validation, given.points, wanted=recipe.is_open or stop is not None), 0)
+    recipe = recipe.settled(source.points)
     options: dict[str, Any] = {"output": output, "inputs": inputs, "likelihood": likelihood}
     alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan), **options)
     one = Flops(alone, source)

@@ -48,7 +48,7 @@ def candidate(name: str, method: str = "deep_ensemble", training: Training = QUI
     def recipe(epochs: int, count: int) -> Recipe:
         total = epochs * count if method == "deep_ensemble" else epochs
         more = {"width": float(count)} if method == "packed" else {}
-        return make(method, epochs=total, members=count, training=training, **more)
+        return make(method, budget=total, members=count, training=training, **more)
 
     return Candidate(name, recipe, 12, 3, 2, "for the test")
 
@@ -135,7 +135,7 @@ def test_a_candidate_that_diverges_is_left_out_and_told_of_even_the_first() -> N
 
 @pytest.mark.parametrize("method", ["packed", "tabm", "batch_ensemble", "deep_ensemble"])
 def test_members_say_alone_what_they_said_among_their_siblings(method: str) -> None:
-    recipe = make(method, epochs=2, members=2, training=QUICK)
+    recipe = make(method, budget=2, members=2, training=QUICK)
     ensembles = [choral.fit(wide, data(), recipe, seed=seed, progress=False) for seed in range(2)]
     x = data()[0]
     outputs = torch.cat([e.outputs(x) for e in ensembles])
@@ -191,7 +191,7 @@ class Given(ByFolds):
 
 def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
     """Nor a mixture with it: what is sure of itself may be further off."""
-    recipe = make("deep_ensemble", epochs=2, members=2, training=QUICK)
+    recipe = make("deep_ensemble", budget=2, members=2, training=QUICK)
     both = [choral.fit(small, data(), recipe, seed=seed, standardise=False, progress=False) for seed in range(2)]
     far = torch.randn(60, generator=torch.Generator().manual_seed(0))
     unsure = torch.stack([0.5 * far, torch.full((60,), 9.0)], 1)[None]  # raw variances: much too large
@@ -254,7 +254,7 @@ def test_a_search_begun_anew_leaves_nothing_of_the_one_before_and_one_refused_le
 
 def test_a_run_of_one_method_does_not_replace_a_search(tmp_path: Path) -> None:
     before, _ = found(tmp_path / "run")
-    recipe = make("single", epochs=1, training=QUICK)
+    recipe = make("single", budget=1, training=QUICK)
     with pytest.raises(RunError, match="holds a choice among several methods"):
         choral.fit(small, data(), recipe, run_dir=tmp_path / "run")
     assert choral.load(tmp_path / "run").digest == before.digest

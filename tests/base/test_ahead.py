@@ -66,7 +66,7 @@ def test_training_gives_the_same_weights_drawn_ahead_or_not(monkeypatch):
     x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 
     def weights():
-        ensemble = fit(lambda: models.mlp(4, 3, hidden=(8,)), (x, y), make("ssbnn", epochs=3), executor="sequential")
+        ensemble = fit(lambda: models.mlp(4, 3, hidden=(8,)), (x, y), make("ssbnn", budget=3), executor="sequential")
         return next(ensemble.states()).params
 
     together = weights()

@@ -51,9 +51,12 @@ def test_functions_cannot_be_written_into_a_plan():
 
 def test_numbers_of_numpy_become_those_of_python():
     found = recipes.packed(
-        members=np.int64(2), epochs=np.int32(3), width=np.float32(2), training=Training(rate=np.float64(0.5))
+        members=np.int64(2),
+        budget=np.int32(3),
+        width=np.float32(2),
+        training=Training(optimiser="sgd", batch_size=128, rate=np.float64(0.5)),
     )
-    same = recipes.packed(members=2, epochs=3, width=2.0, training=Training(rate=0.5))
+    same = recipes.packed(members=2, budget=3, width=2.0, training=Training(optimiser="sgd", batch_size=128, rate=0.5))
     assert found == same
     assert repr(found) == repr(same)
     assert json.dumps(found.to_dict()) == json.dumps(same.to_dict())

@@ -20,20 +20,19 @@ def test_methods_and_plan_for_machines():
     rows = json.loads(choral("methods", "--json").stdout)
     assert [r["name"] for r in rows] == list(METHODS)
     assert all({"name", "family", "summary", "paper"} <= r.keys() for r in rows)
-    plan = json.loads(choral("plan", "snapshot", "--epochs", 40, "--members", 4, "--json").stdout)
+    plan = json.loads(choral("plan", "snapshot", "--budget", 40, "--members", 4, "--json").stdout)
     assert (plan["name"], plan["epochs"], plan["members"]) == ("snapshot", 40, 4)
     assert plan["tree"]["epochs"] == 40
-    assert "repeat 4x" in choral("plan", "snapshot", "--epochs", 40, "--members", 4).stdout
+    assert "repeat 4x" in choral("plan", "snapshot", "--budget", 40, "--members", 4).stdout
 
 
 def test_compare_gives_the_promised_fields_resumes_and_refuses_another_seed(tmp_path):
     call = [
         "compare",
-        "--data",
         "digits",
         "--methods",
         "single,deep_ensemble,snapshot",
-        "--epochs",
+        "--budget",
         5,
         "--out",
         tmp_path / "c",
@@ -75,7 +74,7 @@ def tables(tmp_path_factory):
 
 def test_a_table_from_fit_to_predictions(tables, tmp_path):
     done = choral(
-        "fit", tables / "houses.csv", "--target", "price", "--epochs", 40, "--out", tmp_path / "run", "--json"
+        "fit", tables / "houses.csv", "--target", "price", "--budget", 40, "--out", tmp_path / "run", "--json"
     )
     assert "read as a regression target" in done.stderr
     row = json.loads(done.stdout)
@@ -95,7 +94,7 @@ def test_a_table_from_fit_to_predictions(tables, tmp_path):
 
 def test_classes_in_words_come_back_as_words(tables, tmp_path):
     done = choral(
-        "fit", tables / "sales.parquet", "--target", "sold", "--epochs", 30, "--out", tmp_path / "run", "--json"
+        "fit", tables / "sales.parquet", "--target", "sold", "--budget", 30, "--out", tmp_path / "run", "--json"
     )
     assert "read as a classification target" in done.stderr
     rows = json.loads(choral("predict", json.loads(done.stdout)["saved"], tables / "sales.parquet", "--json").stdout)
@@ -105,7 +104,7 @@ def test_classes_in_words_come_back_as_words(tables, tmp_path):
 
 def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
     half, pickled = tmp_path / "half.choral", tmp_path / "w.pt"
-    choral("fit", "wine", "--epochs", 2, "--members", 2, "--out", tmp_path / "ok", "--json")
+    choral("fit", "wine", "--budget", 2, "--members", 2, "--out", tmp_path / "ok", "--json")
     half.write_bytes((tmp_path / "ok" / "ensemble.choral").read_bytes()[:3000])
     pickled.write_bytes(b"\x80\x04\x95")
     np.savez(
@@ -128,7 +127,7 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
         (["plan", "snapshott"], "Did you mean 'snapshot'?"),
         (["fit", "digits", "--method", "deepensemble", *out], "Did you mean 'deep_ensemble'?"),
         (["compare", "--methods", "single,swagg", *out], "Did you mean 'swag'?"),
-        (["fit", "digits", "--epochs", "3", "--members", "4", *out], "too few for 4 members"),
+        (["fit", "digits", "--budget", "3", "--members", "4", *out], "too few for 4 members"),
         (["fit", "digit", *out], "Did you mean 'digits'?"),
         (["fit", tables / "houses.csv", *out], "add --target COLUMN"),
         (["fit", tables / "houses.csv", "--target", "prize", *out], "Did you mean 'price'?"),
@@ -159,7 +158,7 @@ def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
         "compare",
         "--methods",
         "single",
-        "--epochs",
+        "--budget",
         "4000",
         "--out",
         str(tmp_path / "c"),
@@ -183,7 +182,7 @@ def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
 
 
 def test_validation_stops_training_early_and_a_limit_ends_it(tmp_path):
-    watched = ["--validation", 0.2, "--patience", 2, "--epochs", 400, "--rate", 0.05, "--members", 2]
+    watched = ["--validation", 0.2, "--patience", 2, "--budget", 400, "--rate", 0.05, "--members", 2]
     found = choral("fit", "wine", "--out", tmp_path / "w", *watched)
     assert "2 trainings stopped early, after" in found.stderr
     first = json.loads((tmp_path / "w" / "log.jsonl").read_text().splitlines()[2])
@@ -204,4 +203,4 @@ def test_validation_stops_training_early_and_a_limit_ends_it(tmp_path):
     ],
 )
 def test_wrong_wishes_for_validation_are_one_sentence(options, said, tmp_path):
-    assert said in refused("fit", "wine", "--epochs", 4, "--out", tmp_path / "r", *options)
+    assert said in refused("fit", "wine", "--budget", 4, "--out", tmp_path / "r", *options)

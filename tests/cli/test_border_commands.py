@@ -39,10 +39,10 @@ MISUSED = {
     "unknown option": (["fit", "wine", "--epoch", "3"], "choral fit --help"),
     "no data": (["fit"], "--help"),
     "too many words": (["plan", "single", "more"], "--help"),
-    "a word for a number": (["plan", "single", "--epochs", "many"], "--epochs"),
-    "no epochs": (["plan", "single", "--epochs", "0"], "--epochs"),
+    "a word for a number": (["plan", "single", "--budget", "many"], "--budget"),
+    "no epochs": (["plan", "single", "--budget", "0"], "--budget"),
     "a whole holdout": (["fit", "wine", "--holdout", "1"], "--holdout"),
-    "a missing value": (["fit", "wine", "--epochs"], "--epochs"),
+    "a missing value": (["fit", "wine", "--budget"], "--budget"),
     "both progress": (["fit", "wine", "--progress=3"], "--progress"),
     "a flag with a value": (["fit", "wine", "--json=1"], "--json"),
     "no methods": (["compare", "--methods", ","], "--methods names no method"),
@@ -55,7 +55,7 @@ MISUSED = {
     "members in a plan": (["plan", "single", "--members", "3"], "--members is 3"),
     "a target without a table": (["fit", "wine", "--target", "y"], "--target is about a table"),
     "a task without a table": (["fit", "wine", "--task", "regression"], "--task is about a table"),
-    "a drop without a table": (["compare", "--data", "wine", "--drop", "y"], "--drop is about a table"),
+    "a drop without a table": (["compare", "wine", "--drop", "y"], "--drop is about a table"),
     "a plan's target": (["plan", "single", "--target", "y"], "add --data FILE"),
     "a plan's rate": (["plan", "single", "--rate", "0.1"], "add --data FILE"),
     "a rate that is none": (["fit", "wine", "--rate", "nan"], "rate"),
@@ -69,7 +69,7 @@ MISUSED = {
     "an executor": (["fit", "wine", "--executor", "gpu"], "executor"),
     "a schedule": (["fit", "wine", "--schedule", "cosin"], "schedule"),
     "few epochs": (
-        ["compare", "--data", "wine", "--methods", "single,deep_ensemble", "--epochs", "1"],
+        ["compare", "wine", "--methods", "single,deep_ensemble", "--budget", "1"],
         "deep_ensemble",
     ),
     "held out of arrays": (["evaluate", "nowhere", "wine", "--held-out"], "does not exist"),
@@ -93,7 +93,7 @@ def test_misused_words_are_one_sentence(case, tmp_path, monkeypatch):
 
 
 def test_a_plan_is_what_fit_does(table, tmp_path):
-    words = ["--target", "y", "--epochs", 8, "--rate", 0.02, "--batch-size", 16]
+    words = ["--target", "y", "--budget", 8, "--rate", 0.02, "--batch-size", 16]
     text = choral("plan", "deep_ensemble", "--data", table, *words).stdout
     assert "Adam" in text
     assert "start=0.02" in text
@@ -109,7 +109,7 @@ def test_a_plan_is_what_fit_does(table, tmp_path):
 
 
 def test_a_changed_option_is_named_and_overwrite_starts_again(table, tmp_path):
-    words = ["fit", table, "--target", "y", "--method", "single", "--out", tmp_path / "run", "--json", "--epochs"]
+    words = ["fit", table, "--target", "y", "--method", "single", "--out", tmp_path / "run", "--json", "--budget"]
     choral(*words, 2)
     text = choral(*words, 3, expect=2).stderr.splitlines()[-1]
     assert "--out" in text
@@ -117,14 +117,14 @@ def test_a_changed_option_is_named_and_overwrite_starts_again(table, tmp_path):
     assert "epochs" in text
     row = json.loads(choral(*words, 3, "--overwrite").stdout)
     assert row["epochs"] == 3
-    compare = ["compare", "--data", table, "--target", "y", "--methods", "single", "--out", tmp_path / "c", "--json"]
-    choral(*compare, "--epochs", 1)
-    assert "--overwrite" in choral(*compare, "--epochs", 2, expect=2).stderr
-    choral(*compare, "--epochs", 2, "--overwrite")
+    compare = ["compare", table, "--target", "y", "--methods", "single", "--out", tmp_path / "c", "--json"]
+    choral(*compare, "--budget", 1)
+    assert "--overwrite" in choral(*compare, "--budget", 2, expect=2).stderr
+    choral(*compare, "--budget", 2, "--overwrite")
 
 
 def test_progress_where_there_is_no_terminal(table, tmp_path):
-    words = ["fit", table, "--target", "y", "--method", "single", "--epochs", 20, "--json"]
+    words = ["fit", table, "--target", "y", "--method", "single", "--budget", 20, "--json"]
     assert "epochs, loss" not in choral(*words, "--out", tmp_path / "a").stderr
     told = [
         line
@@ -136,7 +136,7 @@ def test_progress_where_there_is_no_terminal(table, tmp_path):
 
 
 def test_tables_are_readable_at_eighty_columns(table, tmp_path, monkeypatch):
-    words = ["compare", "--data", table, "--target", "y", "--epochs", 1, "--methods", "single"]
+    words = ["compare", table, "--target", "y", "--budget", 1, "--methods", "single"]
     monkeypatch.delenv("COLUMNS", raising=False)  # runners of tests in parallel set it
     wide = choral(*words).stdout
     monkeypatch.setenv("COLUMNS", "80")
@@ -207,7 +207,7 @@ def test_debug_shows_the_traceback(monkeypatch):
 @pytest.mark.parametrize("seconds", [0.1])
 def test_an_interrupt_at_any_moment_is_no_traceback(seconds, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "choral", "fit", "digits", "--epochs", "4000", "--out", str(tmp_path / "r")],
+        [sys.executable, "-m", "choral", "fit", "digits", "--budget", "4000", "--out", str(tmp_path / "r")],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -280,7 +280,7 @@ def test_a_pipe_that_is_full_or_closed(table, tmp_path):
 
 
 def test_test_rows_of_another_share_are_noticed(tmp_path):
-    choral("fit", "wine", "--method", "single", "--epochs", 1, "--holdout", 0.1, "--out", tmp_path / "r", "--json")
+    choral("fit", "wine", "--method", "single", "--budget", 1, "--holdout", 0.1, "--out", tmp_path / "r", "--json")
     assert "trained on" not in choral("evaluate", tmp_path / "r", "wine", "--holdout", 0.1, "--json").stderr
     assert "fitted on wine --holdout 0.1" in refused("evaluate", tmp_path / "r", "wine")
     assert "diabetes" in refused("evaluate", tmp_path / "r", "diabetes")
@@ -300,12 +300,12 @@ def test_members_are_added_to_a_run_at_the_shell(tmp_path):
         "--out",
         tmp_path,
     ]
-    choral(*words, "--members", 2, "--epochs", 4)
+    choral(*words, "--members", 2, "--budget", 4)
     first = [(tmp_path / "members" / f"0000{i}.safetensors").read_bytes() for i in (0, 1)]
-    assert "extend=True (--extend) to add members" in refused(*words, "--members", 3, "--epochs", 6)
-    assert "its rate is spread over the whole phase" in refused(*words, "--members", 3, "--epochs", 9, "--extend")
-    assert "give one of them" in refused(*words, "--members", 3, "--epochs", 6, "--extend", "--overwrite")
-    assert json.loads(choral(*words, "--members", 3, "--epochs", 6, "--extend").stdout)["members"] == 3
+    assert "extend=True (--extend) to add members" in refused(*words, "--members", 3, "--budget", 6)
+    assert "its rate is spread over the whole phase" in refused(*words, "--members", 3, "--budget", 9, "--extend")
+    assert "give one of them" in refused(*words, "--members", 3, "--budget", 6, "--extend", "--overwrite")
+    assert json.loads(choral(*words, "--members", 3, "--budget", 6, "--extend").stdout)["members"] == 3
     weights = [next(iter(network.parameters())) for network in library.load(tmp_path)]
     assert len({w.sum().item() for w in weights}) == 3
     assert [(tmp_path / "members" / f"0000{i}.safetensors").read_bytes()[-64:] for i in (0, 1)] == [

@@ -25,7 +25,7 @@ def place(tmp_path_factory):
     np.savez(folder / "good.npz", **GOOD)
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "t": np.where(Y > 0, "yes", "no")})
     frame.to_csv(folder / "t.csv", index=False)
-    short = ["--method", "single", "--epochs", 2, "--json"]
+    short = ["--method", "single", "--budget", 2, "--json"]
     choral("fit", folder / "good.npz", *short, "--out", folder / "arrays")
     choral("fit", folder / "t.csv", "--target", "t", *short, "--out", folder / "table")
     return folder
@@ -71,7 +71,7 @@ def test_arrays_that_cannot_be_learned_from(case, tmp_path):
 def test_a_flag_for_targets_and_one_column_of_targets_are_read(tmp_path):
     np.savez(tmp_path / "d.npz", **GOOD | {"y_train": Y[:30] > 0, "y_test": Y[30:] > 0})
     row = json.loads(
-        choral("fit", tmp_path / "d.npz", "--epochs", 1, "--method", "single", "--json", "--out", tmp_path / "r").stdout
+        choral("fit", tmp_path / "d.npz", "--budget", 1, "--method", "single", "--json", "--out", tmp_path / "r").stdout
     )
     assert row["task"] == "classification"
 
@@ -132,7 +132,7 @@ def test_broken_files_are_one_sentence(command, name, broken, place, tmp_path):
     target = [] if file.suffix == ".npz" else ["--target", "t"]
     words = {
         "fit": ["fit", file, *target, "--out", tmp_path / "never"],
-        "compare": ["compare", "--data", file, *target, "--out", tmp_path / "never"],
+        "compare": ["compare", file, *target, "--out", tmp_path / "never"],
         "predict": ["predict", place / ("arrays" if file.suffix == ".npz" else "table"), file],
         "evaluate": ["evaluate", place / ("arrays" if file.suffix == ".npz" else "table"), file],
     }[command]
@@ -176,16 +176,16 @@ def test_text_where_training_had_numbers_and_markup_in_a_path(place, tmp_path):
 @pytest.mark.parametrize("text", ["{}", "[1]", "", "{", "null", '{"identity": []}'])
 def test_a_damaged_plan_is_one_sentence(text, place, tmp_path):
     run_dir = tmp_path / "run"
-    choral("fit", place / "good.npz", "--method", "single", "--epochs", 1, "--out", run_dir, "--json")
+    choral("fit", place / "good.npz", "--method", "single", "--budget", 1, "--out", run_dir, "--json")
     (run_dir / "plan.json").write_text(text)
     for words in (["predict", run_dir, place / "good.npz"], ["evaluate", run_dir, place / "good.npz"]):
         assert "plan.json" in choral(*words, expect=2).stderr.splitlines()[-1]
-    done = choral("fit", place / "good.npz", "--method", "single", "--epochs", 1, "--out", run_dir, expect=2)
+    done = choral("fit", place / "good.npz", "--method", "single", "--budget", 1, "--out", run_dir, expect=2)
     assert "plan.json" in done.stderr.splitlines()[-1]
 
 
 def test_places_that_cannot_be_written(place, tmp_path):
-    fit = ["fit", place / "good.npz", "--method", "single", "--epochs", 1, "--out"]
+    fit = ["fit", place / "good.npz", "--method", "single", "--budget", 1, "--out"]
     assert "t.csv" in refused(*fit, place / "t.csv" / "run")
     assert "t.csv" in refused(*fit, place / "t.csv")
     predict = ["predict", place / "arrays", place / "good.npz", "--out"]
@@ -197,7 +197,7 @@ def test_places_that_cannot_be_written(place, tmp_path):
 
 def test_a_run_on_a_read_only_disk_is_one_sentence(place, tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
-    fit = ["fit", place / "good.npz", "--method", "single", "--epochs", 1, "--out", run_dir]
+    fit = ["fit", place / "good.npz", "--method", "single", "--budget", 1, "--out", run_dir]
     choral(*fit, "--json")
 
     def refuse(*arguments, **options):
@@ -277,7 +277,7 @@ def test_dates_of_parquet_are_read(tmp_path):
     days = [datetime.date(2026, 1, 1) + datetime.timedelta(days=i) for i in range(40)]
     frame = pd.DataFrame({"day": days, "at": pd.to_datetime(days), "t": np.arange(40.0) + RNG.normal(size=40)})
     frame.to_parquet(tmp_path / "d.parquet")
-    fit = ["fit", tmp_path / "d.parquet", "--target", "t", "--method", "single", "--epochs", 2, "--out", tmp_path / "r"]
+    fit = ["fit", tmp_path / "d.parquet", "--target", "t", "--method", "single", "--budget", 2, "--out", tmp_path / "r"]
     kinds = {c["column"]: c["read_as"] for c in json.loads(choral(*fit, "--json").stdout)["columns"]}
     assert kinds["day"].startswith("date")
     assert kinds["at"].startswith("date")
@@ -285,7 +285,7 @@ def test_dates_of_parquet_are_read(tmp_path):
 
 def test_a_lost_or_changed_table_is_refused(place, tmp_path):
     run_dir = tmp_path / "run"
-    choral("fit", place / "t.csv", "--target", "t", "--method", "single", "--epochs", 1, "--out", run_dir, "--json")
+    choral("fit", place / "t.csv", "--target", "t", "--method", "single", "--budget", 1, "--out", run_dir, "--json")
     text = (run_dir / "table.json").read_text()
     (run_dir / "table.json").write_text(text.replace('"mean": ', '"mean": 1'))
     assert "table.json" in refused("predict", run_dir, place / "t.csv")
@@ -312,7 +312,7 @@ def test_a_table_with_an_ensemble_of_arrays_and_the_other_way(place):
 def test_a_network_of_the_user_s_own_is_one_sentence(tmp_path, place):
     from torch import nn
 
-    library.fit(lambda: nn.Linear(3, 2), (X, Y), make("single", epochs=1), run_dir=tmp_path / "own")
+    library.fit(lambda: nn.Linear(3, 2), (X, Y), make("single", budget=1), run_dir=tmp_path / "own")
     assert "build" in refused("predict", tmp_path / "own", place / "good.npz")
 
 
@@ -321,7 +321,7 @@ def test_predictions_never_go_over_a_file_of_the_run(tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("\n".join(["a,y", *rows]))
     run_dir = tmp_path / "run"
-    choral("fit", table, "--target", "y", "--method", "single", "--epochs", 2, "--out", run_dir)
+    choral("fit", table, "--target", "y", "--method", "single", "--budget", 2, "--out", run_dir)
     held = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
     (tmp_path / "link.json").symlink_to(run_dir / "plan.json")
     for saved in (run_dir, run_dir / "ensemble.choral"):
@@ -339,7 +339,7 @@ def test_a_file_of_the_users_stays_where_a_new_run_would_write(name, text, tmp_p
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / name).write_text(text)
-    words = ("fit", table, "--target", "y", "--method", "single", "--epochs", 2, "--out", run_dir)
+    words = ("fit", table, "--target", "y", "--method", "single", "--budget", 2, "--out", run_dir)
     told = choral(*words, expect=2).stderr
     assert f"{name}, which no run of choral wrote" in told
     assert (run_dir / name).read_text() == text

@@ -27,7 +27,7 @@ def place(tmp_path_factory):
     )
     frame.to_csv(folder / "t.csv", index=False)
     choral(
-        "fit", folder / "t.csv", "--target", "t", "--method", "single", "--epochs", 1, "--out", folder / "run", "--json"
+        "fit", folder / "t.csv", "--target", "t", "--method", "single", "--budget", 1, "--out", folder / "run", "--json"
     )
     np.savez(folder / "d.npz", x=frame[["n"]].to_numpy(), y=np.arange(ROWS) % 2)
     return folder
@@ -153,7 +153,7 @@ POOL = {
     "--order": ["size=small<medium<large", "size=a<b", "size", "=", "size=<", "t=a<b"],
     "--group": ["word", "t", "n", "gone"],
     "--time": ["day", "n", "word"],
-    "--epochs": ["1", "2", "0", "-1", "1.5", "one", "9" * 40],
+    "--budget": ["1", "2", "0", "-1", "1.5", "one", "9" * 40],
     "--members": ["1", "2", "0", "x"],
     "--rate": ["0.1", "0", "-3", "1e-300", "x", "nan"],
     "--batch-size": ["1", "7", "100000", "0", "1e3"],
@@ -181,7 +181,7 @@ def test_options_drawn_by_lot(seed, place, tmp_path, monkeypatch):
 @pytest.mark.parametrize("seed", range(8))
 def test_short_fits_drawn_by_lot_leave_a_whole_run_or_none(seed, place, tmp_path):
     dice = random.Random(2000 + seed)
-    words = ["--target", dice.choice(["t", "n", "word", "size"]), "--epochs", "1", "--method", "single"]
+    words = ["--target", dice.choice(["t", "n", "word", "size"]), "--budget", "1", "--method", "single"]
     for option in dice.sample(["--drop", "--id", "--group", "--time", "--rate", "--holdout"], 2):
         words += [option, dice.choice(POOL[option])]
     done = answered("fit", place / "t.csv", "--out", tmp_path / "r", "--json", *words)

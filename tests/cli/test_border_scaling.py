@@ -15,7 +15,7 @@ def place(tmp_path_factory):
     x = rng.normal(size=ROWS)
     frame = pd.DataFrame({"a": x, "b": rng.choice(["u", "v"], ROWS), "g": np.arange(ROWS) // 6, "y": 3 * x})
     frame.to_csv(folder / "t.csv", index=False)
-    words = ("--target", "y", "--epochs", 4, "--members", 2, "--out", folder / "run", "--prepare", "--quiet")
+    words = ("--target", "y", "--budget", 4, "--members", 2, "--out", folder / "run", "--prepare", "--quiet")
     choral("fit", folder / "t.csv", *words)
     (folder / "torn").mkdir()
     (folder / "torn" / "command.json").write_text("{")
@@ -54,24 +54,24 @@ WRONG = {
     "a cluster with a clock": ([*FIT, "--cluster", "ray", "--time-limit", "3"], "--time-limit"),
     "leaves to be extended": ([*FIT, "--prepare", "--extend"], "--extend"),
     "leaves chosen automatically": ([*FIT, "--method", "auto", "--prepare"], "within one process"),
-    "leaves of another seed": ([*FIT, "--epochs", "4", "--members", "2", "--out", "run", "--prepare", "--seed", "1"], "seed"),
-    "leaves of another budget": ([*FIT, "--epochs", "6", "--members", "2", "--out", "run", "--prepare"], "epochs"),
+    "leaves of another seed": ([*FIT, "--budget", "4", "--members", "2", "--out", "run", "--prepare", "--seed", "1"], "seed"),
+    "leaves of another budget": ([*FIT, "--budget", "6", "--members", "2", "--out", "run", "--prepare"], "epochs"),
     "leaves in a file": ([*FIT, "--prepare", "--out", "t.csv"], "t.csv"),
     "one fold": ([*FIT, "--folds", "1"], "--folds"),
     "folds that are none": ([*FIT, "--folds", "2.5"], "--folds"),
-    "more folds than rows": ([*FIT, "--folds", "99", "--members", "99", "--epochs", "99"], "folds"),
+    "more folds than rows": ([*FIT, "--folds", "99", "--members", "99", "--budget", "99"], "folds"),
     "folds and validation": ([*FIT, "--folds", "3", "--validation", "0.2"], "validation"),
     "an automatic choice by a share of few rows": ([*FIT, "--validation", "0.2", "--method", "auto"], "there are 36"),
-    "more folds than groups": ([*FIT, "--group", "g", "--folds", "20", "--members", "20", "--epochs", "20"], "g"),
+    "more folds than groups": ([*FIT, "--group", "g", "--folds", "20", "--members", "20", "--budget", "20"], "g"),
     "automatic members": ([*FIT, "--method", "auto", "--members", "3"], "auto"),
-    "automatic epochs": ([*FIT, "--method", "auto", "--epochs", "3"], "auto"),
+    "automatic epochs": ([*FIT, "--method", "auto", "--budget", "3"], "auto"),
     "automatic without validation": ([*FIT, "--method", "auto", "--validation", "0"], "auto"),
     "automatic model": ([*FIT, "--method", "auto", "--model", "mlp"], "auto"),
     "automatic on images": (["fit", "digits", "--method", "auto"], "no table"),
     "nearly automatic": ([*FIT, "--method", "aut"], "no method 'aut'"),
     "parts of a batch": ([*FIT, "--accumulate", "0"], "--accumulate"),
     "parts that are none": ([*FIT, "--accumulate", "1.5"], "--accumulate"),
-    "parts of members' rows": ([*FIT, "--method", "mimo", "--accumulate", "2", "--epochs", "3"], "accumulate"),
+    "parts of members' rows": ([*FIT, "--method", "mimo", "--accumulate", "2", "--budget", "3"], "accumulate"),
     "a cluster of workers": (["plan", "snapshot", "--cluster", "0"], "--cluster"),
     "workers that are none": (["plan", "snapshot", "--cluster", "ray"], "--cluster"),
     "a forecast of nothing": (["plan", "snapshot", "--cluster", "4"], "--step-seconds"),
@@ -86,7 +86,7 @@ WRONG = {
     "a step of no cluster": (["plan", "snapshot", "--step-seconds", "0"], "--cluster"),
     "automatic plan": (["plan", "auto"], "auto"),
     "a plan in one fold": (["plan", "snapshot", "--folds", "1"], "--folds"),
-    "a comparison on a cluster": (["compare", "--data", "wine", "--cluster", "ray"], "--out"),
+    "a comparison on a cluster": (["compare", "wine", "--cluster", "ray"], "--out"),
 }  # fmt: skip
 
 

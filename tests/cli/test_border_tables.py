@@ -33,7 +33,7 @@ def houses():
 def fit(path, out, *more, target="price", epochs=20):
     """The row of a quick fit, and what was said."""
     done = choral(
-        "fit", path, "--target", target, "--method", "single", "--epochs", epochs, "--out", out, "--json", *more
+        "fit", path, "--target", target, "--method", "single", "--budget", epochs, "--out", out, "--json", *more
     )
     return json.loads(done.stdout), done.stderr
 
@@ -60,7 +60,7 @@ def test_how_each_column_was_read_is_said(plain):
         "notes": "left out",
     }
     text = choral(
-        "fit", folder / "houses.csv", "--target", "price", "--method", "single", "--epochs", 20, "--out", folder / "run"
+        "fit", folder / "houses.csv", "--target", "price", "--method", "single", "--budget", 20, "--out", folder / "run"
     )
     assert "free text" in text.stdout
     assert "kept beside predictions" in text.stdout
@@ -192,7 +192,7 @@ def test_customers_from_fit_to_a_file_with_blanks_beside_their_ids(tmp_path):
         "Churn",
         "--members",
         2,
-        "--epochs",
+        "--budget",
         20,
         "--out",
         tmp_path / "run",
@@ -337,7 +337,7 @@ def test_unbalanced_classes_are_not_praised(tmp_path):
     done = choral("evaluate", tmp_path / "run", tmp_path / "t.csv")
     assert "balanced_accuracy" in done.stdout
     assert "said rare" in done.stdout
-    call = ["fit", tmp_path / "t.csv", "--target", "t", "--class-weights", "balanced", "--epochs", 4, "--members", 2]
+    call = ["fit", tmp_path / "t.csv", "--target", "t", "--class-weights", "balanced", "--budget", 4, "--members", 2]
     weighed = choral(*call, "--out", tmp_path / "weighed", "--json")
     assert "rows count by their classes: rare 18.75, usual 0.5137" in weighed.stderr
     for target, weights, words in (("t", "rear=2", "the classes are rare, usual"), ("a", "balanced", "is a number")):
@@ -392,7 +392,7 @@ def test_messages_name_what_the_user_knows(plain, tmp_path):
     folder, _ = plain
     table = folder / "houses.csv"
     never = ["fit", table, "--target", "price", "--out", tmp_path / "never", "--json"]
-    said = choral(*never, "--folds", 500, "--epochs", 3, expect=2).stderr
+    said = choral(*never, "--folds", 500, "--budget", 3, expect=2).stderr
     assert "epochs is 3, too few for 500 folds" in said
     said = choral(*never, "--folds", 500, expect=2).stderr
     assert "folds is 500 for 90 points" in said
@@ -400,7 +400,7 @@ def test_messages_name_what_the_user_knows(plain, tmp_path):
     frame["size"] += 1.0
     pd.concat([frame, frame]).to_csv(tmp_path / "other.csv", index=False)
     said = choral(
-        "fit", tmp_path / "other.csv", "--target", "price", "--out", tmp_path / "old", "--epochs", 4, "--members", 2
+        "fit", tmp_path / "other.csv", "--target", "price", "--out", tmp_path / "old", "--budget", 4, "--members", 2
     ).stderr
     assert "held-out rows are equal to a training row" in said
     frame.to_csv(tmp_path / "other.csv", index=False)
@@ -411,7 +411,7 @@ def test_messages_name_what_the_user_knows(plain, tmp_path):
         "price",
         "--out",
         tmp_path / "old",
-        "--epochs",
+        "--budget",
         4,
         "--members",
         2,
@@ -437,7 +437,7 @@ def test_a_class_that_was_held_out_whole_is_named(tmp_path):
 def test_the_unit_of_a_target_is_said_when_it_is_fitted_and_when_it_is_predicted(tmp_path):
     frame = houses().assign(price=pd.to_timedelta(houses()["price"].round(-3), unit="s"))
     frame.to_parquet(tmp_path / "t.parquet")
-    asked = ("--target", "price", "--method", "single", "--epochs", 2, "--out", tmp_path / "run")
+    asked = ("--target", "price", "--method", "single", "--budget", 2, "--out", tmp_path / "run")
     said = choral("fit", tmp_path / "t.parquet", *asked).stderr
     assert "'price' is read as a regression target (it holds" in said
     assert "different numbers, in seconds)." in said

@@ -6,7 +6,7 @@ from tests.cli.shell import choral
 
 
 def test_operations_that_are_planned_are_those_that_are_counted(tmp_path):
-    words = ["wine", "--epochs", 4, "--validation", 0.25, "--json"]
+    words = ["wine", "--budget", 4, "--validation", 0.25, "--json"]
     planned = json.loads(
         choral("plan", "single", "--data", *words[:1], *words[1:3], "--validation", 0.25, "--json").stdout
     )
@@ -17,7 +17,7 @@ def test_operations_that_are_planned_are_those_that_are_counted(tmp_path):
 
 def test_a_budget_that_is_too_small_is_said_before_and_while_training(tmp_path):
     lacking = "a training of 2 epochs is 10 steps and should be 500; give at least 400 epochs in all, or fewer members"
-    words = ["--epochs", 8, "--members", 4]
+    words = ["--budget", 8, "--members", 4]
     assert lacking in choral("plan", "deep_ensemble", "--data", "wine", *words, "--validation", 0).stdout
     done = choral(
         "fit", "wine", "--method", "deep_ensemble", *words, "--validation", 0, "--out", tmp_path / "run", "-q"
@@ -28,7 +28,7 @@ def test_a_budget_that_is_too_small_is_said_before_and_while_training(tmp_path):
 
 def test_a_method_keeps_its_optimiser_unless_another_is_typed():
     def planned(*words):
-        text = choral("plan", "sebays_freeze", "--data", "wine", "--epochs", 40, *words, "--json").stdout
+        text = choral("plan", "sebays_freeze", "--data", "wine", "--budget", 40, *words, "--json").stdout
         return json.loads(text)["tree"]
 
     def first(tree):

@@ -82,7 +82,7 @@ def tables(tmp_path_factory):
 
 def test_odd_columns_classes_and_paths_go_through_every_command(tables):
     data, run = tables / "[b]odd[i].csv", tables / "[bold]run"
-    call = ["fit", data, "--target", "[red]kind", "--epochs", 2, "--members", 2, "--out", run]
+    call = ["fit", data, "--target", "[red]kind", "--budget", 2, "--members", 2, "--out", run]
     with contextlib.chdir(tables):
         assert "[red]kind" in choral(*call).stderr
         assert "[bold]run" in " ".join(choral(*call).stdout.split())
@@ -102,7 +102,7 @@ def test_odd_names_in_mistakes_are_one_sentence(tables, tmp_path):
 
 def test_usage_mistakes_with_brackets_are_answered():
     assert "[/b]" in choral("[/b]", expect=2).stderr
-    assert "--epochs" in choral("fit", "digits", "--epochs", "[/b]", expect=2).stderr
+    assert "--budget" in choral("fit", "digits", "--budget", "[/b]", expect=2).stderr
 
 
 def test_a_method_named_like_markup_is_reported(tables, tmp_path):

@@ -40,7 +40,7 @@ LONG = [
 def test_from_arrays_to_predictions_and_a_report(name, tmp_path):
     y = TARGETS[name]
     np.savez(tmp_path / "d.npz", x_train=X[:40], y_train=y[:40], x_test=X[40:], y_test=y[40:])
-    common = ("--likelihood", name, "--epochs", 4, "--members", 2, "--out", tmp_path / "run")
+    common = ("--likelihood", name, "--budget", 4, "--members", 2, "--out", tmp_path / "run")
     done = run("fit", tmp_path / "d.npz", *common, "--json")
     assert done.exit_code == 0, done.output
     row = json.loads(done.stdout)
@@ -58,7 +58,7 @@ def test_from_arrays_to_predictions_and_a_report(name, tmp_path):
 def test_a_column_of_a_table_is_read_as_the_likelihood_says(tmp_path):
     rows = [f"{a:.3f},{b:.3f},{c:.3f},{n}" for (a, b, c), n in zip(X, TARGETS["poisson"])]
     (tmp_path / "d.csv").write_text("\n".join(["a,b,c,visits", *rows]))
-    words = ("fit", tmp_path / "d.csv", "--target", "visits", "--epochs", 4, "--members", 2, "--out", tmp_path / "run")
+    words = ("fit", tmp_path / "d.csv", "--target", "visits", "--budget", 4, "--members", 2, "--out", tmp_path / "run")
     done = run(*words, "--likelihood", "poisson")
     assert done.exit_code == 0, done.output
     assert "understood as counts: Poisson, targets counts" in done.output

@@ -10,7 +10,7 @@ from tests.cli.test_app import choral, sentence
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fit") / "run"
-    choral("fit", "digits", "--method", "snapshot", "--epochs", 5, "--members", 5, "--out", folder, "--json")
+    choral("fit", "digits", "--method", "snapshot", "--budget", 5, "--members", 5, "--out", folder, "--json")
     return folder
 
 
@@ -31,7 +31,7 @@ def test_evaluate_measures_strangers_and_corruptions(run, tmp_path):
 
 
 def test_evaluate_gives_the_row_fit_gave_on_the_same_test_rows(tmp_path):
-    fitted = json.loads(choral("fit", "wine", "--epochs", 4, "--out", tmp_path / "run", "--json").stdout)
+    fitted = json.loads(choral("fit", "wine", "--budget", 4, "--out", tmp_path / "run", "--json").stdout)
     again = json.loads(choral("evaluate", tmp_path / "run", "wine", "--json").stdout)
     for name in ("accuracy", "nll", "ece", "parameters", "train_flops"):
         assert again[name] == fitted[name]
@@ -42,9 +42,7 @@ def test_report_of_a_run_and_of_a_comparison(run, tmp_path):
     text = (tmp_path / "shown" / "report.html").read_text()
     assert said["report"] == str(tmp_path / "shown" / "report.html")
     assert '<section id="corruption">' in text
-    done = choral(
-        "compare", "--data", "wine", "--methods", "single,bagged", "--epochs", 4, "--out", tmp_path / "c", "-q"
-    )
+    done = choral("compare", "wine", "--methods", "single,bagged", "--budget", 4, "--out", tmp_path / "c", "-q")
     assert f"the report is {tmp_path / 'c' / 'report.html'}" in " ".join(done.stdout.split())
     assert "bagged" in (tmp_path / "c" / "report.html").read_text()
 
@@ -66,7 +64,7 @@ def test_without_matplotlib_a_comparison_still_ends_well(tmp_path, monkeypatch):
 
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "matplotlib" else real(n, *a))
-    done = choral("compare", "--data", "wine", "--methods", "single", "--epochs", 2, "--out", tmp_path / "c", "-q")
+    done = choral("compare", "wine", "--methods", "single", "--budget", 2, "--out", tmp_path / "c", "-q")
     assert "matplotlib is missing" in done.stderr
     assert not (tmp_path / "c" / "report.html").exists()
 
@@ -84,7 +82,7 @@ def test_importance_is_shown_kept_and_drawn(tmp_path):
     kind = draw.choice(["a", "b", "c"], 160)
     lines = [f"{k},{draw.normal():.3f},{'yes' if k == 'b' else 'no'}" for k in kind]
     (tmp_path / "t.csv").write_text("kind,noise,bought\n" + "\n".join(lines) + "\n")
-    choral("fit", tmp_path / "t.csv", "--target", "bought", "--epochs", 30, "--out", tmp_path / "run", "--json")
+    choral("fit", tmp_path / "t.csv", "--target", "bought", "--budget", 30, "--out", tmp_path / "run", "--json")
     call = ["evaluate", tmp_path / "run", tmp_path / "t.csv", "--held-out", "--importance"]
     found = json.loads(choral(*call, "--json", "--keep").stdout)["evaluation"]
     assert [r["column"] for r in found["importance"]["columns"]] == ["kind", "noise"]
@@ -101,7 +99,7 @@ def test_importance_is_shown_kept_and_drawn(tmp_path):
 def test_importance_of_images_is_refused(tmp_path):
     x, other = np.random.default_rng(0).random((2, 40, 1, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "images.npz", x_train=x, y_train=np.arange(40) % 2, x_test=other, y_test=np.arange(40) % 2)
-    choral("fit", tmp_path / "images.npz", "--method", "single", "--epochs", 1, "--out", tmp_path / "run", "--json")
+    choral("fit", tmp_path / "images.npz", "--method", "single", "--budget", 1, "--out", tmp_path / "run", "--json")
     np.savez(tmp_path / "new.npz", x=other, y=np.arange(40) % 2)
     refused = choral("evaluate", tmp_path / "run", tmp_path / "new.npz", "--importance", expect=2)
     assert "x has shape (40, 1, 8, 8), whose columns have no meaning" in sentence(refused)

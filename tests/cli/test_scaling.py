@@ -23,7 +23,7 @@ def table(tmp_path):
 
 
 def words(table, method="hyper_ensemble", epochs=30):
-    sizes = ["--method", method, "--members", "3", "--epochs", str(epochs), "--batch-size", "16"]
+    sizes = ["--method", method, "--members", "3", "--budget", str(epochs), "--batch-size", "16"]
     return ["fit", table, "--target", "y", *sizes, "--executor", "sequential", "--validation", "0", "--quiet"]
 
 
@@ -116,7 +116,7 @@ def test_folders_that_hold_something_else_are_said(table, tmp_path, monkeypatch)
 
 
 def test_plan_says_how_long_a_cluster_takes(table):
-    told = json.loads(choral("plan", "deep_ensemble", "--members", "16", "--epochs", "1600", "--cluster", "8",
+    told = json.loads(choral("plan", "deep_ensemble", "--members", "16", "--budget", "1600", "--cluster", "8",
                              "--step-seconds", "0.01", "--rows", "12800", "--json").stdout)["cluster"]  # fmt: skip
     assert told["leaves"] == 16
     assert told["seconds"] == pytest.approx(5 + 2 * 100 * 100 * 0.01)
@@ -136,5 +136,5 @@ def test_a_run_at_a_url_is_prepared_trained_and_put_together(table, tmp_path, mo
         choral("run-leaf", run, path, "--quiet")
     assert "saved runs/points-hyper_ensemble/ensemble.choral" in choral(*words(table, epochs=9), "--out", run).stdout
     assert not (tmp_path / "memory:").exists()
-    assert "give a path" in choral("compare", "--data", table, "--target", "y", "--methods", "single",
-                                   "--epochs", "3", "--out", run, expect=2).stderr  # fmt: skip
+    assert "give a path" in choral("compare", table, "--target", "y", "--methods", "single",
+                                   "--budget", "3", "--out", run, expect=2).stderr  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 RUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
 HERE = ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-FIT = ["-m", "choral", "fit", "wine", "--method", "packed", "--model", "mlp", "--epochs", "3", "--validation", "0"]
+FIT = ["-m", "choral", "fit", "wine", "--method", "packed", "--model", "mlp", "--budget", "3", "--validation", "0"]
 
 
 @pytest.mark.slow

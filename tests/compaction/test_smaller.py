@@ -46,7 +46,7 @@ def test_outputs_are_those_of_the_masked_network(name, silent, tied):
             assert not any("the smaller network failed" in kept.reason for kept in result.report.kept)
         # the form alone rebuilds the small network from a fresh one
         form = json.loads(json.dumps(result.form))
-        assert form == plan_compaction(network, keep, x) == result.form
+        assert form == plan_compaction(network, keep, x).form == result.form
         rebuilt = shrink(NETWORKS[name]().eval(), form)
         rebuilt.load_state_dict(result.network.state_dict(), strict=True)
         assert_same(rebuilt, result.network, x)

@@ -16,7 +16,7 @@ from tests.compaction.networks import (
 )
 from torch import nn
 
-from choral.compaction import compact, neuron_param_mask, tied_groups
+from choral.compaction import compact, neuron_param_mask, plan_compaction, shrink, tied_groups
 
 
 class Total(nn.Module):
@@ -40,8 +40,6 @@ def test_a_constant_behind_batch_norm_is_folded_into_the_next_bias():
 @pytest.mark.parametrize(
     ("after", "reason"),
     [
-        (nn.Conv2d(8, 4, 3, padding=1), "zero-padding around the input of 2.weight"),
-        (nn.Conv2d(8, 4, 3, bias=False), "no bias to take it over"),
         (nn.Sequential(nn.LayerNorm(10), nn.Conv2d(8, 4, 3)), "layer_norm in LayerNorm '2.0'"),
         (nn.Sequential(nn.Softmax(1), nn.Conv2d(8, 4, 3)), "softmax in Softmax '2.0'"),
         (
@@ -209,3 +207,42 @@ def test_steps_hidden_from_the_tracer_are_caught_by_the_check():
     assert_same(result.network, zeroed(network, keep), x)
     assert result.report.removed.get("three") == 3
     assert "one" in {kept.layer for kept in result.report.kept}
+
+
+class Strided(nn.Module):
+    """Three input channels, a stride, zero-padding, no bias, BatchNorm and a residual sum."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv2d(3, 8, 3, 2, padding=1, bias=False), nn.BatchNorm2d(8), activation)
+        self.two = nn.Sequential(nn.Conv2d(8, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6))
+        self.side = nn.Conv2d(8, 6, 1, bias=False)
+        self.act, self.last = activation, nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.one(x)
+        return self.last(self.act(self.two(h) + self.side(h)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.SiLU(), nn.Identity()])
+def test_one_closed_node_carries_the_constants_of_all_through_padding_and_missing_biases(activation):
+    network = prepared(lambda: Strided(activation))
+    keep = {"one.0": torch.arange(8) >= 5}
+    x = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    solution = plan_compaction(network, keep, x)
+    form, folds = solution.form, solution.folds
+    assert len(form["axes"]["one.0.weight"]["0"]) == 4
+    whole = zeroed(network, keep)
+    with torch.no_grad():
+        for fold in folds:
+            assert fold.bias is None
+            assert fold.constants.abs().max() <= 1  # the largest constant carries
+            weight = whole.get_parameter(fold.weight)
+            weight[:, fold.carrier] += (weight[:, fold.channels].movedim(1, -1) * fold.constants).sum(-1)
+    assert {fold.weight for fold in folds} == {"two.0.weight", "side.weight"}
+    assert_same(shrink(whole, form), zeroed(network, keep), x)
+    result = compact(network, keep, x, repeats=0)
+    assert result.form == form
+    (kept,) = result.report.kept
+    assert "it carries the constants that others emit into" in kept.reason
+    assert_same(result.network, zeroed(network, keep), x)

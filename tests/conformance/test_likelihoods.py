@@ -78,7 +78,7 @@ def build(outputs):
 
 def recipe(method, epochs=4):
     options = {"draws": 3} if method == "mc_dropout" else {"members": 2}
-    return make(method, epochs=epochs, training=QUICK, **options)
+    return make(method, budget=epochs, training=QUICK, **options)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -32,7 +32,7 @@ def several(name, training=CALM, **options):
     """A method's recipe with four members where it has a choice, in a small budget."""
     default = METHODS[name].options["members"].default if "members" in METHODS[name].options else 1
     chooses = default is not inspect.Parameter.empty and default not in (1, None)
-    return make(name, epochs=EPOCHS, training=training, members=4 if chooses else None, **options)
+    return make(name, budget=EPOCHS, training=training, members=4 if chooses else None, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +48,7 @@ def test_its_defaults_make_a_sound_plan_that_survives_json(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("epochs", [200, 60, 24])
 def test_it_spends_no_more_than_its_budget(name, epochs):
-    assert 0 < make(name, epochs=epochs).epochs <= epochs
+    assert 0 < make(name, budget=epochs).epochs <= epochs
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,7 +133,7 @@ def test_saved_ensembles_predict_the_same_in_another_process(tmp_path):
 @pytest.mark.parametrize("name", [n for n in NAMES if "members" in METHODS[n].options])
 def test_one_member_is_one_network(name, problem, tmp_path):
     build, data = PROBLEMS[problem]
-    recipe = make(name, epochs=EPOCHS, training=CALM, members=1)
+    recipe = make(name, budget=EPOCHS, training=CALM, members=1)
     one, stacked = (fit(build, data(), recipe, executor=e) for e in ("sequential", "vectorised"))
     assert one.members == recipe.members == 1
     assert one.info["counted"]["epochs"] == recipe.epochs <= EPOCHS

@@ -22,7 +22,7 @@ def build():
 
 @pytest.fixture(scope="module")
 def ensemble():
-    return choral.fit(build, (FRAME, LABELS), choral.recipes.deep_ensemble(epochs=2, members=2))
+    return choral.fit(build, (FRAME, LABELS), choral.recipes.deep_ensemble(budget=2, members=2))
 
 
 def test_columns_are_found_by_name(ensemble, tmp_path):
@@ -49,7 +49,7 @@ def test_another_frame_is_refused_and_an_array_is_read_by_position(ensemble):
 
 
 def test_validation_and_test_rows_are_found_by_name():
-    recipe = choral.recipes.single(epochs=3)
+    recipe = choral.recipes.single(budget=3)
     curves = []
     for frame in (FRAME, OTHER):
         heard = []
@@ -57,7 +57,7 @@ def test_validation_and_test_rows_are_found_by_name():
         curves.append([event["validation"] for event in heard if "validation" in event])
     assert curves[0] == curves[1] != []
     tables = [
-        choral.compare(build, (FRAME, LABELS, frame, LABELS), ["single"], epochs=2).rows for frame in (FRAME, OTHER)
+        choral.compare(build, (FRAME, LABELS, frame, LABELS), ["single"], budget=2).rows for frame in (FRAME, OTHER)
     ]
     assert tables[0][0]["nll"] == tables[1][0]["nll"]
 
@@ -73,7 +73,7 @@ def test_several_frames_and_several_targets_are_found_by_name():
 
     y = pd.DataFrame({"low": FRAME["age"] * 2, "high": FRAME["rooms"]})
     x = {"one": FRAME, "two": FRAME[["age", "rooms"]]}
-    fitted = choral.fit(Two, (x, y), choral.recipes.single(epochs=2))
+    fitted = choral.fit(Two, (x, y), choral.recipes.single(budget=2))
     turned = {"one": OTHER, "two": FRAME[["rooms", "age"]]}
     assert torch.equal(fitted.predict(turned).mean, fitted.predict(x).mean)
     assert fitted.evaluate(turned, y[["high", "low"]]) == fitted.evaluate(x, y)
@@ -90,7 +90,7 @@ def test_validation_data_may_be_dicts_as_the_data():
         def forward(self, input):
             return self.layer(input)
 
-    choral.fit(Named, data, choral.recipes.single(epochs=1), target="label", validation=data)
+    choral.fit(Named, data, choral.recipes.single(budget=1), target="label", validation=data)
 
 
 def test_networks_that_read_a_table_read_a_frame_as_one():
@@ -100,7 +100,7 @@ def test_networks_that_read_a_table_read_a_frame_as_one():
     table = learn_table(frame, "price")
     x = table.inputs(frame)
     fitted = choral.fit(
-        lambda: nn.Linear(x.shape[1], 1), (x, table.targets(frame)), choral.recipes.single(epochs=1), table=table
+        lambda: nn.Linear(x.shape[1], 1), (x, table.targets(frame)), choral.recipes.single(budget=1), table=table
     )
     expected = fitted.predict(x).mean
     assert torch.equal(fitted.predict(OTHER).mean, expected)  # read as the table, not as raw numbers

@@ -99,7 +99,7 @@ def test_points_of_weight_nothing_are_never_trained_on(executor, data):
     some = torch.zeros(32).index_fill_(0, torch.arange(0, 32, 4), 1.0)
     spoilt = torch.where(some.unsqueeze(1) > 0, X, X + 1e3)
     twin = TensorDataset(spoilt, Y) if isinstance(data, TensorDataset) else Items(spoilt)
-    recipe = make("deep_ensemble", epochs=4, members=2, training=EIGHT)
+    recipe = make("deep_ensemble", budget=4, members=2, training=EIGHT)
     found = [
         choral.fit(build, DataLoader(d, 8, sampler=WeightedRandomSampler(some, 16)), recipe, executor=executor)
         for d in (data, twin)
@@ -172,7 +172,7 @@ def test_a_loader_that_drops_nothing_is_taken():
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorised"])
 def test_items_that_draw_are_exact(executor, tmp_path):
-    recipe = make("deep_ensemble", epochs=2, members=2, training=EIGHT)
+    recipe = make("deep_ensemble", budget=2, members=2, training=EIGHT)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     first = choral.fit(build, Shaken(), recipe, executor=executor, run_dir=tmp_path)
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()

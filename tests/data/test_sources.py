@@ -106,12 +106,12 @@ def test_loader_workers_last_from_epoch_to_epoch_also_after_one_that_was_left():
 
 def _line(y, network=lambda: nn.Linear(3, 1)):
     x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
-    return x, choral.fit(network, (x, y), make("single", epochs=1))
+    return x, choral.fit(network, (x, y), make("single", budget=1))
 
 
 def _learned(y, **options):
     x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
-    recipe = make("deep_ensemble", members=2, epochs=60, training=Training(optimiser="adam", rate=0.03, batch_size=16))
+    recipe = make("deep_ensemble", members=2, budget=60, training=Training(optimiser="adam", rate=0.03, batch_size=16))
     return x, choral.fit(lambda: nn.Linear(3, y.shape[1]), (x, y), recipe, **options)
 
 
@@ -147,7 +147,7 @@ def test_targets_of_a_dataset_are_scaled_before_they_are_rounded():
         def __getitem__(self, index):
             return items[index]
 
-    recipe = make("single", epochs=60, training=Training(optimiser="adam", rate=0.03, batch_size=16))
+    recipe = make("single", budget=60, training=Training(optimiser="adam", rate=0.03, batch_size=16))
     ensemble = choral.fit(lambda: nn.Linear(3, 1), Items(), recipe, validation=0.25)
     assert ensemble.evaluate(x, np.array([y for _, y in items]))["rmse"] < 0.5
 

@@ -35,7 +35,7 @@ def train(folder: Path, executor: str, by: str, listener: Any = None) -> None:
     x = torch.randn(90, 5, generator=draw)
     y = (x[:, 0] + 0.7 * torch.randn(90, generator=draw) > 0).long()
     training = Training(rate=0.01, optimiser=Adam(), batch_size=16, schedule="constant")
-    recipe = make("deep_ensemble", epochs=160, members=4, training=training)
+    recipe = make("deep_ensemble", budget=160, members=4, training=training)
     stop = EarlyStop(patience=5, by=by)  # type: ignore[arg-type]  # one of two words
     options: dict[str, Any] = {"executor": executor, "checkpoint_seconds": 0, "listener": listener, "progress": False}
     fit(build, (x, y), recipe, run_dir=folder, validation=0.3, stop=stop, **options)

@@ -50,7 +50,7 @@ def main(
     y = torch.randint(3, (160,), generator=generator)
     choice = METHODS[method].options.get("members")
     members = None if choice is None or choice.default in (1, None) else 4
-    recipe = make(method, epochs=int(epochs), members=members, training=TRAININGS[optimiser])
+    recipe = make(method, budget=int(epochs), members=members, training=TRAININGS[optimiser])
     watched: dict[str, Any] = {"validation": 0.25, "stop": EarlyStop(patience=3, by=by)} if by else {}  # type: ignore[arg-type]  # a word of the command line
     fit(build, (x, y), recipe, run_dir=folder, executor=executor, checkpoint_seconds=0, **watched)  # type: ignore[arg-type]  # as above
 

@@ -44,7 +44,7 @@ def build():
 
 
 def steps(name, count, mode, device):
-    recipe = make(name, epochs=24, training=Training(rate=0.1, batch_size=16))
+    recipe = make(name, budget=24, training=Training(optimiser="sgd", rate=0.1, batch_size=16))
     inputs = (choral.data.Normalise(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), choral.data.PadCrop(pixels=1))
     rest = {
         "target": None,

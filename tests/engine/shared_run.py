@@ -56,7 +56,7 @@ def main():
             perceptron if network else build,
             (x, y),
             recipes.make(
-                name, epochs=int(epochs), training=Training(rate=0.1, optimiser=choral.plan.SGD(), batch_size=32)
+                name, budget=int(epochs), training=Training(rate=0.1, optimiser=choral.plan.SGD(), batch_size=32)
             ),
             run_dir=Path(folder) / method,
             inputs=(choral.data.PadCrop(pixels=1), choral.data.HorizontalFlip()),

@@ -53,7 +53,7 @@ def check(method: str, norm: str) -> None:
     members = 8 if method in ("deep_ensemble", "anchored") else 2 if several else None
     training = Training(optimiser=Adam(), rate=1e-3, batch_size=24)
     options = {"draws": 3} if "draws" in METHODS[method].options else {}
-    recipe = make(method, epochs=28 if method == "fge" else 8, members=members, training=training, **options)
+    recipe = make(method, budget=28 if method == "fge" else 8, members=members, training=training, **options)
     try:
         ensemble = choral.fit(lambda: network(norm), (X[:48], Y[:48]), recipe)
     except choral.ChoralError:
@@ -90,7 +90,7 @@ def test_chunks_of_a_batch_are_those_of_each_member(method: str, rows: int) -> N
 
     def states(kernel: str) -> Tensor:
         training = Training(optimiser=Adam(), rate=1e-2, batch_size=rows)
-        recipe = make(method, epochs=4, members=3, kernel=kernel, training=training)
+        recipe = make(method, budget=4, members=3, kernel=kernel, training=training)
         ensemble = choral.fit(lambda: network("ghost"), (X[:96], Y[:96]), recipe)
         return torch.cat([t.flatten() for s in ensemble.states() for t in (s.params | s.buffers).values()])
 
@@ -108,7 +108,7 @@ def test_a_network_that_cuts_batches_in_training_alone_is_refused_where_members_
         return nn.Sequential(nn.Linear(12, 24), nn.Unflatten(1, (4, 6)), Cutting(), nn.Flatten(), nn.Linear(24, 2))
 
     for kernel in ("matmul", "loop"):
-        recipe = make("packed", epochs=1, members=3, kernel=kernel, training=Training(batch_size=24))
+        recipe = make("packed", budget=1, members=3, kernel=kernel, training=Training(batch_size=24))
         if kernel == "loop":
             choral.fit(build, (X[:48], Y[:48]), recipe)
         else:

@@ -74,7 +74,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def trained(name: str, build=pictures, *, seed: int = 0, executor: Executor = "sequential") -> Ensemble:
-    recipe = make(name, epochs=6, training=TRAINING, **METHODS[name])
+    recipe = make(name, budget=6, training=TRAINING, **METHODS[name])
     return fit(build, (X, Y), recipe, seed=seed, executor=executor)
 
 
@@ -138,7 +138,7 @@ def test_two_threads_fit_with_validation_what_one_fits(executor: Executor, by: A
     stop = EarlyStop(patience=2, by=by)
 
     def fitted(seed: int, folder=None) -> Ensemble:
-        recipe = make("deep_ensemble", epochs=24, members=3, training=TRAINING)
+        recipe = make("deep_ensemble", budget=24, members=3, training=TRAINING)
         options: dict[str, Any] = {"executor": executor, "validation": 0.25, "stop": stop, "run_dir": folder}
         return fit(pictures, (X, Y), recipe, seed=seed, **options)
 

@@ -23,7 +23,7 @@ def test_training_flushes_and_the_program_goes_on_as_before(before):
     torch.set_flush_denormal(before)
     build, data = PROBLEMS["regression"]
     seen = []
-    recipe = make("single", epochs=1, training=CALM)
+    recipe = make("single", budget=1, training=CALM)
     fit(build, data(), recipe, listener=lambda _: seen.append(flushes()))
     assert seen
     assert all(seen)
@@ -45,7 +45,7 @@ def test_settings_of_the_process_can_be_left_alone(monkeypatch):
     asked, seen = [], []
     monkeypatch.setattr("choral.engine.process_wide.keep_freed", lambda: asked.append(True))
     build, data = PROBLEMS["regression"]
-    recipe = make("single", epochs=1, training=CALM)
+    recipe = make("single", budget=1, training=CALM)
     fit(build, data(), recipe, listener=lambda _: seen.append(flushes()), process_wide=False)
     assert seen
     assert not any(seen)

@@ -68,7 +68,7 @@ def test_the_steps_an_optimiser_remembers_are_where_its_kernel_reads_them():
 
 @pytest.mark.parametrize(("device", "kernel"), [("cpu", "loop"), ("cuda", "grouped")])
 def test_the_kernel_is_chosen_where_the_network_is(device, kernel, monkeypatch):
-    joint = recipes.batch_ensemble(epochs=1).structure.convert(
+    joint = recipes.batch_ensemble(budget=1).structure.convert(
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)), torch.Generator()
     )
     monkeypatch.setattr(devices, "is_processor", lambda _: device == "cpu")
@@ -81,5 +81,5 @@ def test_tensors_from_elsewhere_are_read(monkeypatch):
     real = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: moved.append(self) or real(self))
     x, y = torch.randn(20, 3), torch.randint(2, (20,))
-    choral.fit(lambda: nn.Linear(3, 2), (x, y), recipes.single(epochs=1), progress=False)
+    choral.fit(lambda: nn.Linear(3, 2), (x, y), recipes.single(budget=1), progress=False)
     assert any(t.data_ptr() == x.data_ptr() for t in moved)

@@ -85,7 +85,7 @@ RATES = (1e3, 1e10, 1e20, 1e38)
 def test_at_extreme_rates_every_member_is_finite_or_there_is_an_error(name, rate):
     training = Training(rate=rate, optimiser=SGD(momentum=0.9), batch_size=16, schedule="constant")
     try:
-        ensemble = fit(build, (X, Y), make(name, epochs=10, training=training))
+        ensemble = fit(build, (X, Y), make(name, budget=10, training=training))
     except DivergedError:
         return
     for state in ensemble.states():

@@ -50,7 +50,7 @@ def test_outputs_are_the_members_own(name):
 
 @pytest.mark.parametrize("name", ["deep_ensemble", "packed", "mc_dropout", "drop_connect", "bnn", "emp", "ecmp"])
 def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_the_chunks(name):
-    ensemble = fit(NETWORKS["dropout"], (X[:60], Y[:60]), make(name, epochs=4))
+    ensemble = fit(NETWORKS["dropout"], (X[:60], Y[:60]), make(name, budget=4))
     whole = ensemble.outputs(X[:300])
 
     @settings(max_examples=15, deadline=None)
@@ -131,7 +131,7 @@ def test_convolutions_of_any_kind_run_member_by_member(name):
     x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
     options = {} if name == "deep_ensemble" else {"draws": 1}
-    ensemble = fit(lambda: nn.Sequential(*layers), (x, y), make(name, epochs=11, members=8, **options))
+    ensemble = fit(lambda: nn.Sequential(*layers), (x, y), make(name, budget=11, members=8, **options))
     assert torch.isfinite(ensemble.outputs(torch.cat([x, x]))).all()
     (evaluator,) = settled(ensemble, x, images=True)
     assert isinstance(evaluator, PlainEvaluator)
@@ -173,7 +173,7 @@ def test_bf16_predicts_nearly_the_same_in_float32():
 
 
 def gaussian() -> Ensemble:
-    recipe = make("bnn", epochs=1, draws=5, training=Training(rate=1e-3))
+    recipe = make("bnn", budget=1, draws=5, training=Training(optimiser="sgd", batch_size=128, rate=1e-3))
     return fit(lambda: models.mlp(4, 3, hidden=(64, 64)), (X[:64], torch.arange(64) % 3), recipe)
 
 

@@ -81,7 +81,7 @@ def test_what_stacks_cannot_do_is_trained_one_by_one_or_refused(build):
     def one() -> nn.Module:
         return settled(build())
 
-    recipe = deep_ensemble(members=4, epochs=4 * EPOCHS, training=PLAIN)
+    recipe = deep_ensemble(members=4, budget=4 * EPOCHS, training=PLAIN)
     expected = by_hand(one, X, Y)(X)
     found = choral.fit(one, (X, Y), recipe)
     for outputs in found.outputs(X):
@@ -114,7 +114,7 @@ def test_padding_is_not_trained_in_any_member(executor, first_padded):
         return network
 
     training = replace(PLAIN, batch_size=60)
-    recipe = deep_ensemble(members=3, epochs=3 * EPOCHS, training=training)
+    recipe = deep_ensemble(members=3, budget=3 * EPOCHS, training=training)
     found = choral.fit(one, (words, y), recipe, executor=executor)
     expected = by_hand(one, words, y)(words)
     for number, outputs in enumerate(found.outputs(words)):

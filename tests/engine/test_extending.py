@@ -34,8 +34,8 @@ def rounds(times):
 
 
 PAIRS = {
-    "fork": (make("deep_ensemble", epochs=4, members=2, training=QUICK), make("deep_ensemble", epochs=8, members=4, training=QUICK)),
-    "repeat": (make("snapshot", epochs=4, members=2, training=QUICK), make("snapshot", epochs=8, members=4, training=QUICK)),
+    "fork": (make("deep_ensemble", budget=4, members=2, training=QUICK), make("deep_ensemble", budget=8, members=4, training=QUICK)),
+    "repeat": (make("snapshot", budget=4, members=2, training=QUICK), make("snapshot", budget=8, members=4, training=QUICK)),
     "carried": (rounds(1), rounds(3)),
     "inner": (nested(2, 1), nested(2, 3)),
     "both": (nested(1, 2), nested(3, 3)),
@@ -104,10 +104,10 @@ def test_what_is_no_longer_version_is_refused_with_the_reason(tmp_path):
     choral.fit(build, (X, Y), short, run_dir=tmp_path, executor="sequential")
     call = {"run_dir": tmp_path, "executor": "sequential", "extend": True}
     for recipe, data, message in [
-        (make("deep_ensemble", epochs=8, members=2, training=QUICK), (X, Y), "rate is spread over the whole phase"),
-        (make("deep_ensemble", epochs=2, members=1, training=QUICK), (X, Y), "cannot be extended"),
+        (make("deep_ensemble", budget=8, members=2, training=QUICK), (X, Y), "rate is spread over the whole phase"),
+        (make("deep_ensemble", budget=2, members=1, training=QUICK), (X, Y), "cannot be extended"),
         (long, (X + 1, Y), "training data was changed"),
-        (make("snapshot", epochs=8, members=4, training=QUICK), (X, Y), "cannot be extended"),
+        (make("snapshot", budget=8, members=4, training=QUICK), (X, Y), "cannot be extended"),
     ]:
         with pytest.raises(RunError, match=message):
             choral.fit(build, data, recipe, **call)

@@ -32,7 +32,7 @@ class Convolution(nn.Module):
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_a_grouped_convolution_costs_what_its_groups_cost(kind):
-    recipe = make("single", epochs=1)
+    recipe = make("single", budget=1)
     whole, grouped, none = (
         counted(lambda layer=layer: Convolution(layer), recipe)
         for layer in (kind(8, 8, 3, padding=1), kind(8, 8, 3, padding=1, groups=4), nn.Identity())
@@ -43,14 +43,14 @@ def test_a_grouped_convolution_costs_what_its_groups_cost(kind):
 
 
 def test_a_batch_split_over_members_costs_one_network():
-    plain = counted(lambda: models.mlp(8, 3, hidden=(16,)), make("single", epochs=1), X[:, :, 0, 0])
-    split = counted(lambda: models.mlp(8, 3, hidden=(16,)), make("masksembles", epochs=1, members=4), X[:, :, 0, 0])
+    plain = counted(lambda: models.mlp(8, 3, hidden=(16,)), make("single", budget=1), X[:, :, 0, 0])
+    split = counted(lambda: models.mlp(8, 3, hidden=(16,)), make("masksembles", budget=1, members=4), X[:, :, 0, 0])
     assert split == pytest.approx(plain, rel=0.01)
 
 
 def test_gradients_are_counted_where_the_layer_is_also_beside_a_shortcut():
     source = TensorSource(torch.randn(8, 3, 16, 16), torch.arange(8) % 3)
-    flops = Flops(make_task(lambda: models.resnet_cifar(8, classes=3), source, make("single", epochs=1)), source)
+    flops = Flops(make_task(lambda: models.resnet_cifar(8, classes=3), source, make("single", budget=1)), source)
     state = flops.task.blueprint.fresh(0)
 
     def without(name):
@@ -70,7 +70,7 @@ def test_gradients_are_counted_where_the_layer_is_also_beside_a_shortcut():
 def test_attention_counts_its_projections_by_weight_and_its_scores_in_full():
     source = TensorSource(torch.randn(8, 3, 8, 8), torch.arange(8) % 3)
     build = lambda: models.vit(8, patch=4, classes=3, width=16, depth=1, heads=2, hidden=32)  # noqa: E731  # a factory
-    flops = Flops(make_task(build, source, make("single", epochs=1)), source)
+    flops = Flops(make_task(build, source, make("single", budget=1)), source)
     state = flops.task.blueprint.fresh(0)
     for name, factor in [("in_proj_weight", 0.0), ("out_proj.weight", 0.5)]:
         full = f"blocks.0.attention.{name}"
@@ -97,7 +97,7 @@ class Steps(nn.Module):
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_count_every_step_by_every_weight_though_they_are_one_kernel(kind):
     source = TensorSource(torch.randn(8, 4, 3), torch.arange(8) % 2)
-    flops = Flops(make_task(lambda: Steps(kind), source, make("single", epochs=1)), source)
+    flops = Flops(make_task(lambda: Steps(kind), source, make("single", budget=1)), source)
     state = flops.task.blueprint.fresh(0)
     sizes = {n: p.numel() for n, p in state.params.items() if p.dim() > 1}
     forward = {n: 2 * size * (1 if n == "last.weight" else 4) for n, size in sizes.items()}

@@ -42,7 +42,7 @@ def expected(recipe, data=IMAGES, build=lenet):
 
 
 def test_pruned_members_count_what_they_keep():
-    recipe = make("prune_and_tune", epochs=20, members=6, training=QUICK)
+    recipe = make("prune_and_tune", budget=20, members=6, training=QUICK)
     halves = dict.fromkeys(("conv1", "conv2", "fc1", "fc2"), 0.5)
     whole, half = training_operations({}), training_operations(halves)
     ahead = expected(recipe)
@@ -70,7 +70,7 @@ def test_the_cost_column_of_the_paper_is_the_count_without_the_classifier():
 @pytest.mark.parametrize("name", ["dst", "edst"])
 @pytest.mark.parametrize("executor", ["sequential", "vectorised"])
 def test_dynamic_sparse_members_count_by_the_density_of_each_layer(name, executor):
-    recipe = make(name, epochs=9, members=3, interval=3, training=QUICK)
+    recipe = make(name, budget=9, members=3, interval=3, training=QUICK)
     shapes = {n: p.shape for n, p in lenet().named_parameters() if p.dim() > 1 and not n.startswith("classifier")}
     densities = {n.removesuffix(".weight"): d for n, d in erk_densities(shapes, sparsity=0.8).items()}
     each = training_operations(densities)
@@ -81,7 +81,7 @@ def test_dynamic_sparse_members_count_by_the_density_of_each_layer(name, executo
 
 
 def test_compacted_members_and_bagged_ones_cost_what_was_forecast():
-    recipe = make("prune_and_tune", epochs=6, members=2, unit="neuron", bagging=0.5, training=QUICK)
+    recipe = make("prune_and_tune", budget=6, members=2, unit="neuron", bagging=0.5, training=QUICK)
     ahead, ran = expected(recipe), fit(lenet, IMAGES, recipe)
     assert ran.info["counted"]["train_flops"] == pytest.approx(ahead.train_flops)
     assert ran.info["predict_flops"] == pytest.approx(ahead.predict_flops)

@@ -29,7 +29,7 @@ def pictures() -> nn.Module:
 
 def trained(name: str, x: Tensor, build=perceptron) -> Ensemble:
     options = {"members": 2} if name in ("bnn_sequential", "sebays_freeze") else {}
-    return fit(build, (x, torch.arange(len(x)) % 3), make(name, epochs=4, draws=7, **options))
+    return fit(build, (x, torch.arange(len(x)) % 3), make(name, budget=4, draws=7, **options))
 
 
 def evaluation(ensemble: Ensemble, *, images: bool = False) -> Evaluation:

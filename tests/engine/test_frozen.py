@@ -91,7 +91,7 @@ def test_both_executors_agree_on_networks_with_frozen_layers_also_when_steps_are
 @pytest.mark.parametrize("unit", ["connection", "neuron"])
 def test_pruned_children_keep_the_frozen_layers_of_their_parent(unit, executor):
     network = build()
-    recipe = prune_and_tune(members=2, parent_epochs=0, epochs=4, unit=unit, training=QUICK)
+    recipe = prune_and_tune(members=2, parent_epochs=0, budget=4, unit=unit, training=QUICK)
     ensemble = fit(network, (X, Y), recipe, executor=executor)
     before = dict(network.named_parameters())
     for state in ensemble.states():
@@ -114,7 +114,7 @@ def test_every_method_leaves_frozen_layers_as_the_user_gave_them(name, executor,
     given = copy.deepcopy(network)
     default = METHODS[name].options["members"].default if "members" in METHODS[name].options else 1
     members = None if default in (1, None) else 2
-    recipe = make(name, epochs=12, members=members, training=QUICK.clipped(1.0))
+    recipe = make(name, budget=12, members=members, training=QUICK.clipped(1.0))
     ensemble = fit(network, (X, Y), recipe, executor=executor)
     before = {n: p for n, p in given.named_parameters() if not p.requires_grad}
     for state in ensemble.states():
@@ -155,7 +155,7 @@ def test_structures_that_must_draw_layers_anew_refuse_frozen_ones_by_name():
 
 def test_a_network_without_anything_to_train_is_refused():
     with pytest.raises(InputError, match="no parameter of the network is to be trained"):
-        fit(build().requires_grad_(False), (X, Y), make("single", epochs=2))
+        fit(build().requires_grad_(False), (X, Y), make("single", budget=2))
 
 
 class Stop(Exception):

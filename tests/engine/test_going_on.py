@@ -34,7 +34,7 @@ def build() -> nn.Module:
 
 
 def deep(members: int, each: int = 6) -> Recipe:
-    return choral.recipes.deep_ensemble(members=members, epochs=each * members)
+    return choral.recipes.deep_ensemble(members=members, budget=each * members)
 
 
 def weights(ensemble: Ensemble) -> list[Tensor]:
@@ -140,7 +140,7 @@ def test_members_chosen_or_stopped_together_are_not_extended(tmp_path: Path, cho
         if not chosen:
             return deep(members)
         return choral.recipes.hyper_ensemble(
-            members=members, epochs=4 * members, training=Training(rate=0.02, batch_size=32)
+            members=members, budget=4 * members, training=Training(optimiser="sgd", rate=0.02, batch_size=32)
         )
 
     before = choral.fit(build, (X, Y), recipe(2), **options)
@@ -173,7 +173,7 @@ def test_overwriting_removes_nothing_before_everything_is_checked(tmp_path: Path
 
 
 def test_a_limit_that_leaves_nothing_to_make_members_of_is_a_sentence(tmp_path: Path) -> None:
-    recipe = choral.recipes.swag(members=3, epochs=12)
+    recipe = choral.recipes.swag(members=3, budget=12)
     with pytest.raises(RunError, match="time was up"):
         choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "run", time_limit=1e-6, **ALONE)
     whole = choral.fit(build, (X, Y), recipe, **ALONE)

@@ -24,7 +24,7 @@ G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, generator=G)
 Y = (X[:, 0] > 0).long()
 QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=8)
-ONE = make("single", epochs=1, training=QUICK)
+ONE = make("single", budget=1, training=QUICK)
 
 
 class Own(nn.Module):
@@ -232,7 +232,7 @@ def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
         if event["kind"] == "epoch" and event["epoch"] == 2:
             raise KeyboardInterrupt
 
-    recipe = make("single", epochs=3, training=QUICK)
+    recipe = make("single", budget=3, training=QUICK)
     whole = choral.fit(Own, (X, Y), recipe, seed=1)
     if what == "members":
         choral.fit(Own, (X, Y), recipe, run_dir=tmp_path)
@@ -249,10 +249,10 @@ def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
 
 CHANGED = {
     "epochs": ({"epochs": 2}, "epochs was 1, now 2"),
-    "method": (make("deep_ensemble", epochs=2, members=2, training=QUICK), "method was single, now deep_ensemble"),
+    "method": (make("deep_ensemble", budget=2, members=2, training=QUICK), "method was single, now deep_ensemble"),
     "rate": ({"training": Training(rate=0.02, optimiser=Adam(), batch_size=8)}, "rate was 0.01, now 0.02"),
     "batch size": ({"training": Training(rate=0.01, optimiser=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
-    "optimiser": ({"training": Training(rate=0.01, batch_size=8)}, "optimiser was Adam.*, now SGD"),
+    "optimiser": ({"training": Training(optimiser="sgd", rate=0.01, batch_size=8)}, "optimiser was Adam.*, now SGD"),
 }
 
 
@@ -293,7 +293,7 @@ def test_other_settings_and_data_are_named(tmp_path):
     with pytest.raises(RunError, match="the training data was changed"):
         choral.fit(Own, (X + 1, Y), ONE, run_dir=tmp_path)
     net, folder = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), tmp_path / "given"
-    recipe = make("prune_and_tune", epochs=2, members=2, parent_epochs=0, training=QUICK)
+    recipe = make("prune_and_tune", budget=2, members=2, parent_epochs=0, training=QUICK)
     choral.fit(net, (X, Y), recipe, run_dir=folder)
     nn.init.zeros_(net[0].weight)
     with pytest.raises(RunError, match="the weights of the network handed over were changed"):
@@ -301,7 +301,7 @@ def test_other_settings_and_data_are_named(tmp_path):
 
 
 def test_overwrite_starts_again_and_takes_only_what_choral_wrote(tmp_path):
-    choral.fit(Own, (X, Y), make("deep_ensemble", epochs=3, members=3, training=QUICK), run_dir=tmp_path)
+    choral.fit(Own, (X, Y), make("deep_ensemble", budget=3, members=3, training=QUICK), run_dir=tmp_path)
     (tmp_path / "mine.txt").write_text("kept")
     (tmp_path / "members" / "notes.txt").write_text("kept")
     with pytest.raises(choral.ChoralError):  # found before anything is removed
@@ -347,7 +347,7 @@ def test_overwrite_takes_choral_s_own_files_also_cut_short(tmp_path):
 
 @pytest.mark.parametrize("how", ["extend", "overwrite"])
 def test_an_ensemble_in_hand_says_that_its_folder_was_changed(tmp_path, how):
-    two, more = (make("deep_ensemble", epochs=m, members=m, training=QUICK) for m in (2, 3))
+    two, more = (make("deep_ensemble", budget=m, members=m, training=QUICK) for m in (2, 3))
     held = choral.fit(Own, (X, Y), two, run_dir=tmp_path)
     choral.fit(Own, (X, Y), more if how == "extend" else ONE, run_dir=tmp_path, **{how: True})
     with pytest.raises(RunError, match=r"extended or overwritten since.*choral\.load\("):

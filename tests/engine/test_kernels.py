@@ -30,13 +30,13 @@ def seconds_of(monkeypatch, fastest):
 @pytest.mark.parametrize("fastest", ["loop", "grouped", "matmul"])
 def test_the_fastest_kernel_is_kept_and_changes_rounding_alone(name, fastest, monkeypatch, tmp_path):
     tried = seconds_of(monkeypatch, fastest)
-    recipe = make(name, epochs=3, training=CALM, kernel="measured")
+    recipe = make(name, budget=3, training=CALM, kernel="measured")
     found = fit(BUILD, DATA(), recipe, run_dir=tmp_path, executor="sequential")
     assert tried == ["loop", "grouped", "matmul"]
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["kernel"] == fastest
     assert plan["measured"] == {k: 1.0 if k == fastest else 2.0 for k in tried}
-    usual = fit(BUILD, DATA(), make(name, epochs=3, training=CALM), executor="sequential")
+    usual = fit(BUILD, DATA(), make(name, budget=3, training=CALM), executor="sequential")
     for a, b in zip(found.states(), usual.states()):
         for n in a.params:
             assert torch.allclose(a.params[n], b.params[n], atol=1e-4), n
@@ -48,7 +48,7 @@ class Stop(Exception):
 
 def test_a_resumed_run_keeps_its_kernel_and_its_bytes(monkeypatch, tmp_path):
     seconds_of(monkeypatch, "loop")
-    recipe = make("packed", epochs=4, training=CALM, kernel="measured")
+    recipe = make("packed", budget=4, training=CALM, kernel="measured")
     fit(BUILD, DATA(), recipe, run_dir=tmp_path / "whole", executor="sequential")
 
     def stop(event):
@@ -73,12 +73,12 @@ def test_a_resumed_run_keeps_its_kernel_and_its_bytes(monkeypatch, tmp_path):
 
 
 def test_kernels_are_really_timed():
-    recipe = make("packed", epochs=1, training=CALM, kernel="measured")
+    recipe = make("packed", budget=1, training=CALM, kernel="measured")
     assert torch.isfinite(fit(BUILD, DATA(), recipe).outputs(DATA()[0])).all()
 
 
 def test_structures_without_a_choice_measure_nothing(tmp_path):
-    fit(BUILD, DATA(), make("single", epochs=1, training=CALM), run_dir=tmp_path, executor="sequential")
+    fit(BUILD, DATA(), make("single", budget=1, training=CALM), run_dir=tmp_path, executor="sequential")
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["kernel"] is None
     assert plan["measured"] == {}

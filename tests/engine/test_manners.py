@@ -98,7 +98,7 @@ class Coded(nn.Module):
 
 def test_values_of_our_own_making_never_reach_the_user() -> None:
     x = torch.cat([torch.full((48, 1), 3.0), X[:, 1:]], 1)
-    ensemble = fit(Coded, (x, Y), make("deep_ensemble", epochs=4, members=2), executor="sequential")
+    ensemble = fit(Coded, (x, Y), make("deep_ensemble", budget=4, members=2), executor="sequential")
     with torch.no_grad():
         alone = torch.stack([ensemble.member(i)(x[:5]) for i in range(2)])
     for rows in (5, 1, 5):
@@ -132,7 +132,7 @@ class Averaging(nn.Module):
 
 
 def test_a_network_that_remembers_forgets_between_predictions() -> None:
-    ensemble = fit(Averaging, (X, Y), make("deep_ensemble", epochs=4, members=2), executor="sequential")
+    ensemble = fit(Averaging, (X, Y), make("deep_ensemble", budget=4, members=2), executor="sequential")
     first = ensemble.outputs(X[:5])
     assert torch.equal(first, ensemble.outputs(X[:5]))
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_no_rows_give_no_rows_whenever_they_are_asked_for(name: str) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
 
-    ensemble = fit(build, (X, Y), make(name, epochs=4))
+    ensemble = fit(build, (X, Y), make(name, budget=4))
     shapes = {tuple(ensemble.outputs(x).shape) for x in (X[:0], X[:3][:0])}
     ensemble.outputs(X)
     shapes.add(tuple(ensemble.outputs(X[:0]).shape))
@@ -176,7 +176,7 @@ class Tied(Twice):
 
 @pytest.mark.parametrize("build", [Twice, Tied])
 def test_layers_of_two_names_and_tied_weights_train_alike_under_both_executors(build) -> None:
-    recipe = make("deep_ensemble", epochs=4, members=2)
+    recipe = make("deep_ensemble", budget=4, members=2)
     one, many, auto = (fit(build, (X, Y), recipe, executor=e) for e in ("sequential", "vectorised", "auto"))
     for a, b, c in zip(one.states(), many.states(), auto.states()):
         for n in a.params:

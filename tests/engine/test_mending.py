@@ -67,9 +67,9 @@ TREE = Recipe(
     ),
 )
 RECIPES = {
-    "deep_ensemble": make("deep_ensemble", epochs=6, members=3, training=QUICK),
-    "snapshot": make("snapshot", epochs=6, members=3, training=QUICK),
-    "prune_and_tune": make("prune_and_tune", epochs=8, members=4, training=QUICK),
+    "deep_ensemble": make("deep_ensemble", budget=6, members=3, training=QUICK),
+    "snapshot": make("snapshot", budget=6, members=3, training=QUICK),
+    "prune_and_tune": make("prune_and_tune", budget=8, members=4, training=QUICK),
     "tree": TREE,
 }
 
@@ -150,7 +150,7 @@ def test_results_are_made_again(damage, tmp_path):
 
 
 def test_a_second_kill_after_a_damaged_checkpoint_loses_nothing_and_the_warning_stays(tmp_path):
-    recipe = make("single", epochs=20, training=QUICK)
+    recipe = make("single", budget=20, training=QUICK)
     fit(build, (X, Y), recipe, run_dir=tmp_path / "whole")
     call = {"run_dir": tmp_path / "run", "checkpoint_seconds": 0}
     with pytest.raises(Stop):
@@ -210,7 +210,7 @@ def test_after_a_diverged_branch_the_kept_members_are_loaded_as_the_error_says(t
 
 def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_path):
     table = Table(reason="two")
-    recipe = make("single", epochs=2, training=QUICK)
+    recipe = make("single", budget=2, training=QUICK)
 
     def regression():
         return models.mlp(4, 2)

@@ -80,7 +80,7 @@ def test_draws_without_a_batch_axis_are_refused():
     "method", ["packed", "bnn", "mc_dropout", "batch_ensemble", "emp", "rank1_bnn", "drop_connect", "ssbnn"]
 )
 def test_accumulated_parts_equal_the_whole_batch(method):
-    recipe = recipes.make(method, epochs=2, training=training())
+    recipe = recipes.make(method, budget=2, training=training())
     assert distance(members_of(rows(), recipe), members_of(rows(), recipe, accumulate=5)) < 1e-6
 
 
@@ -90,7 +90,7 @@ def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens()
     y[x[..., 1] > 0.3] = -1  # rows have unequally many positions that count
     y[::7, 1:] = -1
     weights = torch.rand(200, generator=torch.Generator().manual_seed(2)) + 0.1
-    recipe = recipes.single(epochs=2, training=Training(rate=0.1, optimiser="sgd", batch_size=128))
+    recipe = recipes.single(budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=128))
     given = {"likelihood": Categorical(ignore=-1, axis=2), "weights": weights, "build": perceptron}
     whole = members_of((x, y), recipe, **given)
     assert distance(whole, members_of((x, y), recipe, accumulate=4, **given)) < 1e-6
@@ -114,7 +114,7 @@ def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens()
 )
 def test_what_cannot_be_parted_is_refused_before_training(build, method, options, said):
     with pytest.raises(InputError, match=said):
-        choral.fit(build, rows(), recipes.make(method, epochs=1), progress=False, **options)
+        choral.fit(build, rows(), recipes.make(method, budget=1), progress=False, **options)
 
 
 def test_a_recurrent_networks_own_dropout_is_refused():
@@ -128,12 +128,12 @@ def test_a_recurrent_networks_own_dropout_is_refused():
             return self.last(self.cells(x.view(-1, 2, 3))[0][:, -1])
 
     with pytest.raises(InputError, match="recurrent"):
-        choral.fit(Reads, rows(), recipes.single(epochs=1), progress=False, accumulate=2)
+        choral.fit(Reads, rows(), recipes.single(budget=1), progress=False, accumulate=2)
 
 
 def test_parts_may_keep_statistics_of_their_own():
     build = lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))  # noqa: E731
-    recipe = recipes.single(epochs=1, training=training())
+    recipe = recipes.single(budget=1, training=training())
     parts = members_of(rows(), recipe, build, accumulate=2, batch_norm="part")
     assert distance(parts, members_of(rows(), recipe, build)) > 1e-4
 
@@ -198,7 +198,7 @@ def test_half_precision_scales_losses_and_leaves_out_steps_that_overflow(tmp_pat
     x, y = rows(96)
 
     def trained(**options):
-        recipe = recipes.single(epochs=3, training=training())
+        recipe = recipes.single(budget=3, training=training())
         return choral.fit(perceptron, (x, y), recipe, progress=False, checkpoint_seconds=0, **options)
 
     half, whole = trained(precision="fp16"), trained()
@@ -275,13 +275,13 @@ class Tracking(nn.Module):
 @pytest.mark.parametrize("method", ["single", "packed"])
 def test_networks_that_look_at_whole_batches_are_refused(build, said, method):
     with pytest.raises(InputError, match=said):
-        members_of(rows(), recipes.make(method, epochs=2, training=training()), build, accumulate=2)
+        members_of(rows(), recipes.make(method, budget=2, training=training()), build, accumulate=2)
 
 
 def test_losses_that_look_at_whole_batches_are_refused():
     x, y = rows()
     loss = Loss(lambda outputs, targets: (outputs[:, 0] - targets - (outputs[:, 0] - targets).mean()) ** 2)
-    recipe = recipes.make("single", epochs=2, training=training())
+    recipe = recipes.make("single", budget=2, training=training())
     with pytest.raises(InputError, match="looks at a batch as a whole"):
         choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss, accumulate=2)
     choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss)
@@ -320,7 +320,7 @@ def test_rows_that_are_computed_by_themselves_are_not_refused(likelihood, output
     x = torch.randn(48, 3, 8, 8, generator=draw)
     y = {1: torch.arange(48) % 5, 2: 200_000 * (1 + x.mean((1, 2, 3))), 3: torch.arange(48) % 3}.get(outputs)
     y = (torch.rand(48, 4, generator=draw) > 0.5).float() if y is None else y
-    recipe = recipes.single(epochs=2, training=training())
+    recipe = recipes.single(budget=2, training=training())
     options = {"build": lambda: frozen_convolution(outputs), "likelihood": likelihood}
     whole, parts = (members_of((x, y), recipe, accumulate=k, **options) for k in (1, 3))
     assert distance(whole, parts) < 1e-5

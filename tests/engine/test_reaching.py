@@ -40,7 +40,7 @@ def wrapped_within() -> nn.Module:
 @pytest.mark.parametrize("method", ["deep_ensemble", "packed"])
 def test_a_forward_that_remembers_another_network_is_refused(build, given, method):
     with pytest.raises(InputError, match="remembers the network it was made for"):
-        choral.fit(build if given == "function" else build(), (X, Y), make(method, epochs=4, members=2))
+        choral.fit(build if given == "function" else build(), (X, Y), make(method, budget=4, members=2))
 
 
 def test_a_forward_that_is_bound_to_its_network_is_trained():
@@ -50,7 +50,7 @@ def test_a_forward_that_is_bound_to_its_network_is_trained():
         network.forward = times_three  # type: ignore[method-assign]  # the habit in question
         return network
 
-    ensemble = choral.fit(build, (X, Y), deep_ensemble(members=2, epochs=4))
+    ensemble = choral.fit(build, (X, Y), deep_ensemble(members=2, budget=4))
     assert float(ensemble.outputs(X).std(0).max()) > 1e-3
 
 
@@ -68,7 +68,7 @@ class Functional(nn.Module):
 @pytest.mark.parametrize("method", ["mc_dropout", "drop_connect", "masksembles"])
 def test_layers_that_are_read_past_their_call_are_named(method):
     with pytest.raises(ConversionError, match=r"'a'.*past its call"):
-        choral.fit(Functional, (X, Y), make(method, epochs=4))
+        choral.fit(Functional, (X, Y), make(method, budget=4))
 
 
 class ReadBack(nn.Module):
@@ -86,13 +86,13 @@ class ReadBack(nn.Module):
 @pytest.mark.parametrize("method", ["batch_ensemble", "tabm", "drop_connect"])
 def test_weights_that_are_read_beside_their_layers_call_are_named(method):
     with pytest.raises(ConversionError, match=r"'a'.*past its call"):
-        choral.fit(ReadBack, (X, Y), make(method, epochs=4))
+        choral.fit(ReadBack, (X, Y), make(method, budget=4))
 
 
 @pytest.mark.parametrize("method", ["packed", "treenet", "masksembles"])
 def test_read_back_weights_are_right_or_refused(method):
     try:
-        ensemble = choral.fit(ReadBack, (X, Y), make(method, epochs=4))
+        ensemble = choral.fit(ReadBack, (X, Y), make(method, budget=4))
     except ConversionError:
         return
     alone = torch.stack([member(X).detach() for member in ensemble])
@@ -114,7 +114,7 @@ class Dropped(nn.Module):
 
 
 def test_layers_that_are_left_out_at_random_are_trained():
-    before = choral.fit(Dropped, (X, Y), deep_ensemble(members=2, epochs=40))
+    before = choral.fit(Dropped, (X, Y), deep_ensemble(members=2, budget=40))
     assert before.evaluate(X, Y)["accuracy"] > 0.8
 
 
@@ -132,7 +132,7 @@ class Token(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:torch cannot count the operations")
 def test_an_expanded_parameter_is_no_obstacle():
-    assert choral.fit(Token, (X, Y), deep_ensemble(members=2, epochs=4)).members == 2
+    assert choral.fit(Token, (X, Y), deep_ensemble(members=2, budget=4)).members == 2
 
 
 @pytest.mark.parametrize("method", ["single", "deep_ensemble"])
@@ -140,8 +140,8 @@ def test_half_precision_networks_learn_with_the_default_optimiser(method):
     def half() -> nn.Module:
         return small().bfloat16()
 
-    training = Training(rate=0.1, batch_size=8)
-    ensemble = choral.fit(half, (X, Y), make(method, epochs=60, training=training))
+    training = Training(optimiser="sgd", rate=0.1, batch_size=8)
+    ensemble = choral.fit(half, (X, Y), make(method, budget=60, training=training))
     assert ensemble.evaluate(X, Y)["accuracy"] > 0.9
 
 
@@ -159,7 +159,7 @@ class Unused(nn.Module):
 
 @pytest.mark.parametrize("method", ["mc_dropout", "masksembles"])
 def test_layers_that_nobody_uses_do_no_harm(method):
-    assert choral.fit(Unused, (X, Y), make(method, epochs=4)).members
+    assert choral.fit(Unused, (X, Y), make(method, budget=4)).members
 
 
 def masked_gradient() -> nn.Module:
@@ -199,7 +199,7 @@ class SparseTable(nn.Module):
 )
 def test_what_no_copy_keeps_is_refused_with_a_way_out(build, said):
     with pytest.raises(InputError, match=said):
-        choral.fit(build, (X, Y), deep_ensemble(members=2, epochs=4))
+        choral.fit(build, (X, Y), deep_ensemble(members=2, budget=4))
 
 
 class Inner(nn.Module):
@@ -218,7 +218,7 @@ class Inner(nn.Module):
 
 def test_a_network_that_takes_gradients_itself_is_trained_and_its_operations_assumed():
     with pytest.warns(UserWarning, match="two for each parameter"):
-        ensemble = choral.fit(Inner, (X, Y), deep_ensemble(members=2, epochs=4))
+        ensemble = choral.fit(Inner, (X, Y), deep_ensemble(members=2, budget=4))
     parameters = sum(p.numel() for p in Inner().parameters())
     assert ensemble.info["counted"]["train_flops"] == 6 * parameters * 40 * 4
 
@@ -237,7 +237,7 @@ class Elsewhere(nn.Module):
 
 
 def test_parameters_that_are_read_from_a_dict_belong_to_their_member():
-    recipe = make("deep_ensemble", epochs=16, members=8, training=Training(rate=0.05, batch_size=16))
+    recipe = make("deep_ensemble", budget=16, members=8, training=Training(rate=0.05, batch_size=16))
     ensembles = [choral.fit(Elsewhere, (X, Y), recipe, executor=e) for e in ("auto", "sequential")]
     for ensemble in ensembles:
         own = []
@@ -253,7 +253,7 @@ def test_parameters_that_are_read_from_a_dict_belong_to_their_member():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_parameters_that_are_read_from_a_dict_are_not_trained_stacked(precision):
     with pytest.raises(InputError, match="reads from a list or dict of its own"):
-        choral.fit(Elsewhere, (X, Y), deep_ensemble(epochs=2, members=2), executor="vectorised", precision=precision)
+        choral.fit(Elsewhere, (X, Y), deep_ensemble(budget=2, members=2), executor="vectorised", precision=precision)
 
 
 class Scaled(Elsewhere):
@@ -263,5 +263,5 @@ class Scaled(Elsewhere):
 
 def test_a_converted_parameter_that_is_read_from_a_dict_is_named():
     with pytest.raises(ConversionError, match="parameter 'scale' is converted for Packed, but forward reads"):
-        choral.fit(Scaled, (X, Y), make("packed", epochs=2, members=2))
-    choral.fit(Scaled, (X, Y), make("batch_ensemble", epochs=2, members=2))
+        choral.fit(Scaled, (X, Y), make("packed", budget=2, members=2))
+    choral.fit(Scaled, (X, Y), make("batch_ensemble", budget=2, members=2))

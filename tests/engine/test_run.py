@@ -183,19 +183,19 @@ def test_a_branch_that_diverges_is_named_and_the_rest_is_kept(tmp_path):
 
 
 def test_a_changed_plan_seed_or_data_is_refused_with_both_values(tmp_path):
-    fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
+    fit(build, (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path)
     with pytest.raises(RunError, match=r"seed was 0, now 1"):
-        fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path, seed=1)
+        fit(build, (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path, seed=1)
     with pytest.raises(RunError, match=r"epochs was 2, now 3"):
-        fit(build, (X, Y), make("single", epochs=3, training=QUICK), run_dir=tmp_path)
+        fit(build, (X, Y), make("single", budget=3, training=QUICK), run_dir=tmp_path)
     with pytest.raises(RunError, match=r"the training data was changed"):
-        fit(build, (X + 1, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
+        fit(build, (X + 1, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path)
     with pytest.raises(RunError, match=r"the network.s layer .* was .*, now "):
-        fit(lambda: models.mlp(4, 2, hidden=(9,)), (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
+        fit(lambda: models.mlp(4, 2, hidden=(9,)), (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path)
 
 
 def test_a_finished_run_is_loaded_not_trained_again(tmp_path):
-    recipe = make("snapshot", epochs=4, members=2, training=QUICK)
+    recipe = make("snapshot", budget=4, members=2, training=QUICK)
     first = fit(build, (X, Y), recipe, run_dir=tmp_path)
     events = []
     again = fit(build, (X, Y), recipe, run_dir=tmp_path, listener=events.append)
@@ -210,7 +210,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("damage", ["newest file", "newest manifest", "everything"])
 def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, damage):
-    recipe = make("deep_ensemble", epochs=8, members=2, training=QUICK)
+    recipe = make("deep_ensemble", budget=8, members=2, training=QUICK)
     whole = fit(build, (X, Y), recipe, executor="sequential")
 
     def stop(event):
@@ -243,14 +243,14 @@ def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, da
 
 def test_a_folder_in_use_is_refused(tmp_path):
     def nested(event):
-        fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path)
+        fit(build, (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path)
 
     with pytest.raises(RunError, match="in use by another process"):
-        fit(build, (X, Y), make("single", epochs=2, training=QUICK), run_dir=tmp_path, listener=nested)
+        fit(build, (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path, listener=nested)
 
 
 def test_another_thread_count_is_said(tmp_path):
-    recipe = make("single", epochs=2, training=QUICK)
+    recipe = make("single", budget=2, training=QUICK)
     fit(build, (X, Y), recipe, run_dir=tmp_path)
     plan = json.loads((tmp_path / "plan.json").read_text())
     plan["environment"]["threads"] = 77
@@ -281,7 +281,7 @@ INPUTS = (Normalise(mean=(0.5,) * 3, std=(0.25,) * 3), PadCrop(pixels=2), Horizo
 
 
 def test_convolutions_with_batchnorm_dropout_bagging_and_augmentation_agree_across_executors():
-    recipe = make("bagged", epochs=9, members=3, training=QUICK)
+    recipe = make("bagged", budget=9, members=3, training=QUICK)
     one, many = (fit(conv, (IMAGES, LABELS), recipe, inputs=INPUTS, executor=e) for e in ("sequential", "vectorised"))
     for a, b in zip(one.states(), many.states()):
         for n in a.params:
@@ -291,7 +291,7 @@ def test_convolutions_with_batchnorm_dropout_bagging_and_augmentation_agree_acro
 
 
 def test_bf16_trains_close_to_fp32():
-    recipe = make("single", epochs=3, training=QUICK)
+    recipe = make("single", budget=3, training=QUICK)
     a, b = (fit(build, (X, Y), recipe, precision=p) for p in ("fp32", "bf16"))
     assert torch.allclose(a.outputs(X), b.outputs(X), atol=0.1)
     assert not torch.equal(a.outputs(X), b.outputs(X))
@@ -300,7 +300,7 @@ def test_bf16_trains_close_to_fp32():
 def test_datasets_and_loaders_give_the_members_that_arrays_give():
     from torch.utils.data import DataLoader, TensorDataset
 
-    recipe = make("bagged", epochs=4, members=2, training=QUICK)
+    recipe = make("bagged", budget=4, members=2, training=QUICK)
     dataset = TensorDataset(X, Y)
     for executor in ("sequential", "vectorised"):
         arrays = params(fit(build, (X, Y), recipe, executor=executor))
@@ -313,7 +313,7 @@ def test_datasets_and_loaders_give_the_members_that_arrays_give():
 
 
 def test_auto_measures_and_remembers(tmp_path):
-    recipe = make("deep_ensemble", epochs=4, members=4, training=QUICK)
+    recipe = make("deep_ensemble", budget=4, members=4, training=QUICK)
     fit(build, (X, Y), recipe, run_dir=tmp_path, executor="auto")
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert set(plan["measured"]) == {"sequential", "vectorised"}
@@ -332,7 +332,7 @@ def test_auto_falls_back_to_sequential_for_a_network_that_cannot_be_mapped(tmp_p
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own slow path while we measure
-        fit(Recurrent, (X, Y), make("deep_ensemble", epochs=2, members=2, training=QUICK), run_dir=tmp_path)
+        fit(Recurrent, (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK), run_dir=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["executor"] in ("sequential", "vectorised")
 
 
@@ -362,12 +362,12 @@ def test_bad_data_is_refused_in_one_sentence_before_anything_is_written(data, me
     else:
         network = build
     with pytest.raises(InputError, match=message):
-        fit(network, data, make("single", epochs=2, training=QUICK), run_dir=tmp_path / "run")
+        fit(network, data, make("single", budget=2, training=QUICK), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_bad_settings_are_refused():
-    recipe = make("single", epochs=2)
+    recipe = make("single", budget=2)
     for options, message in [
         ({"executor": "magic"}, "executor is 'magic'"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
@@ -467,7 +467,7 @@ class Fussy(nn.Module):
 
 def test_whatever_keeps_networks_from_being_stacked_trains_them_one_by_one_or_is_said():
     x, y = torch.randn(16, 4), torch.arange(16) % 2
-    recipe = make("deep_ensemble", epochs=2, members=2)
+    recipe = make("deep_ensemble", budget=2, members=2)
     one, auto = (fit(Fussy, (x, y), recipe, executor=e) for e in ("sequential", "auto"))
     assert torch.equal(one.outputs(x), auto.outputs(x))
     with pytest.raises(InputError, match="stops with 'no stacks here'; use executor='sequential'"):

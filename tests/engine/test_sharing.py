@@ -201,7 +201,7 @@ def test_shared_networks_learn_digits_at_the_rate_of_a_single_one():
     problem = load_problem("digits")
     training, accuracy = Training(rate=0.1, optimiser=SGD(momentum=0.9), batch_size=128), {}
     for name in ("single", "masksembles", "batch_ensemble"):
-        recipe = make(name, epochs=100, training=training)
+        recipe = make(name, budget=100, training=training)
         ensemble = fit(
             lambda: models.mlp(64, 10, hidden=(64,) * 4),
             (problem.x_train, problem.y_train),

@@ -83,7 +83,7 @@ def test_biases_of_members_side_by_side_are_vectors() -> None:
     def moved(decay: float) -> dict[str, Tensor]:
         optimiser = SGD(momentum=0.0, weight_decay=decay, decay_vectors=False)
         training = Training(rate=0.1, optimiser=optimiser, batch_size=60, schedule="constant")
-        recipe = make("packed", members=2, epochs=1, training=training)
+        recipe = make("packed", members=2, budget=1, training=training)
         (state,) = choral.fit(build, (X, Y), recipe, seed=0).states()
         return state.params
 
@@ -95,8 +95,8 @@ def test_biases_of_members_side_by_side_are_vectors() -> None:
 def test_muon_is_refused_where_members_make_up_a_matrix() -> None:
     for method in ("packed", "batch_ensemble", "tabm"):
         with pytest.raises(InputError, match="Muon turns each matrix as a whole"):
-            choral.fit(build, (X, Y), make(method, members=2, epochs=1, training=Training(optimiser=Muon())))
-    choral.fit(build, (X, Y), make("deep_ensemble", members=2, epochs=2, training=Training(optimiser=Muon())))
+            choral.fit(build, (X, Y), make(method, members=2, budget=1, training=Training(optimiser=Muon())))
+    choral.fit(build, (X, Y), make("deep_ensemble", members=2, budget=2, training=Training(optimiser=Muon())))
 
 
 def test_members_that_stopped_at_other_steps_are_not_stacked_as_if_they_had_not() -> None:
@@ -114,7 +114,7 @@ def test_members_that_stopped_at_other_steps_are_not_stacked_as_if_they_had_not(
 
 def test_batches_in_parts_take_labels_that_do_not_count() -> None:
     y = torch.where(torch.arange(60) % 5 == 0, -1, Y)
-    recipe = make("single", epochs=2, training=Training(rate=0.05, batch_size=20, optimiser=AdamW()))
+    recipe = make("single", budget=2, training=Training(rate=0.05, batch_size=20, optimiser=AdamW()))
     whole, parts = (
         vectors(choral.fit(build, (X, y), recipe, likelihood=Categorical(ignore=-1), accumulate=n)) for n in (1, 2)
     )
@@ -129,7 +129,7 @@ def test_packed_convolutions_with_instance_norms_agree_with_members_alone() -> N
             nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2)
         )
 
-    recipe = make("packed", members=2, epochs=1, training=Training(batch_size=12))
+    recipe = make("packed", members=2, budget=1, training=Training(rate=0.1, optimiser="sgd", batch_size=12))
     ensemble = choral.fit(convolutions, (images, Y[:24]), recipe, seed=0)
     together: Any = ensemble.predict(images)
     for i in range(2):
@@ -143,7 +143,9 @@ def test_statistics_of_members_side_by_side_are_estimated_again(structure: Any) 
     def normed() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
 
-    recipe = replace(make("swa", epochs=8, training=Training(rate=0.3, batch_size=20)), structure=structure)
+    recipe = replace(
+        make("swa", budget=8, training=Training(optimiser="sgd", rate=0.3, batch_size=20)), structure=structure
+    )
     ensemble = choral.fit(normed, (x, Y), recipe, seed=0)
     for i in range(2):
         member: Any = ensemble.member(i).eval()
@@ -162,6 +164,8 @@ def test_attributes_of_a_network_are_its_own_matter() -> None:
     def named() -> nn.Module:
         return Named(nn.Linear(6, 16), Norm(16), nn.ReLU(), nn.Linear(16, 2))
 
-    (member,) = choral.fit(named, (X, Y), make("swa", epochs=8, training=Training(rate=0.3, batch_size=20))).states()
+    (member,) = choral.fit(
+        named, (X, Y), make("swa", budget=8, training=Training(optimiser="sgd", rate=0.3, batch_size=20))
+    ).states()
     hidden = X @ member.params["0.weight"].T + member.params["0.bias"]
     torch.testing.assert_close(member.buffers["1.running_mean"], hidden.mean(0), rtol=1e-3, atol=1e-3)

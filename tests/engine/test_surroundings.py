@@ -45,7 +45,7 @@ def build():
 
 def trained(network=build, executor="sequential", **options):
     training = Training(rate=0.1, optimiser=SGD(), batch_size=8)
-    recipe = make("deep_ensemble", epochs=2, members=2, training=training)
+    recipe = make("deep_ensemble", budget=2, members=2, training=training)
     return fit(network, (X, Y), recipe, executor=executor, **options)
 
 
@@ -92,7 +92,7 @@ def test_predictions_are_the_same_within_what_the_caller_switched_on(around):
 
 def test_the_loss_of_a_converted_network_is_the_same_within_autocast():
     with torch.no_grad():
-        own = converted(build(), make("packed", members=2, epochs=1), data=(X, Y))
+        own = converted(build(), make("packed", members=2, budget=1), data=(X, Y))
     optimiser = torch.optim.SGD(own.network.parameters(), lr=0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for step in range(3):
@@ -111,7 +111,7 @@ def test_data_and_networks_made_in_inference_mode_can_be_trained_on():
         torch.manual_seed(0)
         x, y, network = X.clone(), Y.clone(), nn.Linear(3, 2)
         training = Training(rate=0.1, optimiser=SGD(), batch_size=8)
-        recipe = make("deep_ensemble", epochs=2, members=2, training=training)
+        recipe = make("deep_ensemble", budget=2, members=2, training=training)
         assert_same(plain, fit(build, (x, y), recipe, executor="sequential"))
         assert_same(given, fit(network, (x, y), recipe, executor="sequential"))
 

@@ -45,7 +45,7 @@ def test_recorded_steps_train_the_members_of_the_sequential_executor(monkeypatch
 def test_recorded_steps_read_slots_and_points(monkeypatch):
     calls = watched(monkeypatch)
     training = Training(rate=0.01, optimiser=Adam(), batch_size=16)
-    recipe = make("anchored", epochs=60, members=3, training=training)
+    recipe = make("anchored", budget=60, members=3, training=training)
     assert any(isinstance(p, Anchored) for p in recipe.objective.penalties)
     one, many = (fit(lambda: models.mlp(4, 1), (X, Y), recipe, executor=e) for e in ("sequential", "vectorised"))
     assert calls
@@ -142,7 +142,7 @@ def test_a_last_batch_of_any_size_has_a_record_of_its_own(rows, monkeypatch):
     calls = watched(monkeypatch)
     x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
     training = Training(rate=0.01, optimiser=Adam(), batch_size=16)
-    recipe = make("deep_ensemble", epochs=120, members=3, training=training)
+    recipe = make("deep_ensemble", budget=120, members=3, training=training)
     one, many = (fit(Normed, (x, x[:, :1].sin()), recipe, executor=e) for e in ("sequential", "vectorised"))
     assert calls
     for a, b in zip(one.states(), many.states()):

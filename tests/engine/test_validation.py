@@ -31,7 +31,7 @@ def build():
 
 
 def recipe(name="deep_ensemble", epochs=60, **options):
-    return make(name, epochs=epochs, training=QUICK, **options)
+    return make(name, budget=epochs, training=QUICK, **options)
 
 
 def flat(ensemble):
@@ -400,7 +400,7 @@ def test_networks_are_measured_as_they_are_now(method):
         if event["kind"] == "epoch":
             found.append(event["validation"][0])
 
-    value = make(method, epochs=6, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+    value = make(method, budget=6, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
     held, known = (x[60:], y[60:]), FixedGaussian(precision=1.0)
     network, data = models.mlp(3, 1, hidden=(8, 8)), (x[:60], y[:60])
     options = {"keep": "last", "listener": hear, "standardise": False, "likelihood": known}
@@ -418,7 +418,7 @@ def test_the_best_epoch_by_exact_matches_is_kept_not_the_worst():
     ensemble = fit(
         lambda: models.mlp(4, 3, hidden=(16,)),
         (x, y),
-        make("single", epochs=10, training=QUICK),
+        make("single", budget=10, training=QUICK),
         validation=(x, y),
         stop=EarlyStop(patience=10, measure="exact_match"),
         listener=lambda event: seen.append(event["validation"][0]) if event["kind"] == "epoch" else None,

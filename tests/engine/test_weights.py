@@ -79,14 +79,14 @@ def test_every_structure_gives_each_member_the_weights_of_its_rows(method):
     weights = torch.where(wrong, 1e-6, 1.0)
     build = lambda: models.mlp(2, 2, hidden=(32,), dropout=0.1)  # noqa: E731  # a factory in one line
     fitted = choral.fit(
-        build, (x, torch.where(wrong, 1 - y, y)), make(method, epochs=24, training=training), weights=weights
+        build, (x, torch.where(wrong, 1 - y, y)), make(method, budget=24, training=training), weights=weights
     )
     assert fitted.evaluate(x, y)["accuracy"] > 0.85
 
 
 def test_weights_come_as_a_third_part_for_datasets_and_in_run_folders(tmp_path):
     y = (X[:, 0] > 0).long()
-    recipe = make("deep_ensemble", epochs=2, members=2)
+    recipe = make("deep_ensemble", budget=2, members=2)
     build = lambda: models.mlp(3, 2, hidden=(6,))  # noqa: E731  # a factory in one line
     first = choral.fit(build, (X, y, COUNTS), recipe, run_dir=tmp_path, executor="sequential")
     for again in (
@@ -109,7 +109,7 @@ def test_weights_come_as_a_third_part_for_datasets_and_in_run_folders(tmp_path):
 )
 def test_wrong_weights_are_refused(weights, said):
     with pytest.raises(InputError, match=said):
-        choral.fit(lambda: models.mlp(3, 2), (X, (X[:, 0] > 0).long()), make("single", epochs=1), weights=weights)
+        choral.fit(lambda: models.mlp(3, 2), (X, (X[:, 0] > 0).long()), make("single", budget=1), weights=weights)
 
 
 class Items(torch.utils.data.Dataset):
@@ -130,7 +130,7 @@ class Items(torch.utils.data.Dataset):
 @pytest.mark.parametrize("kind", ["triples", "dicts", "loader", "tensors", "arrays"])
 def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
     y = (X[:, 0] > 0).long()
-    recipe = make("single", epochs=2, training=Training(batch_size=8))
+    recipe = make("single", budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=8))
     expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, weights=COUNTS, validation=(X, y, COUNTS))
     data, options = {
         "triples": (Items(), {"weights": 2}),
@@ -172,7 +172,7 @@ def test_weights_that_items_do_not_have_are_refused(data, weights, said):
 def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
     y, outputs, likelihood = TASKS[name]
     rows = [X[ROWS], y[ROWS]]
-    recipe = make("deep_ensemble", members=2, epochs=2)
+    recipe = make("deep_ensemble", members=2, budget=2)
     ensemble = choral.fit(lambda: nn.Linear(3, outputs), (X, y), recipe, likelihood=likelihood)
     repeated, weighted = evaluate(ensemble, *rows), evaluate(ensemble, X, y, weights=COUNTS)
     assert weighted["weighted"]
@@ -190,7 +190,7 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
     from choral.report import write_report
 
     y = (X[:, 0] > 0).long()
-    settings = {"epochs": 4, "members": 2, "training": Training(batch_size=8)}
+    settings = {"epochs": 4, "members": 2, "training": Training(rate=0.1, optimiser="sgd", batch_size=8)}
     data = (X, y, X, y)
     weighted = choral.compare(
         lambda: nn.Linear(3, 2), data, ["single", "snapshot"], run_dir=tmp_path, test_weights=COUNTS, **settings

@@ -31,7 +31,7 @@ def main():
             choral.fit(
                 lambda: nn.Linear(4, 2),
                 data,
-                recipes.single(epochs=epochs),
+                recipes.single(budget=epochs),
                 seed=seed,
                 data_parallel=True,
                 progress=False,

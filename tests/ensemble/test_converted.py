@@ -32,7 +32,7 @@ def network():
 
 def usable(name):
     try:
-        recipe = make(name, epochs=60)
+        recipe = make(name, budget=60)
     except choral.ChoralError:
         recipe = make(name)
     return recipe
@@ -81,7 +81,7 @@ def test_every_structure_learns_in_three_lines_and_is_an_ensemble(recipe, tmp_pa
 
 def test_an_objective_that_needs_its_plan_is_refused():
     with pytest.raises(InputError, match=r"'anchored' needs anchor, which its plan makes; use choral\.fit"):
-        converted(network(), make("anchored", epochs=10), data=(X, Y))
+        converted(network(), make("anchored", budget=10), data=(X, Y))
 
 
 def test_columns_of_a_frame_are_read_by_name_in_whatever_order():
@@ -91,7 +91,7 @@ def test_columns_of_a_frame_are_read_by_name_in_whatever_order():
     y = torch.tensor(2 * frame["a"].to_numpy() + frame["b"].to_numpy())[:, None]
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
-    ensemble = converted(plain, make("batch_ensemble", members=2, epochs=1), data=(frame, y)).ensemble()
+    ensemble = converted(plain, make("batch_ensemble", members=2, budget=1), data=(frame, y)).ensemble()
     torch.testing.assert_close(ensemble.predict(frame[["c", "a", "b"]]).mean, ensemble.predict(frame).mean)
     with pytest.raises(InputError):
         ensemble.predict(frame[["a", "b"]])

@@ -23,7 +23,7 @@ def build():
 
 @pytest.fixture(scope="module")
 def ensemble():
-    return choral.fit(build, (X, Y), make("batch_ensemble", epochs=2, members=3, training=QUICK))
+    return choral.fit(build, (X, Y), make("batch_ensemble", budget=2, members=3, training=QUICK))
 
 
 def test_it_says_what_was_understood(ensemble):
@@ -36,7 +36,7 @@ def test_it_says_what_was_understood(ensemble):
 def test_draws_and_scaling_are_said():
     target = X[:, 0] * 50 + 1000
     build = lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 2))  # noqa: E731  # a factory in one line
-    fitted = choral.fit(build, (X, target), make("mc_dropout", epochs=1, draws=5, training=QUICK))
+    fitted = choral.fit(build, (X, target), make("mc_dropout", budget=1, draws=5, training=QUICK))
     assert "1 member of 5 draws each, regression with 2 outputs" in repr(fitted)
     scale = f"(mean {float(target.mean()):.4g}, deviation {float(target.std(correction=0)):.4g})"
     assert f"LearnedGaussian, targets standardised {scale}" in repr(fitted)
@@ -67,7 +67,7 @@ def test_a_saved_ensemble_says_the_same(ensemble, tmp_path):
 
 def _trained(outputs, y, likelihood=None):
     x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
-    return x, choral.fit(lambda: nn.Linear(3, outputs), (x, y), make("single", epochs=1), likelihood=likelihood)
+    return x, choral.fit(lambda: nn.Linear(3, outputs), (x, y), make("single", budget=1), likelihood=likelihood)
 
 
 @pytest.mark.parametrize(

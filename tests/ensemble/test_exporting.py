@@ -21,7 +21,7 @@ from choral.testing import MENAGERIE
 G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, 8, 8, generator=G)
 Y = torch.arange(24) % 3
-QUICK = Training(batch_size=16)
+QUICK = Training(rate=0.1, optimiser="sgd", batch_size=16)
 MEASURES = ("mean", "variance", "aleatoric", "epistemic")
 
 
@@ -31,7 +31,7 @@ def convnet():
 
 
 def few(method, **options):
-    return make(method, epochs=6, members=2, training=QUICK, **options)
+    return make(method, budget=6, members=2, training=QUICK, **options)
 
 
 def agrees(ensemble, path, x, rows):
@@ -136,14 +136,14 @@ class Forgetful(nn.Module):
     ],
 )
 def test_what_has_no_program_is_refused_and_nothing_is_written(build, recipe, said, tmp_path):
-    ensemble = choral.fit(build, (X, Y), make(recipe, epochs=3, training=QUICK))
+    ensemble = choral.fit(build, (X, Y), make(recipe, budget=3, training=QUICK))
     with pytest.raises(InputError, match=said):
         ensemble.export(tmp_path / "program.pt2", X)
     assert not list(tmp_path.iterdir())
 
 
 def test_wrong_arguments_are_said(tmp_path):
-    ensemble = choral.fit(convnet, (X, Y), make("single", epochs=1, training=QUICK))
+    ensemble = choral.fit(convnet, (X, Y), make("single", budget=1, training=QUICK))
     with pytest.raises(InputError, match=r"does not end in \.pt2"):
         ensemble.export(tmp_path / "program.onnx", X)
     with pytest.raises(InputError, match=r"x has 1 row\(s\); give 2 or more"):

@@ -31,7 +31,7 @@ def build(outputs: int = 2) -> nn.Module:
 def fitted(
     data: Any, *, folds: int = 4, members: int = 4, epochs: int = 12, network: Any = build, **options: Any
 ) -> Any:
-    recipe = make("deep_ensemble", epochs=epochs, members=members, training=QUICK)
+    recipe = make("deep_ensemble", budget=epochs, members=members, training=QUICK)
     return choral.fit(network, data, recipe, folds=folds, progress=False, **options)
 
 
@@ -93,7 +93,7 @@ def test_the_noise_is_estimated_on_points_members_have_not_seen() -> None:
         24, 1, generator=torch.Generator().manual_seed(3)
     )  # nothing to learn, so all that is fitted is noise
     big = lambda: models.mlp(3, 1, hidden=(64,))  # noqa: E731
-    plain = choral.fit(big, (x, y), make("deep_ensemble", epochs=240, members=4, training=QUICK), progress=False)
+    plain = choral.fit(big, (x, y), make("deep_ensemble", budget=240, members=4, training=QUICK), progress=False)
     honest = fitted((x, y), epochs=240, network=big, keep="last")
     assert (honest.likelihood.noise_std or 0) > 1.3 * (plain.likelihood.noise_std or 1)
 
@@ -157,7 +157,7 @@ def test_classes_of_one_point_a_dozen_rows_and_weights() -> None:
 def test_methods_of_every_shape(method: str) -> None:
     x, y = line(24)
     options = {"members": 4} if method in ("packed", "bagged") else {}
-    recipe = make(method, epochs=12, training=QUICK, **options)
+    recipe = make(method, budget=12, training=QUICK, **options)
     ensemble = choral.fit(build, (x, y), recipe, folds=4, progress=False)
     assert len(ensemble.out_of_fold.y) == 24
     assert ensemble.predict(x).mean.shape == (24, 1)

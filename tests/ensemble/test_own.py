@@ -20,7 +20,7 @@ from choral.recipes import make
 G = torch.Generator().manual_seed(0)
 X = torch.randn(60, 3, generator=G)
 Y = X[:, 0] + 0.1 * torch.randn(60, generator=G)
-RECIPE = make("deep_ensemble", epochs=6, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+RECIPE = make("deep_ensemble", budget=6, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
 
 
 @dataclass(frozen=True, kw_only=True)

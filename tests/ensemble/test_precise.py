@@ -14,7 +14,7 @@ METHODS = ["single", "deep_ensemble", "packed", "batch_ensemble", "mc_dropout", 
 def fitted(method: str) -> tuple[choral.Ensemble, np.ndarray]:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(37, 3)).astype(np.float32)
-    recipe = make(method, epochs=8)
+    recipe = make(method, budget=8)
     return choral.fit(lambda: models.mlp(3, 2, hidden=(16,)), (x, 2e5 + x[:, 0]), recipe, threads=1), x
 
 

@@ -42,7 +42,7 @@ def build():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    ensemble = fit(build, (X, Y), make("deep_ensemble", epochs=2, members=2, training=QUICK))
+    ensemble = fit(build, (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK))
     path = tmp_path_factory.mktemp("saved") / "e.choral"
     ensemble.with_posthoc(Temperature(temperatures=(1.5,)), StackingWeights(weights=(0.3, 0.7))).save(path)
     return path
@@ -85,7 +85,7 @@ def test_files_of_the_old_format_are_read_with_a_warning(saved, tmp_path):
     with pytest.warns(UserWarning, match="older choral and carries no checksum"):
         old = choral.load(path)
     assert torch.equal(old.predict(X).probs, choral.load(saved).predict(X).probs)
-    fit(build, (X, Y), make("deep_ensemble", epochs=2, members=2, training=QUICK), run_dir=tmp_path / "run")
+    fit(build, (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK), run_dir=tmp_path / "run")
     expected = choral.load(tmp_path / "run").predict(X).probs
     for member in (tmp_path / "run" / "members").iterdir():
         member.write_bytes(old_format(member.read_bytes(), lambda header: {"form": header["form"]}))
@@ -309,7 +309,7 @@ def test_nothing_is_written_through_links(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     run = tmp_path / "run"
-    recipe = make("single", epochs=2, training=QUICK)
+    recipe = make("single", budget=2, training=QUICK)
     run.mkdir()
     (run / "members").symlink_to(outside)
     with pytest.raises(RunError, match="members is a link that leads out of"):
@@ -350,7 +350,7 @@ def test_names_that_would_lead_out_of_the_folder_are_refused(tmp_path):
     recipe = Recipe(name="../../escape", plan=seq(Reset(), Train(epochs=1), Collect()))
     data = (X.numpy(), Y.numpy(), X.numpy(), Y.numpy())
     with pytest.raises(InputError, match="cannot name a folder"):
-        compare(build, data, [recipe], epochs=1, run_dir=tmp_path / "a" / "b")
+        compare(build, data, [recipe], budget=1, run_dir=tmp_path / "a" / "b")
     assert not (tmp_path / "escape").exists()
 
 
@@ -404,7 +404,7 @@ def test_mutations_of_saved_files_predict_the_same_or_are_refused(tmp_path):
         return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
 
     images = torch.randn(24, 3, 5, 5, generator=G)
-    recipe = make("prune_and_tune", epochs=4, members=2, training=QUICK)
+    recipe = make("prune_and_tune", budget=4, members=2, training=QUICK)
     run = tmp_path / "run"
     ensemble = fit(network, (images, Y[:24]), recipe, run_dir=run, executor="sequential")
     expected = ensemble.predict(images).probs

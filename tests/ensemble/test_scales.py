@@ -22,7 +22,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randint(0, 100, (60, 3), generator=G)
 Y = (X[:, 0] > 50).long()
-RECIPE = make("single", epochs=2, training=Training(rate=0.001, batch_size=20))
+RECIPE = make("single", budget=2, training=Training(optimiser="sgd", rate=0.001, batch_size=20))
 
 
 def build() -> nn.Module:

@@ -16,7 +16,7 @@ X = torch.randn(128, 3, generator=G)
 
 
 def fitted(build, y, *, x=X, method="deep_ensemble", epochs=8, **options):
-    recipe = make(method, epochs=epochs, training=QUICK, **({"members": 2} if method == "deep_ensemble" else {}))
+    recipe = make(method, budget=epochs, training=QUICK, **({"members": 2} if method == "deep_ensemble" else {}))
     return choral.fit(build, (x, y), recipe, **{"executor": "sequential"} | options)
 
 
@@ -148,7 +148,7 @@ def test_validation_measures_what_the_task_is_scored_by(name, outputs):
 
 def test_a_loop_of_ones_own_reads_targets_as_fit_does():
     y = 200_000 + 50_000 * X[:, 0]
-    own = choral.converted(models.mlp(3, 1, hidden=(16,)), make("packed", members=2, epochs=1), data=(X, y))
+    own = choral.converted(models.mlp(3, 1, hidden=(16,)), make("packed", members=2, budget=1), data=(X, y))
     optimiser = torch.optim.Adam(own.network.parameters(), lr=0.02)
     for step in range(150):
         optimiser.zero_grad()

@@ -70,7 +70,7 @@ def test_what_is_said_goes_before_the_usual(tmp_path):
     named = ready(tmp_path, method="deep_ensemble")
     assert (named.recipe.members, named.folds, named.validation, named.stop) == (8, None, 0.2, EarlyStop(patience=60))
     found = ready(tmp_path, validation=0.0)
-    assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 156, None, None)
+    assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 800, None, None)
     assert choral.models.spec_of(found.build())["name"] == "mlp"
     found = ready(tmp_path, epochs=40, patience=3)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop.patience) == (4, 40, 0.2, 3)

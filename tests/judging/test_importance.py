@@ -110,7 +110,7 @@ def town():
     ensemble = choral.fit(
         models.mlp(table.width, 2, hidden=(16,)),
         (table.inputs(frame), table.targets(frame)),
-        choral.recipes.deep_ensemble(epochs=80, members=2),
+        choral.recipes.deep_ensemble(budget=80, members=2),
         table=table,
     )
     return ensemble, table, frame
@@ -144,7 +144,7 @@ def test_a_data_frame_is_read_as_the_ensemble_reads_it(town):
 def test_names_of_a_frame_without_a_table():
     frame, y = pd.DataFrame(X[:, :2], columns=["long", "wide"]), torch.from_numpy(X[:, :1])
     ensemble = choral.fit(
-        linear(1, 0), (frame, y), choral.recipes.single(epochs=1), likelihood=FixedGaussian(precision=1.0)
+        linear(1, 0), (frame, y), choral.recipes.single(budget=1), likelihood=FixedGaussian(precision=1.0)
     )
     assert {r["column"] for r in permutation_importance(ensemble, frame[["wide", "long"]], y)} == {"long", "wide"}
     with pytest.raises(InputError, match="y is None"):

@@ -27,7 +27,7 @@ X, Y = DIGITS.x_test[:150], DIGITS.y_test[:150]
 
 @pytest.fixture(scope="module")
 def ensemble():
-    recipe = make("snapshot", epochs=6, members=3, training=QUICK)
+    recipe = make("snapshot", budget=6, members=3, training=QUICK)
     return choral.fit(lambda: models.mlp(64, 10, hidden=(32,)), (DIGITS.x_train, DIGITS.y_train), recipe)
 
 
@@ -50,7 +50,7 @@ def regression():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(120, 2, generator=g)
     y = x[:, :1] + 0.2 * torch.randn(120, 1, generator=g)
-    recipe = make("deep_ensemble", epochs=30, members=3, training=QUICK)
+    recipe = make("deep_ensemble", budget=30, members=3, training=QUICK)
     fitted = choral.fit(lambda: models.mlp(2, 2, hidden=(16,)), (x, y), recipe)
     return fitted, x.numpy(), y.numpy()
 
@@ -168,7 +168,7 @@ def test_weights_of_a_calibrated_ensemble_count(ensemble):
 
 
 def test_keeping_adds_to_a_run_folder_and_loading_ignores_it(tmp_path, found):
-    recipe = make("single", epochs=1, training=QUICK)
+    recipe = make("single", budget=1, training=QUICK)
     build = lambda: models.mlp(64, 10, hidden=(8,))  # noqa: E731  # a factory in one line
     fitted = choral.fit(build, (X, Y), recipe, run_dir=tmp_path)
     before = dict(fitted.info)
@@ -183,7 +183,7 @@ def test_the_same_comparison_again_judges_and_draws_nothing_anew(tmp_path, monke
 
     def compared(x_test=X[:80]):
         problem = replace(load_problem("digits"), x_test=x_test, y_test=Y[:80])
-        return choral.compare(build, problem, ["single", "deep_ensemble"], epochs=4, training=QUICK, run_dir=tmp_path)
+        return choral.compare(build, problem, ["single", "deep_ensemble"], budget=4, training=QUICK, run_dir=tmp_path)
 
     first, written = compared(), (tmp_path / "comparison.json").stat().st_mtime_ns
     calls = []
@@ -210,7 +210,7 @@ DRAWN = [("bnn", {"members": 2, "draws": 3}), ("rank1_bnn", {"members": 2, "draw
 
 @pytest.mark.parametrize(("name", "options"), DRAWN)
 def test_diversity_and_sizes_are_by_member_with_its_draws_averaged_first(name, options):
-    recipe = make(name, epochs=4, training=QUICK, **options)
+    recipe = make(name, budget=4, training=QUICK, **options)
     fitted = choral.fit(lambda: models.mlp(64, 10, hidden=(16,)), (DIGITS.x_train[:300], DIGITS.y_train[:300]), recipe)
     prediction, labels = fitted.predict(X), torch.as_tensor(Y)
     of = np.array(prediction.learners)
@@ -230,7 +230,7 @@ def test_diversity_and_sizes_are_by_member_with_its_draws_averaged_first(name, o
 
 
 def test_the_draws_of_one_network_are_one_member():
-    recipe = make("mc_dropout", epochs=2, rate=0.3, draws=5, training=QUICK)
+    recipe = make("mc_dropout", budget=2, rate=0.3, draws=5, training=QUICK)
     fitted = choral.fit(lambda: models.mlp(64, 10, hidden=(16,)), (DIGITS.x_train[:300], DIGITS.y_train[:300]), recipe)
     found = evaluate(fitted, X, Y)
     assert found["members"] == len(found["sizes"]) == 1
@@ -246,7 +246,7 @@ def test_errors_of_regression_members_are_those_of_the_mixture_of_their_draws():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(60, 2, generator=g)
     y = x[:, :1] + 0.2 * torch.randn(60, 1, generator=g)
-    recipe = make("bnn", epochs=4, members=2, draws=3, rho=-2.0, training=QUICK)
+    recipe = make("bnn", budget=4, members=2, draws=3, rho=-2.0, training=QUICK)
     fitted = choral.fit(lambda: models.mlp(2, 2, hidden=(8,)), (x, y), recipe)
     found, p = evaluate(fitted, x.numpy(), y.numpy()), fitted.predict(x)
     parts = [(p.member_means[rows], p.member_variances[rows]) for rows in ([0, 1, 2], [3, 4, 5])]

@@ -36,12 +36,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(folder):
     return compare(
-        build, part(), ["deep_ensemble", "single"], epochs=4, members=2, training=QUICK, seeds=(0, 1, 4), run_dir=folder
+        build, part(), ["deep_ensemble", "single"], budget=4, members=2, training=QUICK, seeds=(0, 1, 4), run_dir=folder
     )
 
 
 def test_rows_are_means_with_deviations_and_paired_differences(found):
-    alone = [compare(build, part(), ["deep_ensemble", "single"], epochs=4, members=2, training=QUICK, seed=s) for s in (0, 1, 4)]  # fmt: skip
+    alone = [compare(build, part(), ["deep_ensemble", "single"], budget=4, members=2, training=QUICK, seed=s) for s in (0, 1, 4)]  # fmt: skip
     nll = {m: [r["nll"] for c in alone for r in c.rows if r["method"] == m] for m in ("deep_ensemble", "single")}
     row = next(r for r in found.rows if r["method"] == "deep_ensemble")
     assert row["nll"] == pytest.approx(sum(nll["deep_ensemble"]) / 3)
@@ -84,7 +84,7 @@ def test_as_text_frame_csv_and_latex(found, tmp_path):
 
 
 def test_one_seed_has_no_deviations():
-    one = choral.compare(build, part(), "single", epochs=2, training=QUICK)
+    one = choral.compare(build, part(), "single", budget=2, training=QUICK)
     assert one.deviations == one.differences == {}
     assert "±" not in str(one)
     assert "std" not in one.to_csv()

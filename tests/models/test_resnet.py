@@ -6,8 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from choral.base.errors import InputError
+from choral.fit import fit, load
 from choral.layers.frn import FilterResponseNorm
-from choral.models import resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50
+from choral.models import rebuild, resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50, spec_of
+from choral.recipes import Training, make
 
 
 def parameters(build, **arguments):
@@ -79,6 +81,17 @@ def reference(state, x, *, lengths, convs, act=F.relu, large=False, groups=1):
     ("network", "side", "how"),
     [
         (lambda: resnet_cifar(14, width=4, channels=1), 8, {"lengths": [2] * 3, "convs": 2}),
+        (lambda: resnet_cifar(8, width=4, activation="silu"), 8, {"lengths": [1] * 3, "convs": 2, "act": F.silu}),
+        (
+            lambda: resnet18(width=4, classes=3, stem="cifar", activation="gelu"),
+            16,
+            {"lengths": [2] * 4, "convs": 2, "act": F.gelu},
+        ),
+        (
+            lambda: resnext50(groups=4, group_width=2, classes=3, stem="cifar", activation="silu"),
+            8,
+            {"lengths": [3, 4, 6, 3], "convs": 3, "groups": 4, "act": F.silu},
+        ),
         (lambda: resnet20_frn(width=4), 9, {"lengths": [3] * 3, "convs": 2, "act": F.silu}),
         (lambda: resnet18(width=4, classes=3), 64, {"lengths": [2] * 4, "convs": 2, "large": True}),
         (lambda: resnet18(width=4, classes=3, stem="cifar"), 16, {"lengths": [2] * 4, "convs": 2}),
@@ -161,3 +174,26 @@ def test_impossible_sizes_are_refused(build, arguments):
     (name,) = arguments
     with pytest.raises(InputError, match=f"{build.__name__}: {name}="):
         build(**arguments)
+
+
+@pytest.mark.parametrize("build", [resnet_cifar, resnet18, resnet50, resnext50])
+def test_the_activation_survives_a_rebuild_and_a_spec_without_one_means_relu(build):
+    with torch.device("meta"):
+        spec = spec_of(build(activation="silu"))
+        assert any(isinstance(m, nn.SiLU) for m in rebuild(spec).modules())
+        assert not any(isinstance(m, nn.ReLU) for m in rebuild(spec).modules())
+        del spec["arguments"]["activation"]
+        assert any(isinstance(m, nn.ReLU) for m in rebuild(spec).modules())
+    with pytest.raises(InputError, match="activation='swish' is not accepted"):
+        build(activation="swish")
+
+
+def test_a_saved_ensemble_of_silu_networks_predicts_the_same(tmp_path):
+    x = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    training = Training(rate=0.05, batch_size=20)
+    recipe = make("sebays_freeze", budget=4, members=2, gamma=0.6, draws=1, training=training)
+    ensemble = fit(lambda: resnet_cifar(8, width=4, activation="silu"), (x, (x.mean((1, 2, 3)) > 0).long()), recipe)
+    ensemble.save(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert any(isinstance(m, nn.SiLU) for m in again.network(0).modules())
+    assert torch.equal(again.predict(x).probs, ensemble.predict(x).probs)

@@ -57,7 +57,7 @@ def test_it_is_built_again_from_its_name_and_arguments(kind):
     assert torch.equal(net.eval()(X), again.eval()(X))
 
 
-RECIPES = [make(name, epochs=120) for name in METHODS]
+RECIPES = [make(name, budget=120) for name in METHODS]
 LAYOUTS = {repr(r.structure): r for r in RECIPES if not r.objective.slots and not isinstance(r.structure, Mimo)}
 
 

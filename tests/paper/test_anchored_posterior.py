@@ -51,7 +51,7 @@ def members(recipe, seed=0):
 
 def test_the_weights_of_2000_anchored_members_follow_the_exact_posterior():
     mean, precision = exact()
-    found = members(anchored(epochs=2000 * 16, members=2000, target_noise=True, **COMMON))
+    found = members(anchored(budget=2000 * 16, members=2000, target_noise=True, **COMMON))
     root = torch.linalg.cholesky(precision)
     white = (found - mean) @ root  # independent standard normals if the posterior is right
     for column in white.T:
@@ -68,7 +68,7 @@ def test_without_noise_on_the_targets_the_members_are_as_narrow_as_the_formula_s
     mean, precision = exact()
     inverse = torch.linalg.inv(precision)
     expected = inverse / PRIOR_STD**2 @ inverse
-    found = members(anchored(epochs=400 * 16, members=400, **COMMON))
+    found = members(anchored(budget=400 * 16, members=400, **COMMON))
     white = (found - mean) @ torch.linalg.cholesky(torch.linalg.inv(expected))
     assert white.mean(0).abs().max() < 4 / 400**0.5
     assert (white.T @ white / 400 - torch.eye(4)).abs().max() < 4 * (2 / 400) ** 0.5
@@ -79,7 +79,7 @@ def test_long_sequential_chains_follow_the_exact_posterior_too():
     mean, precision = exact()
     chains, steps = 16, 150
     recipe = sequential_anchored(
-        epochs=chains * (16 + steps * 6),
+        budget=chains * (16 + steps * 6),
         chains=chains,
         first_epochs=16,
         step_epochs=6,

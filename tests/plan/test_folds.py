@@ -21,7 +21,7 @@ def test_several_forks_one_after_the_other_go_on_counting() -> None:
     assert folds_of(in_folds(seq(long, brief), 4)) == [0, 1, 2, 3, 0, 1, 2, 3]
     with pytest.raises(PlanError, match="8 members for 3 folds"):
         in_folds(seq(long, brief), 3)
-    assert folds_of(make("deep_ensemble", epochs=13, members=4).in_folds(2).plan) == [0, 1, 0, 1]
+    assert folds_of(make("deep_ensemble", budget=13, members=4).in_folds(2).plan) == [0, 1, 0, 1]
 
 
 def test_any_other_plan_is_run_once_for_each_part_and_its_children_share_it() -> None:

@@ -72,13 +72,13 @@ def test_an_optimiser_that_mixes_numbers_trains_members_one_at_a_time():
 @pytest.mark.parametrize("optimiser", [torch.optim.ASGD, lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.1)])
 def test_it_passes_the_public_suite(optimiser):
     training = Training(optimiser=optimiser, rate=0.01, batch_size=16)
-    check_recipe(make("deep_ensemble", members=2, epochs=4, training=training))
+    check_recipe(make("deep_ensemble", members=2, budget=4, training=training))
 
 
 def test_runs_are_resumed_exactly():
     # it divides by the size of gradients, so that where those are 0 up to rounding (a bias before BatchNorm) executors differ
     training = Training(optimiser=torch.optim.NAdam, rate=0.01, batch_size=16)
-    CHECKS["resumes_exactly"](make("deep_ensemble", members=2, epochs=4, training=training), PROBLEMS["images"])
+    CHECKS["resumes_exactly"](make("deep_ensemble", members=2, budget=4, training=training), PROBLEMS["images"])
 
 
 def test_weight_decay_of_the_factory_counts_and_leaves_where_the_objective_holds_the_prior():
@@ -106,7 +106,12 @@ def test_weight_decay_of_the_factory_counts_and_leaves_where_the_objective_holds
 )
 def test_what_cannot_be_used_is_said_before_training(optimiser, said):
     with pytest.raises(InputError, match=said):
-        Training(optimiser=optimiser)
+        Training(optimiser=optimiser, rate=0.1)
+
+
+def test_a_factory_brings_its_own_learning_rate_where_none_is_given():
+    assert Training(optimiser=lambda p: torch.optim.NAdam(p, lr=0.3)).rate == 0.3
+    assert Training(optimiser=torch.optim.NAdam).rate == 2e-3
 
 
 def test_names_are_accepted():
@@ -122,7 +127,9 @@ def test_settings_of_another_type_are_refused(wrong):
 
 def test_a_rate_of_ones_own_is_the_rate_of_every_step():
     rates = []
-    recipe = make("single", epochs=3, training=Training(schedule=lambda step: 0.1 / (1 + step), batch_size=20))
+    recipe = make(
+        "single", budget=3, training=Training(optimiser="sgd", schedule=lambda step: 0.1 / (1 + step), batch_size=20)
+    )
     choral.fit(build, (X, Y), recipe, listener=lambda e: rates.append(e.get("rate")))
     assert [r for r in rates if r is not None] == [0.1, 0.1 / 3, 0.1 / 5]
     both = OwnRate.of(lambda step, steps: 1 - step / steps)
@@ -135,19 +142,25 @@ def test_a_rate_of_ones_own_is_the_rate_of_every_step():
 )
 def test_what_is_no_rate_is_refused_at_once(function):
     with pytest.raises(InputError, match="finite rate of 0 or more"):
-        Training(schedule=function)
+        Training(optimiser="sgd", batch_size=128, schedule=function)
 
 
 def test_a_method_that_cuts_the_schedule_needs_the_steps():
     with pytest.raises(InputError, match=r"function of \(step, steps\)"):
-        make("prune_and_tune", epochs=8, tuning="constant", members=2, training=Training(schedule=lambda step: 0.1))
+        make(
+            "prune_and_tune",
+            budget=8,
+            tuning="constant",
+            members=2,
+            training=Training(optimiser="sgd", batch_size=128, schedule=lambda step: 0.1),
+        )
 
 
 def test_a_recipe_with_functions_is_written_compared_and_read_by_name():
-    recipe = make("single", epochs=2, training=Training(optimiser=torch.optim.NAdam, schedule=lambda step: 0.1))
+    recipe = make("single", budget=2, training=Training(optimiser=torch.optim.NAdam, schedule=lambda step: 0.1))
     read = from_dict(json.loads(json.dumps(recipe.to_dict())))
     assert read == recipe
-    assert recipe != make("single", epochs=2, training=Training(optimiser=torch.optim.RAdam, schedule=lambda step: 0.1))
+    assert recipe != make("single", budget=2, training=Training(optimiser=torch.optim.RAdam, schedule=lambda step: 0.1))
     with pytest.raises(InputError, match="never brings code"):
         choral.fit(build, (X, Y), read)
 
@@ -161,8 +174,8 @@ def test_a_saved_ensemble_predicts_without_them(tmp_path):
 
 def test_another_function_in_the_same_folder_is_another_run(tmp_path):
     def run(factor):
-        training = Training(schedule=lambda step: factor / (1 + step))
-        return choral.fit(build, (X, Y), make("single", epochs=1, training=training), run_dir=tmp_path)
+        training = Training(optimiser="sgd", batch_size=128, schedule=lambda step: factor / (1 + step))
+        return choral.fit(build, (X, Y), make("single", budget=1, training=training), run_dir=tmp_path)
 
     run(0.1)
     run(0.1)

@@ -17,10 +17,13 @@ from choral.plan.show import lines
 
 def test_every_problem_is_in_one_message():
     plan = seq(
-        Train(epochs=-1), UseMean(), fork(0, Collect()), Train(epochs=1, batch_size=0, every=(every(0, DrawMoments()),))
+        Train(epochs=-1),
+        UseMean(),
+        fork(0, Collect()),
+        Train(epochs=1, batch_size=-1, every=(every(0, DrawMoments()),)),
     )
     text = "; ".join(problems(plan, penalty_slots=("anchor",)))
-    for part in ("seq[0] Train", "epochs is -1", "'mean'", "branches is 0", "batch_size is 0", "every(0", "'anchor'"):
+    for part in ("seq[0] Train", "epochs is -1", "'mean'", "branches is 0", "batch_size is -1", "every(0", "'anchor'"):
         assert part in text
 
 

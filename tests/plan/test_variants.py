@@ -65,7 +65,7 @@ def test_settings_that_mean_nothing_are_named_before_training(variants, said):
 
 def test_what_was_meant_is_the_end_of_the_sentence():
     recipe = replace(
-        recipes.single(epochs=2), plan=fork(Reset(), Train(epochs=2), Collect(), variants=[{"ratee": 1.0}])
+        recipes.single(budget=2), plan=fork(Reset(), Train(epochs=2), Collect(), variants=[{"ratee": 1.0}])
     )
     with pytest.raises(PlanError, match=r"cannot run: fork: variants set 'ratee'.*, rate.*\. Did you mean 'rate'\?$"):
         check_runnable(recipe)

@@ -29,12 +29,12 @@ BUDGETS = [(200, 51, 11), (500, 152, 32), (1000, 351, 72), (10000, 4510, 910)]
 
 @pytest.mark.parametrize(("epochs", "members", "small"), BUDGETS)
 def test_sequential_anchored_members_are_those_of_the_papers_tables(epochs, members, small):
-    done = CliRunner().invoke(app, ["plan", "sequential_anchored", "--epochs", str(epochs), "--json"])
+    done = CliRunner().invoke(app, ["plan", "sequential_anchored", "--budget", str(epochs), "--json"])
     described = json.loads(done.output)
     assert described["members"] == members
     assert epochs - 4 <= described["epochs"] <= epochs
-    assert make("sequential_anchored", epochs=epochs, step_epochs=10).members == small
-    assert make("anchored", epochs=epochs).members == epochs // 100
+    assert make("sequential_anchored", budget=epochs, step_epochs=10).members == small
+    assert make("anchored", budget=epochs).members == epochs // 100
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_budgets_that_cannot_be_are_refused(options, message):
 def test_the_anchor_is_the_only_prior_whatever_the_training_says():
     decaying = replace(CALM, optimiser=SGD(weight_decay=0.1))
     for name in ("anchored", "sequential_anchored"):
-        found = trainings(make(name, epochs=12, training=decaying).plan)
+        found = trainings(make(name, budget=12, training=decaying).plan)
         assert found
         assert all(phase.optimiser.weight_decay == 0 for phase in found)
 
@@ -119,7 +119,7 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
 
 def test_chains_with_walking_noise_resume_and_agree_across_executors(tmp_path):
     x, y = regression(40)
-    recipe = make("sequential_anchored", epochs=24, chains=3, target_noise=True, walk=GuidedWalk(step_std=0.1))
+    recipe = make("sequential_anchored", budget=24, chains=3, target_noise=True, walk=GuidedWalk(step_std=0.1))
 
     def run(**options):
         noise = FixedGaussian(precision=1.0)  # known: targets are shifted by noise of this size
@@ -146,7 +146,7 @@ def test_chains_with_walking_noise_resume_and_agree_across_executors(tmp_path):
 def test_target_noise_is_refused_for_classes():
     build, data = PROBLEMS["classification"]
     with pytest.raises(PlanError, match="leave target_noise off"):
-        fit(build, data(), make("anchored", epochs=4, target_noise=True))
+        fit(build, data(), make("anchored", budget=4, target_noise=True))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_statistics_of_kept_members_fit_the_gates_they_predict_with():
         return nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
 
     for name in ("ssbnn", "sebays_no_freeze"):
-        ensemble = fit(build, (x, y), make(name, epochs=8, gamma=0.5, training=CALM, draws=1))
+        ensemble = fit(build, (x, y), make(name, budget=8, gamma=0.5, training=CALM, draws=1))
         for number in range(ensemble.networks):
             network = ensemble.network(number).eval()
             hidden = network[0](x)
@@ -210,7 +210,7 @@ def test_every_branch_begins_with_a_perturbation_of_its_own():
 
 def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():
     for clip in (None, 3.0):
-        found = trainings(make("bnn", epochs=4, training=replace(CALM, optimiser=SGD(clip=clip))).plan)
+        found = trainings(make("bnn", budget=4, training=replace(CALM, optimiser=SGD(clip=clip))).plan)
         assert [phase.optimiser.clip for phase in found] == [clip or 1.0]
 
 
@@ -271,7 +271,7 @@ def test_a_phase_without_annealing_has_the_full_penalty_from_its_first_step():
     build, data = PROBLEMS["classification"]
     losses = {}
     for annealing in (True, False):
-        recipe = make("bnn", epochs=1, anneal=1.0, training=replace(CALM, rate=1e-9, schedule="constant"))
+        recipe = make("bnn", budget=1, anneal=1.0, training=replace(CALM, rate=1e-9, schedule="constant"))
         reset, train, collect = recipe.plan.body.phases
         plan = fork(1, reset, replace(train, annealing=annealing), collect)
         events = []
@@ -325,7 +325,7 @@ def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor,
     build, data = PROBLEMS["classification"]
     recipe = make(
         "sebays_freeze",
-        epochs=8,
+        budget=8,
         members=4,
         branches=2,
         gamma=0.6,
@@ -366,9 +366,9 @@ def test_impossible_sequential_settings_are_refused(name):
     with pytest.raises(InputError, match="a multiple of the branches"):
         make(name, members=4, branches=3)
     with pytest.raises(InputError, match=r"give at least 4 epochs"):
-        make(name, epochs=3, members=3)
+        make(name, budget=3, members=3)
     with pytest.raises(InputError, match=r"make them agree"):
-        make(name, epochs=20, explore_epochs=5, exploit_epochs=6, members=3)
+        make(name, budget=20, explore_epochs=5, exploit_epochs=6, members=3)
     with pytest.raises(InputError, match=r"explore_epochs is 0; give 1 or more"):
         make(name, explore_epochs=0)
     with pytest.raises(InputError, match="give 'stepwise' or 'cosine'"):
@@ -390,7 +390,7 @@ def test_freezing_makes_exploitation_cheaper_and_branches_agree_across_executors
     _, data = PROBLEMS["classification"]
     reset = "redraw" if branches == 2 else "small"
     recipe = make(
-        "sebays_freeze", epochs=12, members=4, branches=branches, schedule=schedule, reset=reset,
+        "sebays_freeze", budget=12, members=4, branches=branches, schedule=schedule, reset=reset,
         recalibrate=branches == 2, **PRUNING,
     )  # fmt: skip
     events = []
@@ -423,7 +423,7 @@ def test_freezing_makes_exploitation_cheaper_and_branches_agree_across_executors
 def test_without_freezing_the_gates_go_on_learning_and_the_network_keeps_its_shape():
     _, data = PROBLEMS["classification"]
     events = []
-    recipe = make("sebays_no_freeze", epochs=12, members=4, **PRUNING)
+    recipe = make("sebays_no_freeze", budget=12, members=4, **PRUNING)
     ensemble = fit(pruned_network, data(), recipe, listener=lambda e: events.append(json.loads(json.dumps(e))))
     gates = [s.params["0.gate_logit"] for s in ensemble.states()]
     assert all(s.form is None for s in ensemble.states())
@@ -435,7 +435,7 @@ def test_without_freezing_the_gates_go_on_learning_and_the_network_keeps_its_sha
 @pytest.mark.parametrize(("reset", "scale"), [("small", 1e-6), ("redraw", 0.00248)])
 def test_posteriors_are_narrow_again_after_each_member(reset, scale):
     _, data = PROBLEMS["regression"]
-    recipe = make("bnn_sequential", epochs=12, members=4, reset=reset, training=replace(CALM, rate=1e-4))
+    recipe = make("bnn_sequential", budget=12, members=4, reset=reset, training=replace(CALM, rate=1e-4))
     ensemble = fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe)
     for state in list(ensemble.states())[1:]:  # rates are so small that nothing moves far from the reset
         stds = std_of(state.params["linear1.weight_rho"])
@@ -446,7 +446,7 @@ def test_kept_deviations_go_on_from_the_last_member_while_means_move_by_the_fact
     _, data = PROBLEMS["regression"]
     still = {"rho": -2.0, "factor": 2.0, "training": replace(CALM, rate=1e-7)}  # nothing moves but by perturbation
     for reset in ("keep", "redraw"):
-        recipe = make("bnn_sequential", epochs=12, members=3, reset=reset, **still)
+        recipe = make("bnn_sequential", budget=12, members=3, reset=reset, **still)
         first, second, _ = (s.params for s in fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe).states())
         step = (second["linear1.weight_mean"] - first["linear1.weight_mean"]).abs() / std_of(
             first["linear1.weight_rho"]
@@ -459,7 +459,7 @@ def test_kept_deviations_go_on_from_the_last_member_while_means_move_by_the_fact
 def test_several_bayesian_networks_agree_across_executors():
     _, data = PROBLEMS["regression"]
     for name in ("bnn", "ssbnn"):
-        recipe = make(name, epochs=12, members=3, training=CALM)
+        recipe = make(name, budget=12, members=3, training=CALM)
         runs = [
             fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe, executor=e) for e in ("sequential", "vectorised")
         ]
@@ -469,7 +469,7 @@ def test_several_bayesian_networks_agree_across_executors():
 
 def test_a_member_that_closed_every_node_is_told_of(tmp_path):
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    recipe = make("ssbnn", epochs=30, gamma=0.05, training=CALM)
+    recipe = make("ssbnn", budget=30, gamma=0.05, training=CALM)
     with pytest.warns(UserWarning, match="closed every node of 'linear1', 'linear2'"):
         fit(lambda: models.mlp(4, 2, hidden=(6, 6)), (x, (x[:, 0] > 0).long()), recipe, run_dir=tmp_path)
     assert "closed every node" in (tmp_path / "log.jsonl").read_text()

@@ -13,7 +13,7 @@ from choral.recipes.training import LEAST_STEPS, shares
 @pytest.mark.parametrize("epochs", [23, 24, 31, 200, 457])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_uses_its_whole_budget(name, epochs):
-    recipe = make(name, epochs=epochs)
+    recipe = make(name, budget=epochs)
     chosen = any(
         phase.select for phase in trainings(recipe.plan)
     )  # networks that are chosen among train side by side, equally long
@@ -23,15 +23,15 @@ def test_every_method_uses_its_whole_budget(name, epochs):
 @pytest.mark.parametrize("members", [2, 3, 5, 7])
 @pytest.mark.parametrize("name", ["deep_ensemble", "bagged", "anchored", "snapshot", "dst", "bnn", "ssbnn", "edst"])
 def test_the_whole_budget_is_used_whatever_the_members(name, members):
-    recipe = make(name, epochs=44, members=members)
+    recipe = make(name, budget=44, members=members)
     assert (recipe.epochs, recipe.members) == (44, members)
     assert trainings(recipe.plan)[0].epochs == max(phase.epochs for phase in trainings(recipe.plan))
 
 
 def test_even_shares_are_one_fork_and_one_repeat_as_before():
     assert shares(200, 4) == ((4, 50),)
-    assert deep_ensemble(epochs=8, members=4).plan.branches == 4
-    assert snapshot(epochs=8, members=4).plan.phases[1].times == 4
+    assert deep_ensemble(budget=8, members=4).plan.branches == 4
+    assert snapshot(budget=8, members=4).plan.phases[1].times == 4
     with pytest.raises(InputError, match="epochs is 3, too few for 4 members"):
         shares(3, 4)
 
@@ -45,7 +45,7 @@ def test_every_phase_of_every_method_says_what_it_needs(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_raised_plan_lacks_nothing_and_a_long_one_stays(name):
-    recipe = make(name, epochs=24)
+    recipe = make(name, budget=24).settled(277)
     high = raised(recipe.plan, points=277)
     assert short(recipe.plan, points=277)
     assert not short(high, points=277)
@@ -55,13 +55,13 @@ def test_a_raised_plan_lacks_nothing_and_a_long_one_stays(name):
 
 
 def test_the_warning_names_the_worst_phase_and_a_budget_that_is_enough():
-    recipe = prune_and_tune(epochs=16, members=6)
+    recipe = prune_and_tune(budget=16, members=6, training="paper")
     said = warning(recipe.plan, points=277)  # 3 steps in an epoch of batches of 128
     assert "a training of 10 epochs is 30 steps and should be 500" in said or "1 epochs is 3 steps" in said
     enough = int(said.split("at least ")[1].split(" epochs")[0].replace(",", ""))
     assert enough == 167 + 6 * 34
     assert not warning(raised(recipe.plan, 277), 277)
-    assert not warning(single(epochs=200).plan, points=1347)
+    assert not warning(single(budget=200).settled(1347).plan, points=1347)
 
 
 def test_what_a_user_writes_needs_nothing():

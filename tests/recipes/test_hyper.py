@@ -19,17 +19,17 @@ def net():
 
 
 def test_the_plan_says_what_is_drawn_and_what_it_costs():
-    shown = choral.show(tabpack(epochs=640))
+    shown = choral.show(tabpack(budget=640))
     assert shown.splitlines()[0] == "tabpack: 64 member(s), 640 epochs, Independent"
     for word in ("depth OneOf(options=(1, 2, 3))", "matrix_rate LogUniform", "Resize()", "Select()", "Muon()"):
         assert word in shown
-    assert tabpack(epochs=24).members == 6
-    assert "matrix_rate" not in choral.show(tabpack(epochs=24, training=Training(rate=0.01, optimiser=AdamW())))
+    assert tabpack(budget=24).members == 6
+    assert "matrix_rate" not in choral.show(tabpack(budget=24, training=Training(rate=0.01, optimiser=AdamW())))
 
 
 def test_members_of_tabpack_have_different_depths_and_are_weighed():
     heard = []
-    value = tabpack(epochs=6 * 8, members=6, picks=8, training=Training(rate=1e-3, optimiser="adamw", batch_size=32))
+    value = tabpack(budget=6 * 8, members=6, picks=8, training=Training(rate=1e-3, optimiser="adamw", batch_size=32))
     ensemble = choral.fit(net, (X, Y), value, validation=0.3, stop=STOP, executor="vectorised", listener=heard.append)
     (weights,) = ensemble.posthoc
     assert 1 <= ensemble.members <= 6
@@ -39,7 +39,7 @@ def test_members_of_tabpack_have_different_depths_and_are_weighed():
 
 
 def test_settings_are_drawn_again_by_another_seed():
-    value = hyper_ensemble(epochs=8, members=2, training=Training(rate=0.05, batch_size=32))
+    value = hyper_ensemble(budget=8, members=2, training=Training(optimiser="sgd", rate=0.05, batch_size=32))
     one, same, other = (choral.fit(net, (X, Y), value, seed=s, executor="sequential") for s in (1, 1, 2))
     assert torch.equal(one.outputs(X), same.outputs(X))
     assert not torch.allclose(one.outputs(X), other.outputs(X))

@@ -68,10 +68,14 @@ def test_long_and_short_anchored_trainings_have_settings_of_their_own():
 
 
 def test_a_cosine_ends_where_it_is_told_and_other_shapes_refuse():
-    assert Training(rate=0.1).full().at(1.0) == 0.0
-    assert Training(rate=0.1, end=0.02).full().at(1.0) == pytest.approx(0.02)
+    assert Training(optimiser="sgd", batch_size=128, rate=0.1).full().at(1.0) == 0.0
+    assert Training(optimiser="sgd", batch_size=128, rate=0.1, end=0.02).full().at(1.0) == pytest.approx(0.02)
     for options in ({"end": 0.2}, {"end": -0.1}, {"end": 0.01, "schedule": "steps"}):
         with pytest.raises(InputError, match="end is"):
             Training(rate=0.1, **options)
-    tuned = trained(make("prune_and_tune", tuning="constant", training=Training(rate=0.1, end=0.02)))
+    tuned = trained(
+        make(
+            "prune_and_tune", tuning="constant", training=Training(optimiser="sgd", batch_size=128, rate=0.1, end=0.02)
+        )
+    )
     assert tuned[-1].schedule.at(0.0) == pytest.approx(0.02)

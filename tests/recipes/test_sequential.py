@@ -27,14 +27,14 @@ def kept_at(recipe):
 
 
 def test_fge_keeps_the_papers_twelve_members_at_the_low_points_of_two_starts():
-    found = kept_at(make("fge"))
+    found = kept_at(make("fge", training="paper"))
     assert [epochs for epochs, _ in found] == [start + low for start in (120, 156) for low in (2, 6, 10, 14, 18, 22)]
     assert [rate for _, rate in found] == pytest.approx([0.0005] * 12, rel=0.1)
-    assert make("fge").epochs == 156 + 22 + 22
+    assert make("fge", training="paper").epochs == 156 + 22 + 22
 
 
 def test_fge_trains_on_the_first_part_of_a_schedule_for_the_whole_budget():
-    phases = trainings(make("fge").plan)
+    phases = trainings(make("fge", training="paper").plan)
     first, later = phases[0], next(p for p in phases if p.epochs == 36)
     assert first.schedule.at(0.5) == pytest.approx(0.1)  # epoch 60 of 200
     assert first.schedule.at(1.0) == later.schedule.at(0.0) == pytest.approx(0.1 - 0.099 * 0.1 / 0.4)  # epoch 120
@@ -72,7 +72,7 @@ class Stop(Exception):
 @pytest.mark.parametrize("after", [1, 8, 13, 17])
 def test_fge_goes_on_from_the_second_start_after_a_break(after, tmp_path):
     build, data = PROBLEMS["classification"]
-    recipe = make("fge", epochs=24, training=CALM)
+    recipe = make("fge", budget=24, training=CALM)
     assert sum(isinstance(phase, Reset) for phase in recipe.plan.phases) == 1
     whole = [state.params for state in fit(build, data(), recipe, seed=2).states()]
     seen = 0

@@ -30,7 +30,7 @@ def data():
 
 def started(name, network, **options):
     """The ensemble a method makes of a trained network, before any training."""
-    return fit(network, data(), make(name, epochs=0, pretrained=True, **options))
+    return fit(network, data(), make(name, budget=0, pretrained=True, **options))
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_components_start_near_the_given_weights(name):
 
 def test_a_factory_has_no_weights_to_start_from():
     with pytest.raises(PlanError, match="hand over the trained"):
-        fit(trained, data(), make("batch_ensemble", epochs=0, pretrained=True))
+        fit(trained, data(), make("batch_ensemble", budget=0, pretrained=True))
 
 
 def test_training_goes_on_from_the_given_weights():
     network = trained()
-    recipe = make("masksembles", epochs=1, members=2, scale=1.0, pretrained=True)
+    recipe = make("masksembles", budget=1, members=2, scale=1.0, pretrained=True)
     ensemble = fit(network, data(), recipe)
     with pytest.warns(UserWarning, match="'masksembles' draws its weights anew"):
-        fresh = fit(network, data(), make("masksembles", epochs=1, members=2, scale=1.0))
+        fresh = fit(network, data(), make("masksembles", budget=1, members=2, scale=1.0))
     given = network[3].weight
     near, far = ((e.member(0).get_parameter("3.weight") - given).norm() / given.norm() for e in (ensemble, fresh))
     assert near < 0.3 < 0.6 < far
@@ -114,9 +114,9 @@ def test_training_goes_on_from_the_given_weights():
 
 def test_rank_one_members_that_would_stay_the_same_are_refused():
     with pytest.raises(InputError, match=r"spread is 0.*the same for ever; give a spread above 0"):
-        make("batch_ensemble", epochs=5, spread=0.0)
-    assert make("batch_ensemble", epochs=5, spread=0.0, members=1).members == 1
-    assert make("batch_ensemble", epochs=5, spread=0.0, start="signs").members == 4
+        make("batch_ensemble", budget=5, spread=0.0)
+    assert make("batch_ensemble", budget=5, spread=0.0, members=1).members == 1
+    assert make("batch_ensemble", budget=5, spread=0.0, start="signs").members == 4
 
 
 def test_packed_members_of_small_perceptrons_have_its_full_width():

@@ -26,7 +26,7 @@ def wide():
 
 
 def test_budgets_of_the_paper():
-    big, small = prune_and_tune(), prune_and_tune(epochs=16, members=8)
+    big, small = prune_and_tune(training="paper"), prune_and_tune(budget=16, members=8, training="paper")
     assert (big.epochs, big.members, small.epochs, small.members) == (200, 6, 16, 8)
     text = str(big), str(small)
     assert "Train 140 epochs" in text[0]
@@ -40,7 +40,7 @@ def test_budgets_of_the_paper():
 def test_anti_random_children_are_complementary_pairs_with_exact_zeros(executor, optimiser):
     training = Training(rate=0.02, optimiser=optimiser, batch_size=16)
     states = list(
-        fit(wide, (X, Y), make("prune_and_tune", epochs=8, members=4, training=training), executor=executor).states()
+        fit(wide, (X, Y), make("prune_and_tune", budget=8, members=4, training=training), executor=executor).states()
     )
     for first, second in (states[:2], states[2:]):
         for name, mask in first.slots["mask"].items():
@@ -55,13 +55,13 @@ def test_anti_random_children_are_complementary_pairs_with_exact_zeros(executor,
 
 def test_a_partition_covers_everything_once_and_random_masks_have_the_density():
     states = list(
-        fit(wide, (X, Y), make("prune_and_tune", epochs=6, members=3, pruning="partition", training=QUICK)).states()
+        fit(wide, (X, Y), make("prune_and_tune", budget=6, members=3, pruning="partition", training=QUICK)).states()
     )
     for name in states[0].slots["mask"]:
         assert (sum(s.slots["mask"][name].int() for s in states) == 1).all()
     random = list(
         fit(
-            wide, (X, Y), make("prune_and_tune", epochs=6, members=3, pruning="random", sparsity=0.75, training=QUICK)
+            wide, (X, Y), make("prune_and_tune", budget=6, members=3, pruning="random", sparsity=0.75, training=QUICK)
         ).states()
     )
     assert all(int(m.sum()) == round(0.25 * m.numel()) for s in random for m in s.slots["mask"].values())
@@ -71,7 +71,7 @@ def test_a_partition_covers_everything_once_and_random_masks_have_the_density():
 
 
 def test_both_executors_draw_the_same_masks_and_another_seed_draws_others():
-    recipe = make("prune_and_tune", epochs=6, members=4, training=QUICK)
+    recipe = make("prune_and_tune", budget=6, members=4, training=QUICK)
     runs = [
         list(fit(wide, (X, Y), recipe, executor=e, seed=s).states())
         for e, s in (("sequential", 0), ("vectorised", 0), ("sequential", 1))
@@ -87,7 +87,7 @@ def test_a_trained_parent_is_taken_as_it_is():
     parent = wide()
     recipe = make(
         "prune_and_tune",
-        epochs=2,
+        budget=2,
         members=2,
         parent_epochs=0,
         tuning="constant",
@@ -101,7 +101,13 @@ def test_a_trained_parent_is_taken_as_it_is():
 
 @pytest.mark.parametrize(("schedule", "rate"), [("linear_drop", 0.001), ("steps", 0.001), ("constant", 0.1)])
 def test_constant_tuning_goes_on_at_the_last_rate_of_the_parent(schedule, rate):
-    recipe = make("prune_and_tune", epochs=20, members=2, tuning="constant", training=Training(schedule=schedule))
+    recipe = make(
+        "prune_and_tune",
+        budget=20,
+        members=2,
+        tuning="constant",
+        training=Training(rate=0.1, optimiser="sgd", batch_size=128, schedule=schedule),
+    )
     parent, (_, tune, _) = recipe.plan.phases[1], recipe.plan.phases[2].body.phases
     steps = 1000
     assert tune.schedule.rate(0, steps) == tune.schedule.rate(steps - 1, steps) == pytest.approx(rate)
@@ -110,7 +116,7 @@ def test_constant_tuning_goes_on_at_the_last_rate_of_the_parent(schedule, rate):
 
 def test_constant_tuning_after_a_schedule_that_ends_at_zero_is_refused():
     with pytest.raises(InputError, match="parent's last rate, which is 0 with schedule='cosine'"):
-        prune_and_tune(tuning="constant", training=Training())
+        prune_and_tune(tuning="constant", training=Training(rate=0.1, optimiser="sgd", batch_size=128))
 
 
 def test_odd_members_are_said_and_wrong_settings_refused():
@@ -127,9 +133,9 @@ def test_odd_members_are_said_and_wrong_settings_refused():
 
 
 def test_bagged_children_train_on_their_own_points():
-    plan = str(make("prune_and_tune", epochs=6, members=2, bagging=0.9, training=QUICK))
+    plan = str(make("prune_and_tune", budget=6, members=2, bagging=0.9, training=QUICK))
     assert "Bag()" in plan
-    ensemble = fit(wide, (X, Y), make("prune_and_tune", epochs=6, members=2, bagging=0.9, training=QUICK))
+    ensemble = fit(wide, (X, Y), make("prune_and_tune", budget=6, members=2, bagging=0.9, training=QUICK))
     assert ensemble.info["counted"]["points"] == 4 * 64 + 2 * 58
 
 
@@ -137,7 +143,7 @@ def test_neuron_pruned_members_are_physically_smaller_with_the_same_outputs():
     def build():
         return models.resnet_cifar(8, channels=3, classes=3)
 
-    recipe = make("prune_and_tune", epochs=3, members=2, unit="neuron", training=QUICK)
+    recipe = make("prune_and_tune", budget=3, members=2, unit="neuron", training=QUICK)
     ensemble = fit(build, (IMAGES, Y[:32]), recipe)
     dense = sum(p.numel() for p in build().parameters())
     for i, state in enumerate(ensemble.states()):
@@ -145,7 +151,7 @@ def test_neuron_pruned_members_are_physically_smaller_with_the_same_outputs():
         assert sum(p.numel() for p in state.params.values()) < 0.4 * dense
         with torch.no_grad():
             assert torch.allclose(ensemble.member(i)(IMAGES[:4]), ensemble.outputs(IMAGES[:4])[i], atol=1e-5)
-    whole = fit(build, (IMAGES, Y[:32]), make("single", epochs=3, training=QUICK))
+    whole = fit(build, (IMAGES, Y[:32]), make("single", budget=3, training=QUICK))
     saved = whole.info["counted"]["train_flops"] - ensemble.info["counted"]["train_flops"]
     assert (
         saved > 0.6 * 2 / 3 * whole.info["counted"]["train_flops"]
@@ -212,7 +218,7 @@ def test_grown_weights_start_with_zero_value_and_zero_momentum():
 
 @pytest.mark.parametrize("name", ["dst", "edst"])
 def test_dynamic_sparse_members_keep_their_density_and_differ_in_their_masks(name):
-    recipe = make(name, epochs=12, members=3, interval=3, training=QUICK)
+    recipe = make(name, budget=12, members=3, interval=3, training=QUICK)
     states = list(fit(wide, (X, Y), recipe).states())
     total = sum(m.numel() for m in states[0].slots["mask"].values())
     for state in states:
@@ -237,7 +243,7 @@ def trained(recipe):
     ],
 )
 def test_edst_explores_for_epochs_of_its_own(options, split):
-    recipe = make("edst", **options)
+    recipe = make("edst", training="paper", **options)
     assert [phase.epochs for phase in trained(recipe)] == split
     assert {round(p.schedule.at(0.5), 6) for p in trained(recipe)} == {0.1, 0.01, 0.001}
 
@@ -285,7 +291,7 @@ class OwnResidual(nn.Module):
     "build", [OwnResidual, lambda: models.vit(12, patch=4, classes=3, width=16, depth=2, heads=2, hidden=32)]
 )
 def test_users_own_networks_go_through_without_changes(build, unit):
-    ensemble = fit(build, (IMAGES, Y[:32]), make("prune_and_tune", epochs=4, members=2, unit=unit, training=QUICK))
+    ensemble = fit(build, (IMAGES, Y[:32]), make("prune_and_tune", budget=4, members=2, unit=unit, training=QUICK))
     assert torch.isfinite(ensemble.outputs(IMAGES)).all()
     dense = sum(p.numel() for p in build().parameters())
     assert ensemble.parameters < 0.85 * 2 * dense
@@ -294,7 +300,7 @@ def test_users_own_networks_go_through_without_changes(build, unit):
 def test_children_of_a_table_keep_the_first_layer_and_those_of_images_do_not():
     def masked(network, x):
         data = (x, torch.arange(len(x)) % 3)
-        recipe = prune_and_tune(epochs=3, members=2, training=Training(rate=0.01, batch_size=8))
+        recipe = prune_and_tune(budget=3, members=2, training=Training(optimiser="sgd", rate=0.01, batch_size=8))
         ensemble = fit(lambda: network, data, recipe, progress=False)
         return [sorted(n for n, m in state.mask.items() if not m.all()) for state in ensemble.states()]
 
@@ -322,7 +328,7 @@ class Sentence(nn.Module):
 
 def test_recurrent_weights_are_pruned_too():
     states = list(
-        fit(Sentence, (X.view(16, 4, 6), Y[:16]), make("prune_and_tune", epochs=8, members=2, training=QUICK)).states()
+        fit(Sentence, (X.view(16, 4, 6), Y[:16]), make("prune_and_tune", budget=8, members=2, training=QUICK)).states()
     )
     first, second = (s.slots["mask"] for s in states)
     assert set(first) == {"body.weight_ih_l0", "body.weight_hh_l0"}
@@ -334,11 +340,11 @@ def test_recurrent_weights_are_pruned_too():
 def test_a_network_with_nothing_to_prune_is_refused_before_training(method):
     heard = []
     with pytest.raises(InputError, match=r"nothing to prune: .* but the last one"):
-        fit(lambda: nn.Linear(6, 3), (X, Y), make(method, epochs=12), listener=heard.append)
+        fit(lambda: nn.Linear(6, 3), (X, Y), make(method, budget=12), listener=heard.append)
     assert not heard
 
 
 def test_recurrent_neurons_are_not_pruned_without_a_word():
-    recipe = make("prune_and_tune", epochs=8, members=2, unit="neuron", training=QUICK)
+    recipe = make("prune_and_tune", budget=8, members=2, unit="neuron", training=QUICK)
     with pytest.raises(InputError, match="nothing to prune: the network has no convolutions and linear layers"):
         fit(Sentence, (X.view(16, 4, 6), Y[:16]), recipe)

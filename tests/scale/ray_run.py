@@ -109,7 +109,7 @@ def main(folder: str) -> None:
     ray.init(address=cluster.address, log_to_driver=False)
     there = choral.Ray(address=cluster.address)
     try:
-        recipe = make("sebays_freeze", epochs=24, members=3, branches=3, training=QUICK)
+        recipe = make("sebays_freeze", budget=24, members=3, branches=3, training=QUICK)
         choral.fit(BUILD, (x, y), recipe, run_dir=root / "one", **OPTIONS)
         heard: list[dict[str, Any]] = []
         choral.fit(BUILD, (x, y), recipe, run_dir=root / "two", cluster=there, listener=heard.append, **OPTIONS)
@@ -117,7 +117,7 @@ def main(folder: str) -> None:
         told["same"] = members(root / "one") == members(root / "two")
         told["events"], told["last"] = len(epochs), max(epochs, default=0)
 
-        recipe = make("prune_and_tune", epochs=300, members=4, training=QUICK)
+        recipe = make("prune_and_tune", budget=300, members=4, training=QUICK)
         choral.fit(BUILD, (x, y), recipe, run_dir=root / "whole", **OPTIONS)
         wait = meanwhile(lambda: kill_a_worker(0.3), lambda: lose_a_node(cluster, 0.8))
         choral.fit(BUILD, (x, y), recipe, run_dir=root / "killed", cluster=there, **OPTIONS)
@@ -145,7 +145,7 @@ def main(folder: str) -> None:
 def refusals(root: Path, there: choral.Ray, x: torch.Tensor, y: torch.Tensor) -> list[str]:
     """Return what is said of a leaf that fails by itself, and of what is left of it."""
     said = []
-    recipe = make("deep_ensemble", epochs=4, members=2, training=QUICK)
+    recipe = make("deep_ensemble", budget=4, members=2, training=QUICK)
     (root / "full").mkdir()
     (root / "full" / "members").write_text("a file where a folder belongs")
     for folder in (root / "full",):

@@ -80,7 +80,7 @@ def test_a_command_that_is_killed_and_one_that_is_interrupted_go_on(alone, tmp_p
     x = draw.normal(size=(300, 3))
     lines = [f"{a:.4f},{b:.4f},{c:.4f},{a + b * c:.4f}" for a, b, c in x]
     (tmp_path / "points.csv").write_text("\n".join(["a,b,c,y", *lines]) + "\n")
-    words = ["fit", "points.csv", "--target", "y", "--members", "3", "--batch-size", "16", "--epochs", "1800"]
+    words = ["fit", "points.csv", "--target", "y", "--members", "3", "--batch-size", "16", "--budget", "1800"]
     words += ["--executor", "sequential", "--validation", "0", "--quiet"]
     log = tmp_path / "ray" / "log.jsonl"
 
@@ -118,7 +118,7 @@ def test_what_a_cluster_cannot_do_is_said_before_one_is_started(tmp_path, monkey
     x, y = np.zeros((8, 3), dtype="float32"), np.zeros(8, dtype="int64")
 
     def fit(**options):
-        recipe = make("single", epochs=1)
+        recipe = make("single", budget=1)
         choral.fit(lambda: None, (x, y), recipe, **({"cluster": choral.Ray(), "run_dir": tmp_path} | options))
 
     for options, words in {

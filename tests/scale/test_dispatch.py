@@ -30,7 +30,7 @@ def build():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-RECIPE = make("prune_and_tune", epochs=9, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+RECIPE = make("prune_and_tune", budget=9, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
 
 
 class Ref:
@@ -261,7 +261,7 @@ OWN: list[Any] = [{"optimiser": torch.optim.NAdam, "rate": 0.002}, {"schedule": 
 
 @pytest.mark.parametrize("own", OWN)
 def test_functions_of_the_user_are_called_in_leaves(own, ray, tmp_path):
-    recipe = make("deep_ensemble", epochs=4, members=2, training=Training(**own))
+    recipe = make("deep_ensemble", budget=4, members=2, training=Training(**own))
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **OPTIONS)
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "ray", cluster=choral.Ray(), **OPTIONS)
     assert members(tmp_path / "ray") == members(tmp_path / "whole")

@@ -63,7 +63,7 @@ def test_it_is_that_of_a_simulation_of_a_thousand_machines(method, options, work
 
 
 def test_without_failures_it_is_counted():
-    leaves = cut(make("prune_and_tune", members=6, epochs=24, parent_epochs=12).plan, 1)
+    leaves = cut(make("prune_and_tune", members=6, budget=24, parent_epochs=12).plan, 1)
     assert makespan(leaves, 1, lambda leaf: leaf.epochs) == 24
     assert makespan(leaves, 2, lambda leaf: leaf.epochs) == 12 + 3 * 2
     assert makespan(leaves, 100, lambda leaf: leaf.epochs) == 12 + 2

@@ -54,7 +54,7 @@ def train(folder, recipe, order=lambda paths: paths, **options):
     ],
 )
 def test_leaves_in_any_order_give_the_bytes_and_counts_of_one_process(method, more, tmp_path):
-    recipe = make(method, epochs=12, members=4, training=QUICK, **more)
+    recipe = make(method, budget=12, members=4, training=QUICK, **more)
     options = OPTIONS | {"executor": "sequential"}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **options)
@@ -95,7 +95,7 @@ def test_forks_in_forks_and_training_behind_a_fork_are_cut_and_put_together(tmp_
 
 
 def test_stacks_are_settled_once_and_give_the_bytes_of_the_vectorised_run(tmp_path):
-    recipe = make("deep_ensemble", epochs=12, members=4, training=QUICK)
+    recipe = make("deep_ensemble", budget=12, members=4, training=QUICK)
     options = OPTIONS | {"executor": "vectorised"}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     one = choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "one", **options)
@@ -114,7 +114,7 @@ def test_stacks_are_settled_once_and_give_the_bytes_of_the_vectorised_run(tmp_pa
 
 @pytest.mark.parametrize("by", ["member", "ensemble"])
 def test_early_stopping_is_that_of_one_process(by, tmp_path):
-    recipe = make("deep_ensemble", epochs=40, members=4, training=QUICK)
+    recipe = make("deep_ensemble", budget=40, members=4, training=QUICK)
     stop = choral.EarlyStop(patience=2, by=by)
     options = OPTIONS | {"executor": "sequential", "validation": 0.25, "stop": stop}
     whole = choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
@@ -129,7 +129,7 @@ def test_early_stopping_is_that_of_one_process(by, tmp_path):
 @pytest.fixture
 def cut(tmp_path):
     """A run of four leaves, and the members that one process gives."""
-    recipe = make("deep_ensemble", epochs=12, members=4, training=QUICK)
+    recipe = make("deep_ensemble", budget=12, members=4, training=QUICK)
     options = OPTIONS | {"executor": "sequential"}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **options)
@@ -192,7 +192,7 @@ def test_what_a_manifest_does_not_vouch_for_is_trained_again(cut):
 
 
 def test_a_leaf_is_refused_with_other_data_or_before_the_one_it_goes_on_from(tmp_path):
-    recipe = make("prune_and_tune", epochs=9, members=2, training=QUICK)
+    recipe = make("prune_and_tune", budget=9, members=2, training=QUICK)
     choral.prepare(build, (X, Y), recipe, run_dir=tmp_path, executor="sequential", **OPTIONS)
 
     def run(path, data=(X, Y), **options):
@@ -246,7 +246,7 @@ def test_a_branch_that_diverges_is_named_and_the_others_are_kept(tmp_path):
 
 def test_a_member_lost_behind_a_checkpoint_is_made_again(tmp_path):
     """A chain of members in one leaf: its checkpoint names those it has written, and goes back if one of them is gone."""
-    recipe = make("snapshot", epochs=6, members=3, training=QUICK)
+    recipe = make("snapshot", budget=6, members=3, training=QUICK)
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **OPTIONS)
     choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **OPTIONS)
 

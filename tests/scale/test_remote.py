@@ -28,7 +28,7 @@ def build():
 
 
 def recipe(method="prune_and_tune"):
-    return make(method, epochs=9, members=2, training=QUICK)
+    return make(method, budget=9, members=2, training=QUICK)
 
 
 class Bad(MemoryFileSystem):

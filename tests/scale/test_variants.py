@@ -84,9 +84,9 @@ def test_stacked_leaves_have_them_too(tmp_path):
 
 QUICK = Training(rate=0.02, optimiser=SGD(momentum=0.5), batch_size=20)
 CHOSEN = {
-    "hyper_ensemble": make("hyper_ensemble", epochs=24, members=4, picks=4, patience=3, training=QUICK),
-    "tabpack": make("tabpack", epochs=24, members=4, picks=4, patience=9),
-    "tabpack, sgd": make("tabpack", epochs=24, members=4, picks=4, patience=9, training=QUICK),
+    "hyper_ensemble": make("hyper_ensemble", budget=24, members=4, picks=4, patience=3, training=QUICK),
+    "tabpack": make("tabpack", budget=24, members=4, picks=4, patience=9),
+    "tabpack, sgd": make("tabpack", budget=24, members=4, picks=4, patience=9, training=QUICK),
 }
 WATCHED = {
     "chosen": {"validation": 0.3},

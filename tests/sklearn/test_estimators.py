@@ -341,11 +341,11 @@ class TestWeights:
         y = (WORDS if make is classifier else Y).astype(object)
         x, weights = X.copy(), np.repeat([0.0, 1.0], [2, 58])
         x[0], x[1], y[0], y[1] = np.inf, 1e200, None, np.nan
-        one = make(epochs=2).fit(kind(x), kind(y) if kind is list else y, sample_weight=weights)
-        other = make(epochs=2).fit(kind(X[2:]), (WORDS if make is classifier else Y)[2:])
+        one = make(budget=2).fit(kind(x), kind(y) if kind is list else y, sample_weight=weights)
+        other = make(budget=2).fit(kind(X[2:]), (WORDS if make is classifier else Y)[2:])
         assert np.array_equal(one.predict(kind(X)), other.predict(kind(X)))
         with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-            make(epochs=2).fit(x, y[:-1], sample_weight=weights)
+            make(budget=2).fit(x, y[:-1], sample_weight=weights)
 
     @pytest.mark.parametrize(("wild", "usual"), [(1e308, 1e30), (1e-320, 1e-30)])
     def test_weights_of_any_size_are_proportions(self, wild, usual):
@@ -492,7 +492,7 @@ class TestTools:
         twin = clone(fitted)
         assert twin.get_params() == fitted.get_params()
         assert not hasattr(twin, "ensemble_")
-        assert clone(regressor(method=choral.recipes.packed(epochs=3))).fit(X, Y).ensemble_.recipe.epochs == 3
+        assert clone(regressor(method=choral.recipes.packed(budget=3))).fit(X, Y).ensemble_.recipe.epochs == 3
 
     def test_two_threads_may_ask_at_once(self, fitted):
         whole, found = fitted.predict(X), {}
@@ -569,7 +569,7 @@ class TestWishes:
             ({"time_limit": -1}, "time_limit"),
             ({"device": "gpu"}, "device"),
             ({"device": "meta"}, "device is 'meta', which keeps no numbers"),
-            ({"method": choral.recipes.packed(epochs=2), "epochs": 3}, "its own members and epochs"),
+            ({"method": choral.recipes.packed(budget=2), "epochs": 3}, "its own members and epochs"),
         ],
     )
     def test_wrong_ones_are_refused_by_fit(self, options, said):

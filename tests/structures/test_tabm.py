@@ -183,14 +183,17 @@ def test_wrong_words_are_refused():
         TabM(adapters="none")
 
 
-CALM = Training(rate=0.01, batch_size=16)
+CALM = Training(optimiser="sgd", rate=0.01, batch_size=16)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_members_with_batches_of_their_own_read_every_point_once_an_epoch(weighted):
     """With a rate of zero, the mean loss over an epoch is that of all points, whatever the order."""
     value = tabm(
-        epochs=1, members=3, own_batches=True, training=Training(rate=1e-30, batch_size=16, schedule="constant")
+        budget=1,
+        members=3,
+        own_batches=True,
+        training=Training(optimiser="sgd", rate=1e-30, batch_size=16, schedule="constant"),
     )
     weights = torch.rand(48, generator=G) + 0.5 if weighted else None
     heard = []
@@ -219,7 +222,7 @@ def test_early_stop_looks_at_the_ensemble():
     ensemble = choral.fit(
         plain,
         (X, Y),
-        tabm(epochs=60, members=8, training=Training(rate=0.05, batch_size=16)),
+        tabm(budget=60, members=8, training=Training(optimiser="sgd", rate=0.05, batch_size=16)),
         validation=0.3,
         stop=choral.EarlyStop(patience=3),
         listener=heard.append,

@@ -37,7 +37,7 @@ def test_a_frame_and_its_file_and_the_shell_give_the_same_members(tmp_path: Path
     by_frame = choral.fit_table(frame, "price", **QUICK)
     by_file = choral.fit_table(tmp_path / "h.csv", "price", **QUICK)
     assert torch.allclose(by_frame.predict(frame).mean, by_file.predict(frame).mean, rtol=1e-4)
-    held = ["--holdout", "0.25", "--out", str(tmp_path / "run"), "--epochs", "4", "--members", "2", "--json"]
+    held = ["--holdout", "0.25", "--out", str(tmp_path / "run"), "--budget", "4", "--members", "2", "--json"]
     done = CliRunner().invoke(app, ["fit", str(tmp_path / "h.csv"), "--target", "price", *held])
     assert done.exit_code == 0, done.output
     problem = load_problem(str(tmp_path / "h.csv"), target="price")
@@ -148,7 +148,7 @@ def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_
     with pytest.raises(InputError, match="folds hold out rows of any time"):
         choral.fit_table(frame, "price", time="size", folds=2)
     frame.to_csv(tmp_path / "h.csv", index=False)
-    words = ["fit", str(tmp_path / "h.csv"), "--target", "price", "--folds", "2", "--epochs", "4"]
+    words = ["fit", str(tmp_path / "h.csv"), "--target", "price", "--folds", "2", "--budget", "4"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run"), "--quiet"])
     assert done.exit_code == 0, done.output
     assert "out of fold, over 30 training rows: rmse" in done.stderr

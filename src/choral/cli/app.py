@@ -14,8 +14,8 @@ from choral.cli.options import (
     Accumulate,
     Apart,
     Bound,
+    Budget,
     Data,
-    Epochs,
     Equal,
     Extend,
     Forecasting,
@@ -40,7 +40,6 @@ from choral.cli.preparing import (
     folds_note,
     prepare,
     prepare_fit,
-    warned,
 )
 from choral.cli.torchrun import joined
 
@@ -90,9 +89,8 @@ def methods(json: Json = False) -> None:
 def plan(
     name: Annotated[str, typer.Argument(help="The method.")],
     *,
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", min=1, help="Total budget; 200, or as in fit if data is given.")
-    ] = None,
+    epochs: Bound = None,
+    budget: Budget = None,
     members: Members = None,
     watching: Watching,
     data: Annotated[
@@ -114,13 +112,14 @@ def plan(
     if data is None:
         stop = None if watching.patience is None else EarlyStop(patience=watching.patience)
         _need_data(reading, settings, Watching(folds=watching.folds))
-        recipe = make(known.name, epochs=epochs or 200, members=None if members == 1 else members)
+        recipe = make(known.name, epochs=epochs, budget=budget, members=None if members == 1 else members)
         stops = {} if stop is None else {"stop": stop.to_dict()}
         times = scaling.times(forecasting, recipe)
         write_json(recipe.describe() | stops | times) if json else say(show(recipe, stop=stop))
         scaling.tell_times(times, quiet=json)
         return
-    ready = prepare_fit(data, reading, settings, watching, method=name, epochs=epochs, members=members, quiet=json)
+    length: dict[str, Any] = {"epochs": epochs, "budget": budget}
+    ready = prepare_fit(data, reading, settings, watching, method=name, **length, members=members, quiet=json)
     _show_plan(ready, reading.likelihood, scaling.times(forecasting, ready.planned, ready), json=json)
 
 
@@ -129,7 +128,7 @@ def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, jso
     from choral.preview import show
 
     problem = ready.problem
-    trained, held = problem.validating(ready.validation)
+    trained, held = problem.validating(ready.validation) if ready.shares else (problem, ready.validation)
     points = (trained.x_train, trained.y_train)
     text = show(ready.planned, ready.build, points, stop=ready.stop, validation=held, likelihood=likelihood)
     if json:
@@ -141,7 +140,7 @@ def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, jso
         write_json(ready.planned.describe() | stops | about | times)
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
-    if ready.validation:
+    if isinstance(ready.validation, float):
         say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
     if ready.folds:
         say(
@@ -193,6 +192,7 @@ def fit(
         str | None, typer.Option("--out", help="Run folder, or the URL of one; the same command resumes.")
     ] = None,
     epochs: Bound = None,
+    budget: Budget = None,
     members: Members = None,
     settings: Settings,
     watching: Watching,
@@ -217,7 +217,7 @@ def fit(
     shared = joined()
     apart_or_far = apart.prepare or apart.cluster is not None or extend or shared.several or is_far(out or "")
     method = METHOD if method is None and apart_or_far else method  # what is chosen is chosen within one process
-    asked = {"method": method, "epochs": epochs, "members": members, "class_weights": class_weights}
+    asked = {"method": method, "epochs": epochs, "budget": budget, "members": members, "class_weights": class_weights}
     words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)
     ready = words.understood(quiet=silent)
     problem = ready.problem
@@ -229,16 +229,12 @@ def fit(
         scaling.tell_prepared(words, ready, place, apart, running)
         return
 
-    def hearing(name: str, length: int) -> Any:
-        heard = bar(name, length)
-        return heard if ready.entries else warned(heard, ready.planned, ready.rows)
-
     with progress(silent or not shared.speaks, running.shown) as bar, scaling.results_only(apart.cluster):
         ensemble = ready.run(
             run_dir=place,
             seed=running.seed,
             executor=running.executor,
-            hearing=hearing,
+            hearing=bar,
             progress=False,
             overwrite=running.overwrite,
             extend=extend,
@@ -303,10 +299,10 @@ def _stem(data: str) -> str:
 @app.command()
 @spread
 def compare(
-    *,
     data: Data = "digits",
+    *,
     methods: Annotated[str, typer.Option("--methods", help="Names with commas, or all.")] = "all",
-    epochs: Epochs = 60,
+    budget: Annotated[int, typer.Option("--budget", min=1, help="Of each method, in epochs of one network.")] = 60,
     equal: Equal = "operations",
     members: Members = None,
     seeds: Annotated[
@@ -330,15 +326,14 @@ def compare(
     silent = running.json or running.quiet
     problem, build, training = prepare(data, reading, settings, quiet=silent)
     spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
-    recipes = recipes_for(names, epochs=epochs, members=members, training=training, spending=spending)
+    recipes = recipes_for(names, budget=budget, members=members, training=training, spending=spending)
     known = {recipe.name: recipe for recipe in recipes}
-    told: set[str] = set()
     with progress(silent, running.shown) as bar, scaling.results_only(cluster):
         comparison = run(
             build,
             problem,
             recipes,
-            epochs=epochs,
+            budget=budget,
             equal=equal,  # type: ignore[arg-type]  # checked by spending_of
             members=members,
             training=training,
@@ -348,14 +343,14 @@ def compare(
             executor=running.executor,
             overwrite=running.overwrite,
             likelihood=reading.likelihood,
-            listener=lambda name: warned(bar(name, known[name].epochs), known[name], len(problem.x_train), told),
+            listener=lambda name: bar(name, known[name].epochs),
             cluster=scaling.cluster_of(cluster),
         )
     if running.json:
         write_json(comparison.to_dict() | {"findings": comparison.findings})
     else:
         rows = f"{len(problem.x_train)} training rows, {len(problem.x_test)} test rows"
-        title = f"{problem.name}: {rows}, each with the {equal} of {epochs} epoch{'' if epochs == 1 else 's'} of one network"
+        title = f"{problem.name}: {rows}, each with the {equal} of {budget} epoch{'' if budget == 1 else 's'} of one network"
         show_comparison(title, comparison)
     if out is not None:
         page = reporting.report_of_comparison(Path(out))

@@ -13,9 +13,7 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
 Data = Annotated[
     str,
-    typer.Option(
-        "--data", help="digits, diabetes, wine, breast_cancer, or a .npz, .csv, .tsv, .parquet or .xlsx file."
-    ),
+    typer.Argument(help="digits, diabetes, wine, breast_cancer, or a .npz, .csv, .tsv, .parquet or .xlsx file."),
 ]
 Given = Annotated[
     str, typer.Argument(help="digits, diabetes, wine, breast_cancer, or a .npz, .csv, .tsv, .parquet or .xlsx file.")
@@ -44,14 +42,21 @@ Model = Annotated[
     str | None,
     typer.Option("--model", help="tabular, tabular_embedded, mlp, mlp_wide, lenet_s, lenet_m, lenet_l or resnet20."),
 ]
-Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Total budget in epochs of one network.")]
+Budget = Annotated[
+    int | None,
+    typer.Option("--budget", min=1, help="Total of all members, in epochs of one network, instead of --epochs."),
+]
 Equal = Annotated[
     str,
     typer.Option("--equal", help="What is the same for all methods: operations of training, or epochs."),
 ]
 Bound = Annotated[
     int | None,
-    typer.Option("--epochs", min=1, help="Total budget in epochs of one network; by the data's size if not given."),
+    typer.Option(
+        "--epochs",
+        min=1,
+        help="Length of one training: of each member where members are trained apart; by the data if not given.",
+    ),
 ]
 Members = Annotated[int | None, typer.Option("--members", min=1, help="Members, where the method has a choice.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Peak learning rate.")]

@@ -35,6 +35,7 @@ def prepare_fit(
     *,
     method: str | None,
     epochs: int | None,
+    budget: int | None = None,
     members: int | None,
     quiet: bool,
     class_weights: str | None = None,
@@ -45,7 +46,13 @@ def prepare_fit(
     problem = _problem(data, reading, quiet=quiet)
     if class_weights is not None:
         problem = _weighed(problem, class_weights)
-    said: dict[str, Any] = {"method": method, "epochs": epochs, "members": members, "model": reading.model}
+    said: dict[str, Any] = {
+        "method": method,
+        "epochs": epochs,
+        "budget": budget,
+        "members": members,
+        "model": reading.model,
+    }
     return prepared(problem, **said, **asdict(watching), **asdict(settings))
 
 
@@ -106,32 +113,6 @@ def check_executor(name: str) -> None:
     known = get_args(Executor)
     if name not in known:
         raise InputError(f"--executor is {name!r}; give {', '.join(known)}.{did_you_mean(name, known)}")
-
-
-def warned(
-    listener: Callable[[dict[str, Any]], None], recipe: Any, points: int, told: set[str] | None = None
-) -> Callable[[dict[str, Any]], None]:
-    """Return a listener that first says, once, whether the recipe's budget is below what it needs on so many training rows.
-
-    Args:
-        listener: hears every event.
-        recipe: what is trained.
-        points: on how many rows.
-        told: what was said already.
-    """
-    said = set() if told is None else told
-    from choral.plan.needs import warning
-
-    lacking = [warning(recipe.plan, points)]
-
-    def hear(event: dict[str, Any]) -> None:
-        sentence = lacking.pop() if lacking else ""
-        if sentence and recipe.name not in said:
-            said.add(recipe.name)
-            note(f"choral: {recipe.name}: {sentence}.")
-        listener(event)
-
-    return hear
 
 
 def baseline_note(found: dict[str, Any]) -> str | None:

@@ -12,12 +12,13 @@ Where none of this plays a part both give the same network, which the tests chec
 
 from choral.compaction.form import Form, follow, shrink, slice_params
 from choral.compaction.smaller import CompactReport, CompactResult, compact, plan_compaction
-from choral.compaction.solve import Kept
+from choral.compaction.solve import Fold, Kept
 from choral.compaction.tied import neuron_param_mask, tied_groups
 
 __all__ = [
     "CompactReport",
     "CompactResult",
+    "Fold",
     "Form",
     "Kept",
     "compact",

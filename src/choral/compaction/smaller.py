@@ -54,13 +54,13 @@ class CompactResult:
     report: CompactReport
 
 
-def plan_compaction(network: nn.Module, keep: Mapping[str, Tensor], example_input: Example) -> Form:
-    """Return the form of the compacted network: which entries of each parameter and buffer stay (see `form`).
+def plan_compaction(network: nn.Module, keep: Mapping[str, Tensor], example_input: Example) -> Solution:
+    """Return the form of the compacted network (see `form`), and what its layers take over from removed channels.
 
-    Arguments as in `compact`. The form is checked in the same way: a network of this form with the right values gives
-    the same outputs. It holds no values; `slice_params` takes the values that need no folding, `compact` all of them.
+    Arguments as in `compact`, and checked in the same way. The values of the compacted network are those that
+    `slice_params` takes with the form, after the folds were added.
     """
-    return _solve_and_check(network, keep, example_input)[0].form
+    return _solve_and_check(network, keep, example_input)[0]
 
 
 def compact(
@@ -71,9 +71,10 @@ def compact(
     A removed neuron has zero weights and bias. Rows are removed with the matching columns of all that reads them,
     through normalisation, pooling, flattening, sums, products, concatenations and depthwise or grouped convolutions. A
     removed neuron that still emits a constant (the shift of a BatchNorm behind it) is folded into the bias of the next
-    layer. Channels that cannot go - summed with live ones, under the statistics of a LayerNorm, read by attention or
-    by a function with no rule - stay and are named in the report. The result is run on the example beside the
-    original; layers whose removal changes anything stay whole.
+    layer; where the bias cannot represent it (zero-padding, no bias), one such neuron stays, and its outgoing weights
+    take over those of the others. Channels that cannot go - summed with live ones, under the statistics of a LayerNorm,
+    read by attention or by a function with no rule - stay and are named in the report. The result is run on the example
+    beside the original; layers whose removal changes anything stay whole.
 
     Args:
         network: any network; it is not changed.
@@ -139,14 +140,12 @@ def _untouched(keep: Mapping[str, Tensor], dead: nn.Module, reason: str) -> tupl
 def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: object) -> tuple[nn.Module, float, str]:
     """Return the small network, its distance from the expected outputs, and what is wrong with it, if anything."""
     try:
-        folded = copy.deepcopy(dead)
-        parameters = dict(folded.named_parameters())
+        whole = copy.deepcopy(dead)
+        parameters = dict(whole.named_parameters())
         with torch.no_grad():
             for fold in solution.folds:
-                weight, bias = parameters[fold.weight], parameters[fold.bias]
-                columns = weight.flatten(2).sum(2) if weight.dim() > 2 else weight
-                bias.add_(columns[:, fold.channels.to(weight.device)] @ fold.constants.to(weight))
-        small = shrink(folded, solution.form)
+                parameters[fold.target][fold.where] += fold.added(parameters[fold.weight])
+        small = shrink(whole, solution.form)
         modes = {name: module.training for name, module in small.named_modules()}
         outputs = run(small.eval(), example)
         for name, module in small.named_modules():

@@ -13,7 +13,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.compaction.form import SIZES, Form
 from choral.compaction.layer_rules import LAYER_RULES
 from choral.compaction.pointwise_rules import POINTWISE_RULES
-from choral.compaction.probe import Tracer
+from choral.compaction.probe import Tracer, Use
 from choral.compaction.shape_rules import SHAPE_RULES
 
 RULES = {**LAYER_RULES, **SHAPE_RULES, **POINTWISE_RULES}
@@ -32,12 +32,36 @@ class Kept:
 
 @dataclass(frozen=True)
 class Fold:
-    """Constants that a layer's bias takes over from removed input channels."""
+    """What a layer takes over from removed input channels that emit constants.
+
+    Args:
+        weight: name of the layer's weight.
+        bias: name of its bias; None if the column of a carrier takes the constants over.
+        channels: the removed input channels.
+        constants: what they emit, relative to the carrier if there is one.
+        carrier: an input channel that stays and emits a constant.
+    """
 
     weight: str
-    bias: str
+    bias: str | None
     channels: Tensor
     constants: Tensor
+    carrier: int | None = None
+
+    @property
+    def target(self) -> str:
+        """Name of the parameter that changes."""
+        return self.bias or self.weight
+
+    @property
+    def where(self) -> Any:
+        """Index of the entries of the target that change."""
+        return ... if self.bias else (slice(None), self.carrier)
+
+    def added(self, weight: Tensor, *, power: int = 1) -> Tensor:
+        """Return what is added to the target, given the weight; `power` 2 adds variances of independent weights."""
+        columns = weight[:, self.channels.to(weight.device)]
+        return torch.einsum("oi...,i->o" if self.bias else "oi...,i->o...", columns, self.constants.to(weight) ** power)
 
 
 @dataclass(frozen=True)
@@ -138,7 +162,8 @@ def solve(
     """Return what can be removed.
 
     A unit goes if the removal of one of its channels was asked for, nothing locks it, and wherever a layer mixes it
-    with others it is a constant which the layer's bias can take over.
+    with others it is a constant which the layer's bias can take over. Where the bias cannot (there is none, or zeros are
+    padded around the input), the largest constant stays and the columns of the others are added to its own.
     """
     roots = tracer.units.roots()
     canonical = _canonical(network)
@@ -160,6 +185,11 @@ def solve(
     _check_uses(tracer, stay)
     for root in reasons:
         wanted[root] = False
+    for use in tracer.uses:
+        if not _takes_constants(use) and bool((wanted[roots[use.units]] & _constant(use)).any()):
+            carrier = use.units[use.constants.nan_to_num(0.0).abs().argmax()]
+            wanted[roots[carrier]] = False
+            stay(carrier, f"it carries the constants that others emit into {use.weight}")
     for (name, _), units in tracer.bound.items():
         if bool(wanted[roots[units]].all()):
             wanted[roots[units[0]]] = False
@@ -169,19 +199,21 @@ def solve(
     return Solution(_form(network, tracer, gone), _folds(tracer, gone), kept, removed)
 
 
+def _takes_constants(use: Use) -> bool:
+    """Return whether the bias of a layer can take over the constants it reads."""
+    return use.bias is not None and not use.padded
+
+
+def _constant(use: Use) -> Tensor:
+    return ~use.constants.isnan() & (use.constants != 0)
+
+
 def _check_uses(tracer: Tracer, stay: Any) -> None:
     readings = [use.weight for use in tracer.uses]
     for use in tracer.uses:
-        varies = use.constants.isnan()
-        stay(use.units[varies], f"{_VARIES} where {use.weight} reads it")
-        constant = ~varies & (use.constants != 0)
-        emits = "it emits a constant"
-        if use.padded:
-            stay(use.units[constant], f"{emits}, which the zero-padding around the input of {use.weight} makes uneven")
-        elif use.bias is None:
-            stay(use.units[constant], f"{emits}, and the layer of {use.weight} has no bias to take it over")
-        elif readings.count(use.weight) > 1:
-            stay(use.units[constant], f"{emits}, and {use.weight} is used more than once")
+        stay(use.units[use.constants.isnan()], f"{_VARIES} where {use.weight} reads it")
+        if readings.count(use.weight) > 1:
+            stay(use.units[_constant(use)], f"it emits a constant, and {use.weight} is used more than once")
 
 
 def _account(
@@ -241,8 +273,13 @@ def _folds(tracer: Tracer, gone: Tensor) -> tuple[Fold, ...]:
     folds = []
     for use in tracer.uses:
         channels = (gone[use.units] & (use.constants != 0)).nonzero().flatten()
-        if channels.numel() and use.bias is not None:
+        if not channels.numel():
+            continue
+        if _takes_constants(use):
             folds.append(Fold(use.weight, use.bias, channels, use.constants[channels]))
+        else:
+            carrier = int(use.constants.where(_constant(use) & ~gone[use.units], 0.0).abs().argmax())
+            folds.append(Fold(use.weight, None, channels, use.constants[channels] / use.constants[carrier], carrier))
     return tuple(folds)
 
 

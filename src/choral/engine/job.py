@@ -14,8 +14,9 @@ from choral.engine.left_out import Folds
 from choral.engine.reaching import left_plain
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
-from choral.engine.validation import Rules, Validation, set_apart
+from choral.engine.validation import Rules, Validation, chosen, rules_of, set_apart
 from choral.engine.wholeness import refuse_whole
+from choral.plan.stopping import EarlyStop
 from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 
@@ -52,8 +53,10 @@ def understood(
     build: Any,
     data: Any,
     recipe: Recipe,
-    rules: Rules,
     *,
+    stop: EarlyStop | None,
+    keep: str | None,
+    time_limit: float | None,
     target: str | int | None,
     weights: Any,
     validation: Any,
@@ -65,21 +68,25 @@ def understood(
     """Return the job that the arguments of `choral.fit` ask for; raises InputError or PlanError where it cannot be done.
 
     Args:
-        build, data, target, weights, validation, folds, groups, seed: as in `choral.fit`.
+        build, data, stop, keep, time_limit, target, weights, validation, folds, groups, seed: as in `choral.fit`.
         recipe: the method.
-        rules: when training ends.
         options: further arguments of `make_task`.
     """
     check_runnable(recipe)
     if groups is not None:
         data, target = source_of(data, target).grouped(groups), None
     whole = source_of(data, target, weights)
+    wanted = folds is None and (recipe.is_open or stop is not None or keep == "best")
+    validation = chosen(validation, whole.points, wanted=wanted)
+    rules = rules_of(validation, stop, keep, time_limit, folds)
+    recipe = recipe.settled(whole.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
     check_batches(whole, recipe.plan)
     source, held = set_apart(whole, validation, seed, target, weights if is_key(weights) else None)
     if folds is not None:
         source = source.folded(partition(source, folds, seed))
     raw = source
     task = make_task(build, source, recipe, **options)
+    recipe = recipe.settled(whole.points, task.parameters)
     _say_doubt(task, source)
     plain = left_plain(task.blueprint.network(), task.structure)
     if plain:

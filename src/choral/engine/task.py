@@ -51,6 +51,11 @@ class Task:
     # recorded stacked steps
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(default_factory=dict, compare=False)
 
+    @property
+    def parameters(self) -> int:
+        """Parameters of the network that is trained, for each of its members."""
+        return sum(p.numel() for p in self.blueprint.network().parameters()) // self.structure.members
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the precision context of forward passes."""
         if self.precision in _HALF:

@@ -28,6 +28,8 @@ from choral.plan.stopping import EarlyStop, Keep, Measure
 from choral.posthoc.greedy import Loss
 from choral.predictions import Prediction
 
+AUTO = "auto"
+_LEAST = 40  # points of which some are held out where `fit` chooses
 _CHUNK = 1024  # points read and evaluated at once
 _WIDEST = 1 << 24  # numbers of all networks that are mapped together, at most
 _TAME = 60.0  # outputs below it give finite variances, rates and probabilities, whatever function they go through
@@ -55,6 +57,18 @@ class Rules:
         shown = validation if isinstance(validation, int | float) else "data of its own"
         stop = None if self.stop is None else self.stop.to_dict()
         return {"validation": shown, "held out": held.digest(), "stop": stop, "keep": self.keep}
+
+
+def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
+    """Return what is held out: what the user gave; for 'auto', where that is wanted, 15 % of few points to 5 % of many.
+
+    >>> [chosen("auto", points, wanted=True) for points in (200, 1_500, 10_000, 100_000)]
+    [0.15, 0.1, 0.05, 0.01]
+    """
+    if not isinstance(validation, str) or validation != AUTO:
+        return validation
+    held = min(0.15 * points, max(150, 0.05 * points), 1_000)
+    return held / points if wanted and points >= _LEAST else None
 
 
 def rules_of(

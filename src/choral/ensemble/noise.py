@@ -1,5 +1,6 @@
-"""What a likelihood leaves open until members are trained: the size of the noise, estimated on their residuals."""
+"""What is looked at once members are trained: the size of the noise, and whether anything was learned."""
 
+import warnings
 from pathlib import Path
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from choral.engine.task import some_points
 from choral.ensemble.ensemble import Ensemble
 
 _ROWS = 2048  # residuals that are looked at
+_FEW_ROWS = 256  # rows that tell whether anything was learned
 
 
 def settle_noise(
@@ -41,3 +43,22 @@ def settle_noise(
         if folder is not None:
             keep_likelihood(folder, run, kept)
     ensemble.likelihood = kept
+
+
+def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> None:
+    """Warn if an ensemble predicts training or validation rows no better than a constant does.
+
+    Args:
+        ensemble: the ensemble.
+        source: the rows, with targets as the likelihood reads them.
+        held_out: whether they are validation rows.
+    """
+    x, y, _ = some_points(source, _FEW_ROWS)
+    constant = ensemble.likelihood.constant(ensemble.outputs_once(x), y)
+    if constant:
+        warnings.warn(
+            f"{ensemble.recipe.name} predicts its {'validation' if held_out else 'training'} rows no better than {constant}, so it has learned nothing that "
+            "helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(rate=...)), or bring the inputs "
+            "to mean 0 and standard deviation 1.",
+            stacklevel=4,
+        )

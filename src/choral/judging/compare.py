@@ -11,7 +11,7 @@ from torch import nn
 
 from choral import __version__
 from choral.base.border import guarded, is_whole
-from choral.base.errors import InputError, RunError, did_you_mean
+from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
 from choral.base.types import Build
 from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
@@ -25,7 +25,7 @@ from choral.judging.findings import findings
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
 from choral.judging.spending import Spending, within
-from choral.judging.standings import Comparison, over_seeds
+from choral.judging.standings import DIVERGED, Comparison, over_seeds
 from choral.judging.trial import Trial, first_rows, make_trial, rows_of, shuffled
 from choral.plan.needs import warning
 from choral.recipes import METHODS, recipe_of
@@ -42,14 +42,15 @@ __all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
 def recipes_for(
     methods: str | Sequence[str | Recipe],
     *,
-    epochs: int,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None,
     training: Training,
     spending: Spending | None = None,
     said: Mapping[str, Any] | None = None,
     points: int | None = None,
 ) -> list[Recipe]:
-    """Return recipes at the same budget; names take the shared settings (`within`), recipes stay as they are.
+    """Return recipes at the same budget, or of the same epochs; names take the shared settings (`within`), recipes stay as they are.
 
     `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
     `said` are settings that replace also those that a method depends on, `points` how many there are to train on where `spending` does
@@ -73,7 +74,7 @@ def recipes_for(
             continue
         try:
             options: dict[str, Any] = {"members": members, "training": training, "spending": spending, "points": points}
-            found.append(within(method, epochs=epochs, **options, **(said or {})))
+            found.append(within(method, epochs=epochs, budget=budget, **options, **(said or {})))
         except InputError as error:
             raise InputError(f"{method}: {error}") from error
     if not found:
@@ -87,7 +88,7 @@ def compare(
     data: Problem | tuple[Any, Any, Any, Any],
     methods: str | Sequence[str | Recipe],
     *,
-    epochs: int = 60,
+    budget: int = 60,
     equal: Literal["operations", "epochs"] = "operations",
     members: int | None = None,
     training: Training = Training(),
@@ -108,7 +109,7 @@ def compare(
         build: the network, as for `fit`.
         data: (x_train, y_train, x_test, y_test) or a problem.
         methods: names or recipes; 'all' is all methods.
-        epochs: total budget of each method named, in epochs of one plain network.
+        budget: of each method named, in epochs of one plain network.
         equal: what is the same for all: 'operations' gives methods that run several members on each batch fewer epochs, and sparse
             ones no more; 'epochs' counts epochs alone.
         members: members where a method has a choice; if None its own default, or as many as have the steps they need.
@@ -131,10 +132,10 @@ def compare(
     if problem.likelihood is not None and options.get("likelihood") is None:
         options["likelihood"] = problem.likelihood
     spending = spending_of(build, problem, options, equal=equal)
-    recipes = recipes_for(methods, epochs=epochs, members=members, training=training, spending=spending)
+    recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
     strange_rows = arranged(ood, _columns(data))
     trial = trial_of(problem, weights=test_weights, ood=strange_rows, corruptions=corruptions)
-    settings = {"data": problem.name, "epochs": epochs, "seed": seed, "training": training.to_dict()}
+    settings = {"data": problem.name, "budget": budget, "seed": seed, "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
     settings |= {"equal": equal, "below": below(recipes, len(problem.y_train))}
 
@@ -155,7 +156,7 @@ def compare(
         parts = {seed: of_seed(seed, place)}
     else:
         parts = {own: of_seed(own, folder) for own, folder in folders.items()}
-    names = [row["method"] for row in next(iter(parts.values())).rows]
+    names = [row["method"] for row in next(iter(parts.values())).rows if DIVERGED not in row]
     baseline = "single" if "single" in names else names[0]
     comparison = parts[seed] if seeds is None else over_seeds(parts, baseline=baseline)
     found = findings([part.rows for part in parts.values()], baseline=baseline)
@@ -178,7 +179,7 @@ def spending_of(
 
 def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
     """Return, by method, a sentence on a budget that is below what it needs."""
-    said = {recipe.name: warning(recipe.plan, points) for recipe in recipes}
+    said = {recipe.name: warning(recipe.settled(points).plan, points) for recipe in recipes}
     return {name: sentence for name, sentence in said.items() if sentence}
 
 
@@ -253,24 +254,30 @@ def _measured(
     rows, evaluations, sketches = [], {}, {}
     for name, recipe in _named(recipes):
         folder = None if run_dir is None else run_dir / folder_name(name)
-        ensemble = fit(
-            build,
-            problem.points,
-            recipe,
-            run_dir=folder,
-            table=problem.table,
-            listener=None if listener is None else listener(name),
-            progress=None if listener is None else False,
-            **options,
-        )
+        try:
+            ensemble = fit(
+                build,
+                problem.points,
+                recipe,
+                run_dir=folder,
+                table=problem.table,
+                listener=None if listener is None else listener(name),
+                progress=None if listener is None else False,
+                **options,
+            )
+        except DivergedError as error:  # the other methods get their rows
+            rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})
+            continue
         evaluations[name] = judged(folder, ensemble, trial)
         sketches[name] = sketch(ensemble.predict(first_rows(problem.x_test, MAP_ROWS)))
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
+    if not evaluations:
+        raise DivergedError("; ".join(f"{row['method']}: {row[DIVERGED]}" for row in rows))
     details: dict[str, Any] = {"evaluation": evaluations, "map": {"pca": pca(sketches), "tsne": tsne(sketches)}}
-    errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else rows[0]["method"])
+    errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else next(iter(evaluations)))
     if errors is not None:
         details["corruption_errors"] = errors
-        rows = [row | errors["methods"][row["method"]] for row in rows]
+        rows = [row | errors["methods"].get(row["method"], {}) for row in rows]
     return rows, details
 
 

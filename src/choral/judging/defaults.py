@@ -16,7 +16,7 @@ from choral.data.problems import Problem
 from choral.layers.features import quantile_edges
 from choral.plan import AdamW, Phase
 from choral.plan.cost import begun
-from choral.recipes.training import OPTIMISERS, Training
+from choral.recipes.training import DEFAULT, OPTIMISERS, Training
 
 BINS, MORE_BINS = 48, 96
 LARGE = 5000  # rows above which a table is large
@@ -108,23 +108,25 @@ def training_for(
     batch_size: int | None = None,
     schedule: str | None = None,
 ) -> Training:
-    """Return training settings, unless said otherwise: AdamW at a constant rate for tables whose training is watched, Adam for other
-    perceptrons, SGD with momentum for images.
+    """Return training settings, unless said otherwise: AdamW at a constant rate for tables whose training is watched, else the
+    settings that `fit` chooses.
     """
     tabular, large = _is_tabular(model), len(problem.x_train) > LARGE
-    usual = "adamw" if tabular else "adam" if default_model(problem) == "mlp" else "sgd"
-    name = optimiser or usual
+    name = optimiser or "adamw"
     if name not in OPTIMISERS:
         raise InputError(
             f"there is no optimiser '{name}'; known: {', '.join(OPTIMISERS)}.{did_you_mean(name, OPTIMISERS)}"
         )
+    if not tabular:
+        chosen = DEFAULT if optimiser is None else OPTIMISERS[name]
+        return Training(rate=rate, optimiser=chosen, batch_size=batch_size, schedule=schedule or "cosine")  # type: ignore[arg-type]  # checked by Training
     rates = {"sgd": 0.05, "adam": 0.003, "adamw": 0.002 if large else 0.001}
-    chosen = AdamW(weight_decay=3e-4) if tabular and name == "adamw" else OPTIMISERS[name]
+    chosen = AdamW(weight_decay=3e-4) if name == "adamw" else OPTIMISERS[name]
     return Training(
         rate=rates[name] if rate is None else rate,
         optimiser=chosen,
-        batch_size=batch_size or ((256 if tabular else 128) if large else 32),
-        schedule=schedule or ("constant" if tabular else "cosine"),  # type: ignore[arg-type]  # checked by Training
+        batch_size=batch_size or (256 if large else 32),
+        schedule=schedule or "constant",  # type: ignore[arg-type]  # checked by Training
     )
 
 
@@ -133,13 +135,13 @@ class Usual:
     """How `choral fit` trains where the user does not say: bounds and what is held out to watch the training.
 
     Attributes:
-        epochs: the total budget; with validation an upper bound.
+        epochs: the total budget; with validation an upper bound; None leaves it to the recipe.
         members: of the default method.
         validation: part of the training rows held out, None for none.
         patience: epochs without a better score after which a member stops.
     """
 
-    epochs: int
+    epochs: int | None
     members: int | None = None
     validation: float | None = None
     patience: int | None = None
@@ -167,8 +169,8 @@ def usual(problem: Problem, plan: Phase | None, training: Training, *, model: st
         model: the network's name.
     """
     if not _is_tabular(model):
-        return Usual(epochs=60)
-    steps = -(-round(len(problem.x_train) * (1 - SHARE)) // training.batch_size)
+        return Usual(epochs=None)
+    steps = -(-round(len(problem.x_train) * (1 - SHARE)) // (training.batch_size or 32))
     each = max(30, min(600 if plan is None else 300, 60_000 // max(steps, 1)))
     patience = patience_for(steps)
     if plan is None:

@@ -13,10 +13,13 @@ MEASURES = {
     "accuracy": "accuracy",
     "rmse": "RMSE",
     "ece": "calibration",
+    "coverage_error": "coverage of intervals",
     "c_nll": "likelihood on corrupted inputs",
     "ood_auroc": "telling strange inputs apart",
 }
 POINT = ("accuracy", "rmse")
+CALIBRATION = ("ece", "coverage_error")
+_TOLERATED = 0.02  # of either, beyond the baseline's
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # of 95 %, for 2, 3, ... seeds
 
 
@@ -62,8 +65,8 @@ def findings(by_seed: Sequence[Sequence[Mapping[str, Any]]], *, baseline: str) -
         baseline: the method that others are held against.
     """
     methods = [str(row["method"]) for row in by_seed[0]]
-    score = next((n for n in ("nll", "pinball", "loss") if _values(by_seed, methods[0], n)), None)
-    if score is None or len(methods) < 2 or baseline not in methods:
+    score = next((n for n in ("nll", "pinball", "loss") if _values(by_seed, baseline, n)), None)
+    if score is None or len(methods) < 2:
         return []
     held = [m for m in methods if _values(by_seed, m, score)]
     order = sorted(held, key=lambda m: statistics.fmean(_values(by_seed, m, score)))
@@ -103,10 +106,14 @@ def _about(by_seed: Any, method: str, baseline: str) -> str:
 
 
 def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> str:
-    """Return what to use: the best in the score that is not worse in accuracy or RMSE, and what is level with it."""
-    sound = [
-        m for m in order if not any(d.word == "worse" for n, d in _compared(by_seed, m, baseline).items() if n in POINT)
-    ]
+    """Return what to use: the best in the score that is no worse in accuracy or RMSE and in calibration, and what is level with it."""
+
+    def is_sound(method: str) -> bool:
+        found = _compared(by_seed, method, baseline)
+        behind = [n for n, d in found.items() if d.word == "worse" and (n in POINT or d.gain < -_TOLERATED)]
+        return not any(n in (*POINT, *CALIBRATION) for n in behind)
+
+    sound = [m for m in order if is_sound(m)]
     best = sound[0] if sound else order[0]
     seeds = len(by_seed)
     chance = "" if seeds > 1 else " One seed only, so small differences may be noise; --seeds 3 tells."
@@ -123,7 +130,7 @@ def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> st
     ]
     near = f" Level with it within noise: {_listed(level)}." if level and seeds > 1 else ""
     point = next((MEASURES[n] for n in POINT if _values(by_seed, best, n)), "")
-    those = f" of the methods that lose no {point} to {baseline}" if point else ""
+    those = f" of the methods that lose no {point} or calibration to {baseline}" if point else ""
     return f"Use {best}: the best {MEASURES.get(score, score)}{those}.{near}{chance}"
 
 

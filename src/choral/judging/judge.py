@@ -101,6 +101,8 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
     row = _row(ensemble, evaluation["scores"], evaluation["cost"])
     row |= evaluation.get("corruptions", {}).get("means", {})
     row |= {n: evaluation["classes"][n] for n in ("balanced_accuracy", "majority_accuracy") if "classes" in evaluation}
+    if "coverage_95" in row:
+        row["coverage_error"] = abs(row["coverage_95"] - 0.95)
     if "ood" in evaluation:
         row["ood_auroc"] = evaluation["ood"]["scores"][evaluation["ood"]["best"]]["auroc"]
     return row

@@ -43,6 +43,7 @@ class Spending:
 
     def epochs(self, recipe: Recipe) -> float:
         """Return the epochs of the plain network that cost as many operations as a recipe's training."""
+        recipe = recipe.settled(self.points)
         task = make_task(self._build, self._source, recipe, **self._options)
         return forecast(task, self._source, recipe.plan).train_flops / self._one(recipe)
 
@@ -58,7 +59,8 @@ class Spending:
 def within(
     name: str,
     *,
-    epochs: int,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None,
     training: Training,
     spending: Spending | None = None,
@@ -73,7 +75,8 @@ def within(
 
     Args:
         name: of the method.
-        epochs: the budget.
+        budget: epochs of the plain network in all.
+        epochs: length of one training instead.
         members: members where the method has a choice; None leaves it open.
         training: settings shared by all methods but those that have their own.
         spending: counts operations; None takes the budget for epochs, whatever they cost, and every default as it is.
@@ -82,7 +85,7 @@ def within(
     """
     if name not in METHODS:
         make(name)
-    options: dict[str, Any] = {"epochs": epochs, "training": METHODS[name].trained(training, **said)}
+    options: dict[str, Any] = {"epochs": epochs, "budget": budget, "training": METHODS[name].trained(training, **said)}
     known = points if spending is None else spending.points
     options |= METHODS[name].for_few if known is not None and known < FEW else {}
     chosen = METHODS[name].options.get("members")
@@ -92,7 +95,7 @@ def within(
         return _affordable(name, options, spending)
     best = _possible(name, options, spending)
     count = chosen.default if best is None else best.members
-    while count and count > 2 and (best is None or short(best.plan, spending.points)):
+    while count and count > 2 and (best is None or short(best.settled(spending.points).plan, spending.points)):
         count -= 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a number that is doubtful is no improvement
@@ -112,20 +115,20 @@ def _possible(name: str, options: dict[str, Any], spending: Spending) -> Recipe 
 
 def _sufficiency(recipe: Recipe, points: int) -> float:
     """Return the part of the steps it needs that the worst training phase of a recipe has, at most 1."""
-    return min((one.steps / one.least_steps for one in short(recipe.plan, points)), default=1.0)
+    return min((one.steps / one.least_steps for one in short(recipe.settled(points).plan, points)), default=1.0)
 
 
 def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -> Recipe:
     """Return a recipe within the budget of its epochs, or the cheapest there is."""
     recipe = make(name, **options)
-    if spending is None:
+    if spending is None or options["budget"] is None:
         return recipe
-    budget = epochs = options["epochs"]
+    wanted = budget = options["budget"]
     spent = spending.epochs(recipe)
-    while spent > budget * _SLACK and epochs > 1:
-        epochs = max(1, min(epochs - 1, int(epochs * budget / spent)))
+    while spent > wanted * _SLACK and budget > 1:
+        budget = max(1, min(budget - 1, int(budget * wanted / spent)))
         try:
-            recipe = make(name, **options | {"epochs": epochs})
+            recipe = make(name, **options | {"budget": budget})
         except InputError:  # too few for its members: what it takes at least is a little more than the budget
             break
         spent = spending.epochs(recipe)

@@ -14,6 +14,8 @@ from choral.base.errors import InputError
 from choral.engine.files import write_bytes
 
 _HEAD = ("method", "members", "epochs")
+DIVERGED = "diverged"
+"""The key of a row under which it keeps why its method gave no ensemble."""
 _MARKS = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
 
 
@@ -109,8 +111,11 @@ class Comparison:
             [self._cell(row, n, " ± ") if n in self.shown else _text(row.get(n)) for n in names] for row in self.rows
         ]
         widths = [max(len(r[i]) for r in cells) for i in range(len(names))]
-        return "\n".join(
+        lines = [
             "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))) for r in cells
+        ]
+        return "\n".join(
+            [*lines, *(f"{row['method']} diverged: {row[DIVERGED]}" for row in self.rows if DIVERGED in row)]
         )
 
 
@@ -123,14 +128,10 @@ def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:
     """
     first = next(iter(parts.values()))
     rows, deviations, differences = [], {}, {}
-    own: dict[str, list[Any]] = {
-        name: [_row(part, baseline).get(name) for part in parts.values()] for name in first.rows[0]
-    }
-    for row in first.rows:
-        method = row["method"]
-        columns: dict[str, list[Any]] = {
-            name: [_row(part, method).get(name) for part in parts.values()] for name in row
-        }
+    own = _columns(parts, baseline)
+    for method in [row["method"] for row in first.rows]:
+        columns = _columns(parts, method)
+        row = {name: next(v for v in values if v is not None) for name, values in columns.items()}
         measured = {n: v for n, v in columns.items() if n not in _HEAD and all(map(_is_number, v))}
         told = {n: v for n, v in row.items() if n in _HEAD or not _is_number(v)}  # what a seed lacks has no mean
         rows.append(told | {n: statistics.fmean(v) for n, v in measured.items()})
@@ -148,6 +149,12 @@ def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:
     by_seed = {str(seed): part.rows for seed, part in parts.items()}
     details = first.details | {"deviations": deviations, "differences": differences, "by_seed": by_seed}
     return Comparison(rows, settings, details)
+
+
+def _columns(parts: Mapping[int, Comparison], method: str) -> dict[str, list[Any]]:
+    """Return all that is known of a method, by seed; None where a seed lacks it."""
+    rows = [_row(part, method) for part in parts.values()]
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
 def _row(part: Comparison, method: str) -> dict[str, Any]:
@@ -170,7 +177,7 @@ def _sign(name: str) -> int:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)
 
 
 def _kept(text: str, path: str | Path | None) -> str:

@@ -1,8 +1,19 @@
 """Checks of the arguments networks are built from; each returns the value or raises InputError."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from torch import nn
 
 from choral.base.errors import InputError, did_you_mean
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
 
 
 def count(name: str, value: int, *, least: int = 1) -> int:
@@ -36,6 +47,16 @@ def choice(name: str, value: str | None, accepted: Iterable[str | None]) -> None
     if not any(value == option and type(value) is type(option) for option in accepted):
         near = did_you_mean(str(value), [option for option in accepted if option is not None])
         raise InputError(f"{name}={value!r} is not accepted; give one of {', '.join(map(repr, accepted))}.{near}")
+
+
+def activation_named(name: str) -> Callable[[], nn.Module]:
+    """Return the class of an activation: "relu", "tanh", "sigmoid", "elu", "gelu" or "silu".
+
+    >>> activation_named("silu")()
+    SiLU()
+    """
+    choice("activation", name, _ACTIVATIONS)
+    return _ACTIVATIONS[name]
 
 
 def blocks(name: str, depth: int, *, layers: int, extra: int) -> int:

@@ -5,17 +5,9 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from choral.models.arguments import choice, count, counts, rate
+from choral.models.arguments import activation_named, choice, count, counts, rate
 from choral.models.spec import zoo
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-}
 _NORMS: dict[str | None, Callable[[int], nn.Module] | None] = {
     None: None,
     "batch": nn.BatchNorm1d,
@@ -48,7 +40,7 @@ def mlp(
     >>> sum(p.numel() for p in mlp(8, 1).parameters())
     501
     """
-    choice("activation", activation, _ACTIVATIONS)
+    act = activation_named(activation)
     choice("norm", norm, _NORMS)
     rate("dropout", dropout)
     normalise = _NORMS[norm]
@@ -58,7 +50,7 @@ def mlp(
         layers[f"linear{i}"] = nn.Linear(width, units)
         if normalise is not None:
             layers[f"norm{i}"] = normalise(units)
-        layers[f"activation{i}"] = _ACTIVATIONS[activation]()
+        layers[f"activation{i}"] = act()
         if dropout > 0:
             layers[f"dropout{i}"] = nn.Dropout(dropout)
         width = units

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from choral.layers.frn import FilterResponseNorm
-from choral.models.arguments import blocks, choice, count
+from choral.models.arguments import activation_named, blocks, choice, count
 from choral.models.initialise import he
 from choral.models.spec import zoo
 
@@ -130,7 +130,9 @@ def _cifar(depth: int, *, classes: int, channels: int, width: int, parts: _Parts
 
 
 @zoo
-def resnet_cifar(depth: int = 20, *, classes: int = 10, channels: int = 3, width: int = 16) -> nn.Module:
+def resnet_cifar(
+    depth: int = 20, *, classes: int = 10, channels: int = 3, width: int = 16, activation: str = "relu"
+) -> nn.Module:
     """Return a ResNet for small images: three stages of basic blocks with 1x1 projection shortcuts.
 
     Args:
@@ -138,6 +140,7 @@ def resnet_cifar(depth: int = 20, *, classes: int = 10, channels: int = 3, width
         classes: number of classes.
         channels: channels of the images.
         width: channels of the first stage; the others have twice and four times as many.
+        activation: as in `mlp`; "silu" is that of the SeBayS authors' networks.
 
     Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
@@ -148,7 +151,8 @@ def resnet_cifar(depth: int = 20, *, classes: int = 10, channels: int = 3, width
     >>> sum(p.numel() for p in resnet_cifar(20).parameters())
     272474
     """
-    network = _cifar(depth, classes=classes, channels=channels, width=width, parts=_Parts())
+    parts = _Parts(activation=activation_named(activation))
+    network = _cifar(depth, classes=classes, channels=channels, width=width, parts=parts)
     he(network)
     return network
 
@@ -158,7 +162,7 @@ def resnet20_frn(*, classes: int = 10, channels: int = 3, width: int = 16) -> nn
     """Return the ResNet-20 of the reference posteriors: FilterResponseNorm and Swish, and biased convolutions.
 
     Without BatchNorm the likelihood of an example does not depend on the rest of its batch, so the posterior is well
-    defined. The arguments are those of `resnet_cifar`.
+    defined. The arguments are those of `resnet_cifar`, without an activation.
 
     Reference: Izmailov et al., "What Are Bayesian Neural Network Posteriors Really Like?", 2021, arXiv:2104.14421.
 
@@ -174,7 +178,9 @@ def resnet20_frn(*, classes: int = 10, channels: int = 3, width: int = 16) -> nn
 
 
 @zoo
-def resnet18(*, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64) -> nn.Module:
+def resnet18(
+    *, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64, activation: str = "relu"
+) -> nn.Module:
     """Return ResNet-18: four stages of two basic blocks.
 
     Args:
@@ -182,6 +188,7 @@ def resnet18(*, classes: int = 1000, channels: int = 3, stem: str = "imagenet", 
         channels: channels of the images.
         stem: "imagenet" (7x7 convolution of stride 2 and max-pooling) or "cifar" (3x3 of stride 1, no pooling).
         width: channels of the first stage; each further stage doubles them.
+        activation: as in `mlp`.
 
     Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
@@ -191,7 +198,7 @@ def resnet18(*, classes: int = 1000, channels: int = 3, stem: str = "imagenet", 
     11689512
     """
     choice("stem", stem, STEMS)
-    parts = _Parts()
+    parts = _Parts(activation=activation_named(activation))
     network = _resnet(
         [2, 2, 2, 2],
         block=lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride, parts),
@@ -206,10 +213,12 @@ def resnet18(*, classes: int = 1000, channels: int = 3, stem: str = "imagenet", 
     return network
 
 
-def _bottlenecks(*, classes: int, channels: int, stem: str, width: int, expansion: int, groups: int) -> nn.Module:
+def _bottlenecks(
+    *, classes: int, channels: int, stem: str, width: int, expansion: int, groups: int, activation: str
+) -> nn.Module:
     """Return 50 layers of bottlenecks: inner convolutions `width` wide at first, outputs `expansion` times that."""
     choice("stem", stem, STEMS)
-    parts = _Parts()
+    parts = _Parts(activation=activation_named(activation))
     network = _resnet(
         [3, 4, 6, 3],
         block=lambda inputs, outputs, stride: Bottleneck(inputs, outputs // expansion, outputs, stride, groups, parts),
@@ -225,7 +234,9 @@ def _bottlenecks(*, classes: int, channels: int, stem: str, width: int, expansio
 
 
 @zoo
-def resnet50(*, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64) -> nn.Module:
+def resnet50(
+    *, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64, activation: str = "relu"
+) -> nn.Module:
     """Return ResNet-50: bottleneck blocks that give four times the width of their 3x3 convolution.
 
     The arguments are those of `resnet18`.
@@ -235,12 +246,20 @@ def resnet50(*, classes: int = 1000, channels: int = 3, stem: str = "imagenet", 
     Differs from the paper: the stride is on the 3x3 convolution of a block, as in common implementations.
     """
     count("width", width)
-    return _bottlenecks(classes=classes, channels=channels, stem=stem, width=width, expansion=4, groups=1)
+    return _bottlenecks(
+        classes=classes, channels=channels, stem=stem, width=width, expansion=4, groups=1, activation=activation
+    )
 
 
 @zoo
 def resnext50(
-    *, classes: int = 1000, channels: int = 3, stem: str = "imagenet", groups: int = 32, group_width: int = 4
+    *,
+    classes: int = 1000,
+    channels: int = 3,
+    stem: str = "imagenet",
+    groups: int = 32,
+    group_width: int = 4,
+    activation: str = "relu",
 ) -> nn.Module:
     """Return ResNeXt-50 (32x4d): ResNet-50 with grouped 3x3 convolutions.
 
@@ -250,6 +269,7 @@ def resnext50(
         stem: as in `resnet18`.
         groups: groups of the 3x3 convolutions, the paper's cardinality C.
         group_width: channels of one group in the first stage, the paper's d.
+        activation: as in `mlp`.
 
     Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
@@ -257,4 +277,6 @@ def resnext50(
     Table 1.
     """
     width = count("groups", groups) * count("group_width", group_width)
-    return _bottlenecks(classes=classes, channels=channels, stem=stem, width=width, expansion=2, groups=groups)
+    return _bottlenecks(
+        classes=classes, channels=channels, stem=stem, width=width, expansion=2, groups=groups, activation=activation
+    )

@@ -1,5 +1,6 @@
 """Bayesian operators: anchors and their walks, perturbed posteriors, frozen gates and what becomes of closed ones."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,9 +9,9 @@ import torch
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
 from choral.bayes.chains import Walk
-from choral.bayes.posteriors import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds
+from choral.bayes.posteriors import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds, std_of
 from choral.bayes.priors import in_parameters, in_units
-from choral.compaction import Form, follow, neuron_param_mask, plan_compaction, slice_params
+from choral.compaction import Fold, Form, follow, plan_compaction, slice_params
 from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
 
@@ -212,9 +213,10 @@ class FreezeGates(Operator):
 class CompactGates(Operator):
     """Make nodes with closed gates disappear: smaller tensors, so that training on really is cheaper.
 
-    A closed node gives zero. Where normalisation follows, that zero would come out as the layer's shift, a constant;
-    a node that disappears takes its scale and shift with it. Nodes that cannot go (summed with living ones, for example)
-    stay behind their closed gates, and everything about them is left as it was.
+    A closed node gives zero, but normalization behind it still emits a constant: its shift. The bias of the next layer
+    takes that over. Where it cannot (zero-padding, no bias), one closed node of the layer stays and carries the constants
+    of all: the posteriors of its outgoing weights become those of the weighted sum. Outputs stay the same, in evaluation
+    mode and at the means. Nodes that cannot go (summed with living ones, for example) stay behind their closed gates.
     """
 
     def apply(self, state: State, context: Context) -> State:
@@ -224,23 +226,39 @@ class CompactGates(Operator):
         keep = gate_keep(state.params, state.buffers)
         if all(bool(open_.all()) for open_ in keep.values()):
             return state
-        twin, example = context.member(state, 0), context.example()
-        # behind a closed node the scale and shift of normalisation are zero, so that nothing is left to fold
-        silent = neuron_param_mask(twin, keep, example)
-        with torch.no_grad():
-            for name, p in twin.named_parameters():
-                if name in silent:
-                    p.mul_(silent[name].to(p))
-        form = variational_form(plan_compaction(twin, keep, example), [*state.params, *state.buffers])
+        solution = plan_compaction(context.member(state, 0), keep, context.example())
+        form = variational_form(solution.form, [*state.params, *state.buffers])
         if not form["axes"]:
             return state
         return State(
-            slice_params(state.params, form),
+            slice_params(take_over(state.params, solution.folds), form),
             slice_params(state.buffers, form),
             {name: slice_params(slot, form) for name, slot in state.slots.items()},
             _sliced_memory(state.memory, form),
             form,
         )
+
+
+def take_over(params: Params, folds: Iterable[Fold]) -> Params:
+    """Return parameters whose posteriors hold what was folded into them.
+
+    A sum of independent Gaussians is Gaussian: means add up with the constants, variances with their squares. Weights
+    without a posterior add up as they are.
+    """
+    changed = dict(params)
+    for fold in folds:
+        for part in ("", MEAN, RHO):
+            if fold.weight + part not in changed:
+                continue
+            weight, held = changed[fold.weight + part], changed[fold.target + part].clone()
+            if part == RHO:
+                added = fold.added(std_of(weight).square(), power=2)
+                std = (std_of(held[fold.where]).square() + added).sqrt()
+                held[fold.where] = std + (-(-std).expm1()).log()  # the inverse of softplus
+            else:
+                held[fold.where] += fold.added(weight)
+            changed[fold.target + part] = held
+    return changed
 
 
 def _sliced_memory(memory: Params, form: Form) -> Params:

@@ -6,6 +6,9 @@ from choral.plan.cost import batches_in, cost
 from choral.plan.phases import Phase, Train
 from choral.plan.walk import mapped, trainings
 
+ENOUGH = 10_000
+"""Steps of the longest training phase where the user does not say how long it is."""
+
 
 @dataclass(frozen=True)
 class Short:
@@ -53,6 +56,18 @@ def raised(plan: Phase, points: int) -> Phase:
         return replace(phase, epochs=least) if 0 < phase.epochs < least else phase
 
     return mapped(plan, floor)
+
+
+def enough(plan: Phase, points: int) -> Phase:
+    """Return a plan with as many epochs as so many points need: 10,000 steps in the longest phase, or its own epochs if they are fewer,
+    and in every phase the steps that its method needs.
+
+    >>> enough(Train(epochs=200, batch_size=128), 50_000).epochs, enough(Train(epochs=200, batch_size=32), 150).epochs
+    (26, 200)
+    """
+    longest = max((steps_of(phase, points) for phase in trainings(plan)), default=0)
+    factor = min(1.0, ENOUGH / max(longest, 1))
+    return raised(mapped(plan, lambda phase: replace(phase, epochs=-int(-phase.epochs * factor // 1))), points)
 
 
 def warning(plan: Phase, points: int) -> str:

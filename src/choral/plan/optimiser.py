@@ -64,6 +64,17 @@ class Optimiser(Value, ABC):
     direct: ClassVar[bool] = True
     """Whether `update` takes the steps of torch's optimiser by its fused kernel."""
 
+    usual_rate: ClassVar[float] = 1e-3
+    """The peak learning rate where none is given."""
+
+    adaptive: ClassVar[bool] = False
+    """Whether steps are as long as the learning rate says, whatever the size of gradients."""
+
+    @property
+    def own_rate(self) -> float | None:
+        """The learning rate that it brings itself, if any."""
+        return None
+
     @property
     def elementwise(self) -> bool:
         """Whether each number is updated by itself, so that stacked members stay apart."""
@@ -141,6 +152,8 @@ class SGD(Optimiser):
     momentum: float = 0.9
     nesterov: bool = False
 
+    usual_rate: ClassVar[float] = 0.05
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.momentum < 1:
@@ -185,6 +198,8 @@ class _Adam(Optimiser, ABC):
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+
+    adaptive: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,6 +69,11 @@ class OwnOptimiser(Optimiser):
         """Return the same optimiser with a weight decay of 0 in every group, whatever the factory says."""
         return replace(self, weight_decay=0.0, own_decay=False)
 
+    @property
+    def own_rate(self) -> float | None:
+        """The learning rate of the factory's first group."""
+        return None if self.factory.call is None else float(_tried(self.factory).param_groups[0]["lr"])
+
     def check_rate(self, rate: float) -> None:
         """Raise InputError if the factory has a rate of its own that is neither its class's default nor the schedule's."""
         if self.factory.call is None:

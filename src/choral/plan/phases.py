@@ -189,7 +189,8 @@ class Train(Phase):
         epochs: passes over this member's training points.
         schedule: learning rate, spanning the phase.
         optimiser: what updates the weights.
-        batch_size: points in a batch; a last batch of a single point is left out (BatchNorm cannot train on it).
+        batch_size: points in a batch, 0 for as many as `fit` chooses; a last batch of a single point is left out (BatchNorm cannot train
+            on it).
         memory: 'fresh' starts the optimiser anew, 'carried' goes on with the memory of the phase before.
         every: operators applied while training.
         select: chooses among the branches trained together, and weighs them, by held-out points; None keeps all alike.

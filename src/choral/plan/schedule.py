@@ -149,6 +149,34 @@ class Part(Schedule):
 
 
 @dataclass(frozen=True)
+class Relative(Schedule):
+    """The shape of another schedule times a peak learning rate, which `fit` chooses while it is None.
+
+    >>> Relative(Cosine(1.0)).at(0.0), Relative(Cosine(1.0), 0.003).at(0.0)
+    (1.0, 0.003)
+    """
+
+    shape: Schedule
+    peak: float | None = None
+
+    @property
+    def by_progress(self) -> bool:
+        """As its shape."""
+        return self.shape.by_progress
+
+    def at(self, progress: float) -> float:
+        """Return the learning rate, or the shape alone while there is no peak."""
+        return self._times(self.shape.at(progress))
+
+    def rate(self, step: int, steps: int) -> float:
+        """Return the learning rate of a step."""
+        return self._times(self.shape.rate(step, steps))
+
+    def _times(self, part: float) -> float:
+        return part if self.peak is None else self.peak * part
+
+
+@dataclass(frozen=True)
 class Triangles(Schedule):
     """`cycles` equal triangles from `start` to `turn` and back.
 

@@ -47,7 +47,7 @@ def label(node: Phase) -> str:
             f"Train {node.epochs} epochs",
             _brief(node.schedule),
             _brief(node.optimiser),
-            f"batch {node.batch_size}",
+            f"batch {node.batch_size or 'chosen for the data'}",
         ]
         parts += ["optimiser memory carried"] if node.memory == "carried" else []
         parts += [_brief(rule) for rule in node.every]

@@ -111,8 +111,8 @@ class _Check:
     def _odd_settings(self, phase: Train, slots: frozenset[str]) -> Iterator[str]:
         if phase.epochs < 0 or phase.epochs != int(phase.epochs):
             yield f"epochs is {phase.epochs}; give a whole number, 0 or more"
-        if phase.batch_size < 1:
-            yield f"batch_size is {phase.batch_size}; give 1 or more"
+        if phase.batch_size < 0:
+            yield f"batch_size is {phase.batch_size}; give 1 or more, or 0 for one that is chosen"
         if phase.memory not in ("fresh", "carried"):
             yield f"memory is {phase.memory!r}; give 'fresh' or 'carried'"
         for slot in self.penalty_slots:

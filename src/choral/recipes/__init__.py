@@ -211,11 +211,13 @@ def _checked(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
 
     @functools.wraps(build)
     def call(*args: Any, **given: Any) -> Recipe:
-        for option in ("epochs", "members", "draws"):
-            least = int(option != "epochs")
+        for option in ("epochs", "budget", "members", "draws"):
+            least = int(option in ("members", "draws"))
             if given.get(option) is not None and not is_whole(given[option], least):
                 raise InputError(f"{option} is {given[option]!r}; give a whole number of {least} or more.")
-        return made(*args, **given)
+        recipe = made(*args, **given)
+        said = any(value is not None and (n == "budget" or n.endswith("epochs")) for n, value in given.items())
+        return recipe if said else replace(recipe, enough=True)
 
     return call
 

@@ -11,7 +11,7 @@ from choral.objectives.anchored import Anchored
 from choral.objectives.combine import Objective
 from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 
 SCALED_STD = 2**0.5
 ADAM = Training(rate=0.002, optimiser=Adam())
@@ -24,18 +24,20 @@ def prior_of(prior_std: float | None) -> dict[str, Any]:
 
 def anchored(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None = None,
     prior_std: float | None = None,
     target_noise: bool = False,
     combine: Combine = "probs",
-    training: Training = ADAM,
+    training: Training | Paper = ADAM,
 ) -> Recipe:
     """Independent networks, each pulled to its own anchor drawn from the prior.
 
     Args:
-        epochs: total budget; shared evenly by the members.
-        members: networks trained; one for every 100 epochs if None, but at least 2.
+        epochs: length of each member's training.
+        budget: total of all members instead, in epochs of one network; shared evenly.
+        members: networks trained; if None 4, or of a budget one for every 100 epochs, but at least 2.
         prior_std: standard deviation of the Gaussian prior on every parameter; the authors' is 0.2 ** 0.5 for residual networks on
             CIFAR-10. None scales the prior to the network: sqrt(2 / inputs of a unit) for weights, with which layers of
             rectified units keep the size of what they read, and sqrt(2) for vectors.
@@ -47,10 +49,12 @@ def anchored(
 
     Differs from the authors' code: the last weights are kept, not those that were best on validation data.
     """
-    count = max(2, epochs // 100) if members is None else members
+    members = max(2, budget // 100) if members is None and budget is not None else members or 4
+    epochs = total_epochs(epochs, budget, trainings=members)
+    training = settings_of(training, ADAM)
     prior = prior_of(prior_std)
     draw: list[Operator] = [DrawAnchor(walk=IID(), **prior)]
     draw += [DrawTargetShift(walk=IID(), **prior)] if target_noise else []
     pulled = training.without_decay()
-    plan = forked(epochs, count, lambda each: (Reset(), *draw, pulled.phase(each), Collect()))
+    plan = forked(epochs, members, lambda each: (Reset(), *draw, pulled.phase(each), Collect()))
     return Recipe(name="anchored", plan=plan, objective=Objective(penalties=(Anchored(**prior),)), combine=combine)

@@ -7,28 +7,32 @@ Tune Ensembles", AAAI 2022, arXiv:2202.11782, Table 1.
 from choral.base.errors import InputError
 from choral.plan import Bag, Collect, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 
 
 def bagged(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 4,
     fraction: float = 0.9,
     replace: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Independent networks, each on its own random 90 % of the training points.
 
     Args:
-        epochs: total budget; shared evenly as passes of each member over its own part.
+        epochs: length of each member's training.
+        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
         fraction: size of each part relative to all points, in (0, 1].
         replace: draw with replacement (the bootstrap).
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
     """
+    epochs = total_epochs(epochs, budget, trainings=members)
+    training = settings_of(training)
     if not 0 < fraction <= 1:
         raise InputError(f"fraction is {fraction}; give a number above 0 and at most 1.")
     bag = Bag(fraction=fraction, replace=replace)

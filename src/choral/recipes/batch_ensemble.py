@@ -8,13 +8,14 @@ from typing import Literal
 
 from choral.base.errors import InputError
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import BatchEnsemble
 
 
 def batch_ensemble(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 4,
     start: Literal["normal", "signs"] = "normal",
     spread: float = 0.5,
@@ -22,12 +23,12 @@ def batch_ensemble(
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Members that share all weights up to rank-one factors of their own, trained in one run.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: members, all trained on every batch.
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
@@ -37,6 +38,8 @@ def batch_ensemble(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; the factors take no weight decay.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     if epochs and members > 1 and start == "normal" and spread == 0:
         raise InputError(
             "batch_ensemble: spread is 0, so that all factors start at 1 and members that read the same batches stay the same for ever; give "

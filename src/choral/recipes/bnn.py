@@ -8,7 +8,7 @@ from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.plan import SGD, Collect, Reset, Schedule, Steps
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 from choral.structures import Gaussian
 
 VARIATIONAL = Training(rate=0.1, optimiser=SGD(momentum=0.9, clip=1.0), schedule="steps")
@@ -16,12 +16,13 @@ VARIATIONAL = Training(rate=0.1, optimiser=SGD(momentum=0.9, clip=1.0), schedule
 
 def settling(training: Training) -> Schedule:
     """Return the schedule of a single Bayesian network: 'steps' falls to a tenth at 60 % and 80 %, as in the paper."""
-    return Steps(training.rate, milestones=(0.6, 0.8)) if training.schedule == "steps" else training.full()
+    return Steps(training.peak, milestones=(0.6, 0.8)) if training.schedule == "steps" else training.full()
 
 
 def bnn(
     *,
-    epochs: int = 250,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 1,
     draws: int = 10,
     prior_std: float = 0.2,
@@ -30,12 +31,13 @@ def bnn(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """One network whose weights are Gaussian, drawn anew in every pass; predictions average several draws.
 
     Args:
-        epochs: total budget; shared evenly by the networks.
+        epochs: length of each member's training.
+        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks, each with a posterior of its own.
         draws: passes averaged at prediction for each network (1 or 5 in the paper).
         prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalisation.
@@ -47,6 +49,8 @@ def bnn(
         training: optimiser, rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
             1 unless it says otherwise.
     """
+    epochs = total_epochs(epochs, budget, trainings=members, usual=250)
+    training = settings_of(training, VARIATIONAL)
     objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
     chosen = training.clipped(1.0).with_rates(_rho=rho_rate)
     plan = forked(epochs, members, lambda each: (Reset(), chosen.phase(each, settling(training)), Collect()))

@@ -10,13 +10,14 @@ from choral.objectives.kl import GaussianKL
 from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.exploration import Exploitation, Narrowing, sequential_phases
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import Gaussian
 
 
 def bnn_sequential(
     *,
     epochs: int | None = None,
+    budget: int | None = None,
     explore_epochs: int | None = None,
     exploit_epochs: int | None = None,
     members: int = 3,
@@ -33,12 +34,14 @@ def bnn_sequential(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """One mean-field Bayesian run that settles, is kept and is perturbed, again and again; nothing is pruned.
 
     Args are those of `sebays_freeze`, as far as a dense network has them.
     """
+    epochs = total_epochs(epochs, budget, usual=None)
+    training = settings_of(training, VARIATIONAL)
     plan = sequential_phases(
         (),
         epochs=epochs,

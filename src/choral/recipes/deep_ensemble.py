@@ -6,21 +6,29 @@ Ensembles", NeurIPS 2017, arXiv:1612.01474.
 
 from choral.plan import Collect, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 
 
 def deep_ensemble(
-    *, epochs: int = 200, members: int = 4, combine: Combine = "probs", training: Training = Training()
+    *,
+    epochs: int | None = None,
+    budget: int | None = None,
+    members: int = 4,
+    combine: Combine = "probs",
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Independent networks from different random starts; the budget is split evenly.
 
     Args:
-        epochs: total budget; shared evenly; the first members get an epoch more where it cannot be.
+        epochs: length of each member's training.
+        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
 
     Differs from the paper: no adversarial training.
     """
+    epochs = total_epochs(epochs, budget, trainings=members)
+    training = settings_of(training)
     plan = forked(epochs, members, lambda each: (Reset(), training.phase(each), Collect()))
     return Recipe(name="deep_ensemble", plan=plan, combine=combine)

@@ -5,29 +5,32 @@ arXiv:1905.09453, Table 2.
 """
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import Stochastic
 
 
 def drop_connect(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     rate: float = 0.1,
     draws: int = 20,
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network whose single weights are dropped at random, also at prediction; several passes are averaged.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     structure = Stochastic(rate=rate, draws=draws, connections=True)
     return Recipe(
         name="drop_connect", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine

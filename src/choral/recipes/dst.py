@@ -6,24 +6,26 @@ Sparsity", ICLR 2022, arXiv:2106.14568, section 3.1; Evci et al., 2020, arXiv:19
 
 from choral.plan import Collect, ErdosRenyi, Every, Prune, Regrow, Reset
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 
 
 def dst(
     *,
-    epochs: int = 450,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 3,
     sparsity: float = 0.8,
     interval: int = 1000,
     rate: float = 0.5,
     moving: float = 1.0,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Independent sparse networks whose connections move while they train.
 
     Args:
-        epochs: total budget, split evenly.
+        epochs: length of each member's training.
+        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
         sparsity: share of weights that are zero at any time (Erdos-Renyi-Kernel densities).
         interval: steps between two moves.
@@ -32,6 +34,8 @@ def dst(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule of each member.
     """
+    epochs = total_epochs(epochs, budget, trainings=members, usual=150)
+    training = settings_of(training)
     move = Every(count=interval, phase=Regrow(rate=rate), stop=moving)
     cut = Prune(masks=ErdosRenyi(sparsity=sparsity))
     plan = forked(epochs, members, lambda each: (Reset(), cut, training.phase(each, every=(move,)), Collect()))

@@ -11,13 +11,14 @@ from choral.objectives.combine import Objective
 from choral.objectives.patch_penalty import PatchedL2
 from choral.plan import RecalibrateDraws
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import Patched
 
 
 def ecmp(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     components: int = 5,
     draws: int = 50,
     norms: bool = True,
@@ -28,12 +29,14 @@ def ecmp(
     statistics: Literal["draw", "shared"] = "draw",
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Like EMP, but every scalar of a patched layer draws its own component.
 
     Args are those of `emp`.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     mixture = Mixture(components=components, assignment="scalar", learned=learned)
     structure = Patched(
         mixture=mixture,

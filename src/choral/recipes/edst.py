@@ -9,12 +9,13 @@ from typing import Any
 from choral.base.errors import InputError
 from choral.plan import Collect, Constant, ErdosRenyi, Every, Prune, Regrow, Reset, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
 
 
 def edst(
     *,
-    epochs: int = 450,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 3,
     explore_epochs: int | None = None,
     sparsity: float = 0.8,
@@ -23,12 +24,12 @@ def edst(
     escape: float = 0.8,
     moving: float = 1.0,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One dynamic sparse run: explore, then settle, keep a member and move 80 % of the weights, again and again.
 
     Args:
-        epochs: total budget, exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
+        epochs: length of the training run. Exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
         members: networks kept; they share evenly what exploration leaves.
         explore_epochs: epochs before the first member settles. If None, 150, or a third of budgets below 450, with the epochs
             that cannot be shared evenly.
@@ -42,6 +43,8 @@ def edst(
 
     Differs from the authors' code: grown weights also start with zero momentum.
     """
+    epochs = total_epochs(epochs, budget, usual=450)
+    training = settings_of(training)
     planned = min(150, epochs // 3) if explore_epochs is None else explore_epochs
     settle = (epochs - planned) // members if members > 0 else 0
     if members < 1 or planned < 0 or settle < 2:
@@ -52,10 +55,10 @@ def edst(
         )
     move = (Every(count=interval, phase=Regrow(rate=rate), stop=moving),)
     rest = epochs - members * settle if explore_epochs is None else planned
-    explore = training.phase(rest, Constant(training.rate), every=move)
+    explore = training.phase(rest, Constant(training.peak), every=move)
     short: dict[str, Any] = {"every": move, "least_steps": FEW_STEPS}
-    first = training.phase(settle - settle // 2, Constant(training.rate / 10), **short)
-    second = training.phase(settle // 2, Constant(training.rate / 100), memory="carried", **short)
+    first = training.phase(settle - settle // 2, Constant(training.peak / 10), **short)
+    second = training.phase(settle // 2, Constant(training.peak / 100), memory="carried", **short)
     kept = (first, second, Collect())
     plan = seq(
         Reset(),

@@ -11,13 +11,14 @@ from choral.objectives.combine import Objective
 from choral.objectives.patch_penalty import PatchedL2
 from choral.plan import RecalibrateDraws
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import Patched
 
 
 def emp(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     components: int = 5,
     draws: int = 50,
     norms: bool = True,
@@ -28,12 +29,12 @@ def emp(
     statistics: Literal["draw", "shared"] = "draw",
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network whose normalisation and output layers are drawn from K components in every pass.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         components: K, components of each patched layer.
         draws: S, passes averaged at prediction (the paper uses 200).
         norms, output: whether normalisation layers and the output layer are patched.
@@ -46,6 +47,8 @@ def emp(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     mixture = Mixture(components=components, assignment="layer", learned=learned)
     structure = Patched(
         mixture=mixture,

@@ -130,10 +130,10 @@ def sequential_phases(
         )
     first, each = split(epochs=epochs, explore_epochs=explore_epochs, exploit_epochs=exploit_epochs, members=members)
     training = training.clipped(1.0)
-    explore = training.phase(first, Constant(training.rate))
+    explore = training.phase(first, Constant(training.peak))
     settle, again = (
         training.phase(each, s, memory=memory, annealing=False, least_steps=2 * FEW_STEPS)
-        for s in schedules(schedule, training.rate)
+        for s in schedules(schedule, training.peak)
     )
     fit_norms = [Recalibrate()] if recalibrate else []
     narrow = [] if reset == "keep" else [ResetStds(how=reset, rho=rho)]

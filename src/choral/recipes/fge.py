@@ -9,17 +9,18 @@ from typing import Any
 from choral.base.errors import InputError
 from choral.plan import Collect, Linear, Part, Phase, Reset, fork, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
 
 
 def fge(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None = None,
     cycle: int = 4,
     starts: int | None = None,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Train for 78 % of the budget, then swing the rate in short triangles and keep the low points.
 
@@ -27,7 +28,7 @@ def fge(
     epochs 120 and 156, with low points after 2, 6, ..., 22: 12 members.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: low points kept, equally many from each start; as many as the budget holds if None.
         cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.
         starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
@@ -36,6 +37,8 @@ def fge(
         training: optimiser, rate and batch size. The rate is constant for half the budget and falls in a straight line to a
             hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     if cycle < 2 or cycle % 2:
         raise InputError(f"cycle is {cycle}; give an even number of epochs, 2 or more.")
     half, tail = cycle // 2, epochs - round(0.78 * epochs)
@@ -55,7 +58,7 @@ def fge(
         )
     first = epochs - starts * each
     early = round(first * 120 / 156) if starts == 2 else first
-    rate, high, low = training.rate, training.rate / 2, training.rate / 200
+    rate, high, low = training.peak, training.peak / 2, training.peak / 200
     falling = Linear(((0.0, rate), (0.5, rate), (0.9, rate / 100)))
     short: dict[str, Any] = {"memory": "carried", "least_steps": FEW_STEPS // 2}
     down = training.phase(half, Linear(((0.0, high), (1.0, low))), **short)

@@ -6,7 +6,7 @@ section 3 (random draws, then greedy selection with replacement).
 
 from choral.plan import Collect, LogUniform, Reset, Select, Space, fork
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, shares
+from choral.recipes.training import Paper, Training, settings_of, shares, total_epochs
 
 SPACE = Space(rate=LogUniform(0.3, 3.0), weight_decay=LogUniform(1e-5, 1e-2))
 """Times the rate of the schedule, and weight decay: what every network and optimiser has."""
@@ -14,18 +14,20 @@ SPACE = Space(rate=LogUniform(0.3, 3.0), weight_decay=LogUniform(1e-5, 1e-2))
 
 def hyper_ensemble(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 8,
     space: Space = SPACE,
     picks: int = 32,
     patience: int = 32,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Independent networks with hyper-parameters drawn at random, chosen and weighed by held-out points while they train.
 
     Args:
-        epochs: total budget, shared evenly; what is left of the division is not used.
+        epochs: length of each member's training.
+        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained; those that are not chosen are no members of the ensemble.
         space: where each network draws its settings from (`choral.plan.Space`): rate, weight_decay, momentum, dropout, smoothing, and those
             that operators read.
@@ -36,5 +38,7 @@ def hyper_ensemble(
 
     Differs from the paper: selection is repeated after every epoch; each network has one draw of initialisation.
     """
+    epochs = total_epochs(epochs, budget, trainings=members)
+    training = settings_of(training)
     each = training.phase(shares(epochs, members)[-1][1], select=Select(picks=picks, patience=patience))
     return Recipe(name="hyper_ensemble", plan=fork(members, Reset(), each, Collect(), sample=space), combine=combine)

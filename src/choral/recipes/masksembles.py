@@ -6,25 +6,26 @@ Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, 
 from typing import Literal
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import Masksembles
 
 
 def masksembles(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 4,
     scale: float = 2.0,
     repetition: bool = False,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Members that are fixed, overlapping subsets of one network's channels.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: masks; in training each sees its part of every batch.
         scale: how little the masks overlap; 1 makes them equal (a plain network).
         repetition: train every mask on the whole batch, as the Packed-Ensembles paper does: `members` times the operations.
@@ -33,6 +34,8 @@ def masksembles(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     structure = Masksembles(members=members, scale=scale, repetition=repetition, kernel=kernel)
     return Recipe(
         name="masksembles", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine

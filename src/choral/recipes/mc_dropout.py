@@ -5,29 +5,32 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation: Representing 
 """
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import Stochastic
 
 
 def mc_dropout(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     rate: float | None = 0.1,
     draws: int = 20,
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network with dropout that stays on at prediction; several passes are averaged.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     return Recipe(
         name="mc_dropout",
         plan=training.whole(epochs, pretrained=pretrained),

@@ -4,28 +4,31 @@ Reference: Havasi et al., "Training independent subnetworks for robust predictio
 """
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import Mimo
 
 
 def mimo(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 3,
     repetition: float = 0.0,
     batch_repetition: int = 1,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network with several inputs and outputs that learns to keep them apart.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: inputs read at once.
         repetition: probability that all inputs of a training example are the same.
         batch_repetition: times each example appears in a training batch (the paper uses 4).
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     structure = Mimo(members=members, repetition=repetition, batch_repetition=batch_repetition)
     return Recipe(name="mimo", plan=training.whole(epochs), structure=structure, combine=combine)

@@ -6,13 +6,14 @@ Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimatio
 from typing import Literal
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import Packed
 
 
 def packed(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 4,
     width: float | None = None,
     subgroups: int = 1,
@@ -20,12 +21,12 @@ def packed(
     whole_block_starts: bool = True,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Slim members side by side in one network, each seeing only its own channels.
 
     Args:
-        epochs: total budget: one run of the joint network, which costs about width^2 / members of the plain one in each.
+        epochs: length of the training run. One run of the joint network, which costs about width^2 / members of the plain one in each.
         members: M.
         width: alpha, the joint network's width in units of the plain one's. None is the paper's 2, but `members` for small perceptrons
             (layers of at most 256 units), where slim members are behind the plain network.
@@ -36,6 +37,8 @@ def packed(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     structure = Packed(
         members=members,
         width=width,

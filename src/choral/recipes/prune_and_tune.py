@@ -28,12 +28,13 @@ from choral.plan import (
     seq,
 )
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
 
 
 def prune_and_tune(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 6,
     parent_epochs: int | None = None,
     pruning: Literal["anti_random", "random", "partition"] = "anti_random",
@@ -46,12 +47,12 @@ def prune_and_tune(
     keep_classifier: bool = True,
     keep_first: bool | None = None,
     combine: Combine = "probs",
-    training: Training = Training(schedule="linear_drop"),
+    training: Training | Paper = Training(schedule="linear_drop"),
 ) -> Recipe:
     """One trained parent, cloned and pruned into complementary children, each tuned for a few epochs.
 
     Args:
-        epochs: total budget; children share 30 % of it (at least one epoch each), the parent gets the rest: 140 + 6 x 10
+        epochs: length of the training run. Children share 30 % of it (at least one epoch each), the parent gets the rest: 140 + 6 x 10
             of 200, 8 + 8 x 1 of 16.
         members: children.
         parent_epochs: epochs of the parent; 0 starts from the trained network handed to fit.
@@ -69,6 +70,8 @@ def prune_and_tune(
 
     Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training, Training(schedule="linear_drop"))
     child, parent = _epochs(epochs, members, parent_epochs)
     cut = Prune(
         masks=_masks(pruning, sparsity, members),
@@ -119,7 +122,7 @@ def _schedule(tuning: str, training: Training) -> Schedule:
     """Return the learning rate of a child."""
     if tuning not in ("one_cycle", "constant"):
         raise InputError(f"tuning is {tuning!r}; give 'one_cycle' or 'constant'.")
-    rate, last = training.rate, training.full().at(1.0)
+    rate, last = training.peak, training.full().at(1.0)
     if tuning == "constant" and last <= 0:
         raise InputError(
             f"tuning='constant' goes on at the parent's last rate, which is 0 with schedule='{training.schedule}'; give another."

@@ -8,25 +8,26 @@ from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
 from choral.plan import Collect, Reset, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import RankOneGaussian
 
 
 def rank1_bnn(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 4,
     draws: int = 4,
     prior_std: float = 0.1,
     rho: float = -6.0,
     anneal: float = 0.8,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network shared by members that each own two Gaussian vectors in every layer.
 
     Args:
-        epochs: total budget; all members train together.
+        epochs: length of the training run. All members train together.
         members: components of the mixture.
         draws: passes averaged at prediction for each member (4 in the paper).
         prior_std: standard deviation of the prior N(1, prior_std^2) on the factors.
@@ -38,6 +39,8 @@ def rank1_bnn(
 
     Differs from the paper: gradients are clipped, because the losses of members add up in the weights they share.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     objective = Objective(penalties=(GaussianKL(prior_mean=1.0, prior_std=prior_std, anneal=anneal),))
     structure = RankOneGaussian(members=members, draws=draws, rho=rho)
     plan = seq(Reset(), training.clipped(1.0).phase(epochs), Collect())

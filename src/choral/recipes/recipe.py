@@ -9,8 +9,10 @@ from typing import Any
 from choral.base.values import Value
 from choral.objectives import Objective
 from choral.plan import Phase, cost, in_folds, problems
+from choral.plan.needs import enough
 from choral.plan.show import lines, tree
 from choral.recipes.averaging import Combination, Combine, MeanLogits, MeanProbs, combination
+from choral.recipes.training import is_open, settled
 from choral.structures import Independent, Structure
 
 __all__ = ["Combine", "MeanLogits", "MeanProbs", "Recipe"]
@@ -27,6 +29,7 @@ class Recipe(Value):
         objective: what one training step minimises.
         combine: how members, and draws of a member, become one prediction of classes: `MeanProbs()` or 'probs' averages
             their probabilities, `MeanLogits()` or 'logits' their logits. Regression averages means and variances with both.
+        enough: whether `fit` gives the training phases as many epochs as the data need (`choral.plan.needs.enough`).
     """
 
     name: str
@@ -34,6 +37,7 @@ class Recipe(Value):
     structure: Structure = field(default_factory=Independent)
     objective: Objective = field(default_factory=Objective)
     combine: Combine = field(default_factory=MeanProbs)
+    enough: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "combine", combination(self.combine, self.name))
@@ -56,6 +60,17 @@ class Recipe(Value):
     def in_folds(self, folds: int) -> "Recipe":
         """Return the recipe by which every network holds out one of so many parts of the training points; see `fit`."""
         return replace(self, plan=in_folds(self.plan, folds))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it leaves training settings to `fit`."""
+        return self.enough or is_open(self.plan)
+
+    def settled(self, points: int, parameters: int | None = None, *, batch_size: int | None = None) -> "Recipe":
+        """Return the recipe with the training settings that it leaves open; see `choral.recipes.training.settled`."""
+        plan = settled(self.plan, points, batch_size=batch_size)
+        plan = enough(plan, points) if self.enough else plan
+        return replace(self, plan=settled(plan, points, parameters), enough=False)
 
     def problems(self) -> list[str]:
         """Return everything that is wrong with the plan."""

@@ -12,13 +12,14 @@ from choral.plan import CompactGates, FreezeGates
 from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import SpikeSlab
 
 
 def sebays_freeze(
     *,
     epochs: int | None = None,
+    budget: int | None = None,
     explore_epochs: int | None = None,
     exploit_epochs: int | None = None,
     members: int = 3,
@@ -41,12 +42,12 @@ def sebays_freeze(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """SeBayS with sparsity fixed after exploration: closed nodes are cut out, and settling is cheaper.
 
     Args:
-        epochs: total budget; of a total alone a third explores, and the rest is split over the members.
+        epochs: length of the training run. Of a total alone a third explores, and the rest is split over the members.
         explore_epochs, exploit_epochs: epochs of the exploration and of every exploitation; 150 and 100 where no total is
             given, so that 3, 5 and 10 members take 450, 650 and 1,150 epochs.
         members: networks kept, of all branches together.
@@ -67,8 +68,11 @@ def sebays_freeze(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
-    Differs from the paper: closed nodes are removed from the network, with the normalisation behind them.
+    Differs from the paper: closed nodes are removed from the network. What BatchNorm emits for them is kept, in the bias
+    of the next layer or by one closed node of each layer, so that outputs stay the same.
     """
+    epochs = total_epochs(epochs, budget, usual=None)
+    training = settings_of(training, VARIATIONAL)
     plan = sequential_phases(
         (FreezeGates(rule=freeze), CompactGates()),
         epochs=epochs,

@@ -12,13 +12,14 @@ from choral.plan import Recalibrate
 from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import SpikeSlab
 
 
 def sebays_no_freeze(
     *,
     epochs: int | None = None,
+    budget: int | None = None,
     explore_epochs: int | None = None,
     exploit_epochs: int | None = None,
     members: int = 3,
@@ -40,12 +41,14 @@ def sebays_no_freeze(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
 
     Args are those of `sebays_freeze`, without `freeze`; gates at prediction are as in `ssbnn`.
     """
+    epochs = total_epochs(epochs, budget, usual=None)
+    training = settings_of(training, VARIATIONAL)
     plan = sequential_phases(
         (),
         epochs=epochs,

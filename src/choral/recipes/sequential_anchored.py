@@ -23,14 +23,15 @@ from choral.plan import (
 )
 from choral.recipes.anchored import ADAM, prior_of
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training, forked, shares
+from choral.recipes.training import FEW_STEPS, Paper, Training, forked, settings_of, shares, total_epochs
 
 GUIDED = GuidedWalk(step_std=0.02)
 
 
 def sequential_anchored(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None = None,
     chains: int | None = None,
     first_epochs: int | None = None,
@@ -39,7 +40,7 @@ def sequential_anchored(
     walk: Walk = GUIDED,
     target_noise: bool = False,
     combine: Combine = "probs",
-    training: Training = ADAM,
+    training: Training | Paper = ADAM,
     step_training: Training | None = None,
 ) -> Recipe:
     """Chains of anchored networks: the first trained long, each next one briefly after its anchor moved a little.
@@ -48,7 +49,7 @@ def sequential_anchored(
     are 3 (100 + 116 x 2) = 351, 10,000 are 10 (100 + 450 x 2) = 4,510. With steps of 10 epochs: 11, 32, 72 and 910.
 
     Args:
-        epochs: total budget, split evenly over the chains.
+        epochs: length of the training run. Split evenly over the chains.
         members: networks kept; as many as the budget holds if None.
         chains: independent chains; the whole part of sqrt(epochs / 100) if None (a divisor of `members` if those are given).
         first_epochs: epochs of a chain's first member; 100 if None, or half of the chain's budget if that is less, and
@@ -64,6 +65,8 @@ def sequential_anchored(
         step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
             from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training, ADAM)
     if chains is None:
         chains = max(1, isqrt(epochs // 100))
         if members is not None:

@@ -5,22 +5,29 @@ Reference: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", ICLR 201
 
 from choral.plan import Collect, Cosine, Reset, Train, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training, repeated
+from choral.recipes.training import FEW_STEPS, Paper, Training, repeated, settings_of, total_epochs
 
 
 def snapshot(
-    *, epochs: int = 200, members: int = 5, combine: Combine = "probs", training: Training = Training()
+    *,
+    epochs: int | None = None,
+    budget: int | None = None,
+    members: int = 5,
+    combine: Combine = "probs",
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One run of cosine cycles restarting at the full rate; a member at each low point.
 
     Args:
-        epochs: total budget; shared evenly by the cycles, the first ones longer where it cannot be.
+        epochs: length of the training run. Shared evenly by the cycles, the first ones longer where it cannot be.
         members: cycles.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate (where each cycle starts) and batch size.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
 
     def cycle(epochs: int) -> tuple[Train, Collect]:
-        return training.phase(epochs, Cosine(training.rate), memory="carried", least_steps=2 * FEW_STEPS), Collect()
+        return training.phase(epochs, Cosine(training.peak), memory="carried", least_steps=2 * FEW_STEPS), Collect()
 
     return Recipe(name="snapshot", plan=seq(Reset(), *repeated(epochs, members, cycle)), combine=combine)

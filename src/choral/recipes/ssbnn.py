@@ -10,13 +10,14 @@ from choral.plan import Collect, Recalibrate, Reset
 from choral.recipes.bnn import VARIATIONAL, settling
 from choral.recipes.exploration import GateClipping, gates_clipped
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, forked
+from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 from choral.structures import SpikeSlab
 
 
 def ssbnn(
     *,
-    epochs: int = 250,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 1,
     draws: int = 10,
     prior_std: float = 0.2,
@@ -30,7 +31,7 @@ def ssbnn(
     kl_weight: float = 1.0,
     anneal: float = 0.0,
     combine: Combine = "probs",
-    training: Training = VARIATIONAL,
+    training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
     """One Bayesian network with a gate for every neuron and filter; gates that are not worth their cost close.
 
@@ -48,6 +49,8 @@ def ssbnn(
     Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, and BatchNorm's
     statistics are estimated again for that network, because those of training do not fit a node that is rarely in.
     """
+    epochs = total_epochs(epochs, budget, trainings=members, usual=250)
+    training = settings_of(training, VARIATIONAL)
     structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
     kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
     chosen = gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate)

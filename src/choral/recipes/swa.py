@@ -7,7 +7,7 @@ arXiv:1803.05407, Algorithm 1.
 from choral.base.errors import InputError
 from choral.plan import Collect, Constant, Linear, Recalibrate, Reset, Train, UpdateMoments, UseMean, every, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Training
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
 
 
 def averaging_phases(epochs: int, rank: int, start: float, training: Training) -> tuple[Train, Train]:
@@ -18,8 +18,8 @@ def averaging_phases(epochs: int, rank: int, start: float, training: Training) -
             f"epochs is {epochs}, too few: averaging needs at least 2 epochs after the first {start:.0%}; "
             f"give at least {-(-2 // (1 - start)):.0f} epochs."
         )
-    half = training.rate / 2
-    down = training.phase(first, Linear(((0.0, training.rate), (0.6, training.rate), (1.0, half))))
+    half = training.peak / 2
+    down = training.phase(first, Linear(((0.0, training.peak), (0.6, training.peak), (1.0, half))))
     collect = every(1, UpdateMoments(rank=rank), unit="epochs")
     return down, training.phase(
         epochs - first, Constant(half), memory="carried", every=(collect,), least_steps=2 * FEW_STEPS
@@ -28,21 +28,24 @@ def averaging_phases(epochs: int, rank: int, start: float, training: Training) -
 
 def swa(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 1,
     start: float = 0.75,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """One network at the average of the weights at the ends of its last epochs.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate and batch size; averaging runs at half the rate.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     if members != 1:
         raise InputError(f"members is {members}, but 'swa' gives one averaged network; use 'swag' for several.")
     down, level = averaging_phases(epochs, 0, start, training)

@@ -7,23 +7,24 @@ arXiv:1902.02476, Algorithm 1.
 from choral.plan import Collect, DrawMoments, Recalibrate, Reset, fork, seq
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.swa import averaging_phases
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 
 
 def swag(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 20,
     rank: int = 20,
     scale: float = 0.5,
     start: float = 0.75,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Members drawn from a low-rank plus diagonal Gaussian around the average of the last epochs.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: draws kept; drawing takes no training, but BatchNorm statistics are estimated again for each.
         rank: last deviations kept (K).
         scale: factor of the covariance; 0.5 is the paper's formula.
@@ -31,6 +32,8 @@ def swag(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate and batch size; collecting runs at half the rate.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     down, level = averaging_phases(epochs, rank, start, training)
     draw = fork(members, DrawMoments(scale=scale), Recalibrate(), Collect())
     return Recipe(name="swag", plan=seq(Reset(), down, level, draw), combine=combine)

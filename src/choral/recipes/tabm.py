@@ -8,7 +8,7 @@ from typing import Literal
 
 from choral.plan import AdamW
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import TabM
 
 TRAINING = Training(rate=2e-3, optimiser=AdamW(weight_decay=3e-4, clip=1.0), batch_size=256, schedule="constant")
@@ -17,13 +17,14 @@ TRAINING = Training(rate=2e-3, optimiser=AdamW(weight_decay=3e-4, clip=1.0), bat
 
 def tabm(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 32,
     start: Literal["auto", "signs", "normal"] = "auto",
     own_batches: bool = False,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
-    training: Training = TRAINING,
+    training: Training | Paper = TRAINING,
 ) -> Recipe:
     """Members that share weights up to factors and biases of their own, with output layers of their own, for tables.
 
@@ -31,7 +32,7 @@ def tabm(
     stops by the ensemble's score: `fit(..., validation=0.2, stop=EarlyStop(patience=16))`.
 
     Args:
-        epochs: total budget; with a stop, an upper bound.
+        epochs: length of the training run. With a stop, an upper bound.
         members: the paper's k, all trained on every batch.
         start: first factors: random signs, N(0, 1) with one number for each feature, or 'auto': 'normal' behind embedded features.
         own_batches: whether each member reads batches of its own in training.
@@ -39,5 +40,7 @@ def tabm(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule; the authors' if nothing is said.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training, TRAINING)
     structure = TabM(members=members, start=start, own_batches=own_batches, kernel=kernel)
     return Recipe(name="tabm", plan=training.whole(epochs), structure=structure, combine=combine)

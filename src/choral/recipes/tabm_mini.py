@@ -8,24 +8,27 @@ from typing import Literal
 
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.tabm import TRAINING
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import TabM
 
 
 def tabm_mini(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 32,
     start: Literal["auto", "signs", "normal"] = "auto",
     own_batches: bool = False,
     kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
-    training: Training = TRAINING,
+    training: Training | Paper = TRAINING,
 ) -> Recipe:
     """Members that differ in factors of the inputs and in output layers, and share all else, for tables.
 
     Args:
         epochs, members, start, own_batches, kernel, combine, training: as in `tabm`.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training, TRAINING)
     structure = TabM(members=members, adapters="first", start=start, own_batches=own_batches, kernel=kernel)
     return Recipe(name="tabm_mini", plan=training.whole(epochs), structure=structure, combine=combine)

@@ -7,7 +7,7 @@ from choral.plan import Collect, LogUniform, Muon, OneOf, Reset, Resize, Select,
 from choral.plan.variants import numbers_of
 from choral.recipes.hyper_ensemble import SPACE as HYPER
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training, shares
+from choral.recipes.training import Paper, Training, settings_of, shares, total_epochs
 
 SPACE = Space(
     depth=OneOf((1.0, 2.0, 3.0)),
@@ -25,13 +25,14 @@ MEMBERS, LEAST = 64, 4  # networks, and epochs of each
 
 def tabpack(
     *,
-    epochs: int = 64 * 100,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int | None = None,
     space: Space | None = None,
     picks: int = 32,
     patience: int = 32,
     combine: Combine = "probs",
-    training: Training = TRAINING,
+    training: Training | Paper = TRAINING,
 ) -> Recipe:
     """Perceptrons with different depths, rates, decays and dropout in one stack, chosen while they train, for tables.
 
@@ -39,16 +40,20 @@ def tabpack(
     `fit(..., validation=0.2, stop=EarlyStop(patience=16))`. Other networks keep their depth, and their dropout if they have none.
 
     Args:
-        epochs: total budget, shared evenly (what is left of the division is not used); with a stop, an upper bound.
-        members: networks trained; 64, or as many as can have 4 epochs each, if nothing is said.
+        epochs: length of each member's training.
+        budget: total of all members instead, in epochs of one network; shared evenly.
+        members: networks trained; if None 64, or of a budget as many as can have 4 epochs each.
         space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimiser than Muon.
         picks, patience, combine: as in `hyper_ensemble`.
         training: optimiser, rate, batch size and schedule, which the drawn settings change.
 
     Differs from the paper: embeddings are the same in all members; matrices draw their rate as a multiple of that of vectors.
     """
-    count = min(MEMBERS, max(epochs // LEAST, 1)) if members is None else members
-    each = training.phase(shares(epochs, count)[-1][1], select=Select(picks=picks, patience=patience))
+    if members is None:
+        members = MEMBERS if budget is None else min(MEMBERS, max(budget // LEAST, 1))
+    epochs = total_epochs(epochs, budget, trainings=members, usual=100)
+    training = settings_of(training, TRAINING)
+    each = training.phase(shares(epochs, members)[-1][1], select=Select(picks=picks, patience=patience))
     own = space or (SPACE if "matrix_rate" in numbers_of(training.optimiser) else OTHERS)
-    plan = fork(count, Reset(), Resize(), each, Collect(), sample=own)
+    plan = fork(members, Reset(), Resize(), each, Collect(), sample=own)
     return Recipe(name="tabpack", plan=plan, combine=combine)

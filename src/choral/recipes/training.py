@@ -4,22 +4,27 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from choral.base.border import is_whole
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
+from choral.plan.needs import steps_of
 from choral.plan.operators import Reset, Start
 from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
 from choral.plan.own import OwnOptimiser, OwnRate
 from choral.plan.phases import Collect, Every, Operator, Phase, Repeat, Seq, Train, fork, repeat, seq
-from choral.plan.schedule import Constant, Cosine, Linear, Schedule, Steps
+from choral.plan.schedule import Constant, Cosine, Linear, Relative, Schedule, Steps
+from choral.plan.walk import Visitor, mapped, trainings, walk
 
 OPTIMISERS: dict[str, Optimiser] = {
     "sgd": SGD(momentum=0.9, nesterov=True, weight_decay=5e-4),
     "adam": Adam(),
     "adamw": AdamW(),
 }
+DEFAULT = AdamW(weight_decay=0.1, clip=1.0)
+"""The optimiser where none is given; the decay holds noisy tables of a few hundred rows back from learning them by heart."""
+Paper = Literal["paper"]
 SCHEDULES = ("cosine", "constant", "steps", "linear_drop")
 LEAST_STEPS = 500
 """Steps that a network needs from its first weights on; with fewer, ensembles of several are behind one on small tables."""
@@ -31,20 +36,23 @@ FEW_STEPS = 100
 class Training(Value):
     """Optimiser, rate, batch size and the usual schedule of a user's network.
 
+    What is left out is chosen for the data and the network (`default_settings`). `training="paper"` gives a recipe the settings of its
+    paper instead.
+
     Args:
-        rate: peak learning rate.
+        rate: peak learning rate; chosen if None.
         optimiser: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
             function of the parameters that returns a torch optimiser. Its rate is always the schedule's.
-        batch_size: points in a batch.
+        batch_size: points in a batch; chosen if None.
         schedule: shape of the rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own, and do not read it): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
             'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end); or a function of the step, or of
             the step and the number of steps, that returns the rate.
         end: learning rate at the end of 'cosine'; the other shapes say where they end.
     """
 
-    rate: float = 0.1
-    optimiser: Optimiser = OPTIMISERS["sgd"]
-    batch_size: int = 128
+    rate: float | None = None
+    optimiser: Any = DEFAULT  # an Optimiser once it is made
+    batch_size: int | None = None
     schedule: Literal["cosine", "constant", "steps", "linear_drop"] | OwnRate = "cosine"
     end: float = 0.0
 
@@ -52,12 +60,17 @@ class Training(Value):
         object.__setattr__(self, "optimiser", optimiser_of(self.optimiser))
         if callable(self.schedule):
             object.__setattr__(self, "schedule", OwnRate.of(self.schedule))
+        if self.rate is None:
+            object.__setattr__(self, "rate", self.optimiser.own_rate)
         self._check_numbers()
-        self.optimiser.check_rate(self.rate)
+        if self.rate is not None:
+            self.optimiser.check_rate(self.rate)
 
     def _check_numbers(self) -> None:
         for name in ("rate", "end", "batch_size"):
             value = getattr(self, name)
+            if value is None and name != "end":
+                continue
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise InputError(f"{name} is {value!r}; give a number, not {type(value).__name__}.")
             object.__setattr__(self, name, int(value) if isinstance(value, Integral) else float(value))
@@ -68,25 +81,31 @@ class Training(Value):
                 f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}."
                 + did_you_mean(str(self.schedule), SCHEDULES)
             )
-        if not 0 < self.rate < math.inf:
+        if not 0 < self.peak < math.inf:
             raise InputError(f"rate is {self.rate}; give a learning rate above 0.")
-        if not 0 <= self.end <= self.rate or (self.end and self.schedule != "cosine"):
+        if not 0 <= self.end <= self.peak or (self.end and (self.schedule != "cosine" or self.rate is None)):
             raise InputError(
                 f"end is {self.end} with rate {self.rate} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
                 "schedule 'cosine'."
             )
-        if self.batch_size < 1 or self.batch_size != int(self.batch_size):
+        if self.batch_size is not None and (self.batch_size < 1 or self.batch_size != int(self.batch_size)):
             raise InputError(f"batch_size is {self.batch_size}; give a whole number of 1 or more.")
+
+    @property
+    def peak(self) -> float:
+        """The peak learning rate that schedules are made of: 1 while it is not chosen yet."""
+        return 1.0 if self.rate is None else self.rate
 
     def full(self) -> Schedule:
         """Return the schedule of a full training."""
         if isinstance(self.schedule, OwnRate):
             return self.schedule
+        peak = self.peak
         shapes: Mapping[str, Schedule] = {
-            "cosine": Cosine(self.rate, self.end),
-            "constant": Constant(self.rate),
-            "steps": Steps(self.rate),
-            "linear_drop": Linear(((0.0, self.rate), (0.5, self.rate), (0.9, self.rate / 100))),
+            "cosine": Cosine(peak, self.end),
+            "constant": Constant(peak),
+            "steps": Steps(peak),
+            "linear_drop": Linear(((0.0, peak), (0.5, peak), (0.9, peak / 100))),
         }
         return shapes[self.schedule]
 
@@ -101,11 +120,12 @@ class Training(Value):
         **changes: Any,
     ) -> Train:
         """Return a training phase with these settings; the schedule of a full training if none is given."""
+        shape = schedule or self.full()
         return Train(
             epochs=epochs,
-            schedule=schedule or self.full(),
+            schedule=Relative(shape) if self.rate is None and not isinstance(shape, OwnRate) else shape,
             optimiser=self.optimiser,
-            batch_size=self.batch_size,
+            batch_size=self.batch_size or 0,
             memory=memory,
             every=every,
             least_steps=least_steps,
@@ -157,6 +177,119 @@ def optimiser_of(given: Any) -> Optimiser:
         f"optimiser is {given!r}; give {', '.join(map(repr, OPTIMISERS))}, a value such as choral.Adam(), a class of torch.optim, or a "
         "function of the parameters that returns a torch optimiser." + did_you_mean(str(given), OPTIMISERS)
     )
+
+
+def settings_of(given: Training | Paper, own: Training = Training()) -> Training:
+    """Return the settings of a recipe: those given, or for 'paper' the ones its experiments were run with.
+
+    Args:
+        given: what the user gave.
+        own: what the recipe has by default; what that leaves open was SGD at 0.1 in batches of 128 on CIFAR-10.
+
+    >>> settings_of("paper").rate, settings_of("paper").batch_size, type(settings_of("paper").optimiser).__name__
+    (0.1, 128, 'SGD')
+    """
+    if isinstance(given, Training):
+        return given
+    if given != "paper":
+        raise InputError(
+            f"training is {given!r}; give choral.Training(...), or 'paper' for the settings of the method's paper."
+        )
+    chosen = OPTIMISERS["sgd"] if own.rate is None else own.optimiser
+    return replace(own, rate=own.rate or 0.1, optimiser=chosen, batch_size=own.batch_size or 128)
+
+
+def default_batch_size(points: int) -> int:
+    """Return the batch size of a training that leaves it open: 32, or 128 from 5,000 points on."""
+    return 32 if points < 5_000 else 128
+
+
+def default_rate(optimiser: Optimiser, steps: int, parameters: int, *, given: bool = False) -> float:
+    """Return the peak learning rate of a training that leaves it open.
+
+    Adam moves a weight by at most the learning rate in a step, so a short training needs a larger one: 10 / steps, between 2 and 10
+    times the optimiser's usual rate of 1e-3. Wide networks need smaller moves: above 200,000 parameters it falls with their fourth
+    root, to a half at 3 million. SGD keeps its usual rate. Chosen with `benchmarks/defaults.py --part choose`.
+
+    Args:
+        optimiser: what updates the weights.
+        steps: of the longest training phase.
+        parameters: of the network that is trained, for each member.
+        given: whether training starts from weights that the user handed over; a tenth then.
+
+    >>> [default_rate(AdamW(), steps, 10_000) for steps in (500, 2_500, 100_000)]
+    [0.01, 0.004, 0.002]
+    """
+    short = min(max(10 / max(steps, 1), 2e-3), 1e-2) / 1e-3 if optimiser.adaptive else 1.0
+    wide = min(1.0, (200_000 / max(parameters, 1)) ** 0.25)
+    return float(f"{optimiser.usual_rate * short * wide * (0.1 if given else 1.0):.2g}")
+
+
+def is_open(plan: Phase) -> bool:
+    """Return whether a training phase of a plan leaves its batch size or learning rate open."""
+    return any(
+        not phase.batch_size or (isinstance(phase.schedule, Relative) and phase.schedule.peak is None)
+        for phase in trainings(plan)
+        if phase.epochs
+    )
+
+
+def settled(plan: Phase, points: int, parameters: int | None = None, batch_size: int | None = None) -> Phase:
+    """Return a plan whose training phases have every setting; those that are given stay as they are.
+
+    Args:
+        plan: the plan.
+        points: training points.
+        parameters: of the network; learning rates stay open if None.
+        batch_size: of the user's DataLoader, if there is one.
+    """
+    phases = trainings(plan)
+
+    def sized(phase: Train) -> Train:
+        return replace(phase, batch_size=phase.batch_size or batch_size or default_batch_size(points))
+
+    longest = max((steps_of(sized(phase), points) for phase in phases), default=0)
+    starts: list[bool] = []
+    walk(plan, None, Visitor(start=lambda phase, _, __: starts.append(phase.takes_given)))
+
+    def choose(phase: Train) -> Train:
+        phase = sized(phase)
+        if parameters is None or not isinstance(phase.schedule, Relative) or phase.schedule.peak is not None:
+            return phase
+        rate = default_rate(phase.optimiser, longest, parameters, given=any(starts))
+        return replace(phase, schedule=Relative(phase.schedule.shape, rate))
+
+    return mapped(plan, choose)
+
+
+@overload
+def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: int = 200) -> int: ...
+
+
+@overload
+def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: None) -> int | None: ...
+
+
+def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: int | None = 200) -> int | None:
+    """Return the epochs that a recipe has in all.
+
+    Args:
+        epochs: of each training, as the user gave it.
+        budget: of all trainings together, which may be given instead.
+        trainings: networks that are trained each by itself.
+        usual: epochs of a training where neither is given; `fit` then takes as many as the data need.
+
+    >>> total_epochs(60, None, trainings=5), total_epochs(None, 60, trainings=5)
+    (300, 60)
+    """
+    if epochs is not None and budget is not None:
+        raise InputError(
+            f"epochs is {epochs} and budget {budget}; epochs is the length of one training, budget the total: give one of them."
+        )
+    if budget is not None:
+        return budget
+    each = usual if epochs is None else epochs
+    return None if each is None else each * trainings
 
 
 def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:

@@ -5,24 +5,25 @@ arXiv:1511.06314, section 4.
 """
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Training
+from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import TreeNet
 
 
 def treenet(
     *,
-    epochs: int = 200,
+    epochs: int | None = None,
+    budget: int | None = None,
     members: int = 4,
     start: str = "",
     branches: tuple[str, ...] = (),
     pretrained: bool = False,
     combine: Combine = "probs",
-    training: Training = Training(),
+    training: Training | Paper = Training(),
 ) -> Recipe:
     """Members that share the first layers and have the last ones to themselves.
 
     Args:
-        epochs: total budget.
+        epochs: length of the training run.
         members: branches.
         start: name of the first layer that is not shared; the output layer alone if nothing is said.
         branches: instead of start, name patterns of all layers that are not shared.
@@ -30,6 +31,8 @@ def treenet(
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimiser, rate, batch size and schedule.
     """
+    epochs = total_epochs(epochs, budget)
+    training = settings_of(training)
     structure = TreeNet(members=members, start=start, branches=branches)
     return Recipe(
         name="treenet", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine

@@ -20,7 +20,7 @@ from choral.engine.run import WIDEST
 from choral.engine.settling import settle
 from choral.engine.store import MemberStore
 from choral.engine.threads import checked
-from choral.engine.validation import rules_of
+from choral.engine.validation import AUTO
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Visitor, walk
 from choral.recipes import recipe_of
@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {
     "weights": None,
     "likelihood": None,
     "standardise": None,
-    "validation": None,
+    "validation": AUTO,
     "folds": None,
     "groups": None,
     "stop": None,
@@ -78,14 +78,14 @@ class Call:
             parts: how batches are taken, by one process if None.
         """
         checked(self["threads"])
-        rules = rules_of(self["validation"], self["stop"], self["keep"], self.time_limit, self["folds"])
-        points = {name: self[name] for name in ("target", "weights", "validation", "folds", "groups", "seed")}
+        asked = ("target", "weights", "validation", "folds", "groups", "seed", "stop", "keep")
+        points = {name: self[name] for name in asked} | {"time_limit": self.time_limit}
         names = ("inputs", "output", "likelihood", "standardise", "device", "precision")
         how = {name: self[name] for name in names}
         how["parts"] = parts or parts_of(
             data_parallel=False, accumulate=self["accumulate"], batch_norm=self["batch_norm"]
         )
-        return understood(self.build, self.data, self.recipe, rules, **points, **how)
+        return understood(self.build, self.data, self.recipe, **points, **how)
 
 
 def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:

@@ -78,7 +78,7 @@ def short_list(
         def recipe(each: int, members: int) -> Recipe:
             total = each * members if own else each
             whole = {"width": float(members)} if "width" in METHODS[method].options else {}  # members as wide as alone
-            return make(method, epochs=total, members=members, training=settings, **whole)
+            return make(method, budget=total, members=members, training=settings, **whole)
 
         return recipe
 
@@ -105,7 +105,7 @@ def short_list(
         ]
     members = folds or MEMBERS
     few = _FEW if folds is None else members  # every part must be held out of somebody
-    quick = replace(training, rate=_QUICK * training.rate)  # few weights, which start far from where they end
+    quick = replace(training, rate=_QUICK * training.peak)  # few weights, which start far from where they end
 
     def candidate(name: str, method: str, why: str) -> Candidate:
         light = name == _LINEAR

@@ -27,6 +27,7 @@ def fit_table(
     method: str | None = None,
     members: int | None = None,
     epochs: int | None = None,
+    budget: int | None = None,
     validation: Any = None,
     patience: int | None = None,
     folds: int | None = None,
@@ -69,7 +70,8 @@ def fit_table(
         method: the name of a method (`choral.recipes.METHODS`), or 'auto', which chooses by held-out rows; None is 'auto' for 32 rows
             or more where neither members, epochs nor model are given, nor several processes, a cluster or a URL, else deep_ensemble.
         members: where the method has a choice.
-        epochs: total budget in epochs of one network; by the number of rows if None, an upper bound if training is watched.
+        epochs: length of each member's training, by the number of rows if None; an upper bound if rows are held out.
+        budget: total in epochs of one network instead.
         validation: part of the rows that no member is trained on, or a data frame (or the path of one) with such rows; 0 for none. If
             None, each of 8 members holds out an eighth ('auto'), or all of them a fifth, of 100 rows or more.
         patience: epochs without a better score on these after which a member stops.
@@ -109,6 +111,7 @@ def fit_table(
         problem,
         method=METHOD if method is None and (apart or is_far(run_dir)) else method,
         epochs=epochs,
+        budget=budget,
         members=members,
         model=model,
         validation=_watching(validation, problem, weights if isinstance(weights, str) else None, each),

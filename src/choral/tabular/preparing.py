@@ -117,6 +117,7 @@ def prepared(
     *,
     method: str | None = None,
     epochs: int | None = None,
+    budget: int | None = None,
     members: int | None = None,
     model: str | None = None,
     validation: Any = None,
@@ -129,7 +130,8 @@ def prepared(
     Args:
         problem: the data.
         method: its name; if None, 'auto' where nothing is said that it decides, else `METHOD`.
-        epochs: total budget in epochs of one network; by the data's size if None.
+        epochs: length of one training, by the data if None: of each member for methods that train each by itself.
+        budget: total in epochs of one network instead.
         members: where the method has a choice.
         model: the network's name in `choral.judging.defaults.SIZES`; by the data if None.
         validation: part of the training rows that no member is trained on, or data of its own; 0 for none, the usual if None.
@@ -137,9 +139,11 @@ def prepared(
         folds: parts of cross-validation, of which every member holds out one, instead of validation.
         settings: of the optimiser, as in `choral.judging.defaults.training_for`.
     """
-    if epochs is not None and not is_whole(epochs, 1):
-        raise InputError(f"epochs is {epochs!r}; give a whole number of 1 or more, or leave it to the data.")
-    searched = _is_searched(problem, method, validation, {"epochs": epochs, "members": members, "model": model})
+    for what, value in (("epochs", epochs), ("budget", budget)):
+        if value is not None and not is_whole(value, 1):
+            raise InputError(f"{what} is {value!r}; give a whole number of 1 or more, or leave it to the data.")
+    length = budget if epochs is None else epochs
+    searched = _is_searched(problem, method, validation, {"epochs": length, "members": members, "model": model})
     if searched and folds is None and validation is None:
         folds = _parts(problem)
     method = None if method == AUTO else method
@@ -147,7 +151,7 @@ def prepared(
     check_members(method or METHOD, members)
     if folds is not None:
         _check_folds(problem, validation)
-        members = _one_for_each(folds, epochs) if members is None and _is_fork(method or METHOD) else members
+        members = _one_for_each(folds, budget) if members is None and _is_fork(method or METHOD) else members
     default = method in (None, METHOD) and (searched or folds is None)
     asked = None if default else make(method or METHOD, **_some(members))
     none = isinstance(validation, int | float) and validation == 0
@@ -156,30 +160,33 @@ def prepared(
     name = model or default_model(problem, validated=watched, least=least, networks=networks)
     training = training_for(problem, model=name if watched else None, **settings)
     found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
-    if epochs is None and members is None:
+    if length is None and members is None:
         members = found.members
     if folds is not None and found.patience is None:  # too few rows for a share of them, but not for folds
-        found = Usual(epochs=found.epochs * (members or 1), validation=SHARE, patience=PATIENCE)
+        found = Usual(epochs=60 * (members or 1), validation=SHARE, patience=PATIENCE)
     share, wait = None if none else validation, patience
     if validation is None:
         share, wait = found.validation, found.patience if patience is None else patience
     elif not isinstance(validation, int | float) and patience is None:
         wait = found.patience
     said = {option: value for option, value in settings.items() if value is not None}
-    each = found.epochs // (found.members or 1)
-    budget = epochs or (each * (members or 1) if searched else found.epochs)
+    each = (found.epochs or 0) // (found.members or 1)
+    if length is None:
+        budget = each * (members or 1) if searched else found.epochs
     points = len(problem.x_train)
     (recipe,) = recipes_for(
-        [method or METHOD], epochs=budget, members=members, training=training, said=said, points=points
+        [method or METHOD], epochs=epochs, budget=budget, members=members, training=training, said=said, points=points
     )
     stop = None if wait is None else EarlyStop(patience=wait)
     share = share if folds is None else None
+    if share is None and validation is None and folds is None and problem.groups is None and problem.times is None:
+        share = AUTO
     ready = Ready(problem, factory(problem, name), recipe, training, share, stop, folds)
-    if epochs is not None:
+    if length is not None or found.epochs is None:
         return ready
     if searched:
         return replace(ready, entries=tuple(short_list(ready.build, training, each, folds)))
-    return replace(ready, recipe=replace(recipe, plan=raised(recipe.plan, ready.rows)))
+    return replace(ready, recipe=replace(recipe, plan=raised(recipe.settled(ready.rows).plan, ready.rows)))
 
 
 def _samples_weights(recipe: Recipe) -> bool:
@@ -247,11 +254,11 @@ def _is_fork(method: str) -> bool:
     return begun(make(method).plan) > 1
 
 
-def _one_for_each(folds: int, epochs: int | None) -> int:
-    """Return the members of so many folds; InputError if the epochs that were given do not reach."""
-    if epochs is not None and epochs < folds:
+def _one_for_each(folds: int, budget: int | None) -> int:
+    """Return the members of so many folds; InputError if the budget that was given does not reach."""
+    if budget is not None and budget < folds:
         raise InputError(
-            f"epochs is {epochs}, too few for {folds} folds, each of which a member of at least 1 epoch holds out; give at least {folds} "
+            f"budget is {budget}, too few for {folds} folds, each of which a member of at least 1 epoch holds out; give at least {folds} "
             "epochs or fewer folds."
         )
     return folds
@@ -262,7 +269,7 @@ def _some(members: int | None) -> dict[str, int]:
     return (
         {}
         if members is None or members == 1
-        else {"members": members, **({"epochs": 9 * members} if members > 20 else {})}
+        else {"members": members, **({"budget": 9 * members} if members > 20 else {})}
     )
 
 

@@ -19,7 +19,7 @@ from choral.structures import Patched
 G = torch.Generator().manual_seed(0)
 DATA = torch.randn(40, 5, generator=G), torch.randint(3, (40,), generator=G)
 IMAGES = torch.randn(40, 3, 9, 9, generator=G), torch.randint(3, (40,), generator=G)
-QUICK = Training(rate=0.05, batch_size=8)
+QUICK = Training(optimiser="sgd", rate=0.05, batch_size=8)
 
 
 def perceptron():
@@ -68,7 +68,7 @@ def calibrated(plain, x):
 @pytest.mark.parametrize(("build", "data"), [(perceptron, DATA), (convnet, IMAGES)])
 @pytest.mark.parametrize("layers", [(), ("0",)])
 def test_every_pass_is_the_drawn_network_with_statistics_of_its_own(name, build, data, layers):
-    ensemble = fit(build, data, make(name, epochs=2, components=3, draws=7, layers=layers, training=QUICK))
+    ensemble = fit(build, data, make(name, budget=2, components=3, draws=7, layers=layers, training=QUICK))
     network, x = ensemble.network(), data[0]
     outputs = ensemble.outputs(x)
     with torch.no_grad():
@@ -87,15 +87,15 @@ def test_every_pass_is_the_drawn_network_with_statistics_of_its_own(name, build,
 
 
 def test_shared_statistics_are_the_running_ones_for_every_pass():
-    recipe = make("emp", epochs=2, components=3, draws=4, statistics="shared", training=QUICK)
+    recipe = make("emp", budget=2, components=3, draws=4, statistics="shared", training=QUICK)
     assert "RecalibrateDraws" not in str(recipe)
     network = fit(perceptron, DATA, recipe).network()
     assert not any(isinstance(m, DrawnStatistics) for m in network.modules())
 
 
 def test_one_component_is_the_plain_network():
-    outputs = fit(perceptron, DATA, make("emp", epochs=2, components=1, draws=2, training=QUICK)).outputs(DATA[0])
-    plain = fit(perceptron, DATA, make("single", epochs=2, training=QUICK)).outputs(DATA[0])
+    outputs = fit(perceptron, DATA, make("emp", budget=2, components=1, draws=2, training=QUICK)).outputs(DATA[0])
+    plain = fit(perceptron, DATA, make("single", budget=2, training=QUICK)).outputs(DATA[0])
     torch.testing.assert_close(outputs, plain.expand_as(outputs), atol=1e-5, rtol=1e-4)
 
 
@@ -114,7 +114,7 @@ def test_before_they_are_known_and_outside_of_numbered_passes_running_statistics
 
 
 def test_some_points_drawn_at_random_are_enough_and_none_are_refused():
-    recipe = make("emp", epochs=1, components=3, draws=4, training=QUICK)
+    recipe = make("emp", budget=1, components=3, draws=4, training=QUICK)
     few = recipe.plan.phases[:-2] + (RecalibrateDraws(points=10), recipe.plan.phases[-1])
     some = fit(perceptron, DATA, type(recipe)(**{**vars(recipe), "plan": type(recipe.plan)(phases=few)}))
     whole = fit(perceptron, DATA, recipe)

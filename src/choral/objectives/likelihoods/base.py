@@ -133,6 +133,13 @@ class Likelihood(Value, ABC):
         """
         return self
 
+    def constant(self, outputs: Tensor, targets: Tensor) -> str:
+        """Return what predicts some rows as well as the members' mixture does ('their mean'); nothing if the members are better.
+
+        Shapes: outputs (member, batch, ...), targets (batch, ...) as `read` gives them.
+        """
+        return ""
+
     def counted(self, targets: Tensor) -> Tensor | None:
         """Return which positions of dense targets count, as booleans in the shape of `nll`; None if all do."""
         return None

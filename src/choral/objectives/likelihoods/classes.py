@@ -135,6 +135,17 @@ class Categorical(Likelihood):
                 f"{classes - 1}); widen its last layer or renumber the labels."
             )
 
+    def constant(self, outputs: Tensor, targets: Tensor) -> str:
+        """Compare accuracy and log score with those of the class frequencies."""
+        if targets.dim() != 1 or outputs.dim() != 3:
+            return ""
+        probs = outputs.double().softmax(-1).mean(0)
+        shares = torch.bincount(targets, minlength=probs.shape[1]).double() / len(targets)
+        score = probs[torch.arange(len(targets)), targets].clamp_min(1e-30).log().mean()
+        best = torch.special.xlogy(shares, shares).sum()
+        accuracy = (probs.argmax(1) == targets).double().mean()
+        return "the most frequent class" if accuracy <= shares.max() and score <= best else ""
+
     def settled(
         self,
         targets: Tensor,

@@ -16,6 +16,7 @@ from choral.objectives.likelihoods.scaling import TargetScale
 from choral.objectives.likelihoods.shapes import aligned, check_real, check_varied, columns
 from choral.predictions import Prediction, Regression
 
+_NO_BETTER = 0.97  # of the variance of the targets: an error that is hardly smaller than that of their mean
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _TINY = 1e-12  # smallest noise variance that is estimated
 
@@ -101,6 +102,13 @@ class GaussianLikelihood(RealLikelihood, ABC):
     @abstractmethod
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance, each (member, batch, target), in units of training."""
+
+    def constant(self, outputs: Tensor, targets: Tensor) -> str:
+        """Compare the squared error of the members' mean with the variance of the targets."""
+        means = self.moments(outputs)[0].mean(0).double()
+        wanted = aligned(targets.unsqueeze(0), means.unsqueeze(0))[0].double()
+        errors, spread = (means - wanted).square().mean(0), wanted.var(0, correction=0)
+        return "their mean" if bool((errors >= _NO_BETTER * spread).all()) else ""
 
     def predict(self, outputs: Tensor, about: About) -> Prediction:
         """Return the mixture of the members' Gaussians."""
