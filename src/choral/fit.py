@@ -92,8 +92,10 @@ def fit(
 
     Args:
         build: a function that returns a new plain network; or a network, which is copied and, for recipes that start from
-            trained weights, is the given parent.
-        data: a pair (x, y) of arrays or tensors, or (x, y, weights); a map-style Dataset, or a DataLoader over one. Several inputs are a dict in the
+            trained weights, is the given parent. Weights are trained if a network's differ from newly drawn ones, or if a function returns
+            most of them alike under two seeds (it loads them): the means of Bayesian networks then start at them, and at fresh draws otherwise;
+            methods that draw them anew all the same say so.
+        data: a pair (x, y) of arrays or tensors, or (x, y, weights); a dataset, that is anything with `__len__` and `__getitem__`, or a DataLoader over one. Several inputs are a dict in the
             place of x, passed to the network as keywords, or a tuple or list, passed as positions. Real numbers take the type of the
             network's parameters.
         recipe: the method, for example `choral.recipes.snapshot(epochs=60)`; or its name, for the recipe with its defaults.

@@ -178,23 +178,12 @@ def old_norm() -> nn.Module:
     return nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 2))
 
 
-class SparseTable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.out = nn.Embedding(5, 8, sparse=True), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(self.table((x.abs() * 2).long().clamp(max=4)).sum(1))
-        return out
-
-
 @pytest.mark.parametrize(
     ("build", "said"),
     [
         (masked_gradient, "hook on its gradient"),
         (after_gradient, "hook on its gradient"),
         (old_norm, "parametrizations.spectral_norm"),
-        (SparseTable, "sparse=False"),
     ],
 )
 def test_what_no_copy_keeps_is_refused_with_a_way_out(build, said):

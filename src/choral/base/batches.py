@@ -29,6 +29,15 @@ def mapped(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     return type(batch)(mapped(function, part) for part in batch)
 
 
+def in_order(tensor: Tensor) -> Tensor:
+    """Return a tensor with its axes in memory order, also where `contiguous` is content: torch takes images of one channel for channels last.
+
+    >>> in_order(torch.zeros(2, 3, 3, 1).movedim(-1, 1)).stride()
+    (9, 9, 3, 1)
+    """
+    return tensor.reshape(-1).view(tensor.shape)
+
+
 def named_leaves(batch: Batch, name: str = "x") -> Iterator[tuple[str, Tensor]]:
     """Yield every leaf with the words by which a user would reach it.
 

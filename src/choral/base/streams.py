@@ -87,8 +87,9 @@ class Stream:
         first, second = self.next_words()
         if not isinstance(first, int):
             raise InputError(
-                "the network draws by a function of torch that members trained together cannot share; use executor="
-                "'sequential', or draw with choral.base.draws, which can be mapped."
+                "the network draws by a function of torch that cannot draw for several members at once, such as uniform_ or bernoulli_; "
+                "draw with nn.Dropout, torch.rand_like or torch.bernoulli, or use a method whose members are networks of their own with "
+                "executor='sequential'."
             )
         return torch.Generator(device).manual_seed((first & MASK32) << 32 | second & MASK32)
 

@@ -4,7 +4,9 @@ A copy keeps what modules hold, not what functions remember: a forward that was 
 network it was made for. A converted layer acts when it is called, not when its weights are read past it.
 """
 
+import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.interface import Interface, is_lazy
 from choral.base.order import executed
-from choral.engine.blueprint import copied
+from choral.engine.blueprint import evaluating
 from choral.layers.packed.abreast import ends_of
 from choral.structures.base import Independent, Structure
 
@@ -33,7 +35,7 @@ def refuse_strays(network: nn.Module, interface: Interface, batch: Batch) -> Non
     """
     if is_lazy(network):
         return
-    own, other = (_reached(one, interface, batch) for one in (network, copied(network)))
+    own, other = (_reached(one, interface, batch) for one in (network, copy.deepcopy(network)))
     if own is None or other is None:
         return
     lost = [name for name, p in network.named_parameters() if p.requires_grad and (not own or name in own - other)]
@@ -80,8 +82,8 @@ def _kept_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from ((f"self.{name} of {type(module).__name__}", m) for m in held if isinstance(m, nn.Module))
 
 
-def output_layer(network: nn.Module, interface: Interface, batch: Batch) -> str:
-    """Return the layer that gives a network's output, where another one is declared last (a head that is not used, say); else ''.
+def with_ends_of(network: nn.Module, interface: Interface, batch: Batch) -> Interface:
+    """Return the interface with the layers that read a network's inputs and give its output, where others are declared first and last.
 
     Args:
         network: plain, without hooks; not changed.
@@ -90,19 +92,19 @@ def output_layer(network: nn.Module, interface: Interface, batch: Batch) -> str:
     """
     names = [name for name, _ in ends_of(network)]
     if len(names) < 2 or is_lazy(network):
-        return ""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
+        return interface
     try:
-        with rng.seeded(0, "look"), draws.keyed(0):
+        with evaluating(network), rng.seeded(0, "look"), draws.keyed(0):
             called = executed(network, names, lambda: interface.call(network, batches.mapped(_plainly, batch)))
     except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
-        return ""
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    order = [name for name, needed in called if needed]
-    return order[-1] if order and order[-1] != names[-1] else ""
+        return interface
+    order = [call.layer for call in called if call.needed]
+    first = tuple(dict.fromkeys(call.layer for call in called if call.needed and call.reads_input)) or ("",)
+    return replace(
+        interface,
+        first=first if order and first != (names[0],) else (),
+        last=order[-1] if order and order[-1] != names[-1] else "",
+    )
 
 
 def left_plain(network: nn.Module, structure: Structure) -> list[str]:
@@ -213,17 +215,12 @@ def _is_ours(module: nn.Module) -> bool:
 
 def _reached(network: nn.Module, interface: Interface, batch: Batch) -> set[str] | None:
     """Return the parameters that a network's outputs depend on; None where that cannot be told."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
     try:
-        with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
+        with evaluating(network), torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
             outputs = interface.call(network, batches.mapped(_plainly, batch))
             return _with_gradient(network, outputs) if outputs.requires_grad else None
     except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
         return None
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _plainly(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from choral.layers.conversion.functions_of_layers import (
     filled,
     operate,
     own_kind,
+    read_through,
     spatial,
 )
 
@@ -48,6 +49,8 @@ class WeightLayer(nn.Module, ABC):
         self.inputs, self.outputs = (int(getattr(layer, size)) for size in sizes)
         self.weight = layer.get_parameter("weight")
         self.register_parameter("bias", layer._parameters["bias"])
+
+    __getattr__ = read_through
 
     def operate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return what the plain layer returns under these weights."""
