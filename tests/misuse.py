@@ -383,7 +383,7 @@ def _calls() -> Iterator[Row]:
         {"path": "x.choral"},
         {"path": (None, 3, "", "nowhere.choral"), "build": (3,), "partial": SWITCH, "check_build": SWITCH},
     )
-    compare = {"build": net, "data": (X, Y, X, Y), "methods": ["single"], "epochs": 1}
+    compare = {"build": net, "data": (X, Y, X, Y), "methods": ["single"], "budget": 1}
     yield (
         api.compare,
         compare,

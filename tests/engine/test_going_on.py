@@ -34,7 +34,7 @@ def build() -> nn.Module:
 
 
 def deep(members: int, each: int = 6) -> Recipe:
-    return choral.recipes.deep_ensemble(members=members, budget=each * members)
+    return choral.recipes.deep_ensemble(members=members, budget=each * members, training="paper")
 
 
 def weights(ensemble: Ensemble) -> list[Tensor]:
@@ -186,6 +186,6 @@ def test_a_table_that_is_refused_takes_nothing_from_the_run(tmp_path: Path) -> N
     choral.fit_table(frame, "y", members=2, epochs=4, drop=["z"], **call)
     kept = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
     with pytest.raises(RunError, match="table was"):
-        choral.fit_table(frame, "y", members=4, epochs=8, ids=["z"], extend=True, **call)
+        choral.fit_table(frame, "y", members=4, epochs=4, ids=["z"], extend=True, **call)
     for path, content in kept.items():
         assert path.name == "log.jsonl" or path.read_bytes() == content

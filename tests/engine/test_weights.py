@@ -190,7 +190,7 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
     from choral.report import write_report
 
     y = (X[:, 0] > 0).long()
-    settings = {"epochs": 4, "members": 2, "training": Training(rate=0.1, optimiser="sgd", batch_size=8)}
+    settings = {"budget": 4, "members": 2, "training": Training(rate=0.1, optimiser="sgd", batch_size=8)}
     data = (X, y, X, y)
     weighted = choral.compare(
         lambda: nn.Linear(3, 2), data, ["single", "snapshot"], run_dir=tmp_path, test_weights=COUNTS, **settings
