@@ -165,9 +165,6 @@ def fit(
         listener, progress, overwrite = None, False, False  # all is trained; what follows puts it together
     with settled_process(process_wide), opened(run_dir if parts.writes else None) as (folder, objects):
         job = in_agreement(parts, lambda: call.job(parts), seed=seed, executor=executor)
-        lacking = warning(job.recipe.plan, job.source.points)
-        if lacking:
-            warnings.warn(f"{job.recipe.name}: {lacking}.", stacklevel=3)
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
             plan, width = settle(
@@ -181,6 +178,9 @@ def fit(
                 threads=threads,
                 cut=cut_for(call, run_dir, parts),
             )
+            lacking = warning(job.recipe.plan, job.source.points)
+            if lacking:
+                warnings.warn(f"{job.recipe.name}: {lacking}.", stacklevel=3)
             with (
                 using(threads or plan["environment"]["threads"]),
                 watched(chosen.name, chosen.epochs, listener, progress if parts.writes else False) as hear,

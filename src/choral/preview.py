@@ -38,7 +38,14 @@ def show(
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
     deep_ensemble: 2 member(s), 8 epochs, Independent
     """
-    recipe = recipe_of(recipe)
+    recipe, source = recipe_of(recipe), None
+    if build is not None and data is not None:
+        from choral.data.sources import source_of
+        from choral.engine.validation import chosen, set_apart
+
+        given = source_of(data, target)
+        source, _ = set_apart(given, chosen(validation, given.points, wanted=recipe.is_open or stop is not None), 0)
+        recipe = recipe.settled(source.points)
     text = [str(recipe)]
     if stop is not None:
         text.append(
@@ -47,17 +54,12 @@ def show(
         )
     if build is None:
         return "\n".join(text)
-    from choral.data.sources import source_of
+    if source is None:
+        return "\n".join([*text, _sizes(recipe, build)])
     from choral.engine.flops import Flops
     from choral.engine.forecast import forecast
     from choral.engine.task import make_task
-    from choral.engine.validation import chosen, set_apart
 
-    if data is None:
-        return "\n".join([*text, _sizes(recipe, build)])
-    given = source_of(data, target)
-    source, _ = set_apart(given, chosen(validation, given.points, wanted=recipe.is_open or stop is not None), 0)
-    recipe = recipe.settled(source.points)
     options: dict[str, Any] = {"output": output, "inputs": inputs, "likelihood": likelihood}
     alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan), **options)
     one = Flops(alone, source)

@@ -130,7 +130,7 @@ def times(asked: Forecasting, recipe: Any, ready: Any = None) -> dict[str, Any]:
     if not 0 < step < math.inf or (asked.failure_hours is not None and not asked.failure_hours > 0):
         raise InputError("--step-seconds and --failure-hours are numbers above 0; give such.")
     failure = {} if asked.failure_hours is None else {"failure_seconds": 3600 * asked.failure_hours}
-    conditions, leaves = Conditions(step_seconds=step, **failure), cut(recipe.plan, 1)
+    conditions, leaves = Conditions(step_seconds=step, **failure), cut(recipe.settled(rows).plan, 1)
     found = {n: expected_seconds(leaves, n, rows, conditions) for n in (1, asked.cluster, len(leaves))}
     about = {"workers": asked.cluster, "leaves": len(leaves), "step_seconds": step}
     return {"cluster": about | {"seconds": found[asked.cluster], "alone": found[1], "least": found[len(leaves)]}}
