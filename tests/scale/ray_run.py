@@ -125,7 +125,7 @@ def main(folder: str) -> None:
         told["same after deaths"] = members(root / "whole") == members(root / "killed")
 
         several: dict[str, Any] = {
-            "epochs": 12,
+            "budget": 12,
             "training": QUICK,
             "members": 2,
             "seeds": (0, 1),

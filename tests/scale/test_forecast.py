@@ -45,15 +45,15 @@ def simulated(leaves, workers, points, given, seed):
 @pytest.mark.parametrize(
     ("method", "options", "workers"),
     [
-        ("deep_ensemble", {"members": 1000, "epochs": 10_000}, 1000),
-        ("deep_ensemble", {"members": 1000, "epochs": 10_000}, 200),
+        ("deep_ensemble", {"members": 1000, "budget": 10_000}, 1000),
+        ("deep_ensemble", {"members": 1000, "budget": 10_000}, 200),
         ("prune_and_tune", {"members": 1000, "epochs": 6000, "parent_epochs": 20}, 1000),
         ("sequential_anchored", {"members": 1200, "chains": 300, "epochs": 9600}, 1000),
     ],
 )
 @pytest.mark.parametrize("failure_hours", [1.0, 24.0])
 def test_it_is_that_of_a_simulation_of_a_thousand_machines(method, options, workers, failure_hours):
-    leaves = cut(make(method, **options).plan, 1)
+    leaves = cut(make(method, **options, training="paper").plan, 1)
     given = Conditions(
         step_seconds=0.4, interval_seconds=60.0, failure_seconds=failure_hours * 3600, restart_seconds=120.0
     )
@@ -63,7 +63,7 @@ def test_it_is_that_of_a_simulation_of_a_thousand_machines(method, options, work
 
 
 def test_without_failures_it_is_counted():
-    leaves = cut(make("prune_and_tune", members=6, budget=24, parent_epochs=12).plan, 1)
+    leaves = cut(make("prune_and_tune", members=6, budget=24, parent_epochs=12, training="paper").plan, 1)
     assert makespan(leaves, 1, lambda leaf: leaf.epochs) == 24
     assert makespan(leaves, 2, lambda leaf: leaf.epochs) == 12 + 3 * 2
     assert makespan(leaves, 100, lambda leaf: leaf.epochs) == 12 + 2
