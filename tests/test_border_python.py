@@ -49,7 +49,7 @@ REFUSED = {
     "a rate that is no number": (lambda: training(rate=float("nan")), "rate is nan"),
     "an unknown optimiser": (lambda: training(optimiser="adamm"), "Did you mean 'adam'"),
     "a batch of half a point": (lambda: training(batch_size=2.5), "batch_size is 2.5"),
-    "epochs in quotes": (lambda: make("snapshot", budget="60"), "epochs is '60'"),
+    "epochs in quotes": (lambda: make("snapshot", epochs="60"), "epochs is '60'"),
     "half a member": (lambda: make("deep_ensemble", budget=4, members=1.5), "members is 1.5"),
     "a seed in words": (lambda: api.fit(build, (X, Y), ONE, seed="one"), "seed is 'one'"),
     "several seeds for one": (lambda: api.fit(build, (X, Y), ONE, seed=(0, 1)), r"seed is \(0, 1\)"),
@@ -119,7 +119,7 @@ def test_wrong_uses_of_an_ensemble_are_one_sentence(name, fitted, tmp_path, monk
 
 def test_a_method_by_name_is_its_recipe():
     fast = choral.fit(build, (X, Y), "single")
-    assert fast.recipe == choral.recipes.single()
+    assert fast.recipe == choral.recipes.single().settled(len(X), sum(p.numel() for p in build().parameters()))
 
 
 def test_an_optimiser_by_name_is_the_optimiser():

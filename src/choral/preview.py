@@ -36,7 +36,7 @@ def show(
 
     >>> from choral.recipes import deep_ensemble
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
-    deep_ensemble: 2 member(s), 8 epochs, Independent
+    deep_ensemble: 2 member(s), 16 epochs, Independent
     """
     recipe, source = recipe_of(recipe), None
     if build is not None and data is not None:
