@@ -202,9 +202,9 @@ def test_own_measures_have_a_direction():
 
 def test_wrong_wishes_are_refused_before_training():
     with pytest.raises(InputError, match=r"stop needs held-out points; give validation=0.2"):
-        fit(build, (X, Y), recipe(), stop=SOON)
+        fit(build, (X, Y), recipe(), validation=None, stop=SOON)
     with pytest.raises(InputError, match="keep='best' needs held-out points"):
-        fit(build, (X, Y), recipe(), keep="best")
+        fit(build, (X, Y), recipe(), validation=None, keep="best")
     with pytest.raises(InputError, match="keep is 'first'; give 'best' or 'last'"):
         fit(build, (X, Y), recipe(), validation=0.2, keep="first")
     with pytest.raises(InputError, match=r"stop is 16; give choral.EarlyStop\(patience=16\)"):
