@@ -366,10 +366,10 @@ class TestWeights:
         draw = np.random.default_rng(3)
         x = draw.normal(size=(300, 1))
         y = np.where(x[:, 0] + draw.normal(size=300) > 1.8, "rare", "usual")
-        plain, balanced = (classifier(class_weight=w, epochs=15).fit(x, y) for w in (None, "balanced"))
+        plain, balanced = (classifier(class_weight=w, epochs=4).fit(x, y) for w in (None, "balanced"))
         recall = [(m.predict(x) == y)[y == "rare"].mean() for m in (plain, balanced)]
         assert recall[0] < 0.5 < 0.65 < recall[1]
-        heavy = classifier(class_weight={"rare": 1e9, "usual": 1}).fit(x[:99], y[:99])
+        heavy = classifier(class_weight={"rare": 1e9, "usual": 1}, epochs=60).fit(x[:99], y[:99])
         assert (heavy.predict(x) == "rare").all()
 
     def test_wrong_ones_are_refused(self):
