@@ -33,6 +33,7 @@ def main():
                 data,
                 recipes.single(budget=epochs),
                 seed=seed,
+                validation=None,
                 data_parallel=True,
                 progress=False,
             )

@@ -43,7 +43,8 @@ class RowAware(nn.Module):
 
     def one_row(self, x: Tensor) -> Tensor:
         """Return the first row of x, with its axis."""
-        return x.narrow(self.rows.get(x.dim(), 0), 0, 1)
+        axis = self.rows.get(x.dim(), 0)
+        return x.narrow(axis, 0, min(1, x.shape[axis]))
 
 
 def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
