@@ -44,7 +44,7 @@ def recipe_of(method: str, epochs: int) -> Any:
     from choral.recipes.training import Training
 
     return make(
-        method, budget=epochs, training=Training(rate=0.003, optimiser=Adam(), batch_size=64), **METHODS[method]
+        method, budget=epochs, training=Training(rate=0.003, optimizer=Adam(), batch_size=64), **METHODS[method]
     )
 
 

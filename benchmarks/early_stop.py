@@ -39,7 +39,7 @@ MEMBERS = 4
 BUDGETS = (20, 60, 200)
 MOST = 400  # epochs of a stopped member, at most
 SHARE, BATCH = 0.1, 32
-UCI = Training(rate=0.003, optimiser=Adam(), batch_size=BATCH, schedule="constant")
+UCI = Training(rate=0.003, optimizer=Adam(), batch_size=BATCH, schedule="constant")
 STACK, EPOCHS, STOPPED_AFTER = 16, 60, 4
 
 
@@ -62,7 +62,7 @@ def speed() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2500, 8, generator=generator)
     y = x[:, :1].sin() + 0.1 * torch.randn(2500, 1, generator=generator)
-    training = Training(rate=0.001, optimiser=Adam(), batch_size=100, schedule="constant")
+    training = Training(rate=0.001, optimizer=Adam(), batch_size=100, schedule="constant")
     recipe = make("deep_ensemble", budget=STACK * EPOCHS, members=STACK, training=training)
 
     def build() -> torch.nn.Module:
@@ -70,7 +70,7 @@ def speed() -> dict[str, Any]:
 
     def run(**settings: Any) -> float:
         started = time.process_time()
-        found = fit(build, TensorSource(x, y), recipe, executor="vectorised", threads=1, progress=False, **settings)
+        found = fit(build, TensorSource(x, y), recipe, executor="vectorized", threads=1, progress=False, **settings)
         if "stop" in settings:
             assert len(found.info["stopped"]) == STACK // 2
         return time.process_time() - started
@@ -120,7 +120,7 @@ def _nll(
         (x, y),
         recipe,
         seed=seed,
-        executor="vectorised",
+        executor="vectorized",
         threads=1,
         progress=False,
         **settings,

@@ -63,7 +63,7 @@ def classifier() -> nn.Module:
 
 def kinds() -> dict[str, dict[str, Any]]:
     """Return the ensembles: how each is fitted, and what is fitted to it afterwards."""
-    sgd, adam = Training(optimiser=SGD(), rate=0.05, batch_size=16), Training(optimiser=Adam(), rate=0.01)
+    sgd, adam = Training(optimizer=SGD(), rate=0.05, batch_size=16), Training(optimizer=Adam(), rate=0.01)
     images = {"data": (IMAGES, LABELS), "x": IMAGES}
     frozen = make("sebays_freeze", budget=6, members=2, gamma=0.6, training=adam)
     return {

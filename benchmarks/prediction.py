@@ -178,7 +178,7 @@ def bayesian_lines(rivals: str | None) -> Iterator[Line]:
         ("LeNet-S", lambda: models.lenet("S"), True, (1, 256)),
     ):
         ensemble = trained(
-            build, bnn(budget=1, draws=DRAWS, training=Training(optimiser="sgd", batch_size=128, rate=1e-3)), image
+            build, bnn(budget=1, draws=DRAWS, training=Training(optimizer="sgd", batch_size=128, rate=1e-3)), image
         )
         theirs = None if rivals is None else bayesian(build(), image)
         for rows in sizes:

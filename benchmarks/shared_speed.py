@@ -58,17 +58,17 @@ def stepper(
 ) -> Any:
     """Return a function that takes one training step."""
     params = dict(network.named_parameters())
-    optimiser = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
         inputs, targets = lay_out()
         with draws.keyed(1, 0, catch=False):
             outputs = unfold(network(inputs))  # (member, batch, class)
         loss = len(outputs) * F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         sharing.likelihood(loss).backward()
         sharing.weigh(params)
-        optimiser.step()
+        optimizer.step()
 
     return step
 

@@ -77,15 +77,15 @@ def their_network(kind: str, embedded: bool, x: Tensor, members: int) -> Any:
 
 def their_step(net: nn.Module, members: int, x: Tensor, y: Tensor) -> Step:
     """Return one training step as in the package's example."""
-    optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=3e-4)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=3e-4)
     net.train()
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(net(x[:BATCH]).flatten(0, 1), y[:BATCH].repeat_interleave(members, 0))
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
 
     return step
 

@@ -25,6 +25,8 @@ from choral.recipes import METHODS, make
 from choral.testing.problems import CALM, PROBLEMS
 
 EPOCHS = 12
+EXECUTORS = {"sequential": "sequential", "vectorised": "vectorized"}
+"""Executors by their names in records."""
 
 
 class Tokens(nn.Module):
@@ -117,8 +119,8 @@ def record() -> dict[str, str]:
     found = {}
     for case in CASES:
         for name in sorted(METHODS):
-            for executor in ("sequential", "vectorised"):
-                found[f"{case}/{name}/{executor}"] = fitted(case, name, executor=executor)
+            for key, executor in EXECUTORS.items():
+                found[f"{case}/{name}/{key}"] = fitted(case, name, executor=executor)
             found[f"{case}/{name}/resumed"] = resumed(case, name)
     return found
 

@@ -233,7 +233,7 @@ def _recipes() -> Iterator[Row]:
     yield (
         api.Training,
         {},
-        {"rate": ("a", -1, NAN), "batch_size": COUNT, "optimiser": WORD, "schedule": WORD, "nonsense": (1,)},
+        {"rate": ("a", -1, NAN), "batch_size": COUNT, "optimizer": WORD, "schedule": WORD, "nonsense": (1,)},
     )
 
 
@@ -258,7 +258,7 @@ def _plan() -> Iterator[Row]:
             "epochs": (-1, 1.5, "2", None),
             "batch_size": COUNT,
             "schedule": (0.1, "cosine"),
-            "optimiser": ("adam", None),
+            "optimizer": ("adam", None),
             "memory": WORD,
             "every": (3,),
             "nonsense": (1,),
@@ -358,7 +358,7 @@ def _layers() -> Iterator[Row]:
 
 def _data() -> Iterator[Row]:
     yield (
-        data.Normalise,
+        data.Normalize,
         {"mean": (0.5,), "std": (0.2,)},
         {"mean": ("a", (), 0.5), "std": ((0.0,), (-1.0,), (NAN,), "a")},
     )
@@ -372,7 +372,7 @@ def _calls() -> Iterator[Row]:
     options: dict[str, tuple[Any, ...]] = {
         "build": (None, 3, "net", nn.Linear), "data": (None, X, (X,), (X, Y[:3]), (X * NAN, Y), "file.csv"), "recipe": (None, 3, "singel"),
         "run_dir": (3, ""), "seed": ("a", 1.5, None), "inputs": (3, (3,)), "target": ("label",), "output": ("logits", 1.5), "weights": (Y[:3], -Y - 1.0, "w", 5),
-        "likelihood": (3, "gausian", nn.MSELoss()), "standardise": ("yes",), "validation": (2.0, -0.1, "a", (X[:, :2], Y)), "stop": (3, "soon"),
+        "likelihood": (3, "gausian", nn.MSELoss()), "standardize": ("yes",), "validation": (2.0, -0.1, "a", (X[:, :2], Y)), "stop": (3, "soon"),
         "keep": (3, "first"), "time_limit": (0, -1, "a"), "executor": WORD, "device": ("warp", 3), "precision": WORD, "checkpoint_seconds": (-1, "a"),
         "listener": (3,), "progress": ("yes",), "table": (3,), "overwrite": SWITCH, "extend": SWITCH, "process_wide": SWITCH, "threads": COUNT, "sead": (1,),
     }  # fmt: skip

@@ -31,7 +31,7 @@ def _tables() -> Iterator[Row]:
         "members": COUNT, "epochs": (0, "a", -1, 1.5), "validation": (2.0, -0.1, NAN, "nowhere.csv", "a", FRAME[["a"]]), "patience": COUNT,
         "folds": (1, 99, "a", 2.5, -1), "weights": ("zz", [1.0], -FRAME.a.abs() - 1, "b"), "class_weights": ("equal", {"z": 2.0}, {"0": -1.0}, 3),
         "task": ("purple", 3), "likelihood": ("gausian", 3), "drop": (("zz",), 3, ("t",)), "ids": (("zz",), 3), "orders": ({"zz": ("u", "v")}, {"b": ("u",)}, 3, "b"),
-        "group": ("zz", 3, "t"), "time": ("zz", 3), "model": ("mpl", 3), "rate": (0, -1, NAN, "a"), "optimiser": ("addam", 3), "batch_size": COUNT,
+        "group": ("zz", 3, "t"), "time": ("zz", 3), "model": ("mpl", 3), "rate": (0, -1, NAN, "a"), "optimizer": ("addam", 3), "batch_size": COUNT,
         "schedule": ("cosin", 3), "seed": ("a", 1.5, None), "run_dir": (3, ""), "time_limit": (0, -1, "a"), "sead": (1,), "accumulate": COUNT,
         "data_parallel": ("yes", 2), "cluster": (3, "ray", choral.Ray()), "executor": ("purple", 3), "keep": ("first", 3), "device": ("warp", 3),
     }  # fmt: skip

@@ -14,7 +14,7 @@ from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 from choral.testing import MENAGERIE
 
-CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+CALM = Training(optimizer="sgd", rate=0.02, batch_size=16)
 METHODS = {
     "single": recipes.single(budget=2, training=CALM),
     "deep_ensemble": recipes.deep_ensemble(budget=4, members=2, training=CALM),
@@ -90,7 +90,7 @@ def test_two_inputs_and_a_dataclass_out(method, tmp_path):
 @pytest.mark.parametrize("method", ["deep_ensemble", "batch_ensemble", "prune_and_tune"])
 def test_both_executors_give_the_same_members(method):
     one, many = (
-        choral.fit(Two, (X, Y), METHODS[method], output="logits", executor=e) for e in ("sequential", "vectorised")
+        choral.fit(Two, (X, Y), METHODS[method], output="logits", executor=e) for e in ("sequential", "vectorized")
     )
     assert torch.allclose(one.outputs(X), many.outputs(X), atol=2e-4)
 

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, Dataset
 import choral
 from choral import recipes
 from choral.base.errors import ChoralError, ConversionError, InputError, RunError
-from choral.data import Normalise
+from choral.data import Normalize
 from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
-CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+CALM = Training(optimizer="sgd", rate=0.02, batch_size=16)
 ONE = recipes.single(budget=1, training=CALM)
 TWO = recipes.deep_ensemble(budget=2, members=2, training=CALM)
 G = torch.Generator().manual_seed(0)
@@ -135,7 +135,7 @@ class Reader(nn.Module):
         return self.last(torch.cat([words.sum(1), age], 1))
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised", "auto"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized", "auto"])
 def test_a_dataset_of_dicts(executor):
     found = choral.fit(Reader, Dicts(), TWO, target="label", executor=executor)
     items = [Dicts()[i] for i in range(40)]
@@ -152,7 +152,7 @@ def test_padding_per_batch_and_masks():
     batch.pop("label")
     assert found.outputs(batch).shape == (2, 9, 2)
     with pytest.raises(InputError, match=r"batches of different shapes for branches .*executor='sequential'"):
-        choral.fit(Reader, loader, TWO, target="label", executor="vectorised")
+        choral.fit(Reader, loader, TWO, target="label", executor="vectorized")
 
 
 def test_predicting_a_loader_whose_batches_differ_in_length_and_hold_targets():
@@ -209,7 +209,7 @@ def test_a_build_that_needs_arguments_is_refused():
 
 def test_transforms_by_key():
     x = {"tokens": torch.zeros(40, 4, dtype=torch.long), "age": X[:, :1] * 5 + 3}
-    scale = {"age": (Normalise(mean=(3.0,), std=(5.0,)),)}
+    scale = {"age": (Normalize(mean=(3.0,), std=(5.0,)),)}
     found = choral.fit(Reader, (x, Y), ONE, inputs=scale)
     wanted = choral.fit(Reader, (x | {"age": (x["age"] - 3) / 5}, Y), ONE)
     assert torch.allclose(found.outputs(x), wanted.outputs(x | {"age": (x["age"] - 3) / 5}), atol=1e-6)
@@ -226,7 +226,7 @@ def test_transforms_by_key():
 def test_networks_keep_their_type(method, kind, tmp_path):
     recipe = brief(method)
     x = X.double() * 1e100 if kind == torch.float64 else X
-    transform = (Normalise(mean=(0.0,), std=(1e100,)),) if kind == torch.float64 else ()
+    transform = (Normalize(mean=(0.0,), std=(1e100,)),) if kind == torch.float64 else ()
     found = choral.fit(lambda: small().to(kind), (x, Y), recipe, executor="sequential", inputs=transform)
     assert {p.dtype for s in found.states() for p in s.params.values()} == {kind}
     outputs = found.outputs(x)
@@ -350,8 +350,8 @@ class Awkward(nn.Module):
 
 def test_what_cannot_be_stacked_is_refused_before_training_and_trained_one_by_one_otherwise():
     heard = []
-    with pytest.raises(InputError, match=r"executor='vectorised' cannot .*Awkward.*use executor='sequential'"):
-        choral.fit(Awkward, (X, Y), recipes.prune_and_tune(budget=6, members=2, training=CALM), executor="vectorised",
+    with pytest.raises(InputError, match=r"executor='vectorized' cannot .*Awkward.*use executor='sequential'"):
+        choral.fit(Awkward, (X, Y), recipes.prune_and_tune(budget=6, members=2, training=CALM), executor="vectorized",
                    listener=heard.append)  # fmt: skip
     assert not [event for event in heard if event["kind"] == "epoch"]
     assert choral.fit(Awkward, (X, Y), TWO).members == 2
@@ -390,7 +390,7 @@ class Odd(nn.Module):
         return self.body(x * self.scale + self.shift)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_parameters_outside_layers_and_integer_buffers_survive(executor, tmp_path):
     found = choral.fit(Odd, (X, Y), TWO, executor=executor)
     found.save(tmp_path / "e.choral")

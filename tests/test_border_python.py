@@ -19,7 +19,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=8)
+QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=8)
 ONE = make("single", budget=1, training=QUICK)
 
 
@@ -47,7 +47,7 @@ REFUSED = {
     "a factory of nothing": (lambda: api.fit(lambda: None, (X, Y), ONE), "must return a new nn.Module"),
     "a rate in quotes": (lambda: training(rate="0.1"), "rate is '0.1'"),
     "a rate that is no number": (lambda: training(rate=float("nan")), "rate is nan"),
-    "an unknown optimiser": (lambda: training(optimiser="adamm"), "Did you mean 'adam'"),
+    "an unknown optimizer": (lambda: training(optimizer="adamm"), "Did you mean 'adam'"),
     "a batch of half a point": (lambda: training(batch_size=2.5), "batch_size is 2.5"),
     "epochs in quotes": (lambda: make("snapshot", budget="60"), "epochs is '60'"),
     "half a member": (lambda: make("deep_ensemble", budget=4, members=1.5), "members is 1.5"),
@@ -61,7 +61,7 @@ REFUSED = {
     "yes in words": (lambda: api.fit(build, (X, Y), ONE, overwrite="no"), "overwrite is 'no'"),
     "one row for BatchNorm": (lambda: api.fit(normed, (X[:1], Y[:1]), ONE), "cannot be trained on a batch of 1 row.*two rows"),
     "batches of one for BatchNorm": (
-        lambda: api.fit(normed, (X, Y), make("single", budget=1, training=Training(rate=0.1, optimiser="sgd", batch_size=1))),
+        lambda: api.fit(normed, (X, Y), make("single", budget=1, training=Training(rate=0.1, optimizer="sgd", batch_size=1))),
         "cannot be trained on a batch of 1 row",
     ),
     "two arrays to compare on": (lambda: api.compare(build, (X, Y), ["single"]), r"\(x_train, y_train, x_test, y_test\)"),
@@ -122,9 +122,9 @@ def test_a_method_by_name_is_its_recipe():
     assert fast.recipe == choral.recipes.single()
 
 
-def test_an_optimiser_by_name_is_the_optimiser():
-    assert training(optimiser="adam") == Training(optimiser=Adam())
-    assert training(optimiser="adam").to_dict()["optimiser"]["kind"] == "Adam"
+def test_an_optimizer_by_name_is_the_optimizer():
+    assert training(optimizer="adam") == Training(optimizer=Adam())
+    assert training(optimizer="adam").to_dict()["optimizer"]["kind"] == "Adam"
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -146,9 +146,9 @@ def test_saving_makes_the_folder(fitted, tmp_path):
 
 def test_a_trained_network_that_would_be_drawn_anew_is_said():
     net = build()
-    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
     nn.functional.cross_entropy(net(X), Y).backward()
-    optimiser.step()
+    optimizer.step()
     with pytest.warns(UserWarning, match="'single' draws its weights anew.*pretrained"):
         choral.fit(net, (X, Y), ONE)
     choral.fit(build(), (X, Y), ONE)  # nothing is lost of a new one

@@ -58,17 +58,17 @@ def events_of(recipe, folder=None, stop_after=None, **options):
 
 
 def test_every_event_has_its_declared_form(tmp_path):
-    training = Training(optimiser="sgd", rate=0.05, batch_size=16)
-    wild = Training(optimiser="sgd", rate=1e30, batch_size=16)
+    training = Training(optimizer="sgd", rate=0.05, batch_size=16)
+    wild = Training(optimizer="sgd", rate=1e30, batch_size=16)
     heard = events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a", stop_after=4)
     heard += events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a")
     next(iter((tmp_path / "a" / "members").iterdir())).unlink()
     heard += events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a")
-    heard += events_of(make("deep_ensemble", budget=2, members=2, training=wild), executor="vectorised")
+    heard += events_of(make("deep_ensemble", budget=2, members=2, training=wild), executor="vectorized")
     heard += events_of(make("ssbnn", budget=2))
     stop = choral.EarlyStop(patience=1)
     heard += events_of(
-        make("single", budget=60, training=Training(optimiser="sgd", rate=1.0, batch_size=16)),
+        make("single", budget=60, training=Training(optimizer="sgd", rate=1.0, batch_size=16)),
         validation=0.3,
         stop=stop,
     )
@@ -96,7 +96,7 @@ def test_events_that_are_kept_do_not_change_afterwards():
 def test_a_table_of_losses(tmp_path):
     heard = []
     recipe = make("deep_ensemble", budget=4, members=2)
-    choral.fit(build, (X, Y), recipe, executor="vectorised", listener=[listeners.csv(tmp_path / "l.csv"), heard.append])
+    choral.fit(build, (X, Y), recipe, executor="vectorized", listener=[listeners.csv(tmp_path / "l.csv"), heard.append])
     with open(tmp_path / "l.csv") as file:
         rows = list(csv.DictReader(file))
     losses = [loss for e in heard if e["kind"] == "epoch" for loss in e["losses"]]

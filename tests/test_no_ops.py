@@ -24,7 +24,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(64, 6, generator=G)
 Y = X[:, :3].argmax(1)
-QUICK = Training(optimiser="sgd", rate=0.02, batch_size=32)
+QUICK = Training(optimizer="sgd", rate=0.02, batch_size=32)
 
 
 class Heads(nn.Module):

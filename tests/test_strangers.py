@@ -22,7 +22,7 @@ from choral.base.errors import ConversionError, InputError
 from choral.objectives import Categorical, Loss
 from choral.recipes.training import Training
 
-CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+CALM = Training(optimizer="sgd", rate=0.02, batch_size=16)
 TWO = recipes.deep_ensemble(budget=4, members=2, training=CALM)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(32, 6, generator=G)
@@ -56,7 +56,7 @@ class Counting(nn.Module):
         return self.body(x - self.mean)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_buffers_given_anew_in_forward_are_kept(executor):
     ensemble = fitted(Counting, executor=executor)
     for member in ensemble:
@@ -316,15 +316,15 @@ class Slow(torch.optim.SGD):
         self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
 
 
-def test_an_optimiser_that_keeps_tensors_beside_its_state_is_refused():
+def test_an_optimizer_that_keeps_tensors_beside_its_state_is_refused():
     with pytest.raises(InputError, match="keeps tensors in 'slow'"):
-        Training(optimiser=lambda params: Slow(params, lr=0.1), rate=0.1)
+        Training(optimizer=lambda params: Slow(params, lr=0.1), rate=0.1)
 
 
 @pytest.mark.parametrize("kind", [EverySecond, InGroups])
-def test_an_optimiser_that_counts_by_itself_is_refused(kind):
+def test_an_optimizer_that_counts_by_itself_is_refused(kind):
     with pytest.raises(InputError, match=r"counts by itself, in .*taken"):
-        Training(optimiser=lambda params: kind(params, lr=0.1), rate=0.1)
+        Training(optimizer=lambda params: kind(params, lr=0.1), rate=0.1)
 
 
 def test_small_whole_numbers_of_a_frame_are_no_bytes():
@@ -398,8 +398,8 @@ def test_a_loss_without_a_gradient_is_refused():
         choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), recipes.single(budget=4), likelihood=loss)
 
 
-def test_an_optimiser_that_cannot_take_all_parameters_is_one_sentence():
-    training = Training(optimiser=torch.optim.Muon, rate=0.01)  # type: ignore[arg-type]  # made an optimiser of choral's
+def test_an_optimizer_that_cannot_take_all_parameters_is_one_sentence():
+    training = Training(optimizer=torch.optim.Muon, rate=0.01)  # type: ignore[arg-type]  # made an optimizer of choral's
     with pytest.raises(InputError, match=r"torch.optim.Muon cannot take the parameters .*choral.plan.Muon"):
         fitted(recipe=recipes.single(budget=2, training=training))
 

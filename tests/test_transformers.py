@@ -11,7 +11,7 @@ from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
 transformers = pytest.importorskip("transformers")
-CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+CALM = Training(optimizer="sgd", rate=0.02, batch_size=16)
 METHODS = {
     "single": recipes.single(budget=1, training=CALM),
     "deep_ensemble": recipes.deep_ensemble(budget=2, members=2, training=CALM),
@@ -86,11 +86,11 @@ def test_through_fit_resume_save_and_judge(method, tmp_path):
 def test_stacked_where_its_masks_do_not_look_at_values():
     recipe = METHODS["deep_ensemble"]
     with pytest.raises(
-        InputError, match=r"executor='vectorised' cannot .* in 'bert' \(BertModel\), .*use executor='sequential'"
+        InputError, match=r"executor='vectorized' cannot .* in 'bert' \(BertModel\), .*use executor='sequential'"
     ):
-        choral.fit(build, (X, Y), recipe, output="logits", executor="vectorised")
+        choral.fit(build, (X, Y), recipe, output="logits", executor="vectorized")
     x = {"input_ids": X["input_ids"]}
-    one, many = (choral.fit(build, (x, Y), recipe, output="logits", executor=e) for e in ("sequential", "vectorised"))
+    one, many = (choral.fit(build, (x, Y), recipe, output="logits", executor=e) for e in ("sequential", "vectorized"))
     assert torch.allclose(one.outputs(x), many.outputs(x), atol=1e-4)
 
 

@@ -61,7 +61,7 @@ def fit(
     output: str | int | Callable[[Any], Tensor] | None = None,
     weights: Any = None,
     likelihood: Likelihood | str | None = None,
-    standardise: bool | None = None,
+    standardize: bool | None = None,
     validation: Any = "auto",
     folds: int | None = None,
     groups: Any = None,
@@ -110,7 +110,7 @@ def fit(
             batches are divided by the mean weight of all points, penalties by the sum of weights.
         likelihood: what the outputs mean, a value or a name (`choral.objectives.likelihoods.NAMES`); decided from y and the
             network's outputs if None, refused where they leave a doubt.
-        standardise: whether real targets are brought to mean 0 and deviation 1 for training, which predictions undo. None does so
+        standardize: whether real targets are brought to mean 0 and deviation 1 for training, which predictions undo. None does so
             unless the likelihood says how large their noise is.
         validation: points no member is trained on: a share of the data, drawn by the seed (of each class, for labels in memory), or
             data of its own, as `data`. Every epoch ends with a look at them, which training does not notice. 'auto' holds out 15 % of few
@@ -126,7 +126,7 @@ def fit(
         time_limit: seconds after which training ends with what is there, at the end of an epoch; members that were not begun are
             left out, and `ensemble.info` says so. The time of all parts of a resumed run counts. The same call with a larger limit, or
             none, goes on from there, to the members that it would have given at once.
-        executor: 'sequential', 'vectorised' (equal-shaped branches trained together), or 'auto', which measures both.
+        executor: 'sequential', 'vectorized' (equal-shaped branches trained together), or 'auto', which measures both.
         device: where to train.
         precision: 'fp32', or 'bf16' or 'fp16' by autocast; with 'fp16' losses are scaled, steps whose gradients overflow are left out, and
             branches are trained one by one.

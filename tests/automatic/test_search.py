@@ -26,8 +26,8 @@ from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.02, optimiser=Adam(), batch_size=32)
-WILD = Training(rate=1e12, optimiser=Adam(), batch_size=32)
+QUICK = Training(rate=0.02, optimizer=Adam(), batch_size=32)
+WILD = Training(rate=1e12, optimizer=Adam(), batch_size=32)
 
 
 def data(rows: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,7 +150,7 @@ def test_folds_judge_by_all_points_and_the_choice_keeps_what_they_tell(tmp_path:
     def train(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
         build = small if one.name == "first" else wide
         fixed: dict[str, Any] = {"folds": 3, "stop": EarlyStop(patience=4), "progress": False}
-        return choral.fit(build, source, recipe, executor="vectorised", **fixed, **limits)
+        return choral.fit(build, source, recipe, executor="vectorized", **fixed, **limits)
 
     listed = [replace(candidate(name), few=3) for name in ("first", "second", "third")]
     ensemble = search(listed, train, ByFolds(source), run_dir=tmp_path / "run")
@@ -192,7 +192,7 @@ class Given(ByFolds):
 def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
     """Nor a mixture with it: what is sure of itself may be further off."""
     recipe = make("deep_ensemble", budget=2, members=2, training=QUICK)
-    both = [choral.fit(small, data(), recipe, seed=seed, standardise=False, progress=False) for seed in range(2)]
+    both = [choral.fit(small, data(), recipe, seed=seed, standardize=False, progress=False) for seed in range(2)]
     far = torch.randn(60, generator=torch.Generator().manual_seed(0))
     unsure = torch.stack([0.5 * far, torch.full((60,), 9.0)], 1)[None]  # raw variances: much too large
     sure = torch.stack([0.9 * far, far.abs()], 1)[None]

@@ -137,7 +137,7 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
         (["fit", tmp_path / "words.npz", *out], "encode labels"),
         (["fit", tmp_path / "part.npz", *out], "lacks y_train, x_test, y_test"),
         (["fit", "digits", "--model", "mpl", *out], "Did you mean 'mlp'?"),
-        (["fit", "digits", "--optimiser", "adm", *out], "Did you mean 'adam'?"),
+        (["fit", "digits", "--optimizer", "adm", *out], "Did you mean 'adam'?"),
         (["fit", "digits", "--rate", "-1", *out], "above 0"),
         (["fit", "digits", "--model", "resnet20", *out], "reads images"),
         (["predict", half, tables / "houses.csv"], "cut short, damaged"),

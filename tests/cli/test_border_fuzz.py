@@ -157,7 +157,7 @@ POOL = {
     "--members": ["1", "2", "0", "x"],
     "--rate": ["0.1", "0", "-3", "1e-300", "x", "nan"],
     "--batch-size": ["1", "7", "100000", "0", "1e3"],
-    "--optimiser": ["sgd", "adam", "adamw", "Adam", "lion"],
+    "--optimizer": ["sgd", "adam", "adamw", "Adam", "lion"],
     "--schedule": ["cosine", "constant", "steps", "warm"],
     "--holdout": ["0.01", "0.5", "0.9", "0.95", "0", "-1", "half"],
     "--model": ["mlp", "mlp_wide", "lenet_s", "resnet20", "gpt"],

@@ -441,7 +441,7 @@ def test_the_unit_of_a_target_is_said_when_it_is_fitted_and_when_it_is_predicted
     said = choral("fit", tmp_path / "t.parquet", *asked).stderr
     assert "'price' is read as a regression target (it holds" in said
     assert "different numbers, in seconds)." in said
-    assert "understood as regression: LearnedGaussian, targets standardised" in said
+    assert "understood as regression: LearnedGaussian, targets standardized" in said
     assert "), 'price' in seconds." in said
     done = choral("predict", tmp_path / "run", tmp_path / "t.parquet", "--out", tmp_path / "p.csv")
     assert "'price' is predicted as training had it: in seconds." in done.stderr

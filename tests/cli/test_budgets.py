@@ -26,7 +26,7 @@ def test_a_budget_that_is_too_small_is_said_before_and_while_training(tmp_path):
     assert "below" not in choral("plan", "single", "--data", "wine").stdout  # what fit does of itself is enough
 
 
-def test_a_method_keeps_its_optimiser_unless_another_is_typed():
+def test_a_method_keeps_its_optimizer_unless_another_is_typed():
     def planned(*words):
         text = choral("plan", "sebays_freeze", "--data", "wine", "--budget", 40, *words, "--json").stdout
         return json.loads(text)["tree"]
@@ -36,4 +36,4 @@ def test_a_method_keeps_its_optimiser_unless_another_is_typed():
 
     assert "SGD" in first(planned())
     assert "0.1" in first(planned())
-    assert "Adam" in first(planned("--optimiser", "adam", "--rate", 0.004))
+    assert "Adam" in first(planned("--optimizer", "adam", "--rate", 0.004))

@@ -42,9 +42,7 @@ def test_report_of_a_run_and_of_a_comparison(run, tmp_path):
     text = (tmp_path / "shown" / "report.html").read_text()
     assert said["report"] == str(tmp_path / "shown" / "report.html")
     assert '<section id="corruption">' in text
-    done = choral(
-        "compare", "wine", "--methods", "single,bagged", "--budget", 4, "--out", tmp_path / "c", "-q"
-    )
+    done = choral("compare", "wine", "--methods", "single,bagged", "--budget", 4, "--out", tmp_path / "c", "-q")
     assert f"the report is {tmp_path / 'c' / 'report.html'}" in " ".join(done.stdout.split())
     assert "bagged" in (tmp_path / "c" / "report.html").read_text()
 

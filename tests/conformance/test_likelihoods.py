@@ -42,7 +42,7 @@ class OwnGamma(Family):
     described: ClassVar[str] = "a gamma"
 
     @property
-    def standardises(self) -> bool:
+    def standardizes(self) -> bool:
         return False
 
     def distribution(self, outputs):
@@ -69,7 +69,7 @@ TASKS = {
     "own likelihood": (OwnGamma(), 2, REAL.clamp_min(1)),
 }
 METHODS = ("batch_ensemble", "packed", "prune_and_tune", "mc_dropout", "bnn", "sequential_anchored")
-QUICK = Training(rate=0.003, optimiser=Adam(), batch_size=18)
+QUICK = Training(rate=0.003, optimizer=Adam(), batch_size=18)
 
 
 def build(outputs):
@@ -86,7 +86,7 @@ def test_both_executors_agree_and_the_ensemble_is_judged_and_comes_back(name, tm
     likelihood, outputs, y = TASKS[name]
     one, many = (
         choral.fit(build(outputs), (X, y), recipe("deep_ensemble"), likelihood=likelihood, executor=e)
-        for e in ("sequential", "vectorised")
+        for e in ("sequential", "vectorized")
     )
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)

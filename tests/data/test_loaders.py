@@ -30,7 +30,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(32, 3, generator=G)
 Y = torch.arange(32) % 2
-EIGHT = Training(rate=0.01, optimiser=Adam(), batch_size=8)
+EIGHT = Training(rate=0.01, optimizer=Adam(), batch_size=8)
 
 
 def build():
@@ -92,7 +92,7 @@ def test_a_weighted_sampler_decides_what_is_seen():
     assert len(order) == len(order.unique()) == 20
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("data", [TensorDataset(X, Y), Items()], ids=["memory", "items"])
 def test_points_of_weight_nothing_are_never_trained_on(executor, data):
     """With weights on eight points alone, members are those that never saw any other."""
@@ -170,7 +170,7 @@ def test_a_loader_that_drops_nothing_is_taken():
         assert torch.equal(weights(choral.fit(build, loader, one())), expected)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_items_that_draw_are_exact(executor, tmp_path):
     recipe = make("deep_ensemble", budget=2, members=2, training=EIGHT)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()

@@ -19,7 +19,7 @@ from choral.plan import Adam, EarlyStop
 from choral.recipes import make
 from choral.recipes.training import Training
 
-SETTINGS = [(executor, by) for executor in ("sequential", "vectorised") for by in ("member", "ensemble")]
+SETTINGS = [(executor, by) for executor in ("sequential", "vectorized") for by in ("member", "ensemble")]
 EVENTS = (2, 3, 4)  # at which the child kills itself, counted from where it began
 DELAYS = (0.0, 0.004, 0.012, 0.03)  # seconds after its first event at which the parent kills it
 
@@ -34,7 +34,7 @@ def train(folder: Path, executor: str, by: str, listener: Any = None) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(90, 5, generator=draw)
     y = (x[:, 0] + 0.7 * torch.randn(90, generator=draw) > 0).long()
-    training = Training(rate=0.01, optimiser=Adam(), batch_size=16, schedule="constant")
+    training = Training(rate=0.01, optimizer=Adam(), batch_size=16, schedule="constant")
     recipe = make("deep_ensemble", budget=160, members=4, training=training)
     stop = EarlyStop(patience=5, by=by)  # type: ignore[arg-type]  # one of two words
     options: dict[str, Any] = {"executor": executor, "checkpoint_seconds": 0, "listener": listener, "progress": False}

@@ -44,8 +44,8 @@ def build():
 
 
 def steps(name, count, mode, device):
-    recipe = make(name, budget=24, training=Training(optimiser="sgd", rate=0.1, batch_size=16))
-    inputs = (choral.data.Normalise(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), choral.data.PadCrop(pixels=1))
+    recipe = make(name, budget=24, training=Training(optimizer="sgd", rate=0.1, batch_size=16))
+    inputs = (choral.data.Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), choral.data.PadCrop(pixels=1))
     rest = {
         "target": None,
         "weights": None,
@@ -106,7 +106,7 @@ def moments(trainer, count, device):
 
 def main():
     _setup_privateuseone_for_python_backend("pretend")
-    Stepper.step = lambda self, rate: None  # torch's own optimisers make tensors where no mode sees it
+    Stepper.step = lambda self, rate: None  # torch's own optimizers make tensors where no mode sees it
     device = torch.device("pretend")
     for name in METHODS:
         for count in (1, 2):

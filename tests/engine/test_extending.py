@@ -15,7 +15,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(40, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=16)
 
 
 def build():
@@ -69,7 +69,7 @@ def test_an_extended_run_is_the_longer_run(name, tmp_path):
 
 def test_stacked_members_stay_as_they_are(tmp_path):
     short, long = PAIRS["fork"]
-    call = {"run_dir": tmp_path, "executor": "vectorised"}
+    call = {"run_dir": tmp_path, "executor": "vectorized"}
     before = tensors(choral.fit(build, (X, Y), short, **call))
     found = choral.fit(build, (X, Y), long, **call, extend=True)
     assert all(map(torch.equal, tensors(found)[:2], before))

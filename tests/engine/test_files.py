@@ -15,7 +15,7 @@ from choral.recipes import make
 from choral.recipes.training import Training
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-RECIPE = make("deep_ensemble", budget=2, members=2, training=Training(optimiser=Adam(), rate=0.01))
+RECIPE = make("deep_ensemble", budget=2, members=2, training=Training(optimizer=Adam(), rate=0.01))
 
 
 def own():

@@ -16,7 +16,7 @@ from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(32, 3, 16, 16, generator=G), torch.arange(32) % 3
-QUICK = Training(rate=0.01, optimiser=SGD(), batch_size=16)
+QUICK = Training(rate=0.01, optimizer=SGD(), batch_size=16)
 # multiplications and additions of LeNet (6, 16, 120, 84) for one image of 16 pixels, by layer: places, then weights
 FORWARD = {
     "conv1": 2 * 144 * 6 * 75,
@@ -68,7 +68,7 @@ def test_the_cost_column_of_the_paper_is_the_count_without_the_classifier():
 
 
 @pytest.mark.parametrize("name", ["dst", "edst"])
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_dynamic_sparse_members_count_by_the_density_of_each_layer(name, executor):
     recipe = make(name, budget=9, members=3, interval=3, training=QUICK)
     shapes = {n: p.shape for n, p in lenet().named_parameters() if p.dim() > 1 and not n.startswith("classifier")}

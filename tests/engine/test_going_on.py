@@ -140,7 +140,7 @@ def test_members_chosen_or_stopped_together_are_not_extended(tmp_path: Path, cho
         if not chosen:
             return deep(members)
         return choral.recipes.hyper_ensemble(
-            members=members, budget=4 * members, training=Training(optimiser="sgd", rate=0.02, batch_size=32)
+            members=members, budget=4 * members, training=Training(optimizer="sgd", rate=0.02, batch_size=32)
         )
 
     before = choral.fit(build, (X, Y), recipe(2), **options)
@@ -164,7 +164,7 @@ def test_overwriting_removes_nothing_before_everything_is_checked(tmp_path: Path
         before = choral.fit(Reads, (X, Y), deep(2), run_dir=tmp_path / "run", **ALONE)
         with pytest.raises(InputError):
             choral.fit(
-                Reads, (X, Y), deep(2), run_dir=tmp_path / "run", overwrite=True, **(ALONE | {"executor": "vectorised"})
+                Reads, (X, Y), deep(2), run_dir=tmp_path / "run", overwrite=True, **(ALONE | {"executor": "vectorized"})
             )
         assert same(choral.load(tmp_path / "run", build=Reads), before)
         kept = weights(before)

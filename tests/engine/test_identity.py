@@ -23,7 +23,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=8)
+QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=8)
 ONE = make("single", budget=1, training=QUICK)
 
 
@@ -83,8 +83,8 @@ PAIRS = {
     ),
     "number": (Own, lambda: Own(power=2.0), "power=1.0.*power=2.0"),
     "forward": (Same, Edited, "the code of the network's forward methods was changed"),
-    "initialisation": (Own, lambda: Own(zeros=True), "initialisation was changed"),
-    "numpy": (numpy_drawn(0.1), numpy_drawn(0.2), "initialisation was changed"),
+    "initialization": (Own, lambda: Own(zeros=True), "initialization was changed"),
+    "numpy": (numpy_drawn(0.1), numpy_drawn(0.2), "initialization was changed"),
 }
 
 
@@ -97,7 +97,7 @@ def test_an_edited_network_is_refused_in_an_old_folder(name, tmp_path):
         choral.fit(after, (X, Y), ONE, run_dir=tmp_path)
 
 
-@pytest.mark.parametrize("name", [n for n in PAIRS if n not in ("initialisation", "numpy")])
+@pytest.mark.parametrize("name", [n for n in PAIRS if n not in ("initialization", "numpy")])
 def test_a_file_is_not_loaded_into_another_network(name, tmp_path):
     before, after, message = PAIRS[name]
     ensemble = choral.fit(before, (X, Y), ONE, run_dir=tmp_path / "run")
@@ -179,7 +179,7 @@ def test_fingerprints_are_those_of_the_next_process():
     assert json.loads(done[0].stdout) == [fingerprint(net), initial(net)]
 
 
-def test_rounding_of_another_processor_is_no_other_initialisation():
+def test_rounding_of_another_processor_is_no_other_initialization():
     net = Own()
     print_ = fingerprint(net) | {"initial": initial(net)}
     with torch.no_grad():
@@ -250,9 +250,9 @@ def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
 CHANGED = {
     "epochs": ({"epochs": 2}, "epochs was 1, now 2"),
     "method": (make("deep_ensemble", budget=2, members=2, training=QUICK), "method was single, now deep_ensemble"),
-    "rate": ({"training": Training(rate=0.02, optimiser=Adam(), batch_size=8)}, "rate was 0.01, now 0.02"),
-    "batch size": ({"training": Training(rate=0.01, optimiser=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
-    "optimiser": ({"training": Training(optimiser="sgd", rate=0.01, batch_size=8)}, "optimiser was Adam.*, now SGD"),
+    "rate": ({"training": Training(rate=0.02, optimizer=Adam(), batch_size=8)}, "rate was 0.01, now 0.02"),
+    "batch size": ({"training": Training(rate=0.01, optimizer=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
+    "optimizer": ({"training": Training(optimizer="sgd", rate=0.01, batch_size=8)}, "optimizer was Adam.*, now SGD"),
 }
 
 
@@ -286,7 +286,7 @@ def test_other_settings_and_data_are_named(tmp_path):
         ({"seed": 3}, "seed was 0, now 3"),
         ({"executor": "sequential"}, "executor was auto, now sequential"),
         ({"precision": "bf16"}, "precision was fp32, now bf16"),
-        ({"inputs": (choral.data.Normalise(mean=(0.0,) * 3, std=(1.0,) * 3),)}, "inputs was"),
+        ({"inputs": (choral.data.Normalize(mean=(0.0,) * 3, std=(1.0,) * 3),)}, "inputs was"),
     ]:
         with pytest.raises(RunError, match=message):
             choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, **options)

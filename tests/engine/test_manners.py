@@ -177,7 +177,7 @@ class Tied(Twice):
 @pytest.mark.parametrize("build", [Twice, Tied])
 def test_layers_of_two_names_and_tied_weights_train_alike_under_both_executors(build) -> None:
     recipe = make("deep_ensemble", budget=4, members=2)
-    one, many, auto = (fit(build, (X, Y), recipe, executor=e) for e in ("sequential", "vectorised", "auto"))
+    one, many, auto = (fit(build, (X, Y), recipe, executor=e) for e in ("sequential", "vectorized", "auto"))
     for a, b, c in zip(one.states(), many.states(), auto.states()):
         for n in a.params:
             torch.testing.assert_close(a.params[n], b.params[n], atol=1e-5, rtol=1e-4)

@@ -15,14 +15,14 @@ from choral.data.tables import Table
 from choral.engine.files import write_json
 from choral.fit import fit
 from choral.plan import Collect, Constant, Recalibrate, Reset, Train, fork, repeat, seq
-from choral.plan.optimiser import SGD
+from choral.plan.optimizer import SGD
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 3, 6, 6, generator=G), torch.randint(0, 2, (48,), generator=G)
-QUICK = Training(optimiser=SGD(nesterov=True), rate=0.05, batch_size=16)
+QUICK = Training(optimizer=SGD(nesterov=True), rate=0.05, batch_size=16)
 
 
 def build():
@@ -74,7 +74,7 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_lost_damaged_and_swapped_members_of_a_finished_run_are_trained_again_to_the_same_bytes(
     name, executor, tmp_path
@@ -108,7 +108,7 @@ def test_lost_damaged_and_swapped_members_of_a_finished_run_are_trained_again_to
     assert (tmp_path / "run" / "results.json").read_bytes() == results
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["deep_ensemble", "tree", "snapshot"])
 def test_a_member_lost_while_a_run_is_interrupted_does_not_end_it(name, executor, tmp_path):
     fit(build, (X, Y), RECIPES[name], run_dir=tmp_path / "whole", executor=executor)

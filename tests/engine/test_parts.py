@@ -41,7 +41,7 @@ def distance(some, others):
 
 
 def training(**options):
-    return Training(rate=0.1, optimiser="sgd", batch_size=32, **options)
+    return Training(rate=0.1, optimizer="sgd", batch_size=32, **options)
 
 
 @pytest.mark.parametrize("rows_at", [0, 1])
@@ -90,7 +90,7 @@ def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens()
     y[x[..., 1] > 0.3] = -1  # rows have unequally many positions that count
     y[::7, 1:] = -1
     weights = torch.rand(200, generator=torch.Generator().manual_seed(2)) + 0.1
-    recipe = recipes.single(budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=128))
+    recipe = recipes.single(budget=2, training=Training(rate=0.1, optimizer="sgd", batch_size=128))
     given = {"likelihood": Categorical(ignore=-1, axis=2), "weights": weights, "build": perceptron}
     whole = members_of((x, y), recipe, **given)
     assert distance(whole, members_of((x, y), recipe, accumulate=4, **given)) < 1e-6
@@ -160,7 +160,7 @@ def test_two_processes_agree_with_one(tmp_path):
     together(tmp_path / "two", tmp_path / "meeting", 4, *methods)
     together(tmp_path / "two", tmp_path / "again", 9, "snapshot-own")
     first, second = (torch.load(tmp_path / f"two/snapshot-own-{rank}.pt") for rank in range(2))
-    for part in ("members", "buffers"):  # also where each process normalises by the rows it has
+    for part in ("members", "buffers"):  # also where each process normalizes by the rows it has
         assert distance(first[part], second[part]) == 0
     for method in methods:
         one, first, second = (torch.load(tmp_path / n) for n in _results(method))
@@ -232,7 +232,7 @@ def test_a_scale_too_large_is_halved_until_gradients_are_finite():
     assert float(weight.grad) == pytest.approx(1e36)
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Takes the mean of a batch from its rows."""
 
     def __init__(self):
@@ -258,7 +258,7 @@ class Averaging(nn.Module):
 
 
 class Tracking(nn.Module):
-    """Normalises each row by itself, and keeps the mean statistics of a batch."""
+    """Normalizes each row by itself, and keeps the mean statistics of a batch."""
 
     def __init__(self):
         super().__init__()
@@ -270,7 +270,7 @@ class Tracking(nn.Module):
 
 @pytest.mark.parametrize(
     ("build", "said"),
-    [(Centred, "looks at a batch as a whole"), (Averaging, "buffer 'mean'"), (Tracking, "buffer 'norm.running_mean'")],
+    [(Centered, "looks at a batch as a whole"), (Averaging, "buffer 'mean'"), (Tracking, "buffer 'norm.running_mean'")],
 )
 @pytest.mark.parametrize("method", ["single", "packed"])
 def test_networks_that_look_at_whole_batches_are_refused(build, said, method):

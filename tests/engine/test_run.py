@@ -9,7 +9,7 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import DivergedError, InputError, PlanError, RunError
-from choral.data import HorizontalFlip, Normalise, PadCrop, TensorSource
+from choral.data import HorizontalFlip, Normalize, PadCrop, TensorSource
 from choral.engine.blueprint import redraw
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.files import checksum, write_json
@@ -38,7 +38,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(90, 4, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.05, optimiser=SGD(), batch_size=16)
+QUICK = Training(rate=0.05, optimizer=SGD(), batch_size=16)
 
 
 def build():
@@ -49,7 +49,7 @@ def params(ensemble):
     return [s.params for s in ensemble.states()]
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_branch_3_is_the_same_whether_4_or_40_are_asked_for(executor):
     def plan(branches):
         return Recipe(name="r", plan=fork(branches, Reset(), Train(epochs=2, batch_size=16), Collect()))
@@ -70,15 +70,15 @@ def test_a_plain_loop_written_by_hand_gives_the_same_network():
     (found,) = params(fit(network, (X, Y), recipe, seed=5))
     with rng.seeded(5, 0, "build"):
         mine = network()
-    optimiser = torch.optim.SGD(mine.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.05, momentum=0.9)
     key = rng.key(5, 1, "train")
     for epoch in range(3):
         order = torch.randperm(90, generator=rng.generator(key, "order", epoch))
         for start in range(0, 90, 16):
             index = order[start : start + 16]
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(mine(X[index]), Y[index]).backward()
-            optimiser.step()
+            optimizer.step()
     for name, p in mine.named_parameters():
         assert torch.allclose(found[name], p, atol=1e-6)
 
@@ -134,7 +134,7 @@ def test_weight_averages_in_training_and_batchnorm_statistics_of_the_averaged_we
     assert snapshots.memory == "carried"
 
 
-def test_masked_weights_stay_exactly_zero_under_every_optimiser_and_executor():
+def test_masked_weights_stay_exactly_zero_under_every_optimizer_and_executor():
     from dataclasses import dataclass
 
     from choral.plan import Operator
@@ -148,10 +148,10 @@ def test_masked_weights_stay_exactly_zero_under_every_optimiser_and_executor():
             }
             return state.with_slots(mask=masks)
 
-    for optimiser in (SGD(momentum=0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1)):
-        pre, post = (Train(epochs=2, batch_size=16, optimiser=optimiser, memory="carried") for _ in range(2))
+    for optimizer in (SGD(momentum=0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1)):
+        pre, post = (Train(epochs=2, batch_size=16, optimizer=optimizer, memory="carried") for _ in range(2))
         recipe = Recipe(name="r", plan=fork(3, Reset(), pre, HalfMask(), post, Collect()))
-        both = [list(fit(build, (X, Y), recipe, executor=e).states()) for e in ("sequential", "vectorised")]
+        both = [list(fit(build, (X, Y), recipe, executor=e).states()) for e in ("sequential", "vectorized")]
         for one, many in zip(*both):
             mask = one.slots["mask"]["linear1.weight"]
             assert torch.equal(mask, many.slots["mask"]["linear1.weight"])
@@ -171,7 +171,7 @@ def test_a_branch_that_diverges_is_named_and_the_rest_is_kept(tmp_path):
             return self.line(x) * self.bad
 
     recipe = Recipe(name="r", plan=fork(6, Reset(), Train(epochs=2, batch_size=16), Collect()))
-    for executor in ("sequential", "vectorised"):
+    for executor in ("sequential", "vectorized"):
         folder = tmp_path / executor
         with pytest.raises(
             DivergedError, match=r"the loss became nan at f\d/1 in epoch 1.*of 6 members were kept"
@@ -277,12 +277,12 @@ def conv():
 
 IMAGES = torch.randint(0, 256, (60, 3, 8, 8), generator=G).to(torch.uint8)
 LABELS = torch.randint(0, 3, (60,), generator=G)
-INPUTS = (Normalise(mean=(0.5,) * 3, std=(0.25,) * 3), PadCrop(pixels=2), HorizontalFlip())
+INPUTS = (Normalize(mean=(0.5,) * 3, std=(0.25,) * 3), PadCrop(pixels=2), HorizontalFlip())
 
 
 def test_convolutions_with_batchnorm_dropout_bagging_and_augmentation_agree_across_executors():
     recipe = make("bagged", budget=9, members=3, training=QUICK)
-    one, many = (fit(conv, (IMAGES, LABELS), recipe, inputs=INPUTS, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (fit(conv, (IMAGES, LABELS), recipe, inputs=INPUTS, executor=e) for e in ("sequential", "vectorized"))
     for a, b in zip(one.states(), many.states()):
         for n in a.params:
             assert torch.allclose(a.params[n], b.params[n], atol=1e-4), n
@@ -302,7 +302,7 @@ def test_datasets_and_loaders_give_the_members_that_arrays_give():
 
     recipe = make("bagged", budget=4, members=2, training=QUICK)
     dataset = TensorDataset(X, Y)
-    for executor in ("sequential", "vectorised"):
+    for executor in ("sequential", "vectorized"):
         arrays = params(fit(build, (X, Y), recipe, executor=executor))
         for data in (dataset, DataLoader(dataset, batch_size=16, shuffle=True)):
             assert all(
@@ -316,7 +316,7 @@ def test_auto_measures_and_remembers(tmp_path):
     recipe = make("deep_ensemble", budget=4, members=4, training=QUICK)
     fit(build, (X, Y), recipe, run_dir=tmp_path, executor="auto")
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert set(plan["measured"]) == {"sequential", "vectorised"}
+    assert set(plan["measured"]) == {"sequential", "vectorized"}
     faster = min(plan["measured"], key=plan["measured"].get)
     assert plan["executor"] == faster
 
@@ -333,7 +333,7 @@ def test_auto_falls_back_to_sequential_for_a_network_that_cannot_be_mapped(tmp_p
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own slow path while we measure
         fit(Recurrent, (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK), run_dir=tmp_path)
-    assert json.loads((tmp_path / "plan.json").read_text())["executor"] in ("sequential", "vectorised")
+    assert json.loads((tmp_path / "plan.json").read_text())["executor"] in ("sequential", "vectorized")
 
 
 @pytest.mark.parametrize(
@@ -430,9 +430,9 @@ def test_the_trial_is_repeated_where_the_two_are_close(monkeypatch):
 
     x = torch.randn(8, 3)
     close = _trial(monkeypatch, build, x, [1.0, 0.7, 0.9, 0.9], [0.95, 0.95, 0.95, 0.95])
-    assert (close.name, close.measured) == ("sequential", {"sequential": 0.7, "vectorised": 0.95})
+    assert (close.name, close.measured) == ("sequential", {"sequential": 0.7, "vectorized": 0.95})
     clear = _trial(monkeypatch, build, x, [1.0], [0.5])
-    assert (clear.name, clear.measured) == ("vectorised", {"sequential": 1.0, "vectorised": 0.5})
+    assert (clear.name, clear.measured) == ("vectorized", {"sequential": 1.0, "vectorized": 0.5})
 
 
 def test_large_convolutions_are_not_tried_stacked(monkeypatch):
@@ -441,7 +441,7 @@ def test_large_convolutions_are_not_tried_stacked(monkeypatch):
 
     x = torch.randn(8, 3, 8, 8)
     assert _trial(monkeypatch, build, x, [0.01], []).measured == {"sequential": 0.01}
-    assert _trial(monkeypatch, build, x, [0.0005], [0.0002]).name == "vectorised"
+    assert _trial(monkeypatch, build, x, [0.0005], [0.0002]).name == "vectorized"
 
 
 def test_an_unfinished_run_of_an_earlier_version_is_refused_with_a_sentence(tmp_path):
@@ -471,4 +471,4 @@ def test_whatever_keeps_networks_from_being_stacked_trains_them_one_by_one_or_is
     one, auto = (fit(Fussy, (x, y), recipe, executor=e) for e in ("sequential", "auto"))
     assert torch.equal(one.outputs(x), auto.outputs(x))
     with pytest.raises(InputError, match="stops with 'no stacks here'; use executor='sequential'"):
-        fit(Fussy, (x, y), recipe, executor="vectorised")
+        fit(Fussy, (x, y), recipe, executor="vectorized")

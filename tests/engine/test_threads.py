@@ -25,12 +25,12 @@ def build():
 def members(count, executor, **options):
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(256, 64, generator=draw), torch.randint(10, (256,), generator=draw)
-    training = Training(rate=0.001, optimiser=Adam(), batch_size=128)
+    training = Training(rate=0.001, optimizer=Adam(), batch_size=128)
     recipe = make("deep_ensemble", budget=6, members=2, training=training)
     return list(fit(build, (x, y), recipe, executor=executor, threads=count, **options).states())
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_members_agree_across_numbers_of_threads_to_rounding(executor):
     one, two, again = (members(t, executor) for t in (1, 2, 2))
     for a, b, c in zip(one, two, again):
@@ -63,7 +63,7 @@ def two():
 
 
 SMALL = (torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
-SINGLE = make("single", budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=16))
+SINGLE = make("single", budget=2, training=Training(rate=0.1, optimizer="sgd", batch_size=16))
 
 
 def test_small_networks_are_trained_by_one_thread_and_the_setting_comes_back(two, tmp_path):
@@ -137,7 +137,7 @@ def test_large_networks_get_the_threads_that_gain(gains, two, monkeypatch, tmp_p
     monkeypatch.setattr(threads, "gain", lambda run, many: gains)
     monkeypatch.setattr(threads, "_SHARE", 100.0)
     monkeypatch.setattr(threads, "_SMALL", 2000)  # 16 rows of 2 * (16 + 12) operations are 896, 64 are 3584
-    large = make("single", budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=64))
+    large = make("single", budget=2, training=Training(rate=0.1, optimizer="sgd", batch_size=64))
     ensemble = fit(Counting, SMALL, large, run_dir=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 1 + gains
     used: list[int] = []
@@ -170,7 +170,7 @@ class Stop(Exception):
 
 def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path):
     x, y = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)), torch.arange(256) % 10
-    recipe = make("single", budget=4, training=Training(rate=0.001, optimiser=Adam(), batch_size=128))
+    recipe = make("single", budget=4, training=Training(rate=0.001, optimizer=Adam(), batch_size=128))
 
     def stop(event):
         if event["kind"] == "epoch" and event["epoch"] == 3:

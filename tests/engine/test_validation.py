@@ -21,8 +21,8 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(120, 5, generator=G)
 Y = (X[:, 0] + 0.8 * torch.randn(120, generator=G) > 0).long()
-QUICK = Training(rate=0.02, optimiser=Adam(), batch_size=32, schedule="constant")
-EXECUTORS = ("sequential", "vectorised")
+QUICK = Training(rate=0.02, optimizer=Adam(), batch_size=32, schedule="constant")
+EXECUTORS = ("sequential", "vectorized")
 SOON = EarlyStop(patience=3)
 
 
@@ -74,7 +74,7 @@ def test_real_targets_are_held_out_over_their_whole_range():
         kept, held = held_out(source_of((X, X[:, :1])), 0.25, seed)
         assert sorted([*kept.tolist(), *held.tolist()]) == list(range(120))
         ranks = X[:, 0].argsort().argsort()[held].sort().values
-        assert (ranks // 4).tolist() == list(range(30))  # one of every four neighbours
+        assert (ranks // 4).tolist() == list(range(30))  # one of every four neighbors
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 0.001, 3])
@@ -128,7 +128,7 @@ def test_executors_stop_at_the_same_epochs_with_the_same_members(name, by):
 
 def test_an_ensemble_stops_by_its_mean_prediction(tmp_path):
     stop = EarlyStop(patience=3, by="ensemble")
-    whole = fit(build, (X, Y), recipe(), run_dir=tmp_path, executor="vectorised", validation=0.25, stop=stop)
+    whole = fit(build, (X, Y), recipe(), run_dir=tmp_path, executor="vectorized", validation=0.25, stop=stop)
     _, held = rows_of()
     best = {s["best"] for s in whole.info["stopped"]}
     assert len(best) == 1
@@ -176,7 +176,7 @@ def test_stopped_members_leave_the_stack_with_the_others_memory_kept():
             widths.append(len(event["places"]))
 
     settings = {"validation": 0.25, "stop": SOON}
-    stacked = fit(build, (X, Y), recipe(members=8, epochs=160), executor="vectorised", listener=hear, **settings)
+    stacked = fit(build, (X, Y), recipe(members=8, epochs=160), executor="vectorized", listener=hear, **settings)
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) > 2
     alone = fit(build, (X, Y), recipe(members=8, epochs=160), executor="sequential", **settings)
@@ -287,7 +287,7 @@ def test_the_measure_counts_held_out_points_by_their_weights_as_if_they_were_rep
     held = {"weighted": (X, Y, HEAVY), "repeated": (X.repeat_interleave(many, 0), Y.repeat_interleave(many))}
     found = {}
     for name, points in held.items():
-        options = {"validation": points, "stop": stop, "run_dir": tmp_path / name, "executor": "vectorised"}
+        options = {"validation": points, "stop": stop, "run_dir": tmp_path / name, "executor": "vectorized"}
         fit(build, (X, Y), recipe(epochs=2, members=2), **options)
         found[name] = [event["validation"] for event in epochs_of(tmp_path / name)]
     assert torch.tensor(found["weighted"]).sub(torch.tensor(found["repeated"])).abs().max() < 1e-6
@@ -319,15 +319,15 @@ def test_nan_of_an_own_measure_is_an_error_and_of_a_score_a_warning(monkeypatch)
 
 
 LIMITED = {
-    "a stack": ({"executor": "vectorised"}, {}),
+    "a stack": ({"executor": "vectorized"}, {}),
     "one by one": ({"executor": "sequential"}, {}),
-    "stopping by member": ({"executor": "vectorised", "validation": 0.25, "stop": SOON}, {}),
+    "stopping by member": ({"executor": "vectorized", "validation": 0.25, "stop": SOON}, {}),
     "stopping together": (
         {"executor": "sequential", "validation": 0.25, "stop": EarlyStop(patience=3, by="ensemble")},
         {},
     ),
     "cycles": ({"executor": "sequential"}, {"name": "snapshot"}),
-    "a parent and its children": ({"executor": "vectorised"}, {"name": "prune_and_tune", "members": 2}),
+    "a parent and its children": ({"executor": "vectorized"}, {"name": "prune_and_tune", "members": 2}),
 }
 
 
@@ -400,10 +400,10 @@ def test_networks_are_measured_as_they_are_now(method):
         if event["kind"] == "epoch":
             found.append(event["validation"][0])
 
-    value = make(method, budget=6, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+    value = make(method, budget=6, training=Training(rate=0.01, optimizer=Adam(), batch_size=16))
     held, known = (x[60:], y[60:]), FixedGaussian(precision=1.0)
     network, data = models.mlp(3, 1, hidden=(8, 8)), (x[:60], y[:60])
-    options = {"keep": "last", "listener": hear, "standardise": False, "likelihood": known}
+    options = {"keep": "last", "listener": hear, "standardize": False, "likelihood": known}
     ensemble = fit(network, data, value, validation=held, **options)
     last = ensemble.evaluate(*held)["nll"]
     assert len(set(found)) == len(found)  # weights that are drawn are drawn anew, from what was learned

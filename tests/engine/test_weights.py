@@ -30,13 +30,13 @@ TASKS = {
 
 def whole(epochs=6):
     """A plan whose batches hold all points, so that weights and repetition take the same steps."""
-    train = Train(epochs=epochs, schedule=Constant(value=0.05), optimiser=SGD(momentum=0.9), batch_size=1000)
+    train = Train(epochs=epochs, schedule=Constant(value=0.05), optimizer=SGD(momentum=0.9), batch_size=1000)
     return Recipe(
         name="whole", plan=fork(2, seq(Reset(), train, Collect())), objective=Objective(penalties=(L2(precision=3.0),))
     )
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", TASKS)
 def test_weights_are_repetition_and_absence(name, executor):
     y, outputs, likelihood = TASKS[name]
@@ -75,7 +75,7 @@ def test_every_structure_gives_each_member_the_weights_of_its_rows(method):
     x = torch.randn(200, 2, generator=G)
     y = (x[:, 0] > 0).long()
     wrong = torch.rand(200, generator=G) < 0.5
-    training = Training(rate=0.1, optimiser=SGD(momentum=0.9), batch_size=50)
+    training = Training(rate=0.1, optimizer=SGD(momentum=0.9), batch_size=50)
     weights = torch.where(wrong, 1e-6, 1.0)
     build = lambda: models.mlp(2, 2, hidden=(32,), dropout=0.1)  # noqa: E731  # a factory in one line
     fitted = choral.fit(
@@ -130,7 +130,7 @@ class Items(torch.utils.data.Dataset):
 @pytest.mark.parametrize("kind", ["triples", "dicts", "loader", "tensors", "arrays"])
 def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
     y = (X[:, 0] > 0).long()
-    recipe = make("single", budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=8))
+    recipe = make("single", budget=2, training=Training(rate=0.1, optimizer="sgd", batch_size=8))
     expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, weights=COUNTS, validation=(X, y, COUNTS))
     data, options = {
         "triples": (Items(), {"weights": 2}),
@@ -190,7 +190,7 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
     from choral.report import write_report
 
     y = (X[:, 0] > 0).long()
-    settings = {"epochs": 4, "members": 2, "training": Training(rate=0.1, optimiser="sgd", batch_size=8)}
+    settings = {"epochs": 4, "members": 2, "training": Training(rate=0.1, optimizer="sgd", batch_size=8)}
     data = (X, y, X, y)
     weighted = choral.compare(
         lambda: nn.Linear(3, 2), data, ["single", "snapshot"], run_dir=tmp_path, test_weights=COUNTS, **settings

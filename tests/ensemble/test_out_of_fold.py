@@ -15,7 +15,7 @@ from choral.plan import Adam, EarlyStop
 from choral.recipes import make
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.02, optimiser=Adam(), batch_size=8)
+QUICK = Training(rate=0.02, optimizer=Adam(), batch_size=8)
 
 
 def line(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,11 +42,11 @@ def weights(ensemble: Any) -> list[torch.Tensor]:
 def test_a_member_does_not_notice_what_becomes_of_the_points_it_holds_out() -> None:
     x, y = line(30)
     groups = np.arange(30) % 4  # decide the folds, whatever the points are
-    before = fitted((x, y), groups=groups, standardise=False, keep="last")
+    before = fitted((x, y), groups=groups, standardize=False, keep="last")
     held = before.out_of_fold.folds == 0
     other = x.clone()
     other[held] += 3.0
-    after = fitted((other, y), groups=groups, standardise=False, keep="last")
+    after = fitted((other, y), groups=groups, standardize=False, keep="last")
     same = [torch.equal(a, b) for a, b in zip(weights(before), weights(after))]
     assert same == [True, False, False, False]
 
@@ -56,7 +56,7 @@ def test_both_executors_agree_and_ragged_folds_are_trained_too() -> None:
     groups = np.minimum(np.arange(31) // 5, 3)  # parts of 5, 5, 5 and 16
     for own in (None, groups):
         one = fitted((x, y), executor="sequential", groups=own)
-        all_ = fitted((x, y), executor="vectorised", groups=own)
+        all_ = fitted((x, y), executor="vectorized", groups=own)
         for a, b in zip(weights(one), weights(all_)):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(one.out_of_fold.outputs, all_.out_of_fold.outputs, rtol=1e-3, atol=1e-3)
@@ -98,7 +98,7 @@ def test_the_noise_is_estimated_on_points_members_have_not_seen() -> None:
     assert (honest.likelihood.noise_std or 0) > 1.3 * (plain.likelihood.noise_std or 1)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_a_run_that_is_interrupted_ends_with_the_same_bytes(executor: str, tmp_path: Path) -> None:
     data: Any = line(30)
     options: dict[str, Any] = {"executor": executor, "stop": EarlyStop(patience=2), "checkpoint_seconds": 0.0}

@@ -20,7 +20,7 @@ from choral.recipes import make
 G = torch.Generator().manual_seed(0)
 X = torch.randn(60, 3, generator=G)
 Y = X[:, 0] + 0.1 * torch.randn(60, generator=G)
-RECIPE = make("deep_ensemble", budget=6, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+RECIPE = make("deep_ensemble", budget=6, members=2, training=Training(rate=0.01, optimizer=Adam(), batch_size=16))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def test_losses_that_cannot_work_are_refused_before_training():
         choral.fit(build, (X, Y), RECIPE, likelihood=Loss(nn.MSELoss()))  # would broadcast to (batch, batch)
     with pytest.raises(InputError, match="return one number, or one for each point"):
         choral.fit(build, (X, Y), RECIPE, likelihood=Loss(lambda o, t: (o - t).abs()))
-    with pytest.raises(InputError, match="weights of points cannot be honoured"):
+    with pytest.raises(InputError, match="weights of points cannot be honored"):
         choral.fit(build, (X, Y.unsqueeze(1)), RECIPE, likelihood=Loss(nn.MSELoss()), weights=torch.rand(60))
     with pytest.raises(InputError, match="give a function"):
         Loss("mse")
@@ -114,7 +114,7 @@ class _Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_weighed_and_scaled_runs_resume_byte_for_byte(executor, tmp_path):
     weights = torch.rand(60, generator=G)
     options = {"likelihood": "student_t", "weights": weights, "executor": executor, "checkpoint_seconds": 0}

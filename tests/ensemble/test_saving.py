@@ -33,7 +33,7 @@ from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(40, 3, generator=G), torch.randint(0, 2, (40,), generator=G)
-QUICK = Training(optimiser=Adam(), rate=0.01)
+QUICK = Training(optimizer=Adam(), rate=0.01)
 
 
 def build():

@@ -10,7 +10,7 @@ from choral import Adam, Training, models
 from choral.objectives import Bernoulli, Categorical, FixedGaussian, LearnedGaussian
 from choral.recipes import make
 
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=32)
+QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=32)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(128, 3, generator=G)
 
@@ -31,7 +31,7 @@ class Squeezed(nn.Module):
         return self.inner(x)[:, 0]
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_pixels_are_predicted_over_the_axis_they_are_trained_on(executor):
     x = torch.randn(40, 3, 8, 8, generator=G)
     y = (x.mean(1) > 0).long()
@@ -68,10 +68,10 @@ def test_targets_of_two_hundred_thousand_are_learned_and_their_noise_is_known(ou
     assert 5_000 < float(p.std.mean()) < 30_000
 
 
-def test_standardised_targets_change_nothing_but_rounding():
+def test_standardized_targets_change_nothing_but_rounding():
     y = X[:, 0] + 0.1 * X[:, 1]
     y = (y - y.mean()) / y.std(correction=0)
-    plain, scaled = (fitted(lambda: models.mlp(3, 2, hidden=(8,)), y, standardise=s) for s in (False, True))
+    plain, scaled = (fitted(lambda: models.mlp(3, 2, hidden=(8,)), y, standardize=s) for s in (False, True))
     for a, b in zip(plain.states(), scaled.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-5) for n in a.params)
     assert torch.allclose(plain.predict(X).mean, scaled.predict(X).mean, atol=1e-5)
@@ -98,11 +98,11 @@ def test_the_estimated_noise_has_the_best_log_score_and_comes_back_from_everywhe
         assert torch.equal(other.predict(X).variance, p.variance)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_outputs_without_a_last_axis_are_one_target(executor):
     y = X[:, 0]
     found = [
-        fitted(build, targets, executor=executor, standardise=False).predict(X).mean
+        fitted(build, targets, executor=executor, standardize=False).predict(X).mean
         for build in (Squeezed, lambda: Squeezed().inner)
         for targets in (y, y.unsqueeze(1))
     ]
@@ -149,11 +149,11 @@ def test_validation_measures_what_the_task_is_scored_by(name, outputs):
 def test_a_loop_of_ones_own_reads_targets_as_fit_does():
     y = 200_000 + 50_000 * X[:, 0]
     own = choral.converted(models.mlp(3, 1, hidden=(16,)), make("packed", members=2, budget=1), data=(X, y))
-    optimiser = torch.optim.Adam(own.network.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(own.network.parameters(), lr=0.02)
     for step in range(150):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         own.loss(X, y, step=step).backward()
-        optimiser.step()
+        optimizer.step()
     found = own.ensemble().evaluate(X, y)
     assert found["rmse"] < 15_000
     assert found["coverage_95"] > 0.85

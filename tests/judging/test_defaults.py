@@ -38,7 +38,7 @@ def test_tables_whose_training_is_watched_get_bins_and_others_do_not():
 def test_a_member_has_its_whole_training_however_many_there_are():
     p = problem()
     training = training_for(p, model="tabular")
-    assert isinstance(training.optimiser, AdamW)
+    assert isinstance(training.optimizer, AdamW)
     assert usual(p, None, training, model="tabular").epochs == 8 * 600
     assert usual(p, make("bagged", members=3).plan, training, model="tabular").epochs == 3 * 300
     assert usual(p, make("packed").plan, training, model="tabular").epochs == 300

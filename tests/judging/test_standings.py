@@ -16,7 +16,7 @@ from choral.judging.compare import compare
 from choral.plan import Adam
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.005, optimiser=Adam(), batch_size=64)
+QUICK = Training(rate=0.005, optimizer=Adam(), batch_size=64)
 
 
 def part():

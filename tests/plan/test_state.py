@@ -32,7 +32,7 @@ class HideLeftHalf(Operator):
         return state.with_slots(**{OWN: mask})
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_a_slot_of_any_name_with_the_role_of_a_mask_holds_weights_at_zero(executor):
     plan = fork(2, Reset(), HideLeftHalf(), CALM.phase(2), Collect())
     for state in fit(BUILD, DATA(), Recipe(name="own", plan=plan), executor=executor).states():

@@ -11,7 +11,7 @@ from choral.plan import Adam
 from choral.recipes.training import Training
 from choral.report import write_report
 
-QUICK = Training(rate=0.005, optimiser=Adam(), batch_size=64)
+QUICK = Training(rate=0.005, optimizer=Adam(), batch_size=64)
 
 
 @pytest.fixture(scope="session")

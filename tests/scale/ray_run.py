@@ -20,7 +20,7 @@ from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=16)
 OPTIONS: dict[str, Any] = {"threads": 1, "executor": "sequential", "checkpoint_seconds": 0.0}
 ROOM = 80 << 20  # bytes of each machine's object store
 BUILD = functools.partial(models.mlp, 3, 2, hidden=(16,))

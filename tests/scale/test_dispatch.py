@@ -30,7 +30,7 @@ def build():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-RECIPE = make("prune_and_tune", budget=9, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+RECIPE = make("prune_and_tune", budget=9, members=2, training=Training(rate=0.01, optimizer=Adam(), batch_size=16))
 
 
 class Ref:
@@ -256,7 +256,7 @@ def falling(step):
     return 0.01 / (1 + step)
 
 
-OWN: list[Any] = [{"optimiser": torch.optim.NAdam, "rate": 0.002}, {"schedule": falling}]
+OWN: list[Any] = [{"optimizer": torch.optim.NAdam, "rate": 0.002}, {"schedule": falling}]
 
 
 @pytest.mark.parametrize("own", OWN)

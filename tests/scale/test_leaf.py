@@ -14,7 +14,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(48, 3, 8, 8, generator=G)
 Y = torch.randint(3, (48,), generator=G)
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=16)
 OPTIONS = {"threads": 1, "checkpoint_seconds": 0.0}
 
 
@@ -94,9 +94,9 @@ def test_forks_in_forks_and_training_behind_a_fork_are_cut_and_put_together(tmp_
     assert counted(tmp_path / "cut") == counted(tmp_path / "whole")
 
 
-def test_stacks_are_settled_once_and_give_the_bytes_of_the_vectorised_run(tmp_path):
+def test_stacks_are_settled_once_and_give_the_bytes_of_the_vectorized_run(tmp_path):
     recipe = make("deep_ensemble", budget=12, members=4, training=QUICK)
-    options = OPTIONS | {"executor": "vectorised"}
+    options = OPTIONS | {"executor": "vectorized"}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     one = choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "one", **options)
     assert [row["path"] for row in one] == ["f0+3"]
@@ -228,7 +228,7 @@ class Uneven(nn.Module):
 def test_a_branch_that_diverges_is_named_and_the_others_are_kept(tmp_path):
     fragile, step = (
         Uneven,
-        choral.Train(epochs=1, batch_size=48, schedule=Constant(1e6), optimiser=choral.SGD(momentum=0.0)),
+        choral.Train(epochs=1, batch_size=48, schedule=Constant(1e6), optimizer=choral.SGD(momentum=0.0)),
     )
     parent = choral.fork(6, choral.Reset(), step, choral.fork(2, choral.Collect()))
     recipe = choral.Recipe(name="nested", plan=parent)

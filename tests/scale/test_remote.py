@@ -19,7 +19,7 @@ from choral.scale.remote import RemoteObjects
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 3, generator=G), torch.randint(2, (32,), generator=G)
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=16)
 OPTIONS = {"threads": 1, "executor": "sequential", "checkpoint_seconds": 0.0}
 
 

@@ -77,7 +77,7 @@ def test_weights_are_a_column_or_numbers_and_a_row_twice_is_a_weight_of_two() ->
     frame = houses(40)
     frame.loc[3, "price"] = np.nan  # left out, with its weight
     weights = np.where(np.arange(40) % 2, 1.0, 2.0)
-    options: dict[str, Any] = {**QUICK, "batch_size": 100, "optimiser": "sgd", "rate": 0.01}
+    options: dict[str, Any] = {**QUICK, "batch_size": 100, "optimizer": "sgd", "rate": 0.01}
     with pytest.warns(UserWarning, match="no value of the target"):
         by_numbers = choral.fit_table(frame, "price", weights=weights, **options)
     with pytest.warns(UserWarning, match="no value of the target"):
@@ -272,7 +272,7 @@ def hear(event):
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-options = {"patience": 1, "batch_size": 128, "progress": False, "threads": 1, "executor": "vectorised"}
+options = {"patience": 1, "batch_size": 128, "progress": False, "threads": 1, "executor": "vectorized"}
 options |= {"run_dir": sys.argv[1], "checkpoint_seconds": 0.0}
 choral.fit_table(pd.read_csv(sys.argv[1] + ".csv"), "price", listener=hear, **options)
 """
@@ -286,7 +286,7 @@ def test_a_search_that_is_killed_ends_with_the_same_members(tmp_path: Path) -> N
     def hear(event: dict[str, Any]) -> None:
         heard[0] += event["kind"] == "epoch"
 
-    fixed: dict[str, Any] = {**SHORT, "threads": 1, "executor": "vectorised"}
+    fixed: dict[str, Any] = {**SHORT, "threads": 1, "executor": "vectorized"}
     whole = choral.fit_table(frame, "price", listener=hear, **fixed)
     late = str(heard[0] * 3 // 4)  # while a rival of the default is trained
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run"), late])

@@ -1,6 +1,6 @@
 """What depends on the device that torch computes on, in one place.
 
-Nothing here waits for a device but `synchronise`; a training step calls none of the functions that read a value back.
+Nothing here waits for a device but `synchronize`; a training step calls none of the functions that read a value back.
 """
 
 from functools import lru_cache
@@ -36,7 +36,7 @@ def is_processor(device: torch.device) -> bool:
     return device.type in ("cpu", "meta")
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until a device has done what it was told; the processor has."""
     if not is_processor(device):
         torch.get_device_module(device.type).synchronize()

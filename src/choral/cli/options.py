@@ -60,7 +60,7 @@ Bound = Annotated[
 ]
 Members = Annotated[int | None, typer.Option("--members", min=1, help="Members, where the method has a choice.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Peak learning rate.")]
-Optimiser = Annotated[str | None, typer.Option("--optimiser", help="sgd, adam or adamw.")]
+Optimizer = Annotated[str | None, typer.Option("--optimizer", help="sgd, adam or adamw.")]
 Batch = Annotated[int | None, typer.Option("--batch-size", min=1, help="Points in a batch.")]
 Schedule = Annotated[str | None, typer.Option("--schedule", help="cosine, constant, steps or linear_drop.")]
 Seed = Annotated[int, typer.Option("--seed", help="Root of every random draw.")]
@@ -90,7 +90,7 @@ Weighing = Annotated[
     str | None,
     typer.Option("--class-weights", help="What rows of each class count in training: balanced, or 'yes=5,no=1'."),
 ]
-Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorised.")]
+Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorized.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, and not how columns are read.")]
 Progress = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="Show progress; only in a terminal if left out.")
@@ -134,11 +134,11 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is said of the optimiser."""
+    """What is said of the optimizer."""
 
-    PANEL: ClassVar = "The optimiser"
+    PANEL: ClassVar = "The optimizer"
     rate: Rate = None
-    optimiser: Optimiser = None
+    optimizer: Optimizer = None
     batch_size: Batch = None
     schedule: Schedule = None
 

@@ -287,7 +287,7 @@ class Epochs:
             )
 
     def _leave(self) -> None:
-        """Make the stack smaller when enough have stopped, with what the optimiser remembers of the others."""
+        """Make the stack smaller when enough have stopped, with what the optimizer remembers of the others."""
         mounted = [branch for crew in self.crews for branch in crew.branches]
         going = [branch for branch in mounted if branch.goes_on]
         if len(going) == len(mounted) or not (self.apart or len(going) <= _ROOM * len(mounted)):

@@ -73,7 +73,7 @@ def look(
         if trained:
             _refuse_sparse(network)
         if not isinstance(structure, Independent):
-            _refuse_synchronised(network)
+            _refuse_synchronized(network)
         source.settle(floats_of(network))
         x, _ = source.example()
         seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)
@@ -151,7 +151,7 @@ def _refuse_extra_state(network: nn.Module) -> None:
 
 
 def _refuse_complex(network: nn.Module) -> None:
-    """Raise InputError for complex numbers among what is trained: optimisers, penalties and masks are for real ones."""
+    """Raise InputError for complex numbers among what is trained: optimizers, penalties and masks are for real ones."""
     for name, p in network.named_parameters():
         if p.is_complex() and p.requires_grad:
             raise InputError(
@@ -160,7 +160,7 @@ def _refuse_complex(network: nn.Module) -> None:
             )
 
 
-def _refuse_synchronised(network: nn.Module) -> None:
+def _refuse_synchronized(network: nn.Module) -> None:
     """Raise ConversionError for statistics of many processes, which members of one network would have in common."""
     for name, module in network.named_modules():
         if isinstance(module, nn.SyncBatchNorm):

@@ -171,7 +171,7 @@ class Parts:
                 flat[i] = own
         for p, grad, times in zip(params.values(), flat, used.tolist()):
             if times:
-                made = torch.empty_like(p)  # in the layout of the weights, which the optimiser relies on
+                made = torch.empty_like(p)  # in the layout of the weights, which the optimizer relies on
                 made.copy_(grad.view(p.shape))
                 p.grad = made
 
@@ -223,9 +223,9 @@ class _WholeNorm(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.batch_norm:
             return func(*args, **(kwargs or {}))
-        return self._normalised(*args, **(kwargs or {}))
+        return self._normalized(*args, **(kwargs or {}))
 
-    def _normalised(
+    def _normalized(
         self,
         input: Tensor,
         running_mean: Tensor | None,
@@ -243,13 +243,13 @@ class _WholeNorm(TorchFunctionMode):
         wide = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
         count = wide.numel() / wide.shape[1] * self.part.of / self.part.rows
         mean = _Summed.apply(wide.sum(axes)) / count
-        centred = wide - mean.view(shape)
-        var = _Summed.apply(centred.square().sum(axes)) / count
+        centered = wide - mean.view(shape)
+        var = _Summed.apply(centered.square().sum(axes)) / count
         with torch.no_grad():
             if running_mean is not None and running_var is not None:
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                 running_var.lerp_((var * (count / max(count - 1.0, 1.0))).to(running_var.dtype), momentum)
-        found = (centred * (var + eps).rsqrt().view(shape)).to(input.dtype)
+        found = (centered * (var + eps).rsqrt().view(shape)).to(input.dtype)
         if weight is not None:
             found = found * weight.view(shape)
         return found if bias is None else found + bias.view(shape)
@@ -282,7 +282,7 @@ def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: 
             f"{type(structure).__name__} lays rows of a batch out among its members, so a part of a batch is not a part of what they "
             "read; train without data_parallel and accumulate, or use another method."
         )
-    if parts.accumulate > 1 and parts.whole_norm and _normalises(network):
+    if parts.accumulate > 1 and parts.whole_norm and _normalizes(network):
         raise InputError(
             f"accumulate={parts.accumulate}, but the network has BatchNorm, whose statistics over the whole batch are not known part by "
             "part; give batch_norm='part' to let each part have its own, or train with accumulate=1."
@@ -296,7 +296,7 @@ def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: 
             )
 
 
-def _normalises(network: nn.Module) -> bool:
+def _normalizes(network: nn.Module) -> bool:
     """Return whether a network has BatchNorm."""
     norms = nn.modules.batchnorm._BatchNorm
     return any(

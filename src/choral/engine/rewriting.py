@@ -3,7 +3,7 @@
 Gain, for one row: `predict` of a packed perceptron of 3 x 512 is 1.6 times faster, of a packed ResNet-20 1.8 times, of a packed LeNet-S and
 4 LeNet-S 1.3 times, of BatchEnsemble with 32 members 1.2 times. 20 stacked perceptrons (8-50-1, batch 100) train 1.2 times faster.
 
-Every rule looks at one operation and its neighbours. Results change by rounding alone.
+Every rule looks at one operation and its neighbors. Results change by rounding alone.
 """
 
 import types

@@ -69,7 +69,7 @@ def settle(
     with using(count):
         kernel, seconds = choose_kernel(task, source, recipe.plan, settled=held.get("kernel"))
         settled = choose(executor, task, source, recipe.plan, settled=held.get("executor"))
-    if not wanted and settled.name == "vectorised":
+    if not wanted and settled.name == "vectorized":
         count = choose_threads(task, source, recipe.plan, stacked=True)
     plan = stored or {
         "identity": identity,
@@ -131,9 +131,9 @@ def _gone_on(
 
 
 def _apart(executor: str) -> str:
-    if executor == "vectorised":
+    if executor == "vectorized":
         raise InputError(
-            "executor='vectorised' trains stacks of networks in one process; with data_parallel=True leave it out, or give 'sequential'."
+            "executor='vectorized' trains stacks of networks in one process; with data_parallel=True leave it out, or give 'sequential'."
         )
     return "sequential"
 

@@ -173,7 +173,7 @@ def make_task(
     inputs: Transforms = (),
     output: Any = None,
     likelihood: Likelihood | str | None = None,
-    standardise: bool | None = None,
+    standardize: bool | None = None,
     device: str | torch.device = "cpu",
     precision: str = "fp32",
     parts: Parts = _WHOLE,
@@ -181,7 +181,7 @@ def make_task(
     """Return the checked task of a run: the network is built once and tried on the first points.
 
     Args:
-        build, recipe, inputs, output, likelihood, standardise, device, precision: as in `choral.fit`.
+        build, recipe, inputs, output, likelihood, standardize, device, precision: as in `choral.fit`.
         parts: how batches are taken.
         source: training data; its targets decide what is left open of the likelihood.
     """
@@ -206,7 +206,7 @@ def make_task(
     targets, weights = _targets(source)
     whole = source.targets() is not None
     given = likelihood or recipe.objective.likelihood
-    decided = resolve(given, targets, shape, standardise=standardise, weights=weights, whole=whole)
+    decided = resolve(given, targets, shape, standardize=standardize, weights=weights, whole=whole)
     return Task(
         blueprint,
         recipe.structure,

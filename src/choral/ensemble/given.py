@@ -69,7 +69,7 @@ def ensemble_of(
     plan = member if len(given) == 1 else fork(len(given), member)
     recipe = Recipe(name="given", plan=plan, combine=combine)
     store, source = MemberStore(), source_of(data, target)
-    options: dict[str, Any] = {"inputs": inputs, "output": output, "likelihood": likelihood, "standardise": False}
+    options: dict[str, Any] = {"inputs": inputs, "output": output, "likelihood": likelihood, "standardize": False}
     kinds: list[_Kind] = []
     for i, (item, network) in enumerate(zip(items, given)):
         written = described(network)

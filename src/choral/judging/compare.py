@@ -58,7 +58,7 @@ def recipes_for(
     """
     if not isinstance(training, Training):
         raise InputError(
-            f"training is {training!r}; give choral.Training(rate=0.01, optimiser='adam'), or leave it out."
+            f"training is {training!r}; give choral.Training(rate=0.01, optimizer='adam'), or leave it out."
         )
     if isinstance(methods, str | Recipe):
         methods = list(METHODS) if methods == "all" else [methods]
@@ -113,7 +113,7 @@ def compare(
         equal: what is the same for all: 'operations' gives methods that run several members on each batch fewer epochs, and sparse
             ones no more; 'epochs' counts epochs alone.
         members: members where a method has a choice; if None its own default, or as many as have the steps they need.
-        training: optimiser, rate, batch size and schedule shared by all but the methods that depend on their own, which take the batch
+        training: optimizer, rate, batch size and schedule shared by all but the methods that depend on their own, which take the batch
             size.
         run_dir: a folder for all runs: each resumes by itself; `comparison.json` holds the table.
         seed: root seed of every method.

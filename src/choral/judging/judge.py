@@ -88,7 +88,7 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Prediction, flo
 
 
 def measure(ensemble: Ensemble, x: Any, y: Any, *, weights: Any = None, batch_size: int = 1024) -> dict[str, Any]:
-    """Return every scalar measure of an ensemble on labelled data, with what it cost to make, as one flat row; `weights` as in `fit`."""
+    """Return every scalar measure of an ensemble on labeled data, with what it cost to make, as one flat row; `weights` as in `fit`."""
     prediction, seconds = _timed(ensemble, x, batch_size)
     y = ensemble.arranged_targets(x, y)
     targets = prediction.targets(y)

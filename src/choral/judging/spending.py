@@ -17,7 +17,7 @@ from choral.recipes import FEW, METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
-_OF_TASK = ("inputs", "output", "likelihood", "standardise", "device")
+_OF_TASK = ("inputs", "output", "likelihood", "standardize", "device")
 _SLACK = 1.005
 
 
@@ -81,7 +81,7 @@ def within(
         training: settings shared by all methods but those that have their own.
         spending: counts operations; None takes the budget for epochs, whatever they cost, and every default as it is.
         points: training points, if they are known: of few, a method may have options of its own (`Method.for_few`).
-        said: settings (rate, optimiser, schedule) that replace also those that a method depends on.
+        said: settings (rate, optimizer, schedule) that replace also those that a method depends on.
     """
     if name not in METHODS:
         make(name)

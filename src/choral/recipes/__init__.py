@@ -98,7 +98,7 @@ class Method:
     Attributes:
         build: makes the recipe.
         family: the table it stands in.
-        depends: whether it needs its own optimiser, rate and schedule (the builder's default), so that a comparison does not
+        depends: whether it needs its own optimizer, rate and schedule (the builder's default), so that a comparison does not
             replace them by those it gives to all.
         for_few: options that comparisons and tables give it for fewer than `FEW` points, where its paper's settings come to nothing.
     """

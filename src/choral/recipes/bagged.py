@@ -29,7 +29,7 @@ def bagged(
         fraction: size of each part relative to all points, in (0, 1].
         replace: draw with replacement (the bootstrap).
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule of each member.
+        training: optimizer, rate, batch size and schedule of each member.
     """
     epochs = total_epochs(epochs, budget, trainings=members)
     training = settings_of(training)

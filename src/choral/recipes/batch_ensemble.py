@@ -32,11 +32,11 @@ def batch_ensemble(
         members: members, all trained on every batch.
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
-        own_norms: whether each member has its own normalisation scales and shifts.
+        own_norms: whether each member has its own normalization scales and shifts.
         kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule; the factors take no weight decay.
+        training: optimizer, rate, batch size and schedule; the factors take no weight decay.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -1,4 +1,4 @@
-"""Deep ensemble: independent networks that differ in initialisation and batch order.
+"""Deep ensemble: independent networks that differ in initialization and batch order.
 
 Reference: Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep
 Ensembles", NeurIPS 2017, arXiv:1612.01474.
@@ -24,7 +24,7 @@ def deep_ensemble(
         budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule of each member.
+        training: optimizer, rate, batch size and schedule of each member.
 
     Differs from the paper: no adversarial training.
     """

@@ -32,7 +32,7 @@ def dst(
         rate: share of living weights moved each time.
         moving: part of training in which connections move: all of it in the authors' code, 0.75 in Evci et al.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule of each member.
+        training: optimizer, rate, batch size and schedule of each member.
     """
     epochs = total_epochs(epochs, budget, trainings=members, usual=150)
     training = settings_of(training)

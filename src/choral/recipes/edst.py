@@ -39,7 +39,7 @@ def edst(
         escape: share moved after a member is kept, to leave its minimum.
         moving: part of each training phase in which connections move: all of it in the authors' code, 0.75 in Evci et al.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate (of the exploration; members settle at a tenth, then a hundredth) and batch size.
+        training: optimizer, rate (of the exploration; members settle at a tenth, then a hundredth) and batch size.
 
     Differs from the authors' code: grown weights also start with zero momentum.
     """

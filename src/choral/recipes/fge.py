@@ -34,7 +34,7 @@ def fge(
         starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
             None, 2 where the budget has room for both and `members` is even.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate and batch size. The rate is constant for half the budget and falls in a straight line to a
+        training: optimizer, rate and batch size. The rate is constant for half the budget and falls in a straight line to a
             hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """
     epochs = total_epochs(epochs, budget)

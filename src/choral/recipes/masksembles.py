@@ -32,7 +32,7 @@ def masksembles(
         kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

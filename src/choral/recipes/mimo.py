@@ -26,7 +26,7 @@ def mimo(
         repetition: probability that all inputs of a training example are the same.
         batch_repetition: times each example appears in a training batch (the paper uses 4).
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -35,7 +35,7 @@ def packed(
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
         kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -66,7 +66,7 @@ def prune_and_tune(
         keep_classifier: leave the output layer whole.
         keep_first: leave the first layer whole; None does so for rows of numbers (yacht: RMSE 9.58 became 4.93), not for images.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size, and the parent's schedule.
+        training: optimizer, rate, batch size, and the parent's schedule.
 
     Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.
     """

@@ -34,7 +34,7 @@ def rank1_bnn(
         rho: where every rho starts; the standard deviation is softplus(rho).
         anneal: share of training over which the weight of the KL rises from 0 to 1.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule; weight decay acts on the shared weights and biases, and gradients
+        training: optimizer, rate, batch size and schedule; weight decay acts on the shared weights and biases, and gradients
             are clipped at norm 1 unless it says otherwise.
 
     Differs from the paper: gradients are clipped, because the losses of members add up in the weights they share.

@@ -59,14 +59,14 @@ def sebays_freeze(
         reset: what standard deviations become then: 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the
             authors' code); 'small' is 1e-6 (the paper's text), which leaves nothing to perturb by the next time; 'keep'
             leaves them as they are.
-        memory: of the optimiser: every exploitation starts it 'fresh', or momentum is 'carried' from phase to phase (the
+        memory: of the optimizer: every exploitation starts it 'fresh', or momentum is 'carried' from phase to phase (the
             authors' code).
         recalibrate: estimate BatchNorm statistics again after cutting and after every perturbation.
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
         prior_std, inclusion, gamma, temperature, rho, clip_gates, rho_rate, gate_rate, kl_weight: as in `ssbnn`.
         anneal: share of the exploration over which the weight of the KL rises to its full size.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
+        training: optimizer, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
     Differs from the paper: closed nodes are removed from the network. What BatchNorm emits for them is kept, in the bias
     of the next layer or by one closed node of each layer, so that outputs stay the same.

@@ -61,7 +61,7 @@ def sequential_anchored(
             otherwise.
         target_noise: as in `anchored`; the noise walks along with the anchor.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: as in `anchored`; every member has a fresh optimiser and the whole schedule.
+        training: as in `anchored`; every member has a fresh optimizer and the whole schedule.
         step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
             from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
     """

@@ -19,7 +19,7 @@ def single(
         epochs: length of the training run.
         members: always 1; accepted so that every recipe takes the same arguments.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -22,7 +22,7 @@ def snapshot(
         epochs: length of the training run. Shared evenly by the cycles, the first ones longer where it cannot be.
         members: cycles.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate (where each cycle starts) and batch size.
+        training: optimizer, rate (where each cycle starts) and batch size.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

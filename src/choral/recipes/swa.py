@@ -42,7 +42,7 @@ def swa(
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate and batch size; averaging runs at half the rate.
+        training: optimizer, rate and batch size; averaging runs at half the rate.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -30,7 +30,7 @@ def swag(
         scale: factor of the covariance; 0.5 is the paper's formula.
         start: part of the budget before collecting begins.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate and batch size; collecting runs at half the rate.
+        training: optimizer, rate and batch size; collecting runs at half the rate.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

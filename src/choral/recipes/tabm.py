@@ -11,7 +11,7 @@ from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import TabM
 
-TRAINING = Training(rate=2e-3, optimiser=AdamW(weight_decay=3e-4, clip=1.0), batch_size=256, schedule="constant")
+TRAINING = Training(rate=2e-3, optimizer=AdamW(weight_decay=3e-4, clip=1.0), batch_size=256, schedule="constant")
 """The authors' settings."""
 
 
@@ -38,7 +38,7 @@ def tabm(
         own_batches: whether each member reads batches of its own in training.
         kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule; the authors' if nothing is said.
+        training: optimizer, rate, batch size and schedule; the authors' if nothing is said.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training, TRAINING)

@@ -29,7 +29,7 @@ def treenet(
         branches: instead of start, name patterns of all layers that are not shared.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {
     "output": None,
     "weights": None,
     "likelihood": None,
-    "standardise": None,
+    "standardize": None,
     "validation": AUTO,
     "folds": None,
     "groups": None,
@@ -80,7 +80,7 @@ class Call:
         checked(self["threads"])
         asked = ("target", "weights", "validation", "folds", "groups", "seed", "stop", "keep")
         points = {name: self[name] for name in asked} | {"time_limit": self.time_limit}
-        names = ("inputs", "output", "likelihood", "standardise", "device", "precision")
+        names = ("inputs", "output", "likelihood", "standardize", "device", "precision")
         how = {name: self[name] for name in names}
         how["parts"] = parts or parts_of(
             data_parallel=False, accumulate=self["accumulate"], batch_norm=self["batch_norm"]

@@ -114,7 +114,7 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
         return ready.run(
             seed=wishes.seed,
             time_limit=wishes.seconds,
-            executor="vectorised" if wishes.fixed else "auto",
+            executor="vectorized" if wishes.fixed else "auto",
             threads=1 if wishes.fixed else None,
             device=wishes.device,
             progress=wishes.progress,

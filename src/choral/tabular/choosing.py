@@ -185,7 +185,7 @@ def _executor(build: Callable[[], nn.Module], options: dict[str, Any]) -> dict[s
     if options.get("executor", "auto") != "auto":
         return options
     numbers = sum(p.numel() for p in build().parameters())
-    return options | {"executor": "vectorised" if numbers < _STACKED else "sequential"}
+    return options | {"executor": "vectorized" if numbers < _STACKED else "sequential"}
 
 
 def _watched(problem: Problem, validation: Any, folds: int | None, seed: int) -> tuple[Source, Judge, dict[str, Any]]:

@@ -42,7 +42,7 @@ def fit_table(
     time: str | None = None,
     model: str | None = None,
     rate: float | None = None,
-    optimiser: str | None = None,
+    optimizer: str | None = None,
     batch_size: int | None = None,
     schedule: str | None = None,
     seed: int = 0,
@@ -88,7 +88,7 @@ def fit_table(
         group: a column whose equal values are held out together; no input.
         time: a column of dates or numbers; the last rows watch.
         model: the network's name; by the data if None.
-        rate, optimiser, batch_size, schedule: of training; by the data if None.
+        rate, optimizer, batch_size, schedule: of training; by the data if None.
         seed: root of every random draw.
         run_dir: folder of the run; the same call resumes.
         time_limit: seconds after which training ends with what is there.
@@ -118,7 +118,7 @@ def fit_table(
         patience=patience,
         folds=folds,
         rate=rate,
-        optimiser=optimiser,
+        optimizer=optimizer,
         batch_size=batch_size,
         schedule=schedule,
     )

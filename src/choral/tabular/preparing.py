@@ -137,7 +137,7 @@ def prepared(
         validation: part of the training rows that no member is trained on, or data of its own; 0 for none, the usual if None.
         patience: epochs without a better score after which a member stops.
         folds: parts of cross-validation, of which every member holds out one, instead of validation.
-        settings: of the optimiser, as in `choral.judging.defaults.training_for`.
+        settings: of the optimizer, as in `choral.judging.defaults.training_for`.
     """
     for what, value in (("epochs", epochs), ("budget", budget)):
         if value is not None and not is_whole(value, 1):

@@ -103,7 +103,7 @@ def _apart(recipe: Recipe, trial: Trial, *, atol: float, rtol: float) -> str:
 
 def resumes_exactly(recipe: Recipe, trial: Trial) -> None:
     """A run stopped again and again, at every event in turn, ends with the bytes of an unbroken one."""
-    able = "sequential", *(("vectorised",) if _stacked(recipe, trial) is not None else ())
+    able = "sequential", *(("vectorized",) if _stacked(recipe, trial) is not None else ())
     for executor in able:
         with tempfile.TemporaryDirectory() as place:
             _stopped_at_every_event(recipe, trial, executor, Path(place))
@@ -209,7 +209,7 @@ def _fitted(recipe: Recipe, trial: Trial, **options: Any) -> Ensemble:
 def _stacked(recipe: Recipe, trial: Trial) -> Ensemble | None:
     """Return the ensemble trained stacked; None where that is refused, with the advice to train one by one."""
     try:
-        return _fitted(recipe, trial, executor="vectorised")
+        return _fitted(recipe, trial, executor="vectorized")
     except InputError as error:
         if "executor='sequential'" not in str(error):
             raise

@@ -35,7 +35,7 @@ class RealLikelihood(Likelihood, ABC):
     scale: TargetScale | None = None
 
     @property
-    def standardises(self) -> bool:
+    def standardizes(self) -> bool:
         """Whether targets are brought to mean 0 and deviation 1 unless `fit` is told otherwise."""
         return True
 
@@ -63,12 +63,12 @@ class RealLikelihood(Likelihood, ABC):
         targets: Tensor,
         outputs: tuple[int, ...],
         *,
-        standardise: bool | None = None,
+        standardize: bool | None = None,
         weights: Tensor | None = None,
         whole: bool = True,
     ) -> Self:
         """Return it with the scale of the training targets."""
-        wanted = self.standardises if standardise is None else standardise
+        wanted = self.standardizes if standardize is None else standardize
         if not wanted or self.scale is not None:
             return self
         dense = targets.dim() > 2
@@ -81,7 +81,7 @@ class RealLikelihood(Likelihood, ABC):
         if self.scale is None:
             return super().understood() | {"targets": "in their own units"}
         mean, std = (", ".join(f"{v:.4g}" for v in vs[:4]) for vs in (self.scale.mean, self.scale.std))
-        return super().understood() | {"targets": f"standardised (mean {mean}, deviation {std})"}
+        return super().understood() | {"targets": f"standardized (mean {mean}, deviation {std})"}
 
 
 def _two(targets: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class FixedGaussian(GaussianLikelihood):
     Args:
         precision: inverse variance of the noise in the units the network is trained in, one for all targets or one for each.
             A number that is given is kept, and targets stay in their own units. None is trained as least squares in
-            standardised units; the noise is then estimated after training (`estimated`).
+            standardized units; the noise is then estimated after training (`estimated`).
     """
 
     described: ClassVar[str] = "a Gaussian of fixed variance"
@@ -138,7 +138,7 @@ class FixedGaussian(GaussianLikelihood):
             raise InputError(f"precision is {self.precision}; give a finite number above 0.")
 
     @property
-    def standardises(self) -> bool:
+    def standardizes(self) -> bool:
         """Only where no precision is given: one that is belongs to the units of the data."""
         return self.precision is None
 
@@ -185,7 +185,7 @@ class FixedGaussian(GaussianLikelihood):
     def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
         """Return it with the precision under which the members' mixture gives some targets the best log score.
 
-        Expectation maximisation of one noise for each target, from the mean squared error of the members.
+        Expectation maximization of one noise for each target, from the mean squared error of the members.
         """
         means = columns(outputs).double()
         squares = (means - aligned(targets.double().expand(len(means), *targets.shape), means)).square()
