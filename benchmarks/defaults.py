@@ -12,6 +12,7 @@ python benchmarks/defaults.py [--seeds 3] [--part test] [--only digits_mlp ...] 
 """
 
 import argparse
+import itertools
 import math
 import time
 import warnings
@@ -22,11 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn import datasets
 from torch import Tensor, nn
 
 import choral
 from machine import write
+from sklearn import datasets
 
 METHODS = ("deep_ensemble", "packed", "snapshot", "prune_and_tune", "batch_ensemble", "mc_dropout")
 EPOCHS = 120
@@ -50,7 +51,7 @@ def mlp(inputs: int, outputs: int, *hidden: int, dropout: float = 0.0) -> Callab
 
     def build() -> nn.Module:
         widths, layers = (inputs, *hidden), []
-        for a, b in zip(widths, widths[1:]):
+        for a, b in itertools.pairwise(widths):
             layers += [nn.Linear(a, b), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
         return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 

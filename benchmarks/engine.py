@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from choral import models
+from choral import Compute, models
 from choral.data.sources import TensorSource
 from choral.engine.flops import Flops
 from choral.engine.run import Run
@@ -86,7 +86,7 @@ def vectorized_training(repeats: int) -> dict[str, float]:
         return run
 
     def stacked() -> None:
-        fit(build, (x, y), recipe, executor="vectorized")
+        fit(build, (x, y), recipe, compute=Compute(executor="vectorized"))
 
     plain, fast = interleaved(loop(False), stacked, repeats)
     fused, _ = interleaved(loop(True), stacked, max(1, repeats // 3))

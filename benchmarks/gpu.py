@@ -62,7 +62,7 @@ def engine_step(
 ) -> Step:
     """Return one training step of a method through the engine, on data that lies on the device."""
     x, y = images(batch) if build is not perceptron else (torch.randn(batch, 8), torch.randn(batch, 1))
-    recipe = recipes.make(name, budget=10, training=Training(rate=0.01, optimizer=SGD(momentum=0.9), batch_size=batch))
+    recipe = recipes.make(name, budget=10, training=Training(lr=0.01, optimizer=SGD(momentum=0.9), batch_size=batch))
     source = TensorSource(x, y)
     task = make_task(build, source, recipe, device=device, **options)
     kind: type[Trainer] = PlainTrainer if members == 1 else StackedTrainer
@@ -114,7 +114,7 @@ def resnet() -> torch.nn.Module:
 def prediction(device: torch.device) -> tuple[Step, Step]:
     """Return prediction with 20 stacked perceptrons, and with a loop over them."""
     x, y = torch.randn(1000, 8), torch.randn(1000, 1)
-    training = Training(rate=0.01, optimizer=Adam(), batch_size=100)
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=100)
     ensemble = fit(perceptron, (x, y), recipes.deep_ensemble(members=20, budget=20, training=training), device=device)
     alone = [ensemble.member(i).to(device) for i in range(20)]
     rows = x[:100].to(device)

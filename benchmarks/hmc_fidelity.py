@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from choral import metrics, models
+from choral import Compute, metrics, models
 from choral.bayes.chains import GuidedWalk
 from choral.data import Normalize, Transform, prepare
 from choral.engine.blueprint import Blueprint
@@ -63,14 +63,14 @@ def imdb() -> Problem:
     """Reviews of at most 100 tokens."""
     load = loaders()
     (x, y), (x_test, y_test) = load.imdb("train", 100), load.imdb("test", 100)
-    training = Training(rate=0.002, optimizer=Adam(), batch_size=128)
+    training = Training(lr=0.002, optimizer=Adam(), batch_size=128)
     return Problem(x.astype(np.int64), y, x_test.astype(np.int64), y_test, models.cnn_lstm, 1.0, training)
 
 
 def images() -> Problem:
     """CIFAR-10 without augmentation, as the reference has it; the authors' optimizer settings."""
     x, y, x_test, y_test = cifar10()
-    training = Training(rate=0.002145, optimizer=Adam(betas=(0.8547, 0.9997)), batch_size=155)
+    training = Training(lr=0.002145, optimizer=Adam(betas=(0.8547, 0.9997)), batch_size=155)
     inputs = (Normalize(mean=CIFAR10_MEAN, std=CIFAR10_STD),)
     return Problem(x, y, x_test, y_test, models.resnet20_frn, 0.2**0.5, training, inputs)
 
@@ -157,9 +157,8 @@ def main() -> None:
                 recipe,
                 run_dir=folder,
                 seed=arguments.seed,
-                inputs=problem.inputs,
-                executor="sequential",
-                checkpoint_seconds=60,
+                transforms=problem.inputs,
+                compute=Compute(executor="sequential", checkpoint_seconds=60),
             )
         row = judge(name, problem, label, epochs, recipe, folder) | {"seed": arguments.seed, "points": len(x)}
         rows[label, epochs, arguments.seed] = row

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from choral import models
 from choral.base import draws
-from choral.engine.memory import keep_freed
 from choral.engine.sharing import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
 from choral.layers.packed.abreast import ends_of
@@ -161,7 +160,6 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    keep_freed()
     clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     load = os.getloadavg()[0]
     packed = reference_layers(arguments.reference) if arguments.reference else None

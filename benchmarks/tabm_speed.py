@@ -24,7 +24,6 @@ from torch import Tensor, nn
 import choral
 from choral import models
 from choral.data.sources import source_of
-from choral.engine.memory import keep_freed
 from choral.engine.task import make_task
 from choral.engine.trainers import Pace, PlainTrainer
 from choral.layers import quantile_edges
@@ -119,7 +118,6 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    keep_freed()
     if arguments.rivals:
         sys.path.append(arguments.rivals)
     load, (x, y), lines = os.getloadavg()[0], data(), []

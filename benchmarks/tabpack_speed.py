@@ -27,7 +27,6 @@ from torch import Tensor, nn
 import choral
 from choral import models
 from choral.data.sources import source_of
-from choral.engine.memory import keep_freed
 from choral.engine.task import make_task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, Trainer
 from choral.plan import AdamW, Collect, Constant, Muon, Optimizer, Reset, Resize, Train, Variant, fork
@@ -114,8 +113,8 @@ def stopped(members: int = 16) -> dict[str, Any]:
             (x, y),
             Recipe(name="r", plan=plan),
             validation=held,
-            stop=choral.EarlyStop(patience=1 if slow < 1 else 12, least=1e-4),
-            executor="vectorized",
+            early_stopping=choral.EarlyStopping(patience=1 if slow < 1 else 12, least=1e-4),
+            compute=choral.Compute(executor="vectorized"),
             progress=False,
         )
         seconds[name] = ensemble.info["counted"]["train_seconds"]
@@ -132,7 +131,7 @@ from choral.recipes import tabpack
 torch.set_num_threads(1)
 x, y = data(300)
 choral.fit(lambda: network(32), (x[:200], y[:200]), tabpack(epochs=8 * 8, members=8), validation=(x[200:], y[200:]), progress=False,
-           stop=choral.EarlyStop(patience=4), run_dir=sys.argv[1], executor="vectorized", checkpoint_seconds=0)
+           stop=choral.EarlyStopping(patience=4), run_dir=sys.argv[1], executor="vectorized", checkpoint_seconds=0)
 """
 
 
@@ -167,7 +166,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["step", "stop", "kill"], choices=["step", "stop", "kill"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed()
     path = RESULTS / "tabpack_speed.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     found: dict[str, Any] = {k: v for k, v in before.items() if k != "machine"} | {"load": os.getloadavg()[0]}

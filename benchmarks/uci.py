@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from choral import models
+from choral import Compute, models
 from choral.base import draws, rng
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
@@ -232,8 +232,7 @@ def train(
         over_splits(recipe, splits),
         run_dir=folder,
         likelihood=likelihood,
-        executor="vectorized",
-        checkpoint_seconds=30,
+        compute=Compute(executor="vectorized", checkpoint_seconds=30),
     )
 
 
@@ -248,7 +247,7 @@ def packed(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     for method, options, times in [("packed", {"width": 2.0}, 1), ("deep_ensemble", {}, 3)]:
         held, final, seconds = [], [], 0.0
         for rate in RATES:
-            training = Training(rate=rate, optimizer=Adam(), batch_size=100, schedule="constant")
+            training = Training(lr=rate, optimizer=Adam(), batch_size=100, schedule="constant")
             recipe = make(method, budget=40 * times, members=3, training=training, **options)
             place = arguments.runs / "uci" / f"{name}-{method}-{rate}"
             trial = train(place / "trial", build, recipe, halves, LearnedGaussian())
@@ -282,7 +281,7 @@ def patched(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any
     """Return EMP, ECMP, dropout and the explicit ensemble on one data set, by method."""
     splits = splits_of(name)
     inputs, epochs = splits.x.shape[1], arguments.epochs // (10 if name == "power" else 1)
-    training = Training(rate=0.001, optimizer=Adam(weight_decay=0.01), batch_size=100, schedule="constant")
+    training = Training(lr=0.001, optimizer=Adam(weight_decay=0.01), batch_size=100, schedule="constant")
     common: dict[str, Any] = {"epochs": epochs, "training": training}
     methods: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
         "ecmp": (lambda: small(inputs, norm), make("ecmp", output=False, **common)),

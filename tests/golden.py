@@ -25,7 +25,7 @@ from choral.recipes import METHODS, make
 from choral.testing.problems import CALM, PROBLEMS
 
 EPOCHS = 12
-EXECUTORS = {"sequential": "sequential", "vectorised": "vectorized"}
+EXECUTORS: dict[str, Any] = {"sequential": "sequential", "vectorised": "vectorized"}
 """Executors by their names in records."""
 
 
@@ -105,7 +105,11 @@ def resumed(case: str, name: str) -> str:
         for _ in range(200):
             try:
                 return fitted(
-                    case, name, run_dir=folder, executor="sequential", checkpoint_seconds=0, listener=listener()
+                    case,
+                    name,
+                    run_dir=folder,
+                    compute=choral.Compute(executor="sequential", checkpoint_seconds=0),
+                    callbacks=listener(),
                 )
             except Stopped:
                 continue
@@ -120,7 +124,7 @@ def record() -> dict[str, str]:
     for case in CASES:
         for name in sorted(METHODS):
             for key, executor in EXECUTORS.items():
-                found[f"{case}/{name}/{key}"] = fitted(case, name, executor=executor)
+                found[f"{case}/{name}/{key}"] = fitted(case, name, compute=choral.Compute(executor=executor))
             found[f"{case}/{name}/resumed"] = resumed(case, name)
     return found
 

@@ -14,7 +14,7 @@ from choral.predictions import MultiLabel
 from choral.recipes import make
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=32)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=32)
 
 
 def blobs(rows, seed):

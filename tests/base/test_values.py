@@ -54,9 +54,9 @@ def test_numbers_of_numpy_become_those_of_python():
         members=np.int64(2),
         budget=np.int32(3),
         width=np.float32(2),
-        training=Training(optimizer="sgd", batch_size=128, rate=np.float64(0.5)),
+        training=Training(optimizer="sgd", batch_size=128, lr=np.float64(0.5)),
     )
-    same = recipes.packed(members=2, budget=3, width=2.0, training=Training(optimizer="sgd", batch_size=128, rate=0.5))
+    same = recipes.packed(members=2, budget=3, width=2.0, training=Training(optimizer="sgd", batch_size=128, lr=0.5))
     assert found == same
     assert repr(found) == repr(same)
     assert json.dumps(found.to_dict()) == json.dumps(same.to_dict())

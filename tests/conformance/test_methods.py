@@ -21,10 +21,10 @@ from choral.testing.problems import CALM, PROBLEMS
 EPOCHS = 12
 NAMES = sorted(METHODS)
 OPTIMIZERS = {
-    "momentum": Training(rate=0.02, optimizer=SGD(momentum=0.9, weight_decay=1e-3, clip=1.0), batch_size=16),
+    "momentum": Training(lr=0.02, optimizer=SGD(momentum=0.9, weight_decay=1e-3, clip=1.0), batch_size=16),
     "nesterov": CALM,
-    "adam": Training(rate=0.01, optimizer=Adam(), batch_size=16),
-    "adamw": Training(rate=0.01, optimizer=AdamW(), batch_size=16),
+    "adam": Training(lr=0.01, optimizer=Adam(), batch_size=16),
+    "adamw": Training(lr=0.01, optimizer=AdamW(), batch_size=16),
 }
 
 
@@ -60,7 +60,7 @@ def test_it_combines_its_members_as_it_is_told(name, tmp_path):
         recipe = several(name, combine=combine)
         assert recipe.describe()["combine"] == combine
         assert from_dict(recipe.to_dict()) == recipe
-        fit(build, (x, y), recipe, executor="sequential").save(tmp_path / combine)
+        fit(build, (x, y), recipe, compute=choral.Compute(executor="sequential")).save(tmp_path / combine)
         predictions[combine] = load(tmp_path / combine, build).predict(x[:9])
     averaged, pooled = predictions["probs"], predictions["logits"]
     assert torch.equal(averaged.logits, pooled.logits)
@@ -134,7 +134,9 @@ def test_saved_ensembles_predict_the_same_in_another_process(tmp_path):
 def test_one_member_is_one_network(name, problem, tmp_path):
     build, data = PROBLEMS[problem]
     recipe = make(name, budget=EPOCHS, training=CALM, members=1)
-    one, stacked = (fit(build, data(), recipe, executor=e) for e in ("sequential", "vectorized"))
+    one, stacked = (
+        fit(build, data(), recipe, compute=choral.Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     assert one.members == recipe.members == 1
     assert one.info["counted"]["epochs"] == recipe.epochs <= EPOCHS
     x = data()[0][:10]

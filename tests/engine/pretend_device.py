@@ -44,17 +44,9 @@ def build():
 
 
 def steps(name, count, mode, device):
-    recipe = make(name, budget=24, training=Training(optimizer="sgd", rate=0.1, batch_size=16))
+    recipe = make(name, budget=24, training=Training(optimizer="sgd", lr=0.1, batch_size=16))
     inputs = (choral.data.Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), choral.data.PadCrop(pixels=1))
-    rest = {
-        "target": None,
-        "weights": None,
-        "validation": None,
-        "folds": None,
-        "groups": None,
-        "seed": 0,
-        "inputs": inputs,
-    }
+    rest = {"target": None, "weights": None, "validation": None, "cv": (None, None), "seed": 0, "transforms": inputs}
     task = understood(build, (x, y), recipe, rules_of(None, None, None, None), **rest).task
     phase, state = trainings(recipe.plan)[0], task.blueprint.fresh(0, "pretend")
     slots = {s: {n: torch.zeros_like(p) for n, p in state.params.items()} for s in task.objective.slots}

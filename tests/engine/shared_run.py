@@ -56,16 +56,18 @@ def main():
             perceptron if network else build,
             (x, y),
             recipes.make(
-                name, budget=int(epochs), training=Training(rate=0.1, optimizer=choral.plan.SGD(), batch_size=32)
+                name, budget=int(epochs), training=Training(lr=0.1, optimizer=choral.plan.SGD(), batch_size=32)
             ),
             run_dir=Path(folder) / method,
-            inputs=(choral.data.PadCrop(pixels=1), choral.data.HorizontalFlip()),
+            transforms=(choral.data.PadCrop(pixels=1), choral.data.HorizontalFlip()),
             validation=0.2,
-            executor="sequential",
-            data_parallel=int(size) > 1,
-            checkpoint_seconds=0,
-            batch_norm="part" if network == "own" else "whole",
-            listener=hear,
+            compute=choral.Compute(
+                executor="sequential",
+                data_parallel=int(size) > 1,
+                checkpoint_seconds=0,
+                batch_norm="part" if network == "own" else "whole",
+            ),
+            callbacks=hear,
         )
         members = [dict(state.params) for state in ensemble.states()]
         buffers = [dict(state.buffers) for state in ensemble.states()]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.test_tracing import Residual
 from torch import Tensor, nn
 
-from choral import models
+from choral import Compute, models
 from choral.base.errors import InputError
 from choral.engine import answering, evaluators, replaying
 from choral.engine.evaluators import PlainEvaluator, SizedEvaluator, StackedEvaluator
@@ -173,7 +173,7 @@ def test_a_few_images_are_answered_from_a_record_as_many_are_without(name, optio
         layers = [nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
-    ensemble = fit(build, (x, y), make(name, budget=3, **options), executor="sequential")
+    ensemble = fit(build, (x, y), make(name, budget=3, **options), compute=Compute(executor="sequential"))
     whole = ensemble.outputs(x)
     for rows in (1, 2, 7, 16, 17):
         torch.testing.assert_close(ensemble.outputs(x[:rows]), whole[:, :rows], atol=1e-5, rtol=1e-4)
@@ -216,7 +216,7 @@ def test_bf16_predicts_nearly_the_same_in_float32():
 
 
 def gaussian() -> Ensemble:
-    recipe = make("bnn", budget=1, draws=5, training=Training(optimizer="sgd", batch_size=128, rate=1e-3))
+    recipe = make("bnn", budget=1, draws=5, training=Training(optimizer="sgd", batch_size=128, lr=1e-3))
     return fit(lambda: models.mlp(4, 3, hidden=(64, 64)), (X[:64], torch.arange(64) % 3), recipe)
 
 

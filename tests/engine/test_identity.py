@@ -23,7 +23,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=8)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=8)
 ONE = make("single", budget=1, training=QUICK)
 
 
@@ -238,11 +238,13 @@ def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
         choral.fit(Own, (X, Y), recipe, run_dir=tmp_path)
     else:
         with pytest.raises(KeyboardInterrupt):
-            choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, checkpoint_seconds=0, listener=stop)
+            choral.fit(
+                Own, (X, Y), recipe, run_dir=tmp_path, compute=choral.Compute(checkpoint_seconds=0), callbacks=stop
+            )
     (tmp_path / "plan.json").unlink()
     with pytest.raises(RunError, match=r"holds .* but no plan\.json"):
         choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, seed=1)
-    found = choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, seed=1, overwrite=True)
+    found = choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, seed=1, on_existing="overwrite")
     assert torch.equal(found.predict(X).probs, whole.predict(X).probs)
     shutil.rmtree(tmp_path / "members")
 
@@ -250,9 +252,9 @@ def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
 CHANGED = {
     "epochs": ({"epochs": 2}, "epochs was 1, now 2"),
     "method": (make("deep_ensemble", budget=2, members=2, training=QUICK), "method was single, now deep_ensemble"),
-    "rate": ({"training": Training(rate=0.02, optimizer=Adam(), batch_size=8)}, "rate was 0.01, now 0.02"),
-    "batch size": ({"training": Training(rate=0.01, optimizer=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
-    "optimizer": ({"training": Training(optimizer="sgd", rate=0.01, batch_size=8)}, "optimizer was Adam.*, now SGD"),
+    "rate": ({"training": Training(lr=0.02, optimizer=Adam(), batch_size=8)}, "rate was 0.01, now 0.02"),
+    "batch size": ({"training": Training(lr=0.01, optimizer=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
+    "optimizer": ({"training": Training(optimizer="sgd", lr=0.01, batch_size=8)}, "optimizer was Adam.*, now SGD"),
 }
 
 
@@ -284,7 +286,7 @@ def test_other_settings_and_data_are_named(tmp_path):
     choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
     for options, message in [
         ({"seed": 3}, "seed was 0, now 3"),
-        ({"executor": "sequential"}, "executor was auto, now sequential"),
+        ({"compute": choral.Compute(executor="sequential")}, "executor was auto, now sequential"),
         ({"precision": "bf16"}, "precision was fp32, now bf16"),
         ({"inputs": (choral.data.Normalize(mean=(0.0,) * 3, std=(1.0,) * 3),)}, "inputs was"),
     ]:
@@ -305,11 +307,13 @@ def test_overwrite_starts_again_and_takes_only_what_choral_wrote(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     (tmp_path / "members" / "notes.txt").write_text("kept")
     with pytest.raises(choral.ChoralError):  # found before anything is removed
-        choral.fit(Own, (X[:, :2], Y), ONE, run_dir=tmp_path, overwrite=True)
+        choral.fit(Own, (X[:, :2], Y), ONE, run_dir=tmp_path, on_existing="overwrite")
     with pytest.raises(choral.ChoralError):
-        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True, executor="magic")
+        choral.fit(
+            Own, (X, Y), ONE, run_dir=tmp_path, on_existing="overwrite", compute=choral.Compute(executor="magic")
+        )
     assert len(list((tmp_path / "members").glob("*.safetensors"))) == 3
-    found = choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+    found = choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, on_existing="overwrite")
     assert len(list((tmp_path / "members").glob("*.safetensors"))) == 1
     assert (tmp_path / "mine.txt").read_text() == (tmp_path / "members" / "notes.txt").read_text() == "kept"
     alone = choral.fit(Own, (X, Y), ONE)
@@ -331,7 +335,7 @@ def test_overwrite_keeps_files_of_others_that_have_choral_s_names(tmp_path, name
     (tmp_path / "members").mkdir()
     (tmp_path / "members" / "00000.safetensors").write_bytes(b"older")
     with pytest.raises(RunError, match=f"holds {name}, which no run of choral wrote.*move it away"):
-        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, on_existing="overwrite")
     assert (tmp_path / name).read_text() == text
     assert (tmp_path / "members" / "00000.safetensors").exists()
 
@@ -342,7 +346,7 @@ def test_overwrite_takes_choral_s_own_files_also_cut_short(tmp_path):
         for kept in (0, 0.5, 1):
             data = (tmp_path / name).read_bytes()
             (tmp_path / name).write_bytes(data[: int(kept * len(data))])
-            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, on_existing="overwrite")
 
 
 @pytest.mark.parametrize("how", ["extend", "overwrite"])
@@ -363,7 +367,7 @@ def test_overwrite_keeps_tensors_of_others_under_the_names_of_members(tmp_path):
     save_file({"mine": torch.ones(3)}, members / "00007.safetensors")
     for planned in (True, False):
         with pytest.raises(RunError, match=r"00007\.safetensors is no member that a run of choral wrote.*move it away"):
-            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, on_existing="overwrite")
         assert (members / "00000.safetensors").read_bytes() == held
         if planned:
             (tmp_path / "plan.json").unlink()
@@ -371,9 +375,9 @@ def test_overwrite_keeps_tensors_of_others_under_the_names_of_members(tmp_path):
     (members / "00000 (copy).safetensors").write_bytes(held)
     (members / "00003.safetensors").write_bytes(held[:40])  # cut short, and no plan to say whose it was
     with pytest.raises(RunError, match=r"00003\.safetensors is no member"):
-        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, on_existing="overwrite")
     (members / "00003.safetensors").unlink()
-    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, on_existing="overwrite")
     (members / "00000.safetensors").write_bytes(held[:40])  # now there is one
-    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=2, overwrite=True)
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=2, on_existing="overwrite")
     assert (members / "00000 (copy).safetensors").read_bytes() == held

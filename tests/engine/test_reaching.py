@@ -140,7 +140,7 @@ def test_half_precision_networks_learn_with_the_default_optimizer(method):
     def half() -> nn.Module:
         return small().bfloat16()
 
-    training = Training(optimizer="sgd", rate=0.1, batch_size=8)
+    training = Training(optimizer="sgd", lr=0.1, batch_size=8)
     ensemble = choral.fit(half, (X, Y), make(method, budget=60, training=training))
     assert ensemble.evaluate(X, Y)["accuracy"] > 0.9
 

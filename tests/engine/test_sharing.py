@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral import models
+from choral import Compute, models
 from choral.base import draws
 from choral.data.problems import load_problem
 from choral.data.sources import source_of
@@ -99,7 +99,13 @@ def losses(structure, build, optimizer, executor, objective):
     train = Train(epochs=50, schedule=Constant(rate), optimizer=value, batch_size=32)
     heard = []
     recipe = Recipe(name="r", structure=structure, objective=objective, plan=fork(2, Reset(), train, Collect()))
-    fit(build, (X, Y), recipe, executor=executor, listener=lambda e: heard.append(e) if e["kind"] == "epoch" else None)
+    fit(
+        build,
+        (X, Y),
+        recipe,
+        compute=Compute(executor=executor),
+        callbacks=lambda e: heard.append(e) if e["kind"] == "epoch" else None,
+    )
     return torch.tensor([loss for e in heard for loss in e["losses"]])
 
 
@@ -181,7 +187,8 @@ def test_the_recorded_step_weighs_gradients_as_the_mapped_one():
     train = Train(epochs=120, schedule=Constant(0.05), batch_size=32)
     recipe = Recipe(name="r", structure=BatchEnsemble(members=3), plan=fork(2, Reset(), train, Collect()))
     one, many = (
-        fit(lambda: models.mlp(6, 3, hidden=(8,)), (x, y), recipe, executor=e) for e in ("sequential", "vectorized")
+        fit(lambda: models.mlp(6, 3, hidden=(8,)), (x, y), recipe, compute=Compute(executor=e))
+        for e in ("sequential", "vectorized")
     )
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4, rtol=1e-3) for n in a.params)
@@ -192,21 +199,21 @@ def test_losses_of_joint_networks_are_shown_as_means_over_members():
         heard = []
         train = Train(epochs=1, schedule=Constant(1e-9), batch_size=32)
         recipe = Recipe(name="r", structure=structure, plan=seq(Reset(), train, Collect()))
-        fit(convolving, (X, Y), recipe, listener=heard.append)
+        fit(convolving, (X, Y), recipe, callbacks=heard.append)
         (loss,) = next(e["losses"] for e in heard if e["kind"] == "epoch")
         assert 0.9 < loss < 1.6  # about log 3, for one member and for four
 
 
 def test_shared_networks_learn_digits_at_the_rate_of_a_single_one():
     problem = load_problem("digits")
-    training, accuracy = Training(rate=0.1, optimizer=SGD(momentum=0.9), batch_size=128), {}
+    training, accuracy = Training(lr=0.1, optimizer=SGD(momentum=0.9), batch_size=128), {}
     for name in ("single", "masksembles", "batch_ensemble"):
         recipe = make(name, budget=100, training=training)
         ensemble = fit(
             lambda: models.mlp(64, 10, hidden=(64,) * 4),
             (problem.x_train, problem.y_train),
             recipe,
-            executor="sequential",
+            compute=Compute(executor="sequential"),
         )
         found = ensemble.predict(problem.x_test).probs.argmax(-1)
         accuracy[name] = float((found == torch.as_tensor(problem.y_test)).float().mean())

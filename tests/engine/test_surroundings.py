@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral import converted, models
+from choral import Compute, converted, models
 from choral.base.errors import InputError
 from choral.fit import fit
 from choral.plan import SGD
@@ -43,10 +43,10 @@ def build():
     return models.mlp(3, 2, hidden=(4,))
 
 
-def trained(network=build, executor="sequential", **options):
-    training = Training(rate=0.1, optimizer=SGD(), batch_size=8)
+def trained(network=build, executor="sequential", precision="fp32"):
+    training = Training(lr=0.1, optimizer=SGD(), batch_size=8)
     recipe = make("deep_ensemble", budget=2, members=2, training=training)
-    return fit(network, (X, Y), recipe, executor=executor, **options)
+    return fit(network, (X, Y), recipe, compute=Compute(executor=executor, precision=precision))
 
 
 def assert_same(one, other):
@@ -110,10 +110,10 @@ def test_data_and_networks_made_in_inference_mode_can_be_trained_on():
     with torch.inference_mode():
         torch.manual_seed(0)
         x, y, network = X.clone(), Y.clone(), nn.Linear(3, 2)
-        training = Training(rate=0.1, optimizer=SGD(), batch_size=8)
+        training = Training(lr=0.1, optimizer=SGD(), batch_size=8)
         recipe = make("deep_ensemble", budget=2, members=2, training=training)
-        assert_same(plain, fit(build, (x, y), recipe, executor="sequential"))
-        assert_same(given, fit(network, (x, y), recipe, executor="sequential"))
+        assert_same(plain, fit(build, (x, y), recipe, compute=Compute(executor="sequential")))
+        assert_same(given, fit(network, (x, y), recipe, compute=Compute(executor="sequential")))
 
 
 def test_the_default_type_of_numbers_is_the_type_of_networks():

@@ -2,7 +2,7 @@
 
 import torch
 
-from choral import models
+from choral import Compute, models
 from choral.engine import trainers
 from choral.fit import fit
 from choral.objectives import Anchored, Objective
@@ -35,7 +35,7 @@ def test_recorded_steps_train_the_members_of_the_sequential_executor(monkeypatch
     def build():
         return models.mlp(4, 1, hidden=(8, 6))
 
-    one, many = (fit(build, (X, Y), RECIPE, executor=e) for e in ("sequential", "vectorized"))
+    one, many = (fit(build, (X, Y), RECIPE, compute=Compute(executor=e)) for e in ("sequential", "vectorized"))
     assert len(calls) == 2  # whole batches and the last, smaller one
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
@@ -43,10 +43,12 @@ def test_recorded_steps_train_the_members_of_the_sequential_executor(monkeypatch
 
 def test_recorded_steps_read_slots_and_points(monkeypatch):
     calls = watched(monkeypatch)
-    training = Training(rate=0.01, optimizer=Adam(), batch_size=16)
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=16)
     recipe = make("anchored", budget=60, members=3, training=training)
     assert any(isinstance(p, Anchored) for p in recipe.objective.penalties)
-    one, many = (fit(lambda: models.mlp(4, 1), (X, Y), recipe, executor=e) for e in ("sequential", "vectorized"))
+    one, many = (
+        fit(lambda: models.mlp(4, 1), (X, Y), recipe, compute=Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     assert calls
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
@@ -54,9 +56,9 @@ def test_recorded_steps_read_slots_and_points(monkeypatch):
 
 def test_networks_with_draws_or_statistics_are_mapped_afresh(monkeypatch):
     calls = watched(monkeypatch)
-    fit(lambda: models.mlp(4, 1, dropout=0.2), (X, Y), RECIPE, executor="vectorized")
+    fit(lambda: models.mlp(4, 1, dropout=0.2), (X, Y), RECIPE, compute=Compute(executor="vectorized"))
     assert len(calls) == 1  # tried, found to draw, given up
-    fit(lambda: models.mlp(4, 1, norm="batch"), (X, Y), RECIPE, executor="vectorized")
+    fit(lambda: models.mlp(4, 1, norm="batch"), (X, Y), RECIPE, compute=Compute(executor="vectorized"))
     assert len(calls) == 1
     assert Objective().penalties == ()
 
@@ -82,7 +84,7 @@ class Residual(torch.nn.Module):
 def test_a_network_that_writes_over_its_tensors_trains_the_same(monkeypatch):
     calls = watched(monkeypatch)
     data = (X, torch.cat([Y, -Y], 1))
-    one, many = (fit(Residual, data, RECIPE, executor=e) for e in ("sequential", "vectorized"))
+    one, many = (fit(Residual, data, RECIPE, compute=Compute(executor=e)) for e in ("sequential", "vectorized"))
     assert calls
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
@@ -92,7 +94,9 @@ def test_a_step_is_recorded_once_for_all_phases_of_a_run(monkeypatch):
     calls = watched(monkeypatch)
     phase = Train(epochs=20, batch_size=15, schedule=Constant(0.01), optimizer=Adam())
     recipe = Recipe(name="r", plan=fork(2, Reset(), repeat(3, phase, Collect())))
-    one, many = (fit(lambda: models.mlp(4, 1), (X, Y), recipe, executor=e) for e in ("sequential", "vectorized"))
+    one, many = (
+        fit(lambda: models.mlp(4, 1), (X, Y), recipe, compute=Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     assert len(calls) == 1
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)

@@ -59,11 +59,15 @@ def settings(extra):
 def test_a_stack_of_different_branches_is_what_they_are_one_by_one(name):
     optimizer, rate, extra = OPTIMIZERS[name]
     whole = recipe(optimizer, rate, settings(extra))
-    alone, stacked = (choral.fit(net, (X, Y), whole, executor=e) for e in ("sequential", "vectorized"))
+    alone, stacked = (
+        choral.fit(net, (X, Y), whole, compute=choral.Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     for a, b in zip(alone.states(), stacked.states()):
         for n in a.params:
             torch.testing.assert_close(a.params[n], b.params[n], atol=1e-5, rtol=1e-4)
-    same = choral.fit(net, (X, Y), recipe(optimizer, rate, [settings(extra)[0]] * 3), executor="sequential")
+    same = choral.fit(
+        net, (X, Y), recipe(optimizer, rate, [settings(extra)[0]] * 3), compute=choral.Compute(executor="sequential")
+    )
     for i, (a, b) in enumerate(zip(alone.states(), same.states())):
         equal = all(torch.equal(a.params[n], b.params[n]) for n in a.params)
         assert equal == (i == 0)  # settings are what makes the others differ
@@ -76,7 +80,7 @@ def test_a_branch_alone_is_plain_training_with_its_settings():
     build = lambda: nn.Linear(5, 3)  # noqa: E731
     train = Train(epochs=8, schedule=Cosine(0.4), optimizer=SGD(), batch_size=40)
     plan = fork(Reset(), train, Collect(), variants=[variant])
-    choral.fit(build, (X, Y), Recipe(name="r", plan=plan), listener=heard.append)
+    choral.fit(build, (X, Y), Recipe(name="r", plan=plan), callbacks=heard.append)
     start = choral.fit(
         build, (X, Y), Recipe(name="r", plan=fork(Reset(), Train(epochs=0), Collect(), variants=[variant]))
     )
@@ -110,7 +114,7 @@ def test_rates_of_dropout_are_those_of_the_variant():
             return self.w.expand(len(x), 3) * dropped.mean()
 
     plan = fork(Reset(), Train(epochs=1, batch_size=40), Collect(), variants=[{"dropout": 0.25}])
-    choral.fit(Watching, (X, Y), Recipe(name="r", plan=plan), executor="sequential")
+    choral.fit(Watching, (X, Y), Recipe(name="r", plan=plan), compute=choral.Compute(executor="sequential"))
     assert any(share is not None and abs(share - 0.25) < 0.02 for share in seen)
 
 
@@ -121,7 +125,7 @@ def test_drawn_settings_follow_from_the_place_and_more_branches_change_none():
             net,
             (X, Y),
             Recipe(name="r", plan=fork(n, Reset(), Train(epochs=2, batch_size=16), Collect(), sample=space)),
-            executor="sequential",
+            compute=choral.Compute(executor="sequential"),
         )
         for n in (2, 3)
     )
@@ -138,8 +142,11 @@ def test_stopped_and_resumed_it_is_the_same_to_the_byte(name):
 def test_members_that_stop_leave_and_the_others_go_on_as_alone():
     rates = [{"rate": r} for r in (30.0, 1.0, 0.3, 20.0)]
     whole = recipe(SGD(), 0.05, rates, epochs=25)
-    options = {"validation": 0.3, "stop": choral.EarlyStop(patience=2)}
-    alone, stacked = (choral.fit(net, (X, Y), whole, executor=e, **options) for e in ("sequential", "vectorized"))
+    options = {"validation": 0.3, "early_stopping": choral.EarlyStopping(patience=2)}
+    alone, stacked = (
+        choral.fit(net, (X, Y), whole, compute=choral.Compute(executor=e), **options)
+        for e in ("sequential", "vectorized")
+    )
     assert stacked.info["stopped"]
     for a, b in zip(alone.states(), stacked.states()):
         for n in a.params:
@@ -148,7 +155,7 @@ def test_members_that_stop_leave_and_the_others_go_on_as_alone():
 
 def test_dropout_without_dropout_layers_is_said_and_smoothing_without_classes_refused():
     plain, heard = (lambda: nn.Linear(5, 3)), []
-    choral.fit(plain, (X, Y), recipe(SGD(), 0.05, [{"dropout": 0.1}] * 2, epochs=1), listener=heard.append)
+    choral.fit(plain, (X, Y), recipe(SGD(), 0.05, [{"dropout": 0.1}] * 2, epochs=1), callbacks=heard.append)
     assert any("the network has no dropout layer" in e["message"] for e in heard if e["kind"] == "warning")
     with pytest.raises(InputError, match="smoothing is a share of class labels"):
         choral.fit(lambda: nn.Linear(5, 1), (X, X[:, 0]), recipe(SGD(), 0.05, [{"smoothing": 0.1}] * 2))
@@ -198,7 +205,8 @@ def test_networks_of_different_depths_stack():
     variants = [{"depth": float(d)} for d in (1, 2, 3)]
     plan = fork(Reset(), Resize(), Train(epochs=3, batch_size=16), Collect(), variants=variants)
     alone, stacked = (
-        choral.fit(chain, (X, Y), Recipe(name="r", plan=plan), executor=e) for e in ("sequential", "vectorized")
+        choral.fit(chain, (X, Y), Recipe(name="r", plan=plan), compute=choral.Compute(executor=e))
+        for e in ("sequential", "vectorized")
     )
     torch.testing.assert_close(alone.outputs(X), stacked.outputs(X), atol=1e-4, rtol=1e-3)
     depths = [sum(bool(b) for n, b in s.buffers.items() if n.endswith("used")) + 1 for s in alone.states()]
@@ -217,7 +225,9 @@ def test_members_with_momentum_and_without_stack(first):
     step = Train(epochs=2, schedule=Cosine(0.05), optimizer=SGD(), batch_size=16)
     kept = Train(epochs=2, schedule=Cosine(0.05), optimizer=SGD(), batch_size=16, memory="carried")
     value = Recipe(name="r", plan=fork(Reset(), step, kept, Collect(), variants=variants))
-    alone, stacked = (choral.fit(net, (X, Y), value, executor=e) for e in ("sequential", "vectorized"))
+    alone, stacked = (
+        choral.fit(net, (X, Y), value, compute=choral.Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     for a, b in zip(alone.states(), stacked.states(), strict=True):
         for n in a.params:
             torch.testing.assert_close(a.params[n], b.params[n], atol=1e-5, rtol=1e-4)

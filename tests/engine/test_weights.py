@@ -41,14 +41,14 @@ def whole(epochs=6):
 def test_weights_are_repetition_and_absence(name, executor):
     y, outputs, likelihood = TASKS[name]
     build = lambda: models.mlp(3, outputs, hidden=(6,))  # noqa: E731  # a factory in one line
-    options = {"likelihood": likelihood, "executor": executor}
-    weighed = choral.fit(build, (X, y), whole(), weights=COUNTS, **options)
+    options = {"likelihood": likelihood, "compute": choral.Compute(executor=executor)}
+    weighed = choral.fit(build, (X, y), whole(), sample_weight=COUNTS, **options)
     repeated = choral.fit(build, (X[ROWS], y[ROWS]), whole(), **options)
     for a, b in zip(weighed.states(), repeated.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-5) for n in a.params)
     one, other = weighed.predict(X), repeated.predict(X)
     assert torch.allclose(one.mean, other.mean, rtol=1e-4, atol=1e-4)
-    found, wanted = weighed.evaluate(X, y, weights=COUNTS), repeated.evaluate(X[ROWS], y[ROWS])
+    found, wanted = weighed.evaluate(X, y, sample_weight=COUNTS), repeated.evaluate(X[ROWS], y[ROWS])
     assert "nll" in found
     same = [n for n in found if name != "counts" or "coverage" not in n]  # ranks of counts are drawn within their steps
     assert all(found[n] == pytest.approx(wanted[n], rel=1e-3, abs=1e-4) for n in same)
@@ -75,11 +75,14 @@ def test_every_structure_gives_each_member_the_weights_of_its_rows(method):
     x = torch.randn(200, 2, generator=G)
     y = (x[:, 0] > 0).long()
     wrong = torch.rand(200, generator=G) < 0.5
-    training = Training(rate=0.1, optimizer=SGD(momentum=0.9), batch_size=50)
+    training = Training(lr=0.1, optimizer=SGD(momentum=0.9), batch_size=50)
     weights = torch.where(wrong, 1e-6, 1.0)
     build = lambda: models.mlp(2, 2, hidden=(32,), dropout=0.1)  # noqa: E731  # a factory in one line
     fitted = choral.fit(
-        build, (x, torch.where(wrong, 1 - y, y)), make(method, budget=24, training=training), weights=weights
+        build,
+        (x, torch.where(wrong, 1 - y, y)),
+        make(method, budget=24, training=training),
+        sample_weight=weights,
     )
     assert fitted.evaluate(x, y)["accuracy"] > 0.85
 
@@ -88,14 +91,16 @@ def test_weights_come_as_a_third_part_for_datasets_and_in_run_folders(tmp_path):
     y = (X[:, 0] > 0).long()
     recipe = make("deep_ensemble", budget=2, members=2)
     build = lambda: models.mlp(3, 2, hidden=(6,))  # noqa: E731  # a factory in one line
-    first = choral.fit(build, (X, y, COUNTS), recipe, run_dir=tmp_path, executor="sequential")
+    first = choral.fit(build, (X, y, COUNTS), recipe, run_dir=tmp_path, compute=choral.Compute(executor="sequential"))
     for again in (
-        choral.fit(build, (X, y), recipe, weights=COUNTS.numpy(), executor="sequential"),
-        choral.fit(build, TensorDataset(X, y), recipe, weights=COUNTS, executor="sequential"),
+        choral.fit(build, (X, y), recipe, sample_weight=COUNTS.numpy(), compute=choral.Compute(executor="sequential")),
+        choral.fit(
+            build, TensorDataset(X, y), recipe, sample_weight=COUNTS, compute=choral.Compute(executor="sequential")
+        ),
     ):
         assert torch.equal(first.outputs(X), again.outputs(X))
     with pytest.raises(choral.ChoralError, match="data was"):
-        choral.fit(build, (X, y, COUNTS + 1), recipe, run_dir=tmp_path, executor="sequential")
+        choral.fit(build, (X, y, COUNTS + 1), recipe, run_dir=tmp_path, compute=choral.Compute(executor="sequential"))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_weights_come_as_a_third_part_for_datasets_and_in_run_folders(tmp_path):
 )
 def test_wrong_weights_are_refused(weights, said):
     with pytest.raises(InputError, match=said):
-        choral.fit(lambda: models.mlp(3, 2), (X, (X[:, 0] > 0).long()), make("single", budget=1), weights=weights)
+        choral.fit(lambda: models.mlp(3, 2), (X, (X[:, 0] > 0).long()), make("single", budget=1), sample_weight=weights)
 
 
 class Items(torch.utils.data.Dataset):
@@ -130,8 +135,8 @@ class Items(torch.utils.data.Dataset):
 @pytest.mark.parametrize("kind", ["triples", "dicts", "loader", "tensors", "arrays"])
 def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
     y = (X[:, 0] > 0).long()
-    recipe = make("single", budget=2, training=Training(rate=0.1, optimizer="sgd", batch_size=8))
-    expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, weights=COUNTS, validation=(X, y, COUNTS))
+    recipe = make("single", budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=8))
+    expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, sample_weight=COUNTS, validation=(X, y, COUNTS))
     data, options = {
         "triples": (Items(), {"weights": 2}),
         "dicts": (Items(named=True), {"weights": "w", "target": "label"}),
@@ -165,7 +170,9 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
 )
 def test_weights_that_items_do_not_have_are_refused(data, weights, said):
     with pytest.raises(InputError, match=said):
-        choral.fit(lambda: nn.Linear(3, 1), data, "single", weights=weights, target="label" if weights == "W" else None)
+        choral.fit(
+            lambda: nn.Linear(3, 1), data, "single", sample_weight=weights, target="label" if weights == "W" else None
+        )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -174,7 +181,7 @@ def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
     rows = [X[ROWS], y[ROWS]]
     recipe = make("deep_ensemble", members=2, budget=2)
     ensemble = choral.fit(lambda: nn.Linear(3, outputs), (X, y), recipe, likelihood=likelihood)
-    repeated, weighted = evaluate(ensemble, *rows), evaluate(ensemble, X, y, weights=COUNTS)
+    repeated, weighted = evaluate(ensemble, *rows), evaluate(ensemble, X, y, sample_weight=COUNTS)
     assert weighted["weighted"]
     assert "nll" in weighted["scores"]
     for key, value in weighted["scores"].items():
@@ -183,17 +190,22 @@ def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
     for one, other in zip(weighted["sizes"], repeated["sizes"]):
         assert one["nll"] == pytest.approx(other["nll"], rel=1e-6)
     assert not {"reliability", "coverage", "classes"} & weighted.keys()
-    assert measure(ensemble, X, y, weights=COUNTS)["nll"] == weighted["scores"]["nll"]
+    assert measure(ensemble, X, y, sample_weight=COUNTS)["nll"] == weighted["scores"]["nll"]
 
 
 def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
     from choral.report import write_report
 
     y = (X[:, 0] > 0).long()
-    settings = {"epochs": 4, "members": 2, "training": Training(rate=0.1, optimizer="sgd", batch_size=8)}
+    settings = {"epochs": 4, "members": 2, "training": Training(lr=0.1, optimizer="sgd", batch_size=8)}
     data = (X, y, X, y)
     weighted = choral.compare(
-        lambda: nn.Linear(3, 2), data, ["single", "snapshot"], run_dir=tmp_path, test_weights=COUNTS, **settings
+        lambda: nn.Linear(3, 2),
+        data,
+        ["single", "snapshot"],
+        run_dir=tmp_path,
+        test_sample_weight=COUNTS,
+        **settings,
     )
     repeated = choral.compare(lambda: nn.Linear(3, 2), (X, y, X[ROWS], y[ROWS]), ["single", "snapshot"], **settings)
     for one, other in zip(weighted.rows, repeated.rows):
@@ -201,4 +213,4 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
         assert one["accuracy"] == pytest.approx(other["accuracy"], rel=1e-6)
     write_report(tmp_path)
     with pytest.raises(InputError, match="weights has shape"):
-        choral.compare(lambda: nn.Linear(3, 2), data, ["single"], test_weights=COUNTS[:3], **settings)
+        choral.compare(lambda: nn.Linear(3, 2), data, ["single"], test_sample_weight=COUNTS[:3], **settings)

@@ -33,7 +33,7 @@ def main():
                 data,
                 recipes.single(budget=epochs),
                 seed=seed,
-                data_parallel=True,
+                compute=choral.Compute(data_parallel=True),
                 progress=False,
             )
             sys.stdout.write("trained\n")

@@ -14,7 +14,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(40, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimizer=Adam(), batch_size=16)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=16)
 
 
 def build():

@@ -11,7 +11,7 @@ from choral.cli.options import Reading, Settings, Watching
 from choral.cli.preparing import prepare_fit
 from choral.data.problems import Problem
 from choral.judging.defaults import default_model, factory, is_table, training_for, usual
-from choral.plan import AdamW, EarlyStop
+from choral.plan import AdamW, EarlyStopping
 from choral.recipes import make
 
 
@@ -66,9 +66,14 @@ def ready(tmp_path, **said):
 
 def test_what_is_said_goes_before_the_usual(tmp_path):
     found = ready(tmp_path)
-    assert (found.recipe.members, found.folds, found.validation, found.stop) == (8, 8, None, EarlyStop(patience=60))
+    assert (found.recipe.members, found.folds, found.validation, found.stop) == (8, 8, None, EarlyStopping(patience=60))
     named = ready(tmp_path, method="deep_ensemble")
-    assert (named.recipe.members, named.folds, named.validation, named.stop) == (8, None, 0.2, EarlyStop(patience=60))
+    assert (named.recipe.members, named.folds, named.validation, named.stop) == (
+        8,
+        None,
+        0.2,
+        EarlyStopping(patience=60),
+    )
     found = ready(tmp_path, validation=0.0)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 800, None, None)
     assert choral.models.spec_of(found.build())["name"] == "mlp"
@@ -89,6 +94,6 @@ def test_the_usual_serves_every_task(tmp_path):
         found.recipe,
         likelihood="quantiles",
         validation=found.validation,
-        stop=found.stop,
+        early_stopping=found.stop,
     )
     assert ensemble.task == "quantiles"

@@ -15,7 +15,7 @@ from choral.plan.walk import trainings
 from choral.recipes import FEW, METHODS, deep_ensemble, make, sebays_freeze
 from choral.recipes.training import Training
 
-SHARED = Training(rate=0.003, optimizer=Adam(), batch_size=32)
+SHARED = Training(lr=0.003, optimizer=Adam(), batch_size=32)
 G = torch.Generator().manual_seed(0)
 POINTS = 1344  # 42 steps
 DATA = torch.randn(POINTS, 8, generator=G), torch.arange(POINTS) % 3

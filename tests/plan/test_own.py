@@ -29,9 +29,9 @@ def given():
 
 
 def trained(optimizer, executor="sequential", **options):
-    training = Training(optimizer=optimizer, rate=0.02, batch_size=40, schedule="constant", **options)
+    training = Training(optimizer=optimizer, lr=0.02, batch_size=40, schedule="constant", **options)
     plan = choral.fork(3, choral.seq(choral.Start(), training.phase(4), choral.Collect()))
-    return choral.fit(given(), (X, Y), choral.Recipe(name="own", plan=plan), executor=executor)
+    return choral.fit(given(), (X, Y), choral.Recipe(name="own", plan=plan), compute=choral.Compute(executor=executor))
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
@@ -71,13 +71,13 @@ def test_an_optimizer_that_mixes_numbers_trains_members_one_at_a_time():
 
 @pytest.mark.parametrize("optimizer", [torch.optim.ASGD, lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.1)])
 def test_it_passes_the_public_suite(optimizer):
-    training = Training(optimizer=optimizer, rate=0.01, batch_size=16)
+    training = Training(optimizer=optimizer, lr=0.01, batch_size=16)
     check_recipe(make("deep_ensemble", members=2, budget=4, training=training))
 
 
 def test_runs_are_resumed_exactly():
     # it divides by the size of gradients, so that where those are 0 up to rounding (a bias before BatchNorm) executors differ
-    training = Training(optimizer=torch.optim.NAdam, rate=0.01, batch_size=16)
+    training = Training(optimizer=torch.optim.NAdam, lr=0.01, batch_size=16)
     CHECKS["resumes_exactly"](make("deep_ensemble", members=2, budget=4, training=training), PROBLEMS["images"])
 
 
@@ -87,7 +87,7 @@ def test_weight_decay_of_the_factory_counts_and_leaves_where_the_objective_holds
 
     plain, held = (trained(f).member(0)[0].weight.norm() for f in (lambda g: torch.optim.SGD(g), decaying))
     assert held < 0.7 * plain
-    training = Training(optimizer=decaying, rate=0.02).without_decay()
+    training = Training(optimizer=decaying, lr=0.02).without_decay()
     made = training.optimizer.make(dict(given().named_parameters()))
     assert {g["weight_decay"] for g in made.param_groups} == {0.0}
 
@@ -106,7 +106,7 @@ def test_weight_decay_of_the_factory_counts_and_leaves_where_the_objective_holds
 )
 def test_what_cannot_be_used_is_said_before_training(optimizer, said):
     with pytest.raises(InputError, match=said):
-        Training(optimizer=optimizer, rate=0.1)
+        Training(optimizer=optimizer, lr=0.1)
 
 
 def test_a_factory_brings_its_own_learning_rate_where_none_is_given():
@@ -130,7 +130,7 @@ def test_a_rate_of_ones_own_is_the_rate_of_every_step():
     recipe = make(
         "single", budget=3, training=Training(optimizer="sgd", schedule=lambda step: 0.1 / (1 + step), batch_size=20)
     )
-    choral.fit(build, (X, Y), recipe, listener=lambda e: rates.append(e.get("rate")))
+    choral.fit(build, (X, Y), recipe, callbacks=lambda e: rates.append(e.get("rate")))
     assert [r for r in rates if r is not None] == [0.1, 0.1 / 3, 0.1 / 5]
     both = OwnRate.of(lambda step, steps: 1 - step / steps)
     assert both.rate(5, 10) == 0.5

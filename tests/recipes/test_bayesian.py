@@ -9,7 +9,7 @@ from tests.plan.written_out import written_out
 from torch import nn
 from typer.testing import CliRunner
 
-from choral import models
+from choral import Compute, models
 from choral.base.errors import InputError, PlanError
 from choral.base.values import from_dict
 from choral.bayes.chains import IID, GuidedWalk
@@ -94,7 +94,9 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
     results = {}
     for executor in ("sequential", "vectorized"):
         recipe = Recipe(name="noisy", plan=plan)
-        ensemble = fit(lambda: nn.Linear(6, 1), (x, y), recipe, executor=executor, likelihood=likelihood, seed=5)
+        ensemble = fit(
+            lambda: nn.Linear(6, 1), (x, y), recipe, compute=Compute(executor=executor), likelihood=likelihood, seed=5
+        )
         results[executor] = [s.params for s in ensemble.states()]
     for a, b in zip(results["sequential"], results["vectorized"]):
         assert torch.allclose(a["weight"], b["weight"], atol=1e-6)
@@ -125,7 +127,7 @@ def test_chains_with_walking_noise_resume_and_agree_across_executors(tmp_path):
         noise = FixedGaussian(precision=1.0)  # known: targets are shifted by noise of this size
         return fit(lambda: models.mlp(6, 1, hidden=(5,)), (x, y), recipe, likelihood=noise, **options)
 
-    one, many = run(executor="sequential"), run(executor="vectorized")
+    one, many = run(compute=Compute(executor="sequential")), run(compute=Compute(executor="vectorized"))
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
     seen = 0
@@ -137,8 +139,8 @@ def test_chains_with_walking_noise_resume_and_agree_across_executors(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(executor="vectorized", run_dir=tmp_path, checkpoint_seconds=0, listener=stop)
-    resumed = run(executor="vectorized", run_dir=tmp_path)
+        run(compute=Compute(executor="vectorized", checkpoint_seconds=0), run_dir=tmp_path, callbacks=stop)
+    resumed = run(compute=Compute(executor="vectorized"), run_dir=tmp_path)
     for a, b in zip(resumed.states(), many.states()):
         assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)
 
@@ -271,11 +273,11 @@ def test_a_phase_without_annealing_has_the_full_penalty_from_its_first_step():
     build, data = PROBLEMS["classification"]
     losses = {}
     for annealing in (True, False):
-        recipe = make("bnn", budget=1, anneal=1.0, training=replace(CALM, rate=1e-9, schedule="constant"))
+        recipe = make("bnn", budget=1, anneal=1.0, training=replace(CALM, lr=1e-9, schedule="constant"))
         reset, train, collect = recipe.plan.body.phases
         plan = fork(1, reset, replace(train, annealing=annealing), collect)
         events = []
-        fit(build, data(), replace(recipe, plan=plan), listener=events.append)
+        fit(build, data(), replace(recipe, plan=plan), callbacks=events.append)
         (losses[annealing],) = [e["losses"][0] for e in events if e["kind"] == "epoch"]
     assert losses[False] > 1.5 * losses[True]
 
@@ -299,7 +301,9 @@ def test_rho_and_gates_learn_at_rates_of_their_own(executor):
     """A rate of zero leaves them where they start; another factor moves them further."""
     build, data = PROBLEMS["images"]
     options = {"epochs": 2, "members": 2, "training": CALM, "draws": 1}
-    still = fit(build, data(), make("ssbnn", rho_rate=0.0, gate_rate=0.0, **options), executor=executor)
+    still = fit(
+        build, data(), make("ssbnn", rho_rate=0.0, gate_rate=0.0, **options), compute=Compute(executor=executor)
+    )
     start, moved = make("ssbnn", **options), make("ssbnn", rho_rate=10.0, gate_rate=3.0, **options)
     assert from_dict(json.loads(json.dumps(moved.to_dict()))) == moved
     for i in range(2):
@@ -307,7 +311,7 @@ def test_rho_and_gates_learn_at_rates_of_their_own(executor):
         assert torch.equal(params["last.weight_rho"], torch.full_like(params["last.weight_rho"], -6.0))
         assert torch.allclose(params["body.0.gate_logit"].sigmoid(), torch.tensor(0.99))
         assert not torch.equal(params["body.0.weight_mean"], torch.zeros(()).expand_as(params["body.0.weight_mean"]))
-    plain, faster = (fit(build, data(), r, executor=executor) for r in (start, moved))
+    plain, faster = (fit(build, data(), r, compute=Compute(executor=executor)) for r in (start, moved))
     for i in range(2):
         ours, theirs = (dict(e.network(i).named_parameters()) for e in (faster, plain))
         for name, least in (("last.weight_rho", 3.0), ("more.0.gate_logit", 1.5)):
@@ -335,7 +339,7 @@ def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor,
         anneal=0.5,
         training=replace(CALM, optimizer=optimizer),
     )
-    fit(build, data(), recipe, run_dir=tmp_path / "whole", executor=executor)
+    fit(build, data(), recipe, run_dir=tmp_path / "whole", compute=Compute(executor=executor))
     stops = itertools.count()
 
     def stopping(event):
@@ -349,9 +353,8 @@ def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor,
                 data(),
                 recipe,
                 run_dir=tmp_path / "broken",
-                executor=executor,
-                checkpoint_seconds=0,
-                listener=stopping,
+                compute=Compute(executor=executor, checkpoint_seconds=0),
+                callbacks=stopping,
             )
             break
         except Stop:
@@ -398,10 +401,10 @@ def test_freezing_makes_exploitation_cheaper_and_branches_agree_across_executors
         pruned_network,
         data(),
         recipe,
-        executor="sequential",
-        listener=lambda e: events.append(json.loads(json.dumps(e))),
+        compute=Compute(executor="sequential"),
+        callbacks=lambda e: events.append(json.loads(json.dumps(e))),
     )
-    other = fit(pruned_network, data(), recipe, executor="vectorized")
+    other = fit(pruned_network, data(), recipe, compute=Compute(executor="vectorized"))
     for a, b in zip(ensemble.states(), other.states()):
         assert a.form == b.form
         assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)
@@ -424,7 +427,7 @@ def test_without_freezing_the_gates_go_on_learning_and_the_network_keeps_its_sha
     _, data = PROBLEMS["classification"]
     events = []
     recipe = make("sebays_no_freeze", budget=12, members=4, **PRUNING)
-    ensemble = fit(pruned_network, data(), recipe, listener=lambda e: events.append(json.loads(json.dumps(e))))
+    ensemble = fit(pruned_network, data(), recipe, callbacks=lambda e: events.append(json.loads(json.dumps(e))))
     gates = [s.params["0.gate_logit"] for s in ensemble.states()]
     assert all(s.form is None for s in ensemble.states())
     assert all((a != b).all() for a, b in itertools.pairwise(gates))
@@ -435,7 +438,7 @@ def test_without_freezing_the_gates_go_on_learning_and_the_network_keeps_its_sha
 @pytest.mark.parametrize(("reset", "scale"), [("small", 1e-6), ("redraw", 0.00248)])
 def test_posteriors_are_narrow_again_after_each_member(reset, scale):
     _, data = PROBLEMS["regression"]
-    recipe = make("bnn_sequential", budget=12, members=4, reset=reset, training=replace(CALM, rate=1e-4))
+    recipe = make("bnn_sequential", budget=12, members=4, reset=reset, training=replace(CALM, lr=1e-4))
     ensemble = fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe)
     for state in list(ensemble.states())[1:]:  # rates are so small that nothing moves far from the reset
         stds = std_of(state.params["linear1.weight_rho"])
@@ -444,7 +447,7 @@ def test_posteriors_are_narrow_again_after_each_member(reset, scale):
 
 def test_kept_deviations_go_on_from_the_last_member_while_means_move_by_the_factor():
     _, data = PROBLEMS["regression"]
-    still = {"rho": -2.0, "factor": 2.0, "training": replace(CALM, rate=1e-7)}  # nothing moves but by perturbation
+    still = {"rho": -2.0, "factor": 2.0, "training": replace(CALM, lr=1e-7)}  # nothing moves but by perturbation
     for reset in ("keep", "redraw"):
         recipe = make("bnn_sequential", budget=12, members=3, reset=reset, **still)
         first, second, _ = (s.params for s in fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe).states())
@@ -461,7 +464,8 @@ def test_several_bayesian_networks_agree_across_executors():
     for name in ("bnn", "ssbnn"):
         recipe = make(name, budget=12, members=3, training=CALM)
         runs = [
-            fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe, executor=e) for e in ("sequential", "vectorized")
+            fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe, compute=Compute(executor=e))
+            for e in ("sequential", "vectorized")
         ]
         for a, b in zip(*(run.states() for run in runs)):
             assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)

@@ -119,7 +119,12 @@ def test_what_a_cluster_cannot_do_is_said_before_one_is_started(tmp_path, monkey
 
     def fit(**options):
         recipe = make("single", budget=1)
-        choral.fit(lambda: None, (x, y), recipe, **({"cluster": choral.Ray(), "run_dir": tmp_path} | options))
+        choral.fit(
+            lambda: None,
+            (x, y),
+            recipe,
+            **({"compute": choral.Compute(cluster=choral.Ray()), "run_dir": tmp_path} | options),
+        )
 
     for options, words in {
         ("run_dir", None): "a cluster needs run_dir",

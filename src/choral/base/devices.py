@@ -14,13 +14,15 @@ _SHARE = 0.5  # of a device's free memory that data may take: the rest is for we
 
 
 def usable(device: str | torch.device) -> torch.device:
-    """Return a device that is present; raises InputError for any other."""
+    """Return a device that is present; 'auto' is CUDA, MPS or the CPU, the first that is. Raises InputError for any other."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         place = torch.device(device)
         torch.empty(1, device=place)
     except (RuntimeError, AssertionError) as error:
         raise InputError(
-            f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'."
+            f"device is {str(device)!r}, which cannot be used here; give 'auto', 'cpu' or a present 'cuda'."
         ) from error
     if place.type == "meta":
         raise InputError("device is 'meta', which keeps no numbers to compute with; give 'cpu' or a present 'cuda'.")

@@ -23,10 +23,15 @@ def evaluate(
     ] = None,
     holdout: Annotated[
         float,
-        typer.Option("--holdout", min=0.01, max=0.9, help="As given to fit, for the same test rows of built-in data."),
+        typer.Option(
+            "--holdout",
+            min=0.01,
+            max=0.9,
+            help="Part of built-in data kept for testing, as given to fit: the scores are of these rows.",
+        ),
     ] = 0.25,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Of a table, measure only rows that were not trained on.")
+        bool, typer.Option("--held-out", help="Score only the rows of a table that fit kept for testing (--holdout).")
     ] = False,
     importance: Annotated[
         bool,

@@ -143,14 +143,14 @@ def checked_transforms(inputs: Any, x: Batch) -> Transforms:
         for name in inputs:
             if name not in tensors:
                 raise InputError(
-                    f"inputs has transforms for {name!r}, but x is {in_words(x)}; transforms by key are for the tensors of a "
+                    f"transforms has those for {name!r}, but x is {in_words(x)}; transforms by key are for the tensors of a "
                     f"dict.{did_you_mean(str(name), tensors)}"
                 )
-        return {name: _transforms(own, f"inputs[{name!r}]") for name, own in inputs.items()}
-    made = _transforms(inputs, "inputs")
+        return {name: _transforms(own, f"transforms[{name!r}]") for name, own in inputs.items()}
+    made = _transforms(inputs, "transforms")
     if made and not isinstance(x, Tensor):
         raise InputError(
-            f"inputs has transforms of one tensor, but x is {in_words(x)}; give them by key, inputs={{'name': (...)}}, with x a dict."
+            f"transforms has those of one tensor, but x is {in_words(x)}; give them by key, transforms={{'name': (...)}}, with x a dict."
         )
     return made
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import nn
@@ -31,7 +30,6 @@ from choral.plan.phases import Fork, Phase, Train
 from choral.plan.state import State
 from choral.plan.walk import Place, Visitor, once, trainings, walk
 
-Executor = Literal["auto", "sequential", "vectorized"]
 _BYTES = 2 << 30  # of stacked parameters, gradients and optimizer memory
 _CLOSE = 1.25  # ratio of the two below which they are measured again
 _AGAIN = 3  # times
@@ -187,15 +185,6 @@ def choose_threads(task: Task, source: Source, plan: Phase, *, stacked: bool) ->
     rows = min(phase.batch_size, source.points)
     passes = 3.0 * cost(plan).epochs * source.points / rows / branches  # a backward pass is two forward passes
     return Threads().of(each, rows, run, together=branches, passes=passes)
-
-
-def step_seconds(task: Task, source: Source, plan: Phase) -> float:
-    """Return the seconds of one training step of one network, measured; 0 for a plan that trains nothing."""
-    phases = [phase for phase in trainings(plan) if phase.epochs]
-    if not phases:
-        return 0.0
-    order = torch.arange(min(source.points, phases[0].batch_size))
-    return _tried(PlainTrainer, task, source, phases[0], [task.blueprint.fresh(0, "measure")], order).seconds
 
 
 def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[str, float]:

@@ -21,6 +21,7 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
+from choral.engine.compute import Compute
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
@@ -255,21 +256,17 @@ class _WholeNorm(TorchFunctionMode):
         return found if bias is None else found + bias.view(shape)
 
 
-def parts_of(*, data_parallel: bool, accumulate: int, batch_norm: str) -> Parts:
-    """Return how batches are taken; raises InputError where the arguments of `choral.fit` cannot be met."""
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise InputError(f"accumulate is {accumulate!r}; give the number of parts of each batch, 1 or more.")
-    if batch_norm not in ("whole", "part"):
-        raise InputError(f"batch_norm is {batch_norm!r}; give 'whole' or 'part'.")
+def parts_of(compute: Compute) -> Parts:
+    """Return how batches are taken; raises InputError where this process belongs to no group."""
     group = None
-    if data_parallel:
+    if compute.data_parallel:
         if not (dist.is_available() and dist.is_initialized()):
             raise InputError(
                 "data_parallel=True, but this process belongs to no group; start it with torchrun and call "
                 "torch.distributed.init_process_group('gloo') first ('nccl' on GPUs), or use the shell: torchrun -m choral fit ..."
             )
         group = Group(dist.get_rank(), dist.get_world_size())
-    return Parts(accumulate, group, batch_norm == "whole")
+    return Parts(compute.accumulate, group, compute.batch_norm == "whole")
 
 
 def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: int, plan: Phase) -> None:

@@ -88,8 +88,7 @@ def converted(
     *,
     data: Any,
     likelihood: Likelihood | str | None = None,
-    standardize: bool | None = None,
-    inputs: tuple[Transform, ...] = (),
+    transforms: tuple[Transform, ...] = (),
     seed: int = 0,
 ) -> Converted:
     """Return a network in the structure of a recipe, with its loss, for a loop of your own; its plan is not used.
@@ -111,8 +110,8 @@ def converted(
         network: a plain network; it is copied, its weights are kept where the structure can keep them.
         recipe: any recipe; its structure and objective are used.
         data: training data, as in `choral.fit`: says what the outputs mean and how many points there are.
-        likelihood, standardize: what the outputs mean, and how real targets are read, as in `choral.fit`.
-        inputs: transforms of input batches, as in `choral.fit`.
+        likelihood: what the outputs mean, as in `choral.fit`.
+        transforms: transforms of input batches, as in `choral.fit`.
         seed: of the conversion and of every draw in the loss.
     """
     if not isinstance(network, nn.Module):
@@ -130,5 +129,5 @@ def converted(
         combine=recipe.combine,
     )
     source = source_of(data)
-    task = make_task(network, source, alone, inputs=inputs, likelihood=likelihood, standardize=standardize)
+    task = make_task(network, source, alone, inputs=transforms, likelihood=likelihood)
     return Converted(task, alone, network, source, seed)

@@ -39,12 +39,12 @@ from choral.plan.selecting import Select
 from choral.plan.soundness import problems
 from choral.plan.sparse import AntiRandom, Compact, ErdosRenyi, Magnitude, Masks, Partition, Prune, RandomMasks, Regrow
 from choral.plan.state import Role, State, slot
-from choral.plan.stopping import EarlyStop, Measure
+from choral.plan.stopping import EarlyStopping, Measure
 from choral.plan.variants import LogUniform, OneOf, Space, Span, Uniform, Variant
 
 __all__ = [
     "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
-    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStop", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates",
+    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStopping", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates",
     "Linear", "LogUniform", "Magnitude", "Masks", "Measure", "Muon", "OneCycle", "OneOf", "Operator", "Optimizer", "OwnOptimizer", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
     "Reset", "ResetStds", "Resize", "Role", "Schedule", "Select", "Seq", "Space", "Span", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
     "Triangles", "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "folds_of", "fork", "in_folds", "problems", "repeat",

@@ -19,12 +19,17 @@ def deep_ensemble(
 ) -> Recipe:
     """Independent networks from different random starts; the budget is split evenly.
 
+    Cost: training, memory and prediction of `members` networks.
+
+    >>> deep_ensemble(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, rate, batch size and schedule of each member.
+        training: optimizer, learning rate, batch size and schedule of each member.
 
     Differs from the paper: no adversarial training.
     """

@@ -33,6 +33,11 @@ def emp(
 ) -> Recipe:
     """One network whose normalization and output layers are drawn from K components in every pass.
 
+    Cost: the training of one network; prediction takes `draws` passes, of which the layers before the first patched one are shared.
+
+    >>> emp(epochs=60).epochs
+    60
+
     Args:
         epochs: length of the training run.
         components: K, components of each patched layer.
@@ -45,7 +50,7 @@ def emp(
             of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

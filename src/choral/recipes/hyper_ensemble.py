@@ -25,6 +25,11 @@ def hyper_ensemble(
 ) -> Recipe:
     """Independent networks with hyper-parameters drawn at random, chosen and weighed by held-out points while they train.
 
+    Cost: training, memory and prediction of `members` networks.
+
+    >>> hyper_ensemble(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
@@ -34,7 +39,7 @@ def hyper_ensemble(
         picks: choices of the greedy selection, at most; without `validation=` in `fit` all networks count alike.
         patience: epochs without a better choice after which training ends.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, rate, batch size and schedule, which the drawn settings change.
+        training: optimizer, learning rate, batch size and schedule, which the drawn settings change.
 
     Differs from the paper: selection is repeated after every epoch; each network has one draw of initialization.
     """

@@ -34,23 +34,23 @@ FEW_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Value):
-    """Optimizer, rate, batch size and the usual schedule of a user's network.
+    """Optimizer, learning rate, batch size and schedule of a training.
 
     What is left out is chosen for the data and the network (`default_settings`). `training="paper"` gives a recipe the settings of its
     paper instead.
 
     Args:
-        rate: peak learning rate; chosen if None.
+        lr: peak learning rate; chosen if None.
         optimizer: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
-            function of the parameters that returns a torch optimizer. Its rate is always the schedule's.
+            function of the parameters that returns a torch optimizer. Its learning rate is always the schedule's.
         batch_size: points in a batch; chosen if None.
-        schedule: shape of the rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own, and do not read it): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
+        schedule: shape of the learning rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own, and do not read it): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
             'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end); or a function of the step, or of
             the step and the number of steps, that returns the rate.
         end: learning rate at the end of 'cosine'; the other shapes say where they end.
     """
 
-    rate: float | None = None
+    lr: float | None = None
     optimizer: Any = DEFAULT  # an Optimizer once it is made
     batch_size: int | None = None
     schedule: Literal["cosine", "constant", "steps", "linear_drop"] | OwnRate = "cosine"
@@ -60,14 +60,14 @@ class Training(Value):
         object.__setattr__(self, "optimizer", optimizer_of(self.optimizer))
         if callable(self.schedule):
             object.__setattr__(self, "schedule", OwnRate.of(self.schedule))
-        if self.rate is None:
-            object.__setattr__(self, "rate", self.optimizer.own_rate)
+        if self.lr is None:
+            object.__setattr__(self, "lr", self.optimizer.own_rate)
         self._check_numbers()
-        if self.rate is not None:
-            self.optimizer.check_rate(self.rate)
+        if self.lr is not None:
+            self.optimizer.check_rate(self.lr)
 
     def _check_numbers(self) -> None:
-        for name in ("rate", "end", "batch_size"):
+        for name in ("lr", "end", "batch_size"):
             value = getattr(self, name)
             if value is None and name != "end":
                 continue
@@ -82,10 +82,10 @@ class Training(Value):
                 + did_you_mean(str(self.schedule), SCHEDULES)
             )
         if not 0 < self.peak < math.inf:
-            raise InputError(f"rate is {self.rate}; give a learning rate above 0.")
-        if not 0 <= self.end <= self.peak or (self.end and (self.schedule != "cosine" or self.rate is None)):
+            raise InputError(f"lr is {self.lr}; give a learning rate above 0.")
+        if not 0 <= self.end <= self.peak or (self.end and (self.schedule != "cosine" or self.lr is None)):
             raise InputError(
-                f"end is {self.end} with rate {self.rate} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
+                f"end is {self.end} with lr {self.lr} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
                 "schedule 'cosine'."
             )
         if self.batch_size is not None and (self.batch_size < 1 or self.batch_size != int(self.batch_size)):
@@ -94,7 +94,7 @@ class Training(Value):
     @property
     def peak(self) -> float:
         """The peak learning rate that schedules are made of: 1 while it is not chosen yet."""
-        return 1.0 if self.rate is None else self.rate
+        return 1.0 if self.lr is None else self.lr
 
     def full(self) -> Schedule:
         """Return the schedule of a full training."""
@@ -123,7 +123,7 @@ class Training(Value):
         shape = schedule or self.full()
         return Train(
             epochs=epochs,
-            schedule=Relative(shape) if self.rate is None and not isinstance(shape, OwnRate) else shape,
+            schedule=Relative(shape) if self.lr is None and not isinstance(shape, OwnRate) else shape,
             optimizer=self.optimizer,
             batch_size=self.batch_size or 0,
             memory=memory,
@@ -186,7 +186,7 @@ def settings_of(given: Training | Paper, own: Training = Training()) -> Training
         given: what the user gave.
         own: what the recipe has by default; what that leaves open was SGD at 0.1 in batches of 128 on CIFAR-10.
 
-    >>> settings_of("paper").rate, settings_of("paper").batch_size, type(settings_of("paper").optimizer).__name__
+    >>> settings_of("paper").lr, settings_of("paper").batch_size, type(settings_of("paper").optimizer).__name__
     (0.1, 128, 'SGD')
     """
     if isinstance(given, Training):
@@ -195,8 +195,8 @@ def settings_of(given: Training | Paper, own: Training = Training()) -> Training
         raise InputError(
             f"training is {given!r}; give choral.Training(...), or 'paper' for the settings of the method's paper."
         )
-    chosen = OPTIMIZERS["sgd"] if own.rate is None else own.optimizer
-    return replace(own, rate=own.rate or 0.1, optimizer=chosen, batch_size=own.batch_size or 128)
+    chosen = OPTIMIZERS["sgd"] if own.lr is None else own.optimizer
+    return replace(own, lr=own.lr or 0.1, optimizer=chosen, batch_size=own.batch_size or 128)
 
 
 def default_batch_size(points: int) -> int:

@@ -27,16 +27,19 @@ class RealLikelihood(Likelihood, ABC):
 
     Args:
         scale: of the targets, learned from the training data; None trains in the units of the data.
+        standardize: whether targets are brought to mean 0 and deviation 1 for training, which predictions undo; None does so unless
+            the likelihood says how large their noise is.
     """
 
     outputs_each: ClassVar[int] = 1
     described: ClassVar[str]
 
     scale: TargetScale | None = None
+    standardize: bool | None = None
 
     @property
     def standardizes(self) -> bool:
-        """Whether targets are brought to mean 0 and deviation 1 unless `fit` is told otherwise."""
+        """Whether targets are brought to mean 0 and deviation 1 unless `standardize` says otherwise."""
         return True
 
     def read(self, targets: Tensor) -> Tensor:
@@ -68,7 +71,8 @@ class RealLikelihood(Likelihood, ABC):
         whole: bool = True,
     ) -> Self:
         """Return it with the scale of the training targets."""
-        wanted = self.standardizes if standardize is None else standardize
+        asked = self.standardize if standardize is None else standardize
+        wanted = self.standardizes if asked is None else asked
         if not wanted or self.scale is not None:
             return self
         dense = targets.dim() > 2
