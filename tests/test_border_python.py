@@ -1,5 +1,6 @@
 """Mistakes and short cuts of users of the Python functions: the right answer, or one clear sentence before any compute."""
 
+import inspect
 import re
 from typing import Any
 
@@ -114,6 +115,55 @@ def test_wrong_uses_of_an_ensemble_are_one_sentence(name, fitted, tmp_path, monk
     with pytest.raises(ChoralError, match=message) as caught:
         call(fitted)
     assert "\n" not in str(caught.value)
+
+
+HINTED = {
+    "lr of fit": (lambda: api.fit(build, (X, Y), ONE, lr=0.1), r"training=choral\.Training\(lr="),
+    "lr of a recipe": (lambda: api.recipes.deep_ensemble(lr=0.1), r"training=choral\.Training\(lr="),
+    "lr of a method by name": (lambda: make("snapshot", learning_rate=0.1), r"training=choral\.Training\(lr="),
+    "another word for lr": (lambda: training(learning_rate=0.1), r"Training\(lr="),
+    "an optimizer of a recipe": (lambda: api.recipes.packed(optimizer="adam"), r"Training\(optimizer='adam'\)"),
+    "batch_size of fit": (lambda: api.fit(build, (X, Y), ONE, batch_size=8), r"Training\(batch_size="),
+    "epochs of fit": (lambda: api.fit(build, (X, Y), ONE, epochs=8), r"deep_ensemble\(epochs="),
+    "scikit-learn's members": (lambda: api.fit(build, (X, Y), ONE, n_estimators=8), r"deep_ensemble\(members="),
+    "verbose": (lambda: api.fit(build, (X, Y), ONE, verbose=True), "progress=True or False"),
+    "threads of fit": (lambda: api.fit(build, (X, Y), ONE, threads=2), r"compute=choral\.Compute\(threads="),
+    "x and y apart": (lambda: api.fit(build, X, Y, ONE), r"give x and y as a pair: fit\(build, \(x, y\), recipe\)"),
+    "options of fit_table": (
+        lambda: api.fit_table(None, "t", verbose=1),
+        "fit_table has no argument 'verbose'; progress=",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HINTED)
+def test_words_that_people_try_are_answered_with_what_to_write(name):
+    call, message = HINTED[name]
+    with pytest.raises(ChoralError, match=message) as caught:
+        call()
+    assert "overwrite" not in str(caught.value)
+
+
+def test_a_misspelled_recipe_is_corrected_and_recipes_are_listed_alone():
+    with pytest.raises(AttributeError, match="Did you mean 'deep_ensemble'"):
+        _ = choral.recipes.deep_ensembel
+    assert dir(choral.recipes) == sorted(choral.recipes.METHODS)
+    assert all("Cost: " in getattr(choral.recipes, name).__doc__ for name in choral.recipes.METHODS)
+    assert "ICLR 2023" in choral.recipes.packed.__doc__
+
+
+@pytest.mark.parametrize(("function", "most"), [("fit", 18), ("fit_table", 14), ("compare", 12)])
+def test_public_functions_take_few_arguments(function, most):
+    taken = inspect.signature(getattr(choral, function)).parameters.values()
+    assert sum(p.kind is not p.VAR_KEYWORD for p in taken) <= most
+
+
+def test_device_is_short_for_a_compute_and_auto_is_a_device(fitted):
+    given = choral.fit(build, (X, Y), ONE, device="cpu")
+    found = choral.fit(build, (X, Y), ONE, compute=choral.Compute(device="auto"))
+    assert torch.equal(found.predict(X, device="auto").probs, given.predict(X, device="cpu").probs)
+    with pytest.raises(ChoralError, match="device is 'warp'"):
+        choral.fit(build, (X, Y), ONE, device="warp", compute=choral.Compute(device="cpu"))
 
 
 def test_a_method_by_name_is_its_recipe():

@@ -77,10 +77,13 @@ def fit(
     torch.Size([64, 3])
 
     Args:
-        build: the network: a function that returns a new one, or a network, which is copied and is the given parent of recipes that
-            start from trained weights.
-        data: training data: a pair (x, y) of arrays or tensors, or (x, y, weights); a map-style Dataset, or a DataLoader over one.
-            Several inputs are a dict in the place of x, passed to the network as keywords, or a tuple or list, passed by position.
+        build: the network: a function that returns a new one; or a network, which is copied and is the given parent of recipes that
+            start from trained weights. Weights are trained if a network's differ from newly drawn ones, or if a function returns most
+            of them alike under two seeds (it loads them): the means of Bayesian networks then start at them, and at fresh draws
+            otherwise; methods that draw them anew all the same say so.
+        data: training data: a pair (x, y) of arrays or tensors, or (x, y, weights); a dataset, that is anything with `__len__` and
+            `__getitem__`, or a DataLoader over one. Several inputs are a dict in the place of x, passed to the network as keywords, or
+            a tuple or list, passed by position.
         recipe: the method, for example `choral.recipes.snapshot(epochs=60)`; or its name, for the recipe with its defaults.
 
         target: (data) the key of the targets where data, or the items of a Dataset, are dicts.

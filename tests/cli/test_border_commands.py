@@ -38,7 +38,7 @@ MISUSED = {
     "unknown command": (["fitt"], "--help"),
     "unknown option": (["fit", "wine", "--epoch", "3"], "choral fit --help"),
     "no data": (["fit"], "--help"),
-    "too many words": (["plan", "single", "more"], "--help"),
+    "too many words": (["plan", "single", "digits", "more"], "--help"),
     "a word for a number": (["plan", "single", "--budget", "many"], "--budget"),
     "no epochs": (["plan", "single", "--budget", "0"], "--budget"),
     "a whole holdout": (["fit", "wine", "--holdout", "1"], "--holdout"),
@@ -302,7 +302,7 @@ def test_members_are_added_to_a_run_at_the_shell(tmp_path):
     ]
     choral(*words, "--members", 2, "--budget", 4)
     first = [(tmp_path / "members" / f"0000{i}.safetensors").read_bytes() for i in (0, 1)]
-    assert "extend=True (--extend) to add members" in refused(*words, "--members", 3, "--budget", 6)
+    assert "on_existing='extend' (--extend) to add members" in refused(*words, "--members", 3, "--budget", 6)
     assert "its rate is spread over the whole phase" in refused(*words, "--members", 3, "--budget", 9, "--extend")
     assert "give one of them" in refused(*words, "--members", 3, "--budget", 6, "--extend", "--overwrite")
     assert json.loads(choral(*words, "--members", 3, "--budget", 6, "--extend").stdout)["members"] == 3

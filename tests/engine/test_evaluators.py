@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from tests.engine.test_tracing import Residual
 from torch import Tensor, nn
 
-from choral import Compute, models
+from choral import models
 from choral.base.errors import InputError
-from choral.engine import answering, evaluators, replaying
-from choral.engine.evaluators import PlainEvaluator, SizedEvaluator, StackedEvaluator
-from choral.engine.replaying import RecordedEvaluator
-from choral.engine.tracing import record
+from choral.engine import answering, evaluators
+from choral.engine.evaluators import PlainEvaluator, StackedEvaluator
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.plan import Collect, Reset, fork
@@ -24,7 +22,7 @@ from choral.recipes.training import Training
 
 X = torch.randn(1500, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.cat([X[:, :1].sin(), X[:, 1:2]], 1)
-UNTRAINED = Recipe(name="r", plan=fork(3, Reset(), Collect()))
+UNTRAINED = Recipe(name="r", plan=fork(8, Reset(), Collect()))
 NETWORKS = {
     "residual": Residual,
     "inplace": lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)),
@@ -40,21 +38,12 @@ def settled(ensemble: Ensemble, x: Tensor = X, *, images: bool = False) -> list[
     return ensemble._evaluation("cpu", "fp32", images).evaluators(x)
 
 
-@pytest.fixture
-def sizes(monkeypatch):
-    found: list[int] = []
-    monkeypatch.setattr(
-        replaying, "record", lambda f, example, **more: found.append(len(example[0])) or record(f, example, **more)
-    )
-    return found
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_outputs_are_the_members_own(name):
     ensemble = fit(NETWORKS[name], (X[:90], Y[:90]), UNTRAINED)
     with torch.no_grad():
-        alone = torch.stack([ensemble.member(i)(X) for i in range(3)])
-    for rows in (1, 5, 40, 100, 1500, 5, 1):  # twice: a constant written over by a record would show
+        alone = torch.stack([ensemble.member(i)(X) for i in range(8)])
+    for rows in (1, 5, 40, 100, 1500, 5, 1):
         torch.testing.assert_close(ensemble.outputs(X[:rows]), alone[:, :rows], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(ensemble.outputs(-X)[0], ensemble.member(0)(-X).detach(), atol=1e-5, rtol=1e-4)
 
@@ -71,42 +60,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_the_chunks(name):
         torch.testing.assert_close(part, whole[:, start : start + rows], atol=1e-5, rtol=1e-4)
 
     check()
-
-
-def test_three_records_serve_every_number_of_rows(sizes):
-    ensemble = fit(lambda: models.mlp(4, 2, hidden=(30, 30)), (X[:90], Y[:90]), UNTRAINED)
-    for rows in range(1, 200):
-        ensemble.outputs(X[:rows])
-    assert sorted(sizes) == [1, 11, 37]
-
-
-def test_rows_are_recorded_that_are_no_other_size_of_the_inputs(sizes):
-    x = torch.randn(60, 11)
-    ensemble = fit(lambda: models.mlp(11, 2, hidden=(30,)), (x, Y[:60]), UNTRAINED)
-    for rows in (1, 2, 3, 31, 32, 50):
-        expected = torch.stack([member(x[:rows]).detach() for member in ensemble])
-        torch.testing.assert_close(ensemble.outputs(x[:rows]), expected, atol=1e-5, rtol=1e-4)
-    assert sorted(sizes) == [1, 13, 37]
-
-
-class Counting(nn.Module):
-    """Has the rows in a constant: they cannot be left open in a record."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + torch.zeros(len(x), 1)
-
-
-def test_chunks_are_filled_up_where_a_record_holds_the_rows(sizes):
-    ensemble = fit(Counting, (X[:90], Y[:90]), UNTRAINED)
-    for rows in (1, 2, 3, 5, 7, 40):
-        expected = torch.stack([member(X[:rows]).detach() for member in ensemble])
-        torch.testing.assert_close(ensemble.outputs(X[:rows]), expected)
-    assert {1, 2, 4, 8, 64} <= set(sizes)
-    assert len(sizes) == len(set(sizes))
 
 
 @pytest.mark.parametrize("size", [8, 64])
@@ -129,55 +82,59 @@ def test_equal_inputs_give_equal_bits_however_often_and_after_however_many_shape
     assert torch.equal(ensemble.outputs(X[:90]), first)
 
 
-def test_few_points_are_stacked_and_recorded_and_many_are_not():
+def test_few_points_of_many_small_networks_are_stacked_and_many_are_not(monkeypatch):
     small, wide = (fit(NETWORKS[n], (X[:90], Y[:90]), UNTRAINED) for n in ("tanh", "wide"))
     (one,), (other,) = settled(small), settled(wide)
-    assert isinstance(one, SizedEvaluator)
-    assert isinstance(one.few, RecordedEvaluator)
-    assert isinstance(one.many, PlainEvaluator)
-    assert isinstance(other, SizedEvaluator)
-    assert isinstance(other.few, StackedEvaluator)  # too many parameters for a record that holds a copy of them
-    assert other.turn < 10
+    assert isinstance(one, StackedEvaluator)
+    assert isinstance(other, StackedEvaluator)
+    assert (one.together(1000), other.together(1), other.together(2)) == (8, 8, 1)
+    monkeypatch.setattr(evaluators, "_STACK", 9)
+    assert isinstance(settled(small)[0], PlainEvaluator)
 
 
-def test_only_small_chunks_are_recorded_since_recording_holds_every_result(sizes):
-    x, y = torch.randn(12, 8192), torch.arange(12) % 3
-    ensemble = fit(lambda: nn.Linear(8192, 3), (x, y), make("deep_ensemble", budget=2, members=2))
-    many = torch.randn(64, 8192)
-    outputs = ensemble.outputs(many)
-    assert sizes == [11]  # the first look
-    assert torch.allclose(ensemble.outputs(many[:5]), outputs[:, :5], atol=1e-4)
-    assert torch.allclose(ensemble.outputs(many[:32]), outputs[:, :32], atol=1e-4)  # 37 rows would be too many
-    assert sizes == [11, 32]
+def test_networks_that_are_wrong_when_mapped_run_one_by_one(monkeypatch):
+    """Whatever mapping passes over, predictions are the members' own."""
+    ensemble = fit(NETWORKS["tanh"], (X[:90], Y[:90]), UNTRAINED)
+    expected = ensemble.outputs(X[:5])
+    monkeypatch.setattr(StackedEvaluator, "stacked", lambda self, chunk: self.plain.run(chunk)[:1].expand(8, 1, -1, -1))
+    (evaluator,) = settled(ensemble)
+    assert isinstance(evaluator, PlainEvaluator)
+    torch.testing.assert_close(evaluator.outputs(X[:5], 1024).flatten(0, 1), expected)
+
+
+class Routed(nn.Module):
+    """Goes another way, which cannot be mapped, where the first number is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x)
+        return found if float(x.abs().max()) < 50 else torch.where(found > found.mean().item(), found, -found)
+
+
+def test_an_input_that_cannot_be_mapped_is_answered_one_by_one_and_a_wrong_one_changes_nothing():
+    ensemble = fit(Routed, (X[:90], Y[:90]), UNTRAINED)
+    assert isinstance(settled(ensemble)[0], StackedEvaluator)
+    with pytest.raises(InputError, match="shapes cannot be multiplied"):
+        ensemble.outputs(X[:, :2])
+    (evaluator,) = ensemble._evaluations[("cpu", "fp32", False)].evaluators(X)
+    for x in (X[:3], 100 * X[:3], X[:3]):
+        torch.testing.assert_close(ensemble.outputs(x), torch.stack([member(x).detach() for member in ensemble]))
+    assert evaluator.together(1) == 1
 
 
 @pytest.mark.parametrize("name", ["deep_ensemble", "bnn_sequential", "sebays_no_freeze"])
-def test_convolutions_of_any_kind_run_member_by_member(name, sizes):
-    """Stacked and recorded, batches of images take gigabytes."""
+def test_convolutions_of_any_kind_run_member_by_member(name):
+    """Stacked, batches of images take gigabytes."""
     x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
     options = {} if name == "deep_ensemble" else {"draws": 1}
-    ensemble = fit(lambda: nn.Sequential(*layers), (x, y), make(name, budget=4, members=2, **options))
+    ensemble = fit(lambda: nn.Sequential(*layers), (x, y), make(name, budget=11, members=8, **options))
     assert torch.isfinite(ensemble.outputs(torch.cat([x, x]))).all()
     (evaluator,) = settled(ensemble, x, images=True)
-    plain = evaluator.many if isinstance(evaluator, SizedEvaluator) else evaluator
-    assert isinstance(plain, PlainEvaluator)
-    assert max(sizes, default=0) <= 16
-
-
-@pytest.mark.parametrize(("name", "options"), [("deep_ensemble", {"members": 3}), ("mc_dropout", {"draws": 4})])
-def test_a_few_images_are_answered_from_a_record_as_many_are_without(name, options, sizes):
-    x, y = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
-
-    def build():
-        layers = [nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
-
-    ensemble = fit(build, (x, y), make(name, budget=3, **options), compute=Compute(executor="sequential"))
-    whole = ensemble.outputs(x)
-    for rows in (1, 2, 7, 16, 17):
-        torch.testing.assert_close(ensemble.outputs(x[:rows]), whole[:, :rows], atol=1e-5, rtol=1e-4)
-    assert sorted(sizes) == [1, 11]
+    assert isinstance(evaluator, PlainEvaluator)
 
 
 def test_a_network_that_cannot_be_mapped_is_predicted_member_by_member():
@@ -222,7 +179,6 @@ def gaussian() -> Ensemble:
 
 @pytest.mark.parametrize("most", [1 << 27, 20_000, 0])
 def test_drawn_weights_are_kept_between_calls_and_change_nothing(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "_RECORDED", 0)  # records would hold the weights as constants
     monkeypatch.setattr(evaluators, "_DRAWN", 0)
     fresh = [gaussian().outputs(X[:rows], batch_size=8) for rows in (1, 20)]
     monkeypatch.setattr(evaluators, "_DRAWN", most)
@@ -237,10 +193,3 @@ def test_drawn_weights_are_kept_between_calls_and_change_nothing(most: int, monk
     if most == 1 << 27:
         assert isinstance(evaluator, PlainEvaluator)
         assert evaluator._drawn.bytes == 5 * 4 * (4 * 64 + 64 * 64 + 64 * 3 + 64 + 64 + 3)
-
-
-def test_a_small_sampled_network_is_recorded_with_its_draws() -> None:
-    (evaluator,) = settled(gaussian())
-    assert isinstance(evaluator, RecordedEvaluator)
-    torch.testing.assert_close(evaluator.run(X[:7]), evaluator.inner.run(X[:7]))
-    assert not torch.allclose(*evaluator.run(X[:7])[0, :2])  # passes differ

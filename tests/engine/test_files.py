@@ -1,4 +1,5 @@
 import pickle
+import struct
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 import choral
 from choral import models
 from choral.base.errors import RunError
-from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import is_pickle, pack_tensors, unpack_tensors, write_bytes
 from choral.fit import fit
 from choral.plan import Adam
 from choral.recipes import make
@@ -29,6 +30,23 @@ def test_any_header_length_is_read_back_and_never_taken_for_a_pickle(length):
     found, header = unpack_tensors(pack_tensors(tensors, {"text": "x" * length}), "test")
     assert header == {"format": 2, "text": "x" * length}
     assert all(torch.equal(found[n], tensors[n]) for n in tensors)
+
+
+def test_no_length_of_a_header_is_taken_for_a_pickle():
+    found = [n for n in range(1 << 16) for high in (0, 3 << 16) if is_pickle(struct.pack("<Q", high + n) + b'{"')]
+    assert not found
+    assert is_pickle(pickle.dumps({"a": 1}))
+
+
+def test_a_file_whose_header_length_begins_as_a_zip_is_read_back():
+    wanted = int.from_bytes(b"PK", "little")  # 19,280 bytes
+    spare = wanted - struct.unpack("<Q", pack_tensors({"a": torch.ones(2)}, {"text": ""})[:8])[0]
+    data = next(
+        made
+        for length in range(spare - 16, spare + 16)
+        if (made := pack_tensors({"a": torch.ones(2)}, {"text": "x" * length}))[:2] == b"PK"
+    )
+    assert torch.equal(unpack_tensors(data, "test")[0]["a"], torch.ones(2))
 
 
 def test_equal_tensors_give_equal_bytes_whatever_their_order():

@@ -11,8 +11,7 @@ from choral.base import draws
 from choral.base.errors import InputError
 from choral.engine import forwards
 from choral.engine.answering import Evaluation
-from choral.engine.evaluators import Evaluator
-from choral.engine.replaying import RecordedEvaluator
+from choral.engine.evaluators import PlainEvaluator
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.recipes import make
@@ -37,15 +36,15 @@ def evaluation(ensemble: Ensemble, *, images: bool = False) -> Evaluation:
     return ensemble._evaluation("cpu", "fp32", images)
 
 
-def mapped(evaluators: list[Evaluator], each: int | None = None) -> list[Evaluator]:
-    """Return the evaluators behind any record, set to map some passes at a time."""
-    inner = [e.inner if isinstance(e, RecordedEvaluator) else e for e in evaluators]
-    for evaluator in inner:
+def settled(ensemble: Ensemble, x: Tensor, each: int | None = None) -> list[PlainEvaluator]:
+    """Return the evaluators, set to map some passes at a time."""
+    found = [e for e in evaluation(ensemble, images=x.dim() == 4).evaluators(x) if isinstance(e, PlainEvaluator)]
+    for evaluator in found:
         evaluator.each = each or evaluator.each
-    return inner
+    return found
 
 
-def joined(evaluators: list[Evaluator], x: Tensor) -> Tensor:
+def joined(evaluators: list[PlainEvaluator], x: Tensor) -> Tensor:
     return torch.cat([e.outputs(x, 1024).flatten(0, 1) for e in evaluators])
 
 
@@ -53,10 +52,9 @@ def joined(evaluators: list[Evaluator], x: Tensor) -> Tensor:
 def test_mapped_passes_draw_what_single_passes_draw(name: str) -> None:
     x = torch.randn(12, 4)
     ensemble = trained(name, x)
-    evaluators = evaluation(ensemble).evaluators(x)
-    found = joined(evaluators, x)
+    found = joined(settled(ensemble, x), x)
     for each in (1, 3, 7):
-        torch.testing.assert_close(joined(mapped(evaluators, each), x), found, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(joined(settled(ensemble, x, each), x), found, rtol=1e-4, atol=1e-5)
     assert len(found) % 7 == 0
     assert len(found.flatten(1).unique(dim=0)) > 2  # two passes may draw the same components
 
@@ -64,8 +62,8 @@ def test_mapped_passes_draw_what_single_passes_draw(name: str) -> None:
 def test_what_comes_before_the_first_draw_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(12, 3, 8, 8)
     ensemble = trained("emp", x, pictures)
-    alone = joined(mapped(evaluation(ensemble, images=True).evaluators(x), 1), x)
-    behind = mapped(evaluation(ensemble, images=True).evaluators(x))
+    alone = joined(settled(ensemble, x, 1), x)
+    behind = settled(ensemble, x)
     rows: list[int] = []
     real = nn.Conv2d._conv_forward
 
@@ -88,7 +86,7 @@ def test_convolutions_that_depend_on_a_draw_run_pass_by_pass(name: str) -> None:
 
     ensemble = trained(name, x, build)
     assert torch.isfinite(ensemble.outputs(x)).all()
-    assert [e.each for e in evaluation(ensemble, images=True).evaluators(x)] == [1]
+    assert [e.each for e in settled(ensemble, x)] == [1]
 
 
 def test_large_draws_are_mapped_a_few_at_a_time() -> None:
@@ -124,4 +122,4 @@ def test_a_wrong_input_does_not_decide_how_the_next_one_is_run() -> None:
     with pytest.raises(InputError):
         ensemble.outputs(torch.randn(3, 5))
     assert torch.isfinite(ensemble.outputs(x)).all()
-    assert mapped(evaluation(ensemble).evaluators(x))[0].each > 1
+    assert settled(ensemble, x)[0].each > 1

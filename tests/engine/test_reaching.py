@@ -178,23 +178,12 @@ def old_norm() -> nn.Module:
     return nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 2))
 
 
-class SparseTable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.out = nn.Embedding(5, 8, sparse=True), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(self.table((x.abs() * 2).long().clamp(max=4)).sum(1))
-        return out
-
-
 @pytest.mark.parametrize(
     ("build", "said"),
     [
         (masked_gradient, "hook on its gradient"),
         (after_gradient, "hook on its gradient"),
         (old_norm, "parametrizations.spectral_norm"),
-        (SparseTable, "sparse=False"),
     ],
 )
 def test_what_no_copy_keeps_is_refused_with_a_way_out(build, said):
@@ -221,3 +210,54 @@ def test_a_network_that_takes_gradients_itself_is_trained_and_its_operations_ass
         ensemble = choral.fit(Inner, (X, Y), deep_ensemble(members=2, budget=4))
     parameters = sum(p.numel() for p in Inner().parameters())
     assert ensemble.info["counted"]["train_flops"] == 6 * parameters * 40 * 4
+
+
+class Elsewhere(nn.Module):
+    """Reads its parameters from a dict and a list, where functional_call does not exchange them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.scale = nn.Parameter(torch.rand(8))
+        self.held, self.fast = {"scale": self.scale}, [self.last.weight, self.last.bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.first(x)) * self.held["scale"], *self.fast)
+
+
+def test_parameters_that_are_read_from_a_dict_belong_to_their_member():
+    recipe = make("deep_ensemble", budget=16, members=8, training=Training(lr=0.05, batch_size=16))
+    ensembles = [
+        choral.fit(Elsewhere, (X, Y), recipe, compute=choral.Compute(executor=e)) for e in ("auto", "sequential")
+    ]
+    for ensemble in ensembles:
+        own = []
+        for state in ensemble.states():
+            network = Elsewhere()
+            network.load_state_dict(state.params)
+            own.append(network(X).detach())
+        torch.testing.assert_close(ensemble.outputs(X), torch.stack(own), atol=1e-5, rtol=1e-4)
+        assert len({float(o.sum()) for o in own}) == 8
+    torch.testing.assert_close(ensembles[0].outputs(X), ensembles[1].outputs(X))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_parameters_that_are_read_from_a_dict_are_not_trained_stacked(precision):
+    with pytest.raises(InputError, match="reads from a list or dict of its own"):
+        choral.fit(
+            Elsewhere,
+            (X, Y),
+            deep_ensemble(budget=2, members=2),
+            compute=choral.Compute(executor="vectorized", precision=precision),
+        )
+
+
+class Scaled(Elsewhere):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)) * self.held["scale"])
+
+
+def test_a_converted_parameter_that_is_read_from_a_dict_is_named():
+    with pytest.raises(ConversionError, match="parameter 'scale' is converted for Packed, but forward reads"):
+        choral.fit(Scaled, (X, Y), make("packed", budget=2, members=2))
+    choral.fit(Scaled, (X, Y), make("batch_ensemble", budget=2, members=2))

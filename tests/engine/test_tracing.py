@@ -1,5 +1,6 @@
 """Recorded steps: the same training, faster; never recorded where something random or changing is inside."""
 
+import pytest
 import torch
 
 from choral import Compute, models
@@ -107,3 +108,48 @@ def test_the_choice_of_an_executor_measures_recorded_steps(monkeypatch):
     phase = Train(epochs=20, batch_size=15, schedule=Constant(0.01), optimizer=Adam())
     fit(lambda: models.mlp(4, 1), (X, Y), Recipe(name="r", plan=fork(2, Reset(), phase, Collect())))
     assert len(calls) == 1  # when measured; the run itself takes the same record
+
+
+class Warming(torch.nn.Linear):
+    """Multiplies by a number that grows from step to step."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 + self.calls / 500)
+
+
+@pytest.mark.filterwarnings("ignore:the attribute 'calls'")
+def test_a_number_that_a_network_changes_is_no_constant_of_a_record(monkeypatch):
+    recorded = fit(lambda: Warming(4, 1), (X, Y), RECIPE, compute=Compute(executor="vectorized"))
+    monkeypatch.setattr(trainers, "_RECORDED_FROM", 10**9)
+    mapped = fit(lambda: Warming(4, 1), (X, Y), RECIPE, compute=Compute(executor="vectorized"))
+    for a, b in zip(recorded.states(), mapped.states()):
+        assert all(torch.allclose(a.params[n], b.params[n], atol=2e-3) for n in a.params)
+
+
+class Normed(torch.nn.Module):
+    """Has constants of the number of rows, and of networks, in its forward code and in torch's rules for mapping it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(4, 24), torch.nn.InstanceNorm1d(3), torch.nn.Linear(24, 1)
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x).unflatten(1, (3, 8))).flatten(1)
+        return self.last(hidden + torch.ones(len(x), 1) / len(x))
+
+
+@pytest.mark.parametrize("rows", [55, 90, 91])
+def test_a_last_batch_of_any_size_has_a_record_of_its_own(rows, monkeypatch):
+    calls = watched(monkeypatch)
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=16)
+    recipe = make("deep_ensemble", budget=120, members=3, training=training)
+    one, many = (
+        fit(Normed, (x, x[:, :1].sin()), recipe, compute=Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
+    assert calls
+    for a, b in zip(one.states(), many.states()):
+        assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)

@@ -248,19 +248,10 @@ def test_own_measures_have_a_direction():
 
 
 def test_wrong_wishes_are_refused_before_training():
-    with pytest.raises(InputError, match=r"stop needs held-out points; give validation=0.2"):
-        fit(build, (X, Y), recipe(), early_stopping=SOON)
-    with pytest.raises(InputError, match="keep='best' needs held-out points"):
-        fit(build, (X, Y), recipe(), early_stopping=EarlyStopping(patience=None))
-    with pytest.raises(InputError, match="keep is 'first'; give 'best' or 'last'"):
-        fit(
-            build,
-            (X, Y),
-            recipe(),
-            validation=0.2,
-            early_stopping=EarlyStopping(patience=None, restore_best="first" == "best"),
-        )
-    with pytest.raises(InputError, match=r"stop is 16; give choral.EarlyStopping\(patience=16\)"):
+    for early in (SOON, EarlyStopping(patience=None)):
+        with pytest.raises(InputError, match=r"early_stopping needs held-out points; give validation=0.2"):
+            fit(build, (X, Y), recipe(), validation=None, early_stopping=early)
+    with pytest.raises(InputError, match=r"early_stopping is 16; give choral.EarlyStopping\(patience=16\)"):
         fit(build, (X, Y), recipe(), validation=0.2, early_stopping=16)
     with pytest.raises(InputError, match="time_limit is 0; give a number of seconds above 0"):
         fit(build, (X, Y), recipe(), compute=Compute(time_limit=0))
@@ -268,7 +259,7 @@ def test_wrong_wishes_are_refused_before_training():
         fit(build, (X, Y), recipe(), validation=0.2, early_stopping=EarlyStopping(measure="rmse"))
     with pytest.raises(InputError, match="class label 7 but the network gives 2 outputs"):
         fit(build, (X, Y), recipe(), validation=(X[:3], torch.tensor([0, 1, 7])))
-    with pytest.raises(InputError, match="patience is 0; give a whole number of epochs, 1 or more"):
+    with pytest.raises(InputError, match="patience is 0; give 1 or more epochs"):
         EarlyStopping(patience=0)
 
 

@@ -138,11 +138,11 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
     recipe = make("single", budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=8))
     expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, sample_weight=COUNTS, validation=(X, y, COUNTS))
     data, options = {
-        "triples": (Items(), {"weights": 2}),
-        "dicts": (Items(named=True), {"weights": "w", "target": "label"}),
-        "loader": (torch.utils.data.DataLoader(Items(), batch_size=8, shuffle=True), {"weights": 2}),
-        "tensors": (TensorDataset(X, y, COUNTS), {"weights": 2}),
-        "arrays": ({"input": X, "label": y, "w": COUNTS}, {"weights": "w", "target": "label"}),
+        "triples": (Items(), {"sample_weight": 2}),
+        "dicts": (Items(named=True), {"sample_weight": "w", "target": "label"}),
+        "loader": (torch.utils.data.DataLoader(Items(), batch_size=8, shuffle=True), {"sample_weight": 2}),
+        "tensors": (TensorDataset(X, y, COUNTS), {"sample_weight": 2}),
+        "arrays": ({"input": X, "label": y, "w": COUNTS}, {"sample_weight": "w", "target": "label"}),
     }[kind]
     found = choral.fit(lambda: nn.Linear(3, 2), data, recipe, validation=data, **options)
     assert torch.equal(found.predict(X if "target" not in options else {"input": X}).probs, expected.predict(X).probs)
@@ -151,15 +151,19 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
 @pytest.mark.parametrize(
     ("data", "weights", "said"),
     [
-        (Items(), None, r"\(x, y, weight\) together with fit\(..., weights=2\)"),
-        (Items(), 1, r"weights=1, but an item of the dataset is a tuple of 3 parts; weights=2 takes items"),
-        (TensorDataset(X, X[:, 0]), 2, r"weights=2, but an item of the dataset is a tuple of 2 parts"),
+        (Items(), None, r"\(x, y, weight\) together with fit\(..., sample_weight=2\)"),
+        (Items(), 1, r"sample_weight=1, but an item of the dataset is a tuple of 3 parts; sample_weight=2 takes items"),
+        (TensorDataset(X, X[:, 0]), 2, r"sample_weight=2, but an item of the dataset is a tuple of 2 parts"),
         (
             Items(named=True),
             "W",
-            r"weights='W' is not among the keys 'input', 'label', 'w' of the data",
+            r"sample_weight='W' is not among the keys 'input', 'label', 'w' of the data",
         ),
-        ((X, X[:, 0]), "w", r"weights='w' says which part of an item is its weight, but data is a tuple of 2 parts"),
+        (
+            (X, X[:, 0]),
+            "w",
+            r"sample_weight='w' says which part of an item is its weight, but data is a tuple of 2 parts",
+        ),
         ((X, X[:, 0], COUNTS), COUNTS, "data brings weights as its third part, and weights is given too"),
         (
             torch.utils.data.DataLoader(Items(), collate_fn=list),
@@ -197,7 +201,7 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
     from choral.report import write_report
 
     y = (X[:, 0] > 0).long()
-    settings = {"epochs": 4, "members": 2, "training": Training(lr=0.1, optimizer="sgd", batch_size=8)}
+    settings = {"budget": 4, "members": 2, "training": Training(lr=0.1, optimizer="sgd", batch_size=8)}
     data = (X, y, X, y)
     weighted = choral.compare(
         lambda: nn.Linear(3, 2),

@@ -11,7 +11,7 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import InputError, PlanError
-from choral.objectives import FixedGaussian
+from choral.objectives import LearnedGaussian
 from choral.plan import Adam, EarlyStopping
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -44,7 +44,7 @@ def test_a_member_does_not_notice_what_becomes_of_the_points_it_holds_out() -> N
     before = fitted(
         (x, y),
         cv=(4, groups),
-        likelihood=FixedGaussian(standardize=False),
+        likelihood=LearnedGaussian(standardize=False),
         early_stopping=choral.EarlyStopping(patience=None, restore_best=False),
     )
     held = before.out_of_fold.folds == 0
@@ -53,7 +53,7 @@ def test_a_member_does_not_notice_what_becomes_of_the_points_it_holds_out() -> N
     after = fitted(
         (other, y),
         cv=(4, groups),
-        likelihood=FixedGaussian(standardize=False),
+        likelihood=LearnedGaussian(standardize=False),
         early_stopping=choral.EarlyStopping(patience=None, restore_best=False),
     )
     same = [torch.equal(a, b) for a, b in zip(weights(before), weights(after))]
@@ -64,8 +64,8 @@ def test_both_executors_agree_and_ragged_folds_are_trained_too() -> None:
     x, y = line(31)  # parts of 8, 8, 8 and 7
     groups = np.minimum(np.arange(31) // 5, 3)  # parts of 5, 5, 5 and 16
     for own in (None, groups):
-        one = fitted((x, y), compute=choral.Compute(executor="sequential"), groups=own)
-        all_ = fitted((x, y), compute=choral.Compute(executor="vectorized"), groups=own)
+        one = fitted((x, y), compute=choral.Compute(executor="sequential"), cv=4 if own is None else (4, own))
+        all_ = fitted((x, y), compute=choral.Compute(executor="vectorized"), cv=4 if own is None else (4, own))
         for a, b in zip(weights(one), weights(all_)):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(one.out_of_fold.outputs, all_.out_of_fold.outputs, rtol=1e-3, atol=1e-3)
@@ -164,7 +164,7 @@ def test_classes_of_one_point_a_dozen_rows_and_weights() -> None:
     lone = fitted((x, labels), network=lambda: build(3), epochs=4)
     assert lone.out_of_fold.outputs.shape == (1, 12, 3)
     steps = torch.tensor([[0.0]] * 9 + [[2.5]] * 3)
-    assert fitted((x, steps), epochs=4, groups=np.arange(12) // 3).info["out_of_fold"]["rows"] == 12
+    assert fitted((x, steps), epochs=4, cv=(4, np.arange(12) // 3)).info["out_of_fold"]["rows"] == 12
 
 
 @pytest.mark.parametrize("method", ["packed", "snapshot", "bagged", "prune_and_tune"])

@@ -3,7 +3,6 @@ import torch
 from tests.structures.networks import Text, generator, make
 from torch import nn
 
-from choral.base.errors import ConversionError
 from choral.layers.joint.rank_one import RankOneLayer
 from choral.objectives.penalties import matches
 from choral.structures import BatchEnsemble
@@ -55,18 +54,19 @@ def test_excluded_layers_stay_shared():
         torch.testing.assert_close(joint(x)[i], structure.member(joint, i)(x))
 
 
-def test_recurrent_layers_are_refused_unless_shared():
-    with pytest.raises(ConversionError, match=r"'lstm' \(LSTM\).*exclude=\('lstm',\)"):
-        BatchEnsemble().convert(Text(), generator())
-    joint = BatchEnsemble(members=2, exclude=("lstm",)).convert(Text(), generator())
+def test_recurrent_layers_are_shared():
+    joint = BatchEnsemble(members=2).convert(Text(), generator())
+    assert isinstance(joint.get_submodule("network.lstm"), nn.LSTM)
     tokens = torch.randint(0, 11, (3, 5))
     torch.testing.assert_close(joint(tokens)[1], joint.member(1)(tokens))
 
 
-def test_subclasses_that_compute_something_else_are_refused():
+def test_subclasses_that_compute_something_else_are_shared():
     class Louder(nn.Linear):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    with pytest.raises(ConversionError, match=r"'0' \(Louder\) computes something else"):
-        BatchEnsemble().convert(nn.Sequential(Louder(2, 2), nn.Linear(2, 1)), generator())
+    joint = BatchEnsemble(members=2).convert(nn.Sequential(Louder(2, 2), nn.Linear(2, 1)), generator())
+    assert isinstance(joint.get_submodule("network.0"), Louder)
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(joint(x)[1], joint.member(1)(x))

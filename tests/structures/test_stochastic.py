@@ -69,13 +69,25 @@ def test_torchs_transformer_layers_do_not_bypass_dropout():
     assert not torch.allclose(a, b)
 
 
+def test_dropout_inside_attention_stays_on():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    layer.self_attn.dropout = 0.5
+    joint = Stochastic(draws=2).convert(layer, generator()).eval()
+    x = torch.randn(3, 5, 4)
+    with draws.keyed(1):
+        a = joint(x)
+    with draws.keyed(1):
+        again = joint(x[1:2])
+    with draws.keyed(2):
+        b = joint(x)
+    assert not torch.allclose(a, b)
+    torch.testing.assert_close(again, a[1:2])
+    torch.testing.assert_close(Stochastic().member(joint, 0)(x), layer.eval()(x))
+
+
 def test_wrong_settings_are_refused():
     with pytest.raises(ConversionError, match="has no dropout layers and no rate was given"):
         Stochastic().convert(models.mlp(4, 2), generator())
-    with pytest.raises(ConversionError, match=r"'1' \(MultiheadAttention\) has dropout=0.1 inside it"):
-        Stochastic(rate=0.1).convert(
-            nn.Sequential(nn.Linear(2, 4), nn.MultiheadAttention(4, 2, dropout=0.1)), generator()
-        )
     with pytest.raises(InputError, match="needs a rate"):
         Stochastic(connections=True)
     with pytest.raises(InputError, match="rate is 1"):

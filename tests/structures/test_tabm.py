@@ -156,7 +156,7 @@ def test_embeddings_are_computed_once_and_members_together():
     assert joint.kernel == "matmul"
     seen = []
     joint.network.features.register_forward_hook(lambda m, i, o: seen.append(len(o)))
-    joint(X)
+    joint.eval()(X)
     assert seen == [len(X)]
 
 

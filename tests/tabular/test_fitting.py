@@ -154,7 +154,7 @@ def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_
     named = prepared(load_problem(houses(120), target="price", holdout=None), method="deep_ensemble", folds=5)
     assert named.recipe.epochs == 5 * 300
     assert prepared(load_problem(frame, target="price", holdout=None), folds=5).recipe.epochs >= 5 * 60
-    with pytest.raises(InputError, match="folds hold out rows of any time"):
+    with pytest.raises(InputError, match="cv holds out rows of any time"):
         choral.fit_table(frame, "price", columns=Columns(time="size"), cv=2)
     frame.to_csv(tmp_path / "h.csv", index=False)
     words = ["fit", str(tmp_path / "h.csv"), "--target", "price", "--cv", "2", "--budget", "4"]

@@ -29,6 +29,15 @@ def mapped(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     return type(batch)(mapped(function, part) for part in batch)
 
 
+def in_order(tensor: Tensor) -> Tensor:
+    """Return a tensor with its axes in memory order, also where `contiguous` is content: torch takes images of one channel for channels last.
+
+    >>> in_order(torch.zeros(2, 3, 3, 1).movedim(-1, 1)).stride()
+    (9, 9, 3, 1)
+    """
+    return tensor.reshape(-1).view(tensor.shape)
+
+
 def named_leaves(batch: Batch, name: str = "x") -> Iterator[tuple[str, Tensor]]:
     """Yield every leaf with the words by which a user would reach it.
 
@@ -101,17 +110,9 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(map(torch.equal, leaves(one), leaves(other)))
 
 
-def size(batch: Batch) -> int:
-    """Return how many numbers a batch holds."""
-    return batch.numel() if isinstance(batch, Tensor) else sum(t.numel() for t in leaves(batch))
-
-
-def signature(batch: Batch, *, rows: bool = True) -> Any:
-    """Return structure, shapes and types as something that can be compared and hashed; with the number of rows or without."""
-    start = 0 if rows else 1
-    if isinstance(batch, Tensor):
-        return tuple(batch.shape[start:]), batch.dtype
-    return tuple((name, tuple(leaf.shape[start:]), leaf.dtype) for name, leaf in named_leaves(batch))
+def signature(batch: Batch) -> Any:
+    """Return structure, shapes and types as something that can be compared and hashed."""
+    return tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in named_leaves(batch))
 
 
 def in_words(batch: Batch) -> str:

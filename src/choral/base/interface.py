@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy as is_unsettled
 
-from choral.base.batches import Batch, filled, in_words, leaves, made_up, named_leaves
+from choral.base.batches import Batch, filled, in_order, in_words, leaves, made_up, mapped, named_leaves
 from choral.base.errors import InputError, did_you_mean
 from choral.base.functions import Function
 from choral.base.values import Value
@@ -31,7 +31,9 @@ class Interface(Value):
         column: whether outputs (batch,) are read as (batch, 1).
         reads: what a batch looks like, as `choral.base.batches.described` says it.
         columns: the names of the columns of data frames among inputs (x, x['image']) and targets (y), in the order they are read.
+        first: the layers that read the inputs, where they are others than the one declared first; ('',) where none does.
         last: the layer that gives the output, where another one is declared last; '' where it is that one.
+        avoids: ways of running the network that a dry run showed to break it: 'channels_last', or kernels of joint networks.
         scale: of the numbers of a single input in training: 'bytes', which are divided by 255, 'unit' (from 0 to 1) or 'free'; '' is unknown.
     """
 
@@ -40,7 +42,9 @@ class Interface(Value):
     column: bool = False
     reads: dict[str, Any] | None = None
     columns: dict[str, tuple[str, ...]] | None = None
+    first: tuple[str, ...] = ()
     last: str = ""
+    avoids: tuple[str, ...] = ()
     scale: str = ""
 
     def __post_init__(self) -> None:
@@ -55,14 +59,16 @@ class Interface(Value):
                 raise InputError(f"the columns of {name} are {str(names)[:80]}; they must be names.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types; what older versions did not know is left out where it says nothing."""
+        """Return it as JSON types; what a dry run found is left out where it says nothing."""
         found = super().to_dict()
-        return {name: value for name, value in found.items() if value or name not in ("last", "scale")}
+        return {n: v for n, v in found.items() if v or n not in ("first", "last", "avoids", "scale")}
 
     def attach(self, network: nn.Module) -> nn.Module:
         """Return the network, which from now on takes a batch and returns its output, in place."""
         if self.spread:
             network.register_forward_pre_hook(_Spread(), prepend=True, with_kwargs=True)
+        if "channels_last" in self.avoids:
+            network.register_forward_pre_hook(_contiguous, prepend=True)
         if self.output is not None or self.column:
             network.register_forward_hook(_Pick(self))
         return network
@@ -220,6 +226,11 @@ def _arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (batch,) if isinstance(batch, Tensor) else tuple(batch), {}
 
 
+def _contiguous(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a batch with its axes in memory order."""
+    return tuple(mapped(in_order, arg) for arg in args)
+
+
 class _Spread:
     """Passes the inputs of a batch as arguments."""
 
@@ -242,7 +253,7 @@ class _Pick:
 
 def is_of_interface(hook: Any) -> bool:
     """Return whether a hook of a network is one that an interface has attached."""
-    return isinstance(hook, _Spread | _Pick)
+    return isinstance(hook, _Spread | _Pick) or hook is _contiguous
 
 
 def why_not_read(network: nn.Module, batch: Batch, error: Exception) -> str:
@@ -250,7 +261,7 @@ def why_not_read(network: nn.Module, batch: Batch, error: Exception) -> str:
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = f"the network cannot read x: a batch {in_words(batch)} gave the error '{said}'"
     if isinstance(batch, Tensor):
-        return f"{text}; give inputs of the shape and type its first layer takes."
+        return f"{text}; give inputs of the shape and type that its forward takes."
     wanted = [str(p) for p in inspect.signature(network.forward).parameters.values()]
     how = "as keywords" if isinstance(batch, dict) else "as positions"
     return f"{text}; its parts were passed {how}, and forward takes ({', '.join(wanted)})."

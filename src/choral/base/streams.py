@@ -47,6 +47,7 @@ class Stream:
         self.site = 0
         self.caught = 0
         self.drawn = 0  # numbers, in all draws
+        self.values: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that values were drawn from, and these
 
     @property
     def by_number(self) -> bool:
@@ -86,8 +87,9 @@ class Stream:
         first, second = self.next_words()
         if not isinstance(first, int):
             raise InputError(
-                "the network draws by a function of torch that members trained together cannot share; use executor="
-                "'sequential', or draw with choral.base.draws, which can be mapped."
+                "the network draws by a function of torch that cannot draw for several members at once, such as uniform_ or bernoulli_; "
+                "draw with nn.Dropout, torch.rand_like or torch.bernoulli, or use a method whose members are networks of their own with "
+                "executor='sequential'."
             )
         return torch.Generator(device).manual_seed((first & MASK32) << 32 | second & MASK32)
 
@@ -149,6 +151,7 @@ class Circumstances(NamedTuple):
     kept: Kept | None = None  # drawn weights of earlier calls
     part: Part | None = None  # None gives it whole batches
     folded: int = 1  # members laid one after the other on the batch axis
+    rows: int = 1  # of each of them there, at the beginning
     dropout: "Rate | None" = None  # what dropout layers drop, whatever they say themselves
     # gives a part of a network, which is computed again later, the tensors that are put in now
     holding: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -203,9 +206,9 @@ def _moved(first: Any, start: int) -> Any:
 
 
 @contextmanager
-def folded(members: int) -> Iterator[None]:
-    """Say that members lie one after the other on the batch axis of what the block computes."""
-    with under(folded=members):
+def folded(members: int, rows: int = 1) -> Iterator[None]:
+    """Say that members, of so many rows each, lie one after the other on the batch axis of what the block computes."""
+    with under(folded=members, rows=rows):
         yield
 
 
@@ -302,8 +305,21 @@ def dropped(x: Tensor, rate: Rate, shape: Sequence[int]) -> Tensor:
 def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
     """Return a value drawn from a tensor, or the one drawn here from the same tensor in an earlier call, where those are kept.
 
-    It must depend on nothing but the tensors of its layer and the running stream; not on the input.
+    It must depend on nothing but the tensors of its layer and the running stream; not on the input. In prediction a tensor has one value
+    in a pass, also if its layer is called for one chunk of the batch after the other.
     """
+    stream = _now.get().stream
+    if stream is None or torch.is_grad_enabled():
+        return _kept(source, make)
+    if id(source) not in stream.values:
+        stream.values[id(source)] = (
+            source,
+            _kept(source, make),
+        )  # with the source, whose number no other tensor gets then
+    return stream.values[id(source)][1]
+
+
+def _kept(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
     held = _now.get()
     stream, kept = held.stream, held.kept
     if kept is None or stream is None or not stream.by_number or not isinstance(source, Parameter):

@@ -10,7 +10,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from choral.base import batches, rng
 from choral.base.batches import Batch
@@ -194,7 +194,7 @@ class DatasetSource(Source):
             self._items,
             batch_sampler=batches,
             num_workers=self.workers,
-            collate_fn=self.collate,
+            collate_fn=self.collate or collated,
             persistent_workers=lasting,
             generator=torch.Generator().manual_seed(0),  # seeds of workers; the global generator stays as it is
             **self._options,
@@ -313,6 +313,26 @@ def _stacked(each: Sequence[tuple[Batch, Tensor]]) -> tuple[Batch, Tensor]:
             "use executor='sequential', or pad every item to the same length."
         )
     return batches.merged(torch.stack, [x for x, _ in each]), torch.stack([y for _, y in each])
+
+
+def is_dataset(data: Any) -> bool:
+    """Return whether something is read item by item: it has a length and items by number, and is no array, data frame, dict or list."""
+    if isinstance(data, Mapping | list | tuple | str | bytes | IterableDataset) or hasattr(data, "__array__"):
+        return False
+    return hasattr(type(data), "__len__") and hasattr(type(data), "__getitem__")
+
+
+def collated(items: list[Any]) -> Any:
+    """Return a batch as torch's own `default_collate` makes it, but with lists of numbers in dicts as arrays (`datasets` gives them so)."""
+
+    def array(value: Any) -> Any:
+        if isinstance(value, list):
+            with suppress(TypeError, ValueError, RuntimeError):  # words, or lists of different lengths
+                return torch.as_tensor(value)
+        return value
+
+    whole = [{name: array(value) for name, value in item.items()} if isinstance(item, dict) else item for item in items]
+    return default_collate(whole)
 
 
 def parted(item: Any, target: str | int | None = None) -> tuple[Any, Any]:

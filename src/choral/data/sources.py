@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from choral.base.errors import InputError
-from choral.data.datasets import DatasetSource, parted
+from choral.data.datasets import DatasetSource, collated, is_dataset, parted
 from choral.data.given import as_inputs, as_targets, as_weights
 from choral.data.sampling import Sampling
 from choral.data.tensors import Source, TensorSource
@@ -82,10 +82,10 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
         return TensorSource(*data)
     if isinstance(data, tuple) and len(data) == 3:
         return TensorSource(*data[:2]).weighing(data[2])
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+    if is_dataset(data):
         return _in_memory(data, target) or DatasetSource(data, target=target)
     raise InputError(
-        f"data is of type {type(data).__name__}; give a pair (x, y) of arrays or tensors, a map-style Dataset, "
+        f"data is of type {type(data).__name__}; give a pair (x, y) of arrays or tensors, a dataset with __len__ and __getitem__, "
         "or a DataLoader over one."
     )
 
@@ -183,8 +183,9 @@ def inputs_of(x: Any) -> list[Any]:
 
     Items and batches are inputs alone, (x,), or pairs (x, y), whose targets are not looked at. Batches may differ in shape.
     """
-    if isinstance(x, Dataset):
-        x = DataLoader(x, batch_size=256)
+    if isinstance(x, Dataset) or is_dataset(x):
+        stream = isinstance(x, IterableDataset)
+        x = DataLoader(x, batch_size=256, collate_fn=None if stream else collated)
     if not isinstance(x, DataLoader):
         return [x]
     _check_order(x)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from choral.base.errors import InputError, did_you_mean
-from choral.data.datasets import Keyed
+from choral.data.datasets import Keyed, is_dataset
 
 _LAST = 2  # place of the weight in an item (x, y, weight)
 
@@ -40,7 +40,7 @@ def without_weights(data: Any, key: str | int) -> tuple[Any, Tensor]:
             )
         kept, weights = without_weights(data.dataset, key)
         return _loader_like(data, kept), weights
-    if not isinstance(data, Dataset) or isinstance(data, IterableDataset):
+    if not is_dataset(data):
         raise InputError(
             f"sample_weight={key!r} says which part of an item is its weight, but data is {_kind(data)}; give the weights themselves, one number for "
             "each point."

@@ -1,8 +1,10 @@
 """Blueprint: from a factory or a given network to joint networks and states."""
 
 import copy
-import pickle
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,21 +13,24 @@ from torch.nn.parameter import UninitializedBuffer
 from torch.nn.parameter import is_lazy as is_unsettled
 
 from choral import models
-from choral.base import batches, rng
+from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import is_processor
 from choral.base.errors import ChoralError, InputError
 from choral.base.functions import Function
 from choral.base.interface import Interface, is_lazy
-from choral.base.order import with_output
+from choral.base.order import with_ends
 from choral.base.types import Build, Builds, Params
 from choral.engine.fingerprint import fingerprint
+from choral.layers.conversion.linear_maps import as_linear
+from choral.layers.conversion.swapping import layers_of
 from choral.layers.joint.network import Joint, channels_last
 from choral.layers.kernels import pointwise
 from choral.plan.state import State
 from choral.structures.base import Structure
 
 _PLAIN = Interface()
+_TELLING = 64  # numbers of a tensor from which its spread tells a drawn one from a trained one
 _OLD_NORMS = {"SpectralNorm": "spectral_norm", "WeightNorm": "weight_norm"}  # hooks of torch.nn.utils
 
 
@@ -36,7 +41,7 @@ def bare(build: Build | nn.Module) -> nn.Module:
         _refuse_uncopied(build)
         lazy = [b for b in build.buffers() if is_unsettled(b)]  # which torch cannot copy
         memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
-        return copied(build, memo)
+        return copy.deepcopy(build, memo)
     if not callable(build):
         raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
     try:
@@ -59,29 +64,6 @@ def uncompiled(network: nn.Module) -> nn.Module:
     """Return the network that torch.compile wrapped, if it did: conversions and records change what it would have compiled."""
     inner = network._modules.get("_orig_mod") if type(network).__name__ == "OptimizedModule" else None
     return network if inner is None else inner
-
-
-def copied(network: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a copy; InputError names what the network holds that cannot be copied, such as an open file."""
-    try:
-        return copy.deepcopy(network, memo)
-    except (TypeError, pickle.PicklingError) as error:
-        for name, module in network.named_modules():
-            for key, value in vars(module).items():
-                if not key.startswith("_") and not _can_be_copied(value):
-                    raise InputError(
-                        f"build: module {name!r} ({type(module).__name__}) holds {key!r}, a {type(value).__name__}, which cannot be copied ({error}), and "
-                        "every member is a copy; keep it outside of the network."
-                    ) from error
-        raise
-
-
-def _can_be_copied(value: Any) -> bool:
-    try:
-        copy.deepcopy(value)
-    except Exception:  # any class may refuse in its own way
-        return False
-    return True
 
 
 def _refuse_uncopied(network: nn.Module) -> None:
@@ -123,16 +105,22 @@ def _accumulates(parameter: Tensor) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
-    """Return all that a network without hooks returns for a batch, in evaluation mode and without gradients."""
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Run a block with the network in evaluation mode; every module has its own mode again afterwards."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
-        with torch.no_grad():
-            return interface.called(network, batch)
+        yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
+    """Return all that a network without hooks returns for a batch, in evaluation mode and without gradients."""
+    with evaluating(network), torch.no_grad():
+        return interface.called(network, batch)
 
 
 def floats_of(network: nn.Module) -> torch.dtype:
@@ -148,7 +136,7 @@ class Blueprint:
             members differ in their layers (the first is what others are forms of).
         structure: how members share weights.
         device: where networks live.
-        images: whether inputs are images, which convolutions read with channels last.
+        images: whether inputs are images, which convolutions read with channels last unless the interface avoids it.
         interface: how the plain network is called, and which of its outputs counts.
         floats: the type that joint networks are brought to; None leaves them as they are built.
     """
@@ -169,7 +157,7 @@ class Blueprint:
             raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
         self.structure = structure
         self.device = device
-        self.images = images
+        self.images = images and "channels_last" not in interface.avoids
         self.interface = interface
         self._floats = floats
         with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
@@ -177,14 +165,40 @@ class Blueprint:
         self._build = build
         self._skeletons: dict[str, nn.Module] = {}
 
-    def plain(self) -> nn.Module:
-        """Return a new plain network, drawn from the current global generator."""
+    def plain(self, *, kept: bool = False) -> nn.Module:
+        """Return a new plain network, drawn from the current global generator; a given one may keep its weights."""
         if self.parent is not None:
-            network = copied(self.parent)
-            redraw(network)
+            network = copy.deepcopy(self.parent)
+            if not kept:
+                redraw(network)
         else:
             network = self._with_sizes(bare(self._build))
-        return self.interface.attach(network)
+        for _, layer in layers_of(network, (nn.Embedding, nn.EmbeddingBag)):
+            setattr(layer, "sparse", False)  # noqa: B010  # mypy takes it for a tensor; the same gradients, in a form that penalties, clipping and stacks take
+        return self.interface.attach(as_linear(network))
+
+    @cached_property
+    def brings_weights(self) -> bool:
+        """Whether the user hands over trained weights: in a network, or by a function that returns most weights alike under two seeds.
+
+        A network too small to tell trained weights from drawn ones is taken at its word.
+        """
+        if self.parent is not None:
+            return self.has_learned or all(p.numel() < _TELLING for p in self.parent.parameters())
+        one, other = (self._seeded(word) for word in ("one", "other"))
+        pairs = [(a, b) for a, b in zip(one.parameters(), other.parameters()) if a.requires_grad and a.shape == b.shape]
+        drawn = [(a, b) for a, b in pairs if a.numel() > 1 and not bool((a == a.flatten()[0]).all())]
+        alike = sum(a.numel() for a, b in drawn if torch.equal(a, b))
+        return 2 * alike > sum(a.numel() for a, _ in drawn)
+
+    @cached_property
+    def has_learned(self) -> bool:
+        """Whether a network was handed over that shows traces of training."""
+        return isinstance(self._build, nn.Module) and has_learned(self._build)
+
+    def _seeded(self, word: str) -> nn.Module:
+        with rng.seeded(0, word), rng.elsewhere(rng.key(0, word)):
+            return self._with_sizes(bare(self._build))
 
     def _with_sizes(self, network: nn.Module) -> nn.Module:
         """Return the network with its lazy layers settled, by a pass over zeros of the shapes it reads."""
@@ -211,19 +225,24 @@ class Blueprint:
         with rng.seeded(0, "fingerprint"), rng.elsewhere(0):
             return fingerprint(self.plain(), *(b if isinstance(b, nn.Module) else b() for b in self._builds[1:]))
 
-    def joint(self, seed: int, *place: int | str) -> nn.Module:
-        """Return a new joint network drawn with the seed of a place."""
+    def joint(self, seed: int, *place: int | str, kept: bool = False) -> nn.Module:
+        """Return a new joint network drawn with the seed of a place; with `kept`, at the weights that were handed over."""
         with rng.seeded(seed, *place, "build"), rng.elsewhere(rng.key(seed, *place, "build")):
-            network = self.plain()
-        return self._converted(network, seed, *place)
+            network = self.plain(kept=kept)
+        return self._converted(network, seed, *place, kept=kept)
 
-    def _converted(self, network: nn.Module, seed: int, *place: int | str) -> nn.Module:
-        with rng.seeded(seed, *place, "convert"), with_output(self.interface.last):
-            return self.structure.convert(network, rng.generator(seed, *place, "structure"))
+    def _converted(self, network: nn.Module, seed: int, *place: int | str, kept: bool) -> nn.Module:
+        structure = self.structure.keeping() if kept else self.structure
+        with rng.seeded(seed, *place, "convert"), with_ends(self.interface.first, self.interface.last):
+            joint = structure.convert(network, rng.generator(seed, *place, "structure"))
+        if isinstance(joint, Joint):
+            joint.avoid(self.interface.avoids)
+        return joint
 
     def fresh(self, seed: int, *place: int | str) -> State:
-        """Return the state of a new joint network."""
-        network = self.joint(seed, *place)
+        """Return the state of a new joint network; a structure that would draw its weights starts at trained ones, if there are any."""
+        kept = self.structure.keeping() != self.structure and self.brings_weights
+        network = self.joint(seed, *place, kept=kept)
         if "null" not in self._skeletons:
             self._skeletons.setdefault("null", self._settle(network))
         first = self._skeletons["null"]
@@ -240,8 +259,8 @@ class Blueprint:
         """Return the state of the given parent, converted by the structure; None for a factory."""
         if self.parent is None:
             return None
-        parent = self.interface.attach(copy.deepcopy(self.parent))
-        return state_of(self._converted(parent, seed, *place))
+        parent = self.interface.attach(as_linear(copy.deepcopy(self.parent)))
+        return state_of(self._converted(parent, seed, *place, kept=True))
 
     @property
     def floats(self) -> torch.dtype:
@@ -249,14 +268,34 @@ class Blueprint:
         return floats_of(self.network())
 
     def _settle(self, network: nn.Module) -> nn.Module:
-        network = copied(network).to(self.device, self._floats)
+        network = nn.Module.to(copy.deepcopy(network), self.device, self._floats)
         for module in network.modules() if not is_processor(self.device) else ():
             if isinstance(module, Joint):
                 module.choose_kernel()
         if self.images:
             network = channels_last(network)
             pointwise.guard(network)
+        if self.interface.reads is not None:
+            self._learn(network)
         return network
+
+    def _learn(self, network: nn.Module) -> None:
+        """Let the structure pass made-up rows through a network, where it wants to."""
+
+        def run(rows: int) -> None:
+            assert self.interface.reads is not None
+            x = batches.moved(batches.made_up(self.interface.reads, rows), self.device)
+            x = batches.mapped(lambda t: t.to(self._floats) if self._floats and t.is_floating_point() else t, x)
+            with (
+                torch.no_grad(),
+                rng.seeded(0, "look"),
+                draws.keyed(0),
+                suppress(Exception),
+            ):  # the user's code may need other numbers than zeros
+                network(self.structure.feed(x, None)[0])
+
+        with evaluating(network):
+            self.structure.learn(network, run)
 
     def network(self, form: dict[str, Any] | None = None) -> nn.Module:
         """Return the shared joint network of a form; its values are whatever was last put in."""
@@ -362,6 +401,30 @@ def redraw(network: nn.Module) -> None:
                 p.copy_(p.flatten()[torch.randperm(p.numel())].view_as(p))
         for tensor, value in kept.items():
             tensor.copy_(value)
+
+
+def has_learned(network: nn.Module) -> bool:
+    """Return whether weights are others than a new network of these layers would have: by traces of training, or by size."""
+    if is_lazy(network):
+        return False
+    if any(p.grad is not None for p in network.parameters()):
+        return True
+    new = copy.deepcopy(network)
+    with rng.seeded(0, "new"):
+        redraw(new)
+    return any(_is_of_other_size(a, b) for a, b in zip(network.state_dict().values(), new.state_dict().values()))
+
+
+def _is_of_other_size(given: Tensor, new: Tensor) -> bool:
+    """Return whether the spread of two tensors differs by more than chance explains, or one is constant and they differ."""
+    if given.shape != new.shape or not given.is_floating_point() or given.numel() < 2:
+        return not torch.equal(given, new) if given.shape == new.shape and not given.is_floating_point() else False
+    one, other = (float(t.double().square().mean().sqrt()) for t in (given, new))
+    if float(new.double().std()) == 0:
+        return not torch.allclose(given, new)
+    if given.numel() < _TELLING:  # the spread of a few drawn numbers says nothing
+        return False
+    return abs(one / other - 1) > 0.02 + 6 / math.sqrt(given.numel())
 
 
 def _frozen_tensors(network: nn.Module) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Ways to run the trained networks of an ensemble: one after the other, stacked, and by the number of rows; see also `replaying`.
+"""Ways to run the trained networks of an ensemble: one after the other, or stacked in one mapped call.
 
 An evaluator holds networks of equal shapes and returns (network, member * draws, batch, ...). States are never changed and every call
 runs a module tree of its own, so that an ensemble may be asked from several threads at once. What a row gets does not depend
@@ -29,7 +29,12 @@ from choral.layers.conversion.calling import call_with, ties_of
 from choral.plan.state import State
 
 ROWS = 1024  # evaluated at once, at most
+_STACK = 8  # networks from which one mapped call takes less than a call of each: of 4 it takes 1.6 times as long
+_ARITHMETIC = 3 << 17  # products of one network in a call, from which stacking no longer pays
+_LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most
+_PASSED = 1 << 22  # numbers of one layer of all passes that are mapped together, at most
 _DRAWN = 1 << 27  # bytes of drawn weights that are kept from call to call, at most
+_UNMAPPABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what torch.func raises
 
 
 class States(Protocol):
@@ -84,67 +89,64 @@ class Manners:
 
     @property
     def good(self) -> bool:
-        """Whether it may be mapped, recorded and given rows to fill up a chunk."""
+        """Whether it may be mapped."""
         return self == Manners()
 
 
 class Evaluator(ABC):
     """Runs networks of equal shapes.
 
-    Args:
-        task: structure, transforms, device, precision.
-        store: where the states are.
-        numbers: which of them.
+    Attributes:
+        numbers: which states of the store these networks have.
+        rows: evaluated at once, at most.
+        operations: of one row and pass of a network.
     """
 
-    def __init__(self, task: Task, store: States, numbers: Sequence[int]):
-        self.task, self.store, self.numbers = task, store, list(numbers)
-        self.rows = ROWS
-        self.each = 1  # passes mapped together
-        self.catch = True  # whether the network draws by functions of torch
-        self.manners = Manners()
-        self.operations = 0.0  # of one row and pass of a network
+    numbers: list[int]
+    rows: int
+    operations: float
 
+    @abstractmethod
     def together(self, rows: int) -> int:
         """Return of how many networks the products for some rows are one operation."""
-        return 1
 
     @abstractmethod
     def run(self, chunk: Batch) -> Tensor:
         """Return the outputs of all networks for a few points (network, member * draws, batch, ...)."""
 
+    @abstractmethod
     def outputs(self, x: Batch, size: int) -> Tensor:
-        """Return the outputs for all points, a chunk at a time."""
-        rows = min(size, self.rows)
-        if batches.rows(x) <= rows:
-            return self.run(x)
-        return torch.cat([self.run(chunk) for chunk in batches.chunks(x, rows)], 2)
+        """Return the outputs for all points, a chunk of at most `size` at a time."""
 
-    def call(
-        self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Batch, kept: Kept | None = None
-    ) -> Tensor:
-        """Return the outputs of all passes of a network (member * draws, batch, ...)."""
-        structure, task = self.task.structure, self.task
-
-        def once(draw: int | Tensor) -> Tensor:
-            lending = nullcontext() if self.manners.draws_by_key else rng.seeded(int(key), "unkeyed", int(draw))
-            with lending, draws.keyed(key, draw, catch=self.catch, kept=kept), task.autocast():
-                own = chunk if self.manners.reads_only else copied(chunk)
-                ready, _ = structure.feed(task.prepared(own, training=False), None)
-                return task.widened(structure.unfold(network(ready)))
-
-        return forwards.together(once, structure.draws, self.each)
+    @abstractmethod
+    def renew(self) -> None:
+        """Take the values the store has now; shapes are those of before."""
 
 
 class PlainEvaluator(Evaluator):
-    """One network after the other; small ones stay loaded."""
+    """One network after the other; small ones stay loaded.
+
+    Args:
+        task: structure, transforms, device, precision.
+        store: where the states are.
+        numbers: which of them.
+        keep: whether networks stay loaded.
+    """
 
     def __init__(self, task: Task, store: States, numbers: Sequence[int], *, keep: bool):
-        super().__init__(task, store, numbers)
-        self.keep, self._loaded, self._forgetful = keep, dict[int, Trees](), False
+        self.task, self.store, self.numbers, self.keep = task, store, list(numbers), keep
+        self.rows, self.operations = ROWS, 0.0
+        self.each = 1  # passes mapped together
+        self.catch = True  # whether the network draws by functions of torch
+        self.manners = Manners()
+        self._loaded, self._forgetful = dict[int, Trees](), False
         self._drawn = Kept(_DRAWN if keep else 0)
         self._keys = {number: rng.key(0, "predict", number) for number in numbers}
-        self._silent = False  # whether networks draw nothing and may share one input
+        self._draws = True  # whether networks draw
+
+    def together(self, rows: int) -> int:
+        """One."""
+        return 1
 
     def trees(self, number: int) -> Trees:
         """Return a network with its values."""
@@ -166,6 +168,28 @@ class PlainEvaluator(Evaluator):
                 for name, t in (*trees.pristine.named_parameters(), *trees.pristine.named_buffers()):
                     t.copy_(state.params[name] if name in state.params else state.buffers[name])
 
+    def call(
+        self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Batch, kept: Kept | None = None
+    ) -> Tensor:
+        """Return the outputs of all passes of a network (member * draws, batch, ...)."""
+        structure, task = self.task.structure, self.task
+
+        def once(draw: int | Tensor) -> Tensor:
+            lending = nullcontext() if self.manners.draws_by_key else rng.seeded(int(key), "unkeyed", int(draw))
+            with lending, draws.keyed(key, draw, catch=self.catch, kept=kept), task.autocast():
+                own = chunk if self.manners.reads_only else copied(chunk)
+                ready, _ = structure.feed(task.prepared(own, training=False), None)
+                return task.widened(task.run(network, ready))
+
+        try:
+            return forwards.together(once, structure.draws, self.each)
+        except _UNMAPPABLE:  # forward code may go other ways for other values
+            if self.each == 1:
+                raise
+            found = forwards.together(once, structure.draws, 1)  # what no network can read fails here
+            self.each = 1
+            return found
+
     def _of(self, number: int, chunk: Batch) -> Tensor:
         with self.trees(number).one() as network:
             return self.call(network, self._keys[number], chunk, self._drawn)
@@ -173,9 +197,9 @@ class PlainEvaluator(Evaluator):
     def run(self, chunk: Batch) -> Tensor:
         """Run them in turn."""
         with torch.no_grad():
-            if self._silent:
-                return torch.stack(self._silently(chunk))
-            return torch.stack([self._of(number, chunk) for number in self.numbers])
+            if self._draws or not self.manners.good:
+                return torch.stack([self._of(number, chunk) for number in self.numbers])
+            return torch.stack(self._silently(chunk))
 
     def _silently(self, chunk: Batch) -> list[Tensor]:
         """Return the outputs of networks that draw nothing; what they read is made ready once for all."""
@@ -184,7 +208,7 @@ class PlainEvaluator(Evaluator):
             ready = self._ready(chunk)
             for number in self.numbers:
                 with self.trees(number).one() as network, task.autocast():
-                    found.append(task.widened(task.structure.unfold(network(ready))))
+                    found.append(task.widened(task.run(network, ready)))
         return found
 
     def outputs(self, x: Batch, size: int) -> Tensor:
@@ -211,8 +235,7 @@ class PlainEvaluator(Evaluator):
             remembers_nothing=all(torch.equal(before[n], now[n]) for n in before),
             rows_alone=alone,
         )
-        drew = stream.site > 0 or self.task.structure.draws > 1
-        self._silent = self.manners.good and not drew and not self.catch
+        self._draws = stream.site > 0 or self.task.structure.draws > 1 or self.catch
         if not self.manners.remembers_nothing:
             with torch.no_grad():
                 for n, b in before.items():
@@ -233,85 +256,118 @@ class PlainEvaluator(Evaluator):
 
     def _once(self, few: Batch) -> Tensor:
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
-            return self.task.structure.unfold(network(self._ready(few)))
+            return self.task.run(network, self._ready(few))
 
     def _ready(self, x: Batch) -> Batch:
         return self.task.structure.feed(self.task.prepared(x, training=False), None)[0]
 
-    def drawn(self, few: Batch) -> int:
-        """Return how many weights a pass of the network draws."""
+    def map_passes(self, few: Batch) -> None:
+        """Let passes be mapped together where that is faster and gives the same."""
+        structure = self.task.structure
+        if structure.draws == 1 or not self.manners.good or self._keeps(few):
+            return
+        with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
+            one = batches.part(few, slice(1))
+            each = forwards.room(network, 0, lambda: self.task.run(network, self._ready(one)), structure.draws)
+        if each > 1:
+            expected, self.each = self.run(copied(few)), each
+            self.rows = min(ROWS, max(128, _PASSED // (each * _widest(self.trees(self.numbers[0]).pristine))))
+            if not close(self.run(copied(few)), expected):
+                self.each, self.rows = 1, ROWS
+
+    def _keeps(self, few: Batch) -> bool:
+        """Return whether networks draw weights, and there is room to keep those of every pass from call to call."""
         tried = Kept(1 << 60)
         with rng.seeded(0, "look"), draws.keyed(0), under(kept=tried):
             self._once(copied(few))
-        return tried.bytes // 4
+        return self.keep and 0 < tried.bytes * self.task.structure.draws * len(self.numbers) <= _DRAWN
 
-    def keeps(self, drawn: int) -> bool:
-        """Return whether there is room to keep so many drawn weights of each pass."""
-        return self.keep and 0 < 4 * drawn * self.task.structure.draws * len(self.numbers) <= _DRAWN
-
-    def room(self, few: Batch) -> int:
-        """Return how many passes to map together."""
-        structure = self.task.structure
-        with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
-            return forwards.room(network, 0, lambda: structure.unfold(network(self._ready(few))), structure.draws)
+    def stackable(self, few: Batch) -> bool:
+        """Return whether one mapped call of these networks is possible and takes less time."""
+        network = self.trees(self.numbers[0]).pristine
+        if len(self.numbers) < _STACK or not self.keep or not self.manners.good or self.task.structure.draws > 1:
+            return False
+        return not any(forwards.is_looped(m) for m in network.modules()) and not (self._draws and self._keeps(few))
 
 
 class StackedEvaluator(Evaluator):
-    """Several small networks in one mapped call: 20 perceptrons answer one row 7 times faster than one after the other."""
+    """Small networks in one mapped call for few points, where calls take the time; for many, where arithmetic does, one by one.
 
-    def __init__(self, task: Task, store: States, numbers: Sequence[int]):
-        super().__init__(task, store, numbers)
-        self._trees = Trees(task.blueprint.holding(store.get(self.numbers[0])))
-        self._ties = ties_of(self._trees.pristine)
-        self.renew()
-        self._words = draws.words(*(rng.key(0, "predict", i) for i in numbers)).view(-1, 2).to(task.device)
+    20 perceptrons (8-50-1) answer one row 2.4 times faster so, and 100 rows 1.7 times.
+
+    Args:
+        plain: runs the same networks one by one.
+    """
+
+    def __init__(self, plain: PlainEvaluator):
+        self.plain, self.numbers, self.operations = plain, plain.numbers, plain.operations
+        network = plain.trees(self.numbers[0]).pristine
+        self.rows = max(128, _LAYER // (len(self.numbers) * _widest(network)))
+        self._most = _ARITHMETIC // max(1, sum(p.numel() for p in network.parameters()))  # rows
+        self._trees, self._ties = Trees(network), ties_of(network)
+        self._words = draws.words(*(rng.key(0, "predict", i) for i in self.numbers)).view(-1, 2).to(plain.task.device)
+        self._stack()
+
+    def _stack(self) -> None:
+        device, states = self.plain.task.device, [self.plain.store.get(i) for i in self.numbers]
+        self._values = {n: t.to(device) for n, t in tree.stack([s.params | s.buffers for s in states]).items()}
 
     def together(self, rows: int) -> int:
-        """All of them."""
-        return len(self.numbers)
+        """All of them, for few points."""
+        return len(self.numbers) if rows <= self._most else 1
 
     def renew(self) -> None:
         """Take the values the store has now; shapes are those of before."""
-        states = [self.store.get(i) for i in self.numbers]
-        self.params = {n: t.to(self.task.device) for n, t in tree.stack([s.params for s in states]).items()}
-        self._buffers = {n: t.to(self.task.device) for n, t in tree.stack([s.buffers for s in states]).items()}
+        self.plain.renew()
+        self._stack()
 
-    def run(self, chunk: Batch) -> Tensor:
+    def stacked(self, chunk: Batch) -> Tensor:
         """Map all networks over the chunk."""
         with torch.no_grad(), self._trees.one() as network:
 
-            def one(params: Any, buffers: Any, words: Tensor) -> Tensor:
-                return self.call(lambda x: call_with(network, params | buffers, x, self._ties), words, chunk)
+            def one(values: Any, words: Tensor) -> Tensor:
+                return self.plain.call(lambda x: call_with(network, values, x, self._ties), words, chunk)
 
-            return vmap(one)(self.params, self._buffers, self._words)
-
-
-class SizedEvaluator(Evaluator):
-    """One evaluator for few points, where calls take the time, and another for many, where arithmetic does.
-
-    Args:
-        few: for inputs of at most `turn` rows.
-        many: for longer ones.
-    """
-
-    def __init__(self, few: Evaluator, many: Evaluator, *, turn: int):
-        super().__init__(few.task, few.store, few.numbers)
-        self.few, self.many, self.turn = few, many, turn
-
-    def together(self, rows: int) -> int:
-        """As many as the one for as many points runs together."""
-        return self._one(rows).together(rows)
+            return vmap(one)(self._values, self._words)
 
     def run(self, chunk: Batch) -> Tensor:
-        """Run the one for as many points."""
-        return self._one(batches.rows(chunk)).run(chunk)
+        """Map them, or run them in turn if there are many points or they cannot be mapped."""
+        if batches.rows(chunk) > self._most:
+            return self.plain.run(chunk)
+        try:
+            return self.stacked(chunk)
+        except _UNMAPPABLE:  # forward code may go other ways for other values (experts that get a point now and then)
+            found = self.plain.run(chunk)  # what no network can read fails here
+            self._most = 0
+            return found
 
     def outputs(self, x: Batch, size: int) -> Tensor:
-        """Ask the one for as many points."""
-        return self._one(min(batches.rows(x), size)).outputs(x, size)
+        """Map them over a chunk at a time, or take all points with one network before the next."""
+        rows = min(size, self.rows)
+        if batches.rows(x) > self._most:
+            return self.plain.outputs(x, size)
+        return torch.cat([self.run(chunk) for chunk in batches.chunks(x, rows)], 2)
 
-    def _one(self, rows: int) -> Evaluator:
-        return self.few if rows <= self.turn else self.many
+
+def suited(plain: PlainEvaluator, few: Batch) -> Evaluator:
+    """Return the faster evaluator for networks that were looked at: stacked if they are many and small, and that gives the same.
+
+    Args:
+        plain: runs them one by one.
+        few: a few points.
+    """
+    if not plain.stackable(few):
+        plain.map_passes(few)
+        return plain
+    stacked = StackedEvaluator(plain)
+    try:
+        return stacked if close(stacked.stacked(copied(few)), plain.run(copied(few))) else plain
+    except _UNMAPPABLE:
+        return plain
+
+
+def _widest(network: nn.Module) -> int:
+    return max((p.shape[0] for p in network.parameters() if p.dim()), default=1)
 
 
 def another(rows: Batch) -> Batch:

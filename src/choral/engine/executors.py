@@ -135,7 +135,8 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
     if wrong:
         raise InputError(
             f"executor='vectorized' cannot train this network: stacked, its parameter {wrong!r} gets another gradient than alone (hooks of "
-            "gradients and weights that forward writes into are passed over); use executor='sequential'."
+            "gradients, and weights that forward writes into or reads from a list or dict of its own, are passed over); use "
+            "executor='sequential'."
         )
 
 
@@ -240,11 +241,12 @@ class Tried:
     def differs_from(self, other: "Tried", task: Task) -> str | None:
         """Return the parameter whose gradient is another one, beyond rounding; None if there is none.
 
-        torch.func passes over what is not a function of weights and inputs: hooks of gradients, weights that forward writes into, the
-        padding of some embeddings.
+        torch.func passes over what is not a function of weights and inputs: hooks of gradients, weights that forward writes into or
+        reads from a list or dict of its own, the padding of some embeddings.
         """
-        if task.precision != "fp32":
-            return None  # too coarse to tell
+        lost = next((name for name in self.gradients if name not in other.gradients), None)
+        if lost is not None or task.precision != "fp32":  # other gradients are too coarse to tell
+            return lost
         largest = max((float(g.abs().max()) for g in self.gradients.values() if g.numel()), default=0.0)
         for name, own in self.gradients.items():
             off = float((own - other.gradients[name]).abs().max()) if own.numel() else 0.0

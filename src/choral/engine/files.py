@@ -242,6 +242,13 @@ def is_written(path: Path) -> bool | None:
     return isinstance(meta := header.get("__metadata__"), dict) and "choral" in meta
 
 
+def is_pickle(data: bytes) -> bool:
+    """Return whether a file begins as a pickle or a zip of pickles; one of safetensors is 8 bytes of a length, then a brace."""
+    if data[8:9] == b"{":
+        return False
+    return data.startswith(b"PK\x03\x04") or (data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"))
+
+
 def unpack_tensors(data: bytes, name: str, *, quiet: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and header of a safetensors file; refuses damaged ones and anything else, above all pickle.
 
@@ -253,8 +260,7 @@ def unpack_tensors(data: bytes, name: str, *, quiet: bool = False) -> tuple[dict
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    pickled = len(data) > 1 and data[0] == 0x80 and data[1] in range(2, 6) and data[8:9] != b"{"
-    if data[:2] == b"PK" or pickled:  # a zip of pickles, or a bare one; a safetensors header opens with a brace
+    if is_pickle(data):
         raise RunError(
             f"{name} is a pickle (such as torch.save makes), which choral never opens because loading one can run any "
             "code; save with Ensemble.save, or load the weights yourself and hand the network to choral.fit."

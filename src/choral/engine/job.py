@@ -95,7 +95,7 @@ def understood(
         )
     source = source.reading(task.likelihood.read)
     rules = replace(rules, score=task.likelihood.prediction.score)
-    say_what_is_lost(build, recipe)
+    say_what_is_lost(task, recipe)
     task = replace(task, remembers=try_training(task, source, recipe.plan))
     rehearse(task, source, recipe.plan)
     refuse_whole(task, source, recipe.plan)

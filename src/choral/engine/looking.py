@@ -1,8 +1,9 @@
 """Look at the plain network once, before anything is converted or trained: what it reads, in which type, and what it returns."""
 
+import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +14,14 @@ from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, ConversionError, InputError
 from choral.base.functions import Function
-from choral.base.interface import Interface, pick, why_not_read
+from choral.base.interface import Interface, is_lazy, pick, why_not_read
 from choral.base.types import Build
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import bare, called_once, floats_of
-from choral.engine.reaching import output_layer, refuse_hidden, refuse_strays
+from choral.engine.reaching import refuse_hidden, refuse_strays, with_ends_of
 from choral.layers.conversion.swapping import holds
+from choral.layers.joint.network import channels_last
 from choral.structures.base import Independent, Structure
 
 
@@ -53,7 +55,6 @@ def look(
     inputs: Any,
     output: Any,
     device: torch.device,
-    trained: bool = True,
 ) -> Seen:
     """Build the plain network and run it on the first points; the source gives real numbers in its type from now on.
 
@@ -64,14 +65,11 @@ def look(
         inputs: transforms as the user gave them.
         output: which part of the outputs counts, as the user gave it.
         device: where to run.
-        trained: whether networks are to be trained, not only run.
     """
     with rng.seeded(0, "look"), draws.keyed(0):
-        network = bare(build).to(device)
+        network = nn.Module.to(bare(build), device)  # a network may have a `to` of its own
         _refuse_extra_state(network)
         _refuse_complex(network)
-        if trained:
-            _refuse_sparse(network)
         if not isinstance(structure, Independent):
             _refuse_synchronized(network)
         source.settle(floats_of(network))
@@ -91,19 +89,31 @@ def look(
                 "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images: give tokens as x.long().",
                 stacklevel=2,
             )
-        try:
-            found = called_once(network, reads, batch)
-        except ChoralError:
-            raise
-        except Exception as error:  # forward code of the user's may fail in any way
-            raise InputError(why_not_read(network, given, error)) from error
+        reads, found = _called(network, reads, batch)
     _refuse_writing(structure, given, batch)
     interface = _completed(reads, found, batches.rows(batch))
     if devices.is_processor(device):
         refuse_hidden(network, interface, given)
         refuse_strays(build if isinstance(build, nn.Module) else network, interface, given)
-        interface = replace(interface, last=output_layer(network, interface, given))
+        interface = with_ends_of(network, interface, given)
     return Seen(interface, seen.transforms, seen.floats, device)
+
+
+def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interface, Any]:
+    """Return what a network returns for a batch, and how it is called: with images in plain memory order if it cannot read channels last."""
+    given = batches.mapped(torch.clone, batch)
+    images = any(t.dim() == 4 for t in batches.leaves(batch))
+    try:
+        laid = channels_last(copy.deepcopy(network)) if images and not is_lazy(network) else network
+        return reads, called_once(laid, reads, batch)
+    except ChoralError:
+        raise
+    except Exception as error:  # forward code of the user's may fail in any way
+        if images:
+            reads = replace(reads, avoids=("channels_last",))
+            with suppress(Exception):
+                return reads, called_once(network, reads, batches.mapped(batches.in_order, given))
+        raise InputError(why_not_read(network, given, error)) from error
 
 
 def _scale(x: Any) -> str:
@@ -166,17 +176,7 @@ def _refuse_synchronized(network: nn.Module) -> None:
         if isinstance(module, nn.SyncBatchNorm):
             raise ConversionError(
                 f"layer {name!r} (SyncBatchNorm) would mix the statistics of members; build the network with nn.BatchNorm2d (or 1d, 3d): "
-                "fit(..., data_parallel=True) takes its statistics over the whole batch of all processes."
-            )
-
-
-def _refuse_sparse(network: nn.Module) -> None:
-    """Raise InputError for layers whose gradients are sparse, which penalties, clipping and stacks do not take."""
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise InputError(
-                f"build: module {name!r} ({type(module).__name__}) has sparse gradients, which members cannot be trained with; build it with "
-                "sparse=False."
+                "Compute(data_parallel=True) takes its statistics over the whole batch of all processes."
             )
 
 

@@ -4,7 +4,9 @@ A copy keeps what modules hold, not what functions remember: a forward that was 
 network it was made for. A converted layer acts when it is called, not when its weights are read past it.
 """
 
+import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.interface import Interface, is_lazy
 from choral.base.order import executed
-from choral.engine.blueprint import copied
+from choral.engine.blueprint import evaluating
 from choral.layers.packed.abreast import ends_of
 from choral.structures.base import Independent, Structure
 
@@ -33,7 +35,7 @@ def refuse_strays(network: nn.Module, interface: Interface, batch: Batch) -> Non
     """
     if is_lazy(network):
         return
-    own, other = (_reached(one, interface, batch) for one in (network, copied(network)))
+    own, other = (_reached(one, interface, batch) for one in (network, copy.deepcopy(network)))
     if own is None or other is None:
         return
     lost = [name for name, p in network.named_parameters() if p.requires_grad and (not own or name in own - other)]
@@ -80,8 +82,8 @@ def _kept_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from ((f"self.{name} of {type(module).__name__}", m) for m in held if isinstance(m, nn.Module))
 
 
-def output_layer(network: nn.Module, interface: Interface, batch: Batch) -> str:
-    """Return the layer that gives a network's output, where another one is declared last (a head that is not used, say); else ''.
+def with_ends_of(network: nn.Module, interface: Interface, batch: Batch) -> Interface:
+    """Return the interface with the layers that read a network's inputs and give its output, where others are declared first and last.
 
     Args:
         network: plain, without hooks; not changed.
@@ -90,19 +92,19 @@ def output_layer(network: nn.Module, interface: Interface, batch: Batch) -> str:
     """
     names = [name for name, _ in ends_of(network)]
     if len(names) < 2 or is_lazy(network):
-        return ""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
+        return interface
     try:
-        with rng.seeded(0, "look"), draws.keyed(0):
+        with evaluating(network), rng.seeded(0, "look"), draws.keyed(0):
             called = executed(network, names, lambda: interface.call(network, batches.mapped(_plainly, batch)))
     except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
-        return ""
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    order = [name for name, needed in called if needed]
-    return order[-1] if order and order[-1] != names[-1] else ""
+        return interface
+    order = [call.layer for call in called if call.needed]
+    first = tuple(dict.fromkeys(call.layer for call in called if call.needed and call.reads_input)) or ("",)
+    return replace(
+        interface,
+        first=first if order and first != (names[0],) else (),
+        last=order[-1] if order and order[-1] != names[-1] else "",
+    )
 
 
 def left_plain(network: nn.Module, structure: Structure) -> list[str]:
@@ -127,7 +129,7 @@ def left_plain(network: nn.Module, structure: Structure) -> list[str]:
 
 
 def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch, plain: Callable[[], nn.Module]) -> None:
-    """Raise ConversionError for a converted layer whose weights are used other than by calling it, so that its conversion does nothing there.
+    """Raise ConversionError for converted layers and parameters that are read from elsewhere, where their conversion does nothing.
 
     Args:
         network: the joint network.
@@ -162,7 +164,8 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch, plain: C
     within_ours = "network." if _is_ours(network) else ""
     running = {name for name, module in layers.items() if module in called}
     idle = {n for n in layers if n not in running and not any(n.startswith(f"{other}.") for other in running)}
-    needed = _needed(plain, x) if idle else set()
+    unused = [name for name, p in network.named_parameters() if p.requires_grad and name not in used]
+    needed = _needed(plain, x) if idle or unused else set()
     for name in layers:
         past = name in idle and any(p.startswith(f"{name}.") for p in used)
         lost = name in idle and any(p.startswith(f"{name.removeprefix(within_ours)}.") for p in needed)
@@ -172,6 +175,12 @@ def refuse_uncalled(network: nn.Module, structure: Structure, x: Batch, plain: C
                 f"layer {name!r} is converted for {type(structure).__name__}, but the network reads its weights past its call (by "
                 f"torch.nn.functional, say), where the conversion does nothing; let forward use self.{name}(...) alone, or use another method."
             )
+    stale = next((name for name in unused if name.removeprefix(within_ours) in needed), None)
+    if stale is not None:
+        raise ConversionError(
+            f"parameter {stale.removeprefix(within_ours)!r} is converted for {type(structure).__name__}, but forward reads what it was before from a "
+            "list, dict or other object; let forward read it from the module that it is registered in, or use another method."
+        )
 
 
 def _needed(plain: Callable[[], nn.Module], x: Batch) -> set[str]:
@@ -206,17 +215,12 @@ def _is_ours(module: nn.Module) -> bool:
 
 def _reached(network: nn.Module, interface: Interface, batch: Batch) -> set[str] | None:
     """Return the parameters that a network's outputs depend on; None where that cannot be told."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
     try:
-        with torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
+        with evaluating(network), torch.enable_grad(), rng.seeded(0, "look"), draws.keyed(0):
             outputs = interface.call(network, batches.mapped(_plainly, batch))
             return _with_gradient(network, outputs) if outputs.requires_grad else None
     except Exception:  # forward code of the user's may fail in any way under gradients; training will tell
         return None
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _plainly(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from choral.base.types import Build
 from choral.data.inputs import Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint
-from choral.engine.looking import look, running_in
+from choral.engine.looking import Seen, look, running_in
 from choral.engine.parts import Parts, check_parts
 from choral.engine.reaching import refuse_uncalled
+from choral.layers.bayesian.sampling import at_means
+from choral.layers.joint.network import Joint
 from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.objectives.penalties import matches
-from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
 from choral.structures.independence import check_independence
@@ -75,6 +76,12 @@ class Task:
         """Return what a joint network in evaluation makes of a batch (member, batch, ...), without gradients."""
         with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), self.autocast():
             ready, _ = self.structure.feed(self.prepared(batches.moved(x, self.device), training=False), None)
+            return self.run(network, ready)
+
+    def run(self, network: Callable[[Batch], Tensor], ready: Batch) -> Tensor:
+        """Return the outputs of every member (member, batch, ...) for inputs as the structure feeds them."""
+        each = self.structure.members
+        with draws.folded(each, batches.rows(ready) // each) if self.structure.folds_members else nullcontext():
             return self.structure.unfold(network(ready))
 
     def forward_loss(
@@ -101,8 +108,7 @@ class Task:
         given = y if weights is None else torch.arange(len(y), device=y.device)
         with self.autocast():
             inputs, targets = self.structure.feed(self.prepared(x, training=True), given)
-            with draws.folded(self.structure.members) if self.structure.folds_members else nullcontext():
-                outputs = self.structure.unfold(network(inputs))
+            outputs = self.run(network, inputs)
         assert targets is not None
         wide = self.widened(outputs)
         if weights is None:
@@ -190,19 +196,12 @@ def make_task(
             f"precision is {precision!r}; networks are trained in 'fp32', 'bf16' or 'fp16', and in double if build returns them so."
         )
     place = usable(device)
-    trained = bool(trainings(recipe.plan))
-    seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place, trained=trained)
-    x, _ = source.example()
-    images = any(t.dim() == 4 for t in batches.leaves(x))
-    blueprint = Blueprint(build, recipe.structure, device=place, images=images, interface=seen.interface)
+    seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place)
+    blueprint, shape = _converted(build, recipe.structure, source, seen)
     network = blueprint.network().eval()
     _check_trainable(network)
     check_parts(parts, recipe.structure, network, source.drawn(), recipe.plan)
-    outputs = _outputs(network, recipe.structure, seen.ready(x))
-    refuse_uncalled(network, recipe.structure, seen.ready(source.example(2)[0]), blueprint.plain)
     _check_patterns(recipe, network)
-    check_independence(recipe.structure, network, seen.ready(source.example(4)[0]))
-    shape = tuple(outputs.shape[2:])
     targets, weights = _targets(source)
     whole = source.targets() is not None
     given = likelihood or recipe.objective.likelihood
@@ -220,6 +219,44 @@ def make_task(
         source.is_ragged,
         parts,
     )
+
+
+def _converted(build: Any, structure: Structure, source: Source, seen: Seen) -> tuple[Blueprint, tuple[int, ...]]:
+    """Return the blueprint of joint networks that compute what their members compute alone, and the shape of an output.
+
+    A kernel that fails or computes something else is left out, where the choice is choral's: it is an optimization.
+    """
+    x, more = (seen.ready(source.example(rows)[0]) for rows in (2, 4))
+    images = any(t.dim() == 4 for t in batches.leaves(x))
+    interface = seen.interface
+    while True:
+        blueprint = Blueprint(build, structure, device=seen.device, images=images, interface=interface)
+        network = blueprint.network().eval()
+        try:
+            with at_means():
+                outputs = _outputs(network, structure, x)
+            refuse_uncalled(network, structure, x, blueprint.plain)
+            _check_alone(network, structure, x, outputs)
+            check_independence(structure, network, more)
+            return blueprint, tuple(outputs.shape[2:])
+        except ChoralError:
+            if not isinstance(network, Joint) or not network.is_open or network.kernel == "loop":
+                raise
+            interface = replace(interface, avoids=(*interface.avoids, network.kernel))
+
+
+def _check_alone(network: nn.Module, structure: Structure, x: Batch, together: Tensor) -> None:
+    """Raise ConversionError if the first or last member computes something else alone than within the joint network."""
+    for i in {0, structure.members - 1} if structure.members > 1 else ():
+        with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
+            alone = structure.member(network, i).eval()(x)
+        near = torch.finfo(alone.dtype).eps ** 0.5 * float(alone.abs().nan_to_num(0, 0, 0).amax())
+        if not torch.allclose(alone, together[i], rtol=0, atol=near, equal_nan=True):
+            raise ConversionError(
+                f"member {i} of {type(structure).__name__} alone is another network than within the joint one: members are laid side by "
+                "side on the first or second axis of the input, and forward moves these axes before the first layer; use a method whose "
+                "members are networks of their own."
+            )
 
 
 def some_points(source: Source, most: int = _LOOKED_AT) -> tuple[Batch, Tensor, Tensor | None]:

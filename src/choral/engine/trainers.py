@@ -21,6 +21,7 @@ from choral.base.mapping import vmap
 from choral.base.types import Params
 from choral.engine import scaling
 from choral.engine.blueprint import state_of
+from choral.engine.fingerprint import attributes
 from choral.engine.parts import Piece
 from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.task import Task
@@ -329,6 +330,7 @@ class StackedTrainer(Trainer):
     def _recorded(self, x: Batch, y: Tensor, points: Tensor, *own: Tensor) -> Callable[..., list[Tensor]] | None:
         """Return the recorded step for these shapes, or None where steps must be mapped afresh.
 
+        A record holds sizes as constants, so each number of rows and of stacked networks has one of its own.
         The rule depends on the network and the phase alone, so a resumed run takes the same way as an unbroken one.
         """
         if not self._recordable:
@@ -352,13 +354,13 @@ class StackedTrainer(Trainer):
                 grads, (losses, _) = step(params, fixed, {}, held, words, counts, settings, inputs, targets, *weights)
                 return [*(grads[n].contiguous() for n in names), losses]
 
-            example = [p.detach() for p in self.trained.values()]
+            example, before = [p.detach() for p in self.trained.values()], attributes(self.network)
             try:
                 graph = record(flat, [*example, *self._constant_inputs(points), *own, y, *batches.leaves(x)])
             except UNMAPPED:
                 self._recordable = False
                 return None
-            if self._drew:
+            if self._drew or attributes(self.network) != before:  # a number that changes would be a constant
                 self._recordable = False
                 return None
             graphs[shapes] = graph

@@ -1,7 +1,6 @@
 """Try one training call before a run begins: what fails, fails here, and state that members would share is said."""
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,10 +10,9 @@ from torch import Tensor, nn
 
 from choral.base import batches, draws, rng
 from choral.base.errors import ChoralError, InputError
-from choral.base.interface import described, is_lazy
+from choral.base.interface import described
 from choral.data.datasets import global_states, moved
 from choral.data.sources import Source
-from choral.engine.blueprint import redraw
 from choral.engine.fingerprint import attributes, held_tensors
 from choral.engine.task import Task
 from choral.plan.cost import batches_in
@@ -120,7 +118,7 @@ def _doubt_outputs(task: Task, x: Any) -> None:
         return
     try:
         with torch.enable_grad(), rng.seeded(0, "try"), draws.keyed(0):
-            network = task.blueprint.plain().to(task.device).eval()
+            network = nn.Module.to(task.blueprint.plain(), task.device).eval()
             node = network(task.prepared(x, training=False)).grad_fn
     except Exception:  # code of the user's may fail in any way, and a doubt is not worth it
         return
@@ -159,43 +157,24 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, equal_nan=True)
 
 
-_TELLING = 64  # numbers of a tensor from which its spread tells a drawn one from a trained one
-
-
-def say_what_is_lost(build: Any, recipe: Recipe) -> None:
-    """Warn if the network handed over has weights of its own, and the recipe draws all of them anew."""
-    taken: list[bool] = []
+def say_what_is_lost(task: Task, recipe: Recipe) -> None:
+    """Warn if the user hands over trained weights that the recipe does not start from."""
+    blueprint, taken = task.blueprint, list[bool]()
     walk(recipe.plan, None, Visitor(start=lambda phase, _, __: taken.append(phase.takes_given)))
-    if isinstance(build, nn.Module) and not any(taken) and _has_learned(build):
+    resized = task.structure.draws_anew
+    redrawn = blueprint.parent is not None and not any(taken) and task.structure.keeping() == task.structure
+    loaded = blueprint.parent is None and resized and blueprint.brings_weights
+    if loaded or ((redrawn or resized) and blueprint.has_learned):
+        advice = (
+            "since members have layers of other sizes; use a method that keeps whole layers, such as batch_ensemble or treenet."
+            if resized
+            else "and all members start afresh; use a recipe that starts from them (pretrained=True, or parent_epochs=0, where there is one), or give "
+            "a function that builds the network."
+        )
         warnings.warn(
-            f"the network handed over has weights of its own, but '{recipe.name}' draws its weights anew; use a recipe that starts from "
-            "them (pretrained=True, or parent_epochs=0, where there is one), or give a function that builds the network.",
+            f"the network handed over has weights of its own, but '{recipe.name}' draws its weights anew, {advice}",
             stacklevel=3,
         )
-
-
-def _has_learned(network: nn.Module) -> bool:
-    """Return whether weights are others than a new network of these layers would have: by traces of training, or by size."""
-    if is_lazy(network):
-        return False
-    if any(p.grad is not None for p in network.parameters()):
-        return True
-    new = copy.deepcopy(network)
-    with rng.seeded(0, "new"):
-        redraw(new)
-    return any(_is_of_other_size(a, b) for a, b in zip(network.state_dict().values(), new.state_dict().values()))
-
-
-def _is_of_other_size(given: Tensor, new: Tensor) -> bool:
-    """Return whether the spread of two tensors differs by more than chance explains, or one is constant and they differ."""
-    if given.shape != new.shape or not given.is_floating_point() or given.numel() < 2:
-        return not torch.equal(given, new) if given.shape == new.shape and not given.is_floating_point() else False
-    one, other = (float(t.double().square().mean().sqrt()) for t in (given, new))
-    if float(new.double().std()) == 0:
-        return not torch.allclose(given, new)
-    if given.numel() < _TELLING:  # the spread of a few drawn numbers says nothing
-        return False
-    return abs(one / other - 1) > 0.02 + 6 / math.sqrt(given.numel())
 
 
 def _smallest(points: int, plan: Phase) -> int:

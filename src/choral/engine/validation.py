@@ -20,9 +20,7 @@ from choral.data.frames import arranged
 from choral.data.given import cast_targets
 from choral.data.parts import held_out
 from choral.data.sources import Source, source_of
-from choral.engine import forwards
-from choral.engine.answering import works
-from choral.engine.evaluators import PlainEvaluator, StackedEvaluator, copied
+from choral.engine.evaluators import Evaluator, PlainEvaluator, copied, suited
 from choral.engine.task import Task
 from choral.objectives.likelihoods import About
 from choral.plan.state import State
@@ -170,7 +168,7 @@ class Validation:
         self._read = cast_targets(task.likelihood.read(self.y), task.floats)
         self._moment = _Moment()
         self._signature: Any = None
-        self._evaluator: PlainEvaluator | StackedEvaluator | None = None
+        self._evaluator: Evaluator | None = None
         self._try()
 
     def _try(self) -> None:
@@ -223,17 +221,11 @@ class Validation:
             self._evaluator.renew()
         return torch.cat([self._evaluator.run(chunk) for chunk in self.chunks], 2).cpu()
 
-    def _chosen(self, states: Sequence[State], keys: Sequence[int]) -> PlainEvaluator | StackedEvaluator:
+    def _chosen(self, states: Sequence[State], keys: Sequence[int]) -> Evaluator:
         few = copied(batches.part(self.chunks[0], slice(2)))
         plain = PlainEvaluator(self.task, self._moment, keys, keep=True)
         plain.look(few)
-        numbers = sum(tree.count(state.params) for state in states)
-        looped = any(forwards.is_looped(m) for m in plain.trees(keys[0]).pristine.modules())
-        if len(keys) == 1 or looped or not plain.manners.good or numbers > _WIDEST:
-            return plain
-        stacked = StackedEvaluator(self.task, self._moment, keys)
-        stacked.catch = plain.catch
-        return stacked if works(stacked, few) else plain
+        return plain if sum(tree.count(state.params) for state in states) > _WIDEST else suited(plain, few)
 
     def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
         """Return the measures of networks as they are now."""

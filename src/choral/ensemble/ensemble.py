@@ -34,6 +34,7 @@ from choral.ensemble import corrections
 from choral.ensemble.describing import described
 from choral.ensemble.exporting import export
 from choral.ensemble.saving import Saved, save_bytes, save_file
+from choral.layers.conversion.linear_maps import put_back
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
@@ -128,7 +129,7 @@ class Ensemble:
         if not is_whole(index, 0) or index >= self.members:
             raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
         which, inside = divmod(index, self.recipe.structure.members)
-        return detach(self.recipe.structure.member(self.network(which), inside)).eval()
+        return put_back(detach(self.recipe.structure.member(self.network(which), inside))).eval()
 
     @guarded
     def outputs(

@@ -8,7 +8,7 @@ from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.bayesian.spike_slab import SpikeSlabLayer
 from choral.layers.conversion.attention import OpenAttention, open_attention
-from choral.layers.conversion.swapping import by_kind, layers_of, swap
+from choral.layers.conversion.swapping import layers_of, swap
 from choral.layers.features import Piecewise, piecewise_embedding, quantile_edges
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.joint.masked import MaskedLayer, overlapping_masks
@@ -40,7 +40,6 @@ __all__ = [
     "RankOneLayer",
     "SpikeSlabLayer",
     "at_means",
-    "by_kind",
     "family",
     "gaussian_twin",
     "layers_of",

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
-from choral.base.order import executed
+from choral.base.order import Called, executed
 from choral.masks.cells import Unit, cells_of
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -49,8 +49,8 @@ def prunable(
     cells_of({}, unit)  # refuses an unknown unit
     layers = _layers(network)
     called = [] if example_input is None else _executed(network, layers, example_input)
-    order = [name for name, needed in called if needed] or list(layers)
-    aside = {name for name, _ in called} - set(order)  # their outputs are not used
+    order = [call.layer for call in called if call.needed] or list(layers)
+    aside = {call.layer for call in called} - set(order)  # their outputs are not used
     fitting = [name for name in layers if name not in aside and _fits(network, name, unit)]
     chosen = {weight for name in fitting for weight in layers[name]}
     if keep_classifier and order:
@@ -108,10 +108,8 @@ def _fits(network: nn.Module, layer: str, unit: Unit) -> bool:
     return not isinstance(module, apart) and not inside_attention
 
 
-def _executed(
-    network: nn.Module, layers: dict[str, list[str]], example_input: Batch | tuple[Any, ...]
-) -> list[tuple[str, bool]]:
-    """Return the layers in the order in which a forward pass in evaluation mode calls them, and whether the output needs each."""
+def _executed(network: nn.Module, layers: dict[str, list[str]], example_input: Batch | tuple[Any, ...]) -> list[Called]:
+    """Return the calls of layers in a forward pass in evaluation mode."""
     modes = {module: module.training for module in network.modules()}
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)
     try:

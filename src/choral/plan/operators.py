@@ -175,13 +175,15 @@ def _settings(module: nn.Module) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Recalibrate(Operator):
-    """Estimate BatchNorm statistics again over the training data; a network without BatchNorm is left alone."""
+    """Estimate BatchNorm statistics again over the training data, but for layers that the network keeps in evaluation mode in training."""
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with statistics that fit its weights."""
         network = context.network(state)
         held: list[Any] = [m for m in network.modules() if _settings(m) is not None]
-        norms = [m for m in held if getattr(m, "running_mean", None) is not None]
+        network.train()  # which a network may answer by keeping statistics on purpose: those layers stay in evaluation
+        norms = [m for m in held if getattr(m, "running_mean", None) is not None and m.training]
+        network.eval()
         if not norms:
             return state
         momenta = [(m, _settings(m).momentum) for m in norms]

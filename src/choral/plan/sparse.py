@@ -204,8 +204,8 @@ class Prune(Operator):
             else "convolutions, linear, attention and recurrent layers"
         )
         return (
-            f"Prune has nothing to prune: the network has no {kinds} with weights that train{besides}; name others with include=, set "
-            "keep_classifier=False, or take a method that does not prune, such as deep_ensemble or snapshot."
+            f"Prune has nothing to prune: the network has no {kinds} with weights that train{besides}; take a method that does not "
+            "prune, such as deep_ensemble or snapshot."
         )
 
     def _names(self, network: nn.Module, example: Batch, *, keep_first: bool) -> list[str]:

@@ -5,6 +5,7 @@ gives member outputs back with the member axis first. The engine knows this cont
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +35,9 @@ class Structure(Value, ABC):
 
     converts_all: ClassVar[bool] = False
     """Whether every layer with weights is meant to be converted, so that those which are not are named in a line."""
+
+    draws_anew: ClassVar[bool] = False
+    """Whether weights of the given network cannot be kept, because members have layers of other sizes."""
 
     averages: ClassVar[bool] = False
     """Whether a member's own parameters too get the gradient of the mean over members, 1/M of what their member would give alone."""
@@ -85,6 +89,13 @@ class Structure(Value, ABC):
         structure `averages`).
         """
         return frozenset()
+
+    def keeping(self) -> "Structure":
+        """Return the structure that starts at the weights of the network it converts, where this one draws others by the paper's rule."""
+        return self
+
+    def learn(self, network: nn.Module, run: Callable[[int], object]) -> None:
+        """Let the layers of a joint network find out what they need to know of the network from passes over so many made-up rows."""
 
     def remaining(self, params: Params, buffers: Params) -> dict[str, float] | None:
         """Return the share of its nodes that each layer still uses, by name, or None if nodes never leave."""

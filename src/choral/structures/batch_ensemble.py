@@ -17,7 +17,6 @@ from choral.layers.conversion.swapping import holds, swap, unless_held
 from choral.layers.joint.network import Joint
 from choral.layers.joint.own_statistics import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
-from choral.layers.packed.narrow import CELLS
 from choral.structures.one_tree import JointStructure
 
 
@@ -26,8 +25,8 @@ class BatchEnsemble(JointStructure):
     """Member m has the weights W * (r_m s_m^T), elementwise, and biases of its own.
 
     The shared weights start at those of the given network, so a trained one can be turned into an ensemble. Linear maps and
-    (transposed) convolutions get vectors, those inside attention included; embeddings and bare parameters are shared;
-    normalization statistics are kept by member. Layers with frozen or tied parameters are shared as they are.
+    (transposed) convolutions get vectors, those inside attention included; embeddings, recurrent layers, layers that compute something else
+    and bare parameters are shared; normalization statistics are kept by member. Layers with frozen or tied parameters are shared as they are.
 
     Args:
         members: how many members.
@@ -43,6 +42,7 @@ class BatchEnsemble(JointStructure):
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ("*.r", "*.s")
+    converts_all: ClassVar[bool] = True
     start: str = "normal"
     spread: float = 0.5
     own_norms: bool = False
@@ -53,16 +53,9 @@ class BatchEnsemble(JointStructure):
         """Return the network with vectors in its layers; its weights are the shared ones."""
 
         def vectors(name: str, layer: nn.Module) -> nn.Module | None:
-            if own_kind(layer, WEIGHTED):
-                return RankOneLayer(
-                    layer, members=self.members, start=self.start, spread=self.spread, generator=generator
-                )
-            if isinstance(layer, (*WEIGHTED, nn.RNNBase, *CELLS)):
-                raise ConversionError(
-                    f"layer {name!r} ({type(layer).__name__}) computes something else than torch's linear maps and "
-                    f"convolutions, so it cannot get rank-one vectors; share it whole with exclude=({name!r},)."
-                )
-            return None
+            if own_kind(layer, WEIGHTED) is None:
+                return None
+            return RankOneLayer(layer, members=self.members, start=self.start, spread=self.spread, generator=generator)
 
         tree = open_attention(network, include=self.include, exclude=self.exclude)
         tree = swap(tree, unless_held(tree, vectors), include=self.include, exclude=self.exclude)

@@ -4,8 +4,8 @@ Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -29,7 +29,8 @@ class Sampled(OneMember, ABC):
     Args:
         draws: passes averaged at prediction.
         rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
-        keep_weights: means start at the network's own (trained) weights; otherwise they are drawn by Kaiming's rule.
+        keep_weights: means start at the network's own weights; otherwise they are drawn by Kaiming's rule. `fit` sets it for networks
+            that bring trained weights.
         include: patterns of the layers that become Bayesian; all that can when empty.
         exclude: patterns of layers that stay plain.
     """
@@ -56,6 +57,10 @@ class Sampled(OneMember, ABC):
                 "own linear, convolution and normalization layers (with a scale), within include and exclude."
             )
         return joint
+
+    def keeping(self) -> Self:
+        """Return the structure whose means start at the network's own weights."""
+        return replace(self, keep_weights=True)
 
     @abstractmethod
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:

@@ -101,7 +101,7 @@ def _refuse(network: Joint, member: int, mixed: list[bool], own: list[str], orde
     raise ConversionError(
         f"members are not independent: the output of member {member} depends on weights of other members, up to layer "
         f"{fault.removeprefix('network.')!r} ({kind}). They are mixed in that layer or right behind it, for example by "
-        "an operation over the batch axis; use kernel='loop', or change the operation."
+        "an operation over the batch axis; change the operation, or use a method whose members are networks of their own."
     )
 
 
@@ -134,8 +134,7 @@ def _run(structure: Structure, network: Joint, inputs: Batch) -> tuple[list[str]
         report = f"\n{network.report()}" if isinstance(network, PackedNetwork) else ""
         raise ConversionError(
             f"the joint network cannot run on this data: {error}. If its forward code states a width as a number, or widths were "
-            f"rounded up where tensors are added or concatenated, choose width and members so that they divide. "
-            f"Forward code that torch.func.vmap cannot map runs with kernel='loop'.{report}"
+            f"rounded up where tensors are added or concatenated, choose members so that they divide the widths.{report}"
         ) from error
     finally:
         for hook in hooks:

@@ -65,8 +65,8 @@ class Masksembles(JointStructure):
         tree = swap(network, unless_held(network, masks), include=self.include, exclude=self.exclude)
         if not holds(tree, MaskedLayer):
             raise ConversionError(
-                f"Masksembles found no linear map or convolution to mask in {type(network).__name__}; the output layer "
-                "itself is only masked when include names it."
+                f"Masksembles found no linear map or convolution to mask in {type(network).__name__} before its output "
+                "layer, which stays whole; use a method that does not mask, such as batch_ensemble or treenet."
             )
         tree = swap(tree, lambda _, m: member_norm(m, members=self.members))
         joint = Joint(tree, members=self.members, kernel=self.kernel, own_inputs=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
+from choral.base.order import first_layers
 from choral.layers.conversion.functions_of_layers import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.conversion.swapping import holds_frozen, tied_layers
 from choral.layers.packed.abreast import ends_of, named
@@ -32,7 +33,7 @@ class Mimo(Structure):
         members: M.
         repetition: the paper's rho, the probability that a row holds the same example for all members.
         batch_repetition: how often an example appears in a training batch for each member.
-        first: pattern of the layer that reads the input, if not the first one registered.
+        first: pattern of the layer that reads the input, if not the one that a dry run finds.
         last: pattern of the layer that gives the output, if not the one that a dry run finds.
 
     Shapes: x (batch, channel, ...) -> (batch * batch_repetition, member * channel, ...) in training.
@@ -41,6 +42,7 @@ class Mimo(Structure):
     """
 
     widens_input: ClassVar[bool] = True
+    draws_anew: ClassVar[bool] = True
 
     members: int = 3
     repetition: float = 0.0
@@ -64,8 +66,11 @@ class Mimo(Structure):
         if not layers:
             raise ConversionError(f"Mimo found no linear map or convolution in {type(network).__name__}.")
         return tuple(  # type: ignore[return-value]  # two patterns, two names
-            named(layers, (pattern,), what)[0] if pattern else layers[place]
-            for what, pattern, place in (("first", self.first, 0), ("last", self.last, -1))
+            named(layers, (pattern,), what)[0] if pattern else found
+            for what, pattern, found in (
+                ("first", self.first, next(iter(first_layers(layers)), layers[0])),
+                ("last", self.last, layers[-1]),
+            )
         )
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
@@ -73,7 +78,7 @@ class Mimo(Structure):
         joint = copy.deepcopy(network)
         (first, last), tied = self._ends(network), tied_layers(network)
         order = [name for name, _ in network.named_modules()]
-        for name in order[: order.index(first)]:
+        for name in order[: min(order.index(name) for name, _ in ends_of(network))]:
             if isinstance(network.get_submodule(name), NORMS):
                 raise ConversionError(
                     f"layer {name!r} normalizes the inputs, of which MIMO has {self.members} side by side; standardize the "

@@ -4,6 +4,7 @@ Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimatio
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -41,6 +42,7 @@ class Packed(JointStructure):
         torch.Size([4, 5, 3])
     """
 
+    draws_anew: ClassVar[bool] = True
     width: float | None = 2.0
     subgroups: int = 1
     minimum_channels: int = 64

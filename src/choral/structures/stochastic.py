@@ -4,14 +4,15 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:
 "Regularization of Neural Networks using DropConnect", ICML 2013.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from choral.base.errors import ConversionError, InputError
-from choral.layers.bayesian.dropped import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate
-from choral.layers.conversion.attention import OpenAttention, open_attention
+from choral.layers.bayesian.dropped import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate, find_rows
+from choral.layers.conversion.attention import open_attention
 from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
 from choral.layers.conversion.swapping import holds, layers_of, swap
 from choral.layers.packed.abreast import ends_of
@@ -22,8 +23,8 @@ from choral.structures.base import OneMember
 class Stochastic(OneMember):
     """One network whose passes differ by dropout, in training and in evaluation mode alike.
 
-    The network's own dropout layers stay on at prediction; dropout that forward code calls as a function (F.dropout, that inside
-    attention) follows the training mode and is off. With a rate, dropout is also put behind every linear map and
+    The network's own dropout layers stay on at prediction, and so does dropout inside attention; dropout that forward code calls as a
+    function (F.dropout), or that is inside recurrent layers, follows the training mode and is off. With a rate, dropout is also put behind every linear map and
     convolution but the output layer. Prediction averages `draws` passes. `member` gives the plain network without draws
     (its dropout layers are off in evaluation), which is not the same function as the average of the draws.
 
@@ -53,10 +54,11 @@ class Stochastic(OneMember):
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with dropout that stays on; its weights are kept."""
-        _refuse_hidden_dropout(network)
-        tree = swap(network, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
-        if self.rate is not None:
-            tree = self._put_in(network, tree, self.rate)
+        tree = network if self.rate is None else self._put_in(network, self.rate)
+        dropping = [name for name, m in layers_of(tree, (nn.MultiheadAttention,)) if m.dropout]
+        if dropping:
+            tree = open_attention(tree, include=dropping)
+        tree = swap(tree, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
         if holds(tree, Dropped, DroppedOutput, DropConnect):
             return tree
         if self.rate is None:
@@ -66,10 +68,10 @@ class Stochastic(OneMember):
             )
         raise ConversionError(
             f"{type(network).__name__} has no dropout layers, and no linear map or convolution before its output layer to put them behind, "
-            "so every pass would be the same; name layers with include, or give it nn.Dropout layers."
+            "so every pass would be the same; give it nn.Dropout layers."
         )
 
-    def _put_in(self, network: nn.Module, tree: nn.Module, rate: float) -> nn.Module:
+    def _put_in(self, network: nn.Module, rate: float) -> nn.Module:
         output = None if self.include else next((name for name, _ in reversed(ends_of(network))), None)
         kind = DropConnect if self.connections else DroppedOutput
 
@@ -77,20 +79,14 @@ class Stochastic(OneMember):
             return None if name == output or own_kind(layer, WEIGHTED) is None else kind(layer, rate=rate)
 
         if self.connections:
-            tree = open_attention(tree, include=self.include, exclude=self.exclude)
-        return swap(tree, drop, include=self.include, exclude=self.exclude)
+            network = open_attention(network, include=self.include, exclude=self.exclude)
+        return swap(network, drop, include=self.include, exclude=self.exclude)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return the plain network; in evaluation its dropout is off."""
         kinds = (Dropped, DroppedOutput, DropConnect)
         return swap(network, lambda _, module: module.plain() if isinstance(module, kinds) else None)
 
-
-def _refuse_hidden_dropout(network: nn.Module) -> None:
-    """Raise for layers whose dropout cannot be kept on, since it is a number inside them and no layer."""
-    for name, layer in layers_of(network, (nn.RNNBase, nn.MultiheadAttention, OpenAttention)):
-        if getattr(layer, "dropout", 0):
-            raise ConversionError(
-                f"layer {name!r} ({type(layer).__name__}) has dropout={layer.dropout} inside it, which evaluation mode turns "
-                "off; build it with dropout=0 and put nn.Dropout layers around it."
-            )
+    def learn(self, network: nn.Module, run: Callable[[int], object]) -> None:
+        """Let dropout find the axis of rows."""
+        find_rows(network, run)

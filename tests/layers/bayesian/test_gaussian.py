@@ -197,11 +197,16 @@ def test_fresh_means_are_kaiming_and_rhos_start_at_minus_six():
     assert torch.equal(state, torch.get_rng_state())  # no draw from the global generator
 
 
-def test_only_exact_kinds_have_a_twin():
+def test_only_layers_that_compute_as_a_known_kind_have_a_twin():
     class Own(nn.Linear):
         pass
 
-    assert gaussian_twin(Own(2, 2)) is None
+    class Louder(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    assert isinstance(gaussian_twin(Own(2, 2)), GaussianLinear)
+    assert gaussian_twin(Louder(2, 2)) is None
     assert gaussian_twin(nn.ReLU()) is None
     assert gaussian_twin(nn.BatchNorm1d(2, affine=False)) is None
     with pytest.raises(ConversionError, match="LayerNorm"):

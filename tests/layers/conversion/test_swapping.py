@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError
-from choral.layers.conversion.swapping import by_kind, layers_of, swap
+from choral.layers.conversion.swapping import layers_of, swap
 
 
 class Nested(nn.Module):
@@ -21,6 +21,8 @@ class Nested(nn.Module):
 
 
 def double(name, old):
+    if not isinstance(old, nn.Linear):
+        return None
     new = nn.Linear(old.in_features, old.out_features)
     new.weight = nn.Parameter(2 * old.weight.detach())
     return new
@@ -29,7 +31,7 @@ def double(name, old):
 def test_every_layer_is_swapped_and_the_original_is_untouched():
     network = Nested()
     before = copy.deepcopy(network.state_dict())
-    new: Any = swap(network, by_kind({nn.Linear: double}))
+    new: Any = swap(network, double)
     for (name, value), (other, old) in zip(new.state_dict().items(), network.state_dict().items()):
         assert name == other
         if name.endswith("weight"):
@@ -62,13 +64,13 @@ def test_tied_parameters_stay_tied_when_left_alone():
 def test_mode_follows_each_replaced_module():
     network = Nested()
     network.trunk.eval()
-    new: Any = swap(network, by_kind({nn.Linear: double}))
+    new: Any = swap(network, double)
     assert not new.trunk[0].training
     assert new.shared.training
 
 
 def test_root_can_be_swapped():
-    assert isinstance(swap(nn.Linear(2, 2), by_kind({nn.Linear: lambda n, o: nn.Identity()})), nn.Identity)
+    assert isinstance(swap(nn.Linear(2, 2), lambda n, o: nn.Identity()), nn.Identity)
 
 
 def test_patterns_restrict_the_walk():
@@ -104,7 +106,7 @@ def test_hooks_are_never_lost_silently():
     network = nn.Sequential(nn.Linear(2, 2))
     network[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ConversionError, match=r"'0' .Linear. carries hooks"):
-        swap(network, by_kind({nn.Linear: double}))
+        swap(network, double)
 
 
 def test_layers_of_looks_at_kinds_and_names():

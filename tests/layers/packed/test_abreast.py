@@ -7,7 +7,7 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import ConversionError, InputError
-from choral.layers.joint.network import Joint, tune
+from choral.layers.joint.network import Joint, channels_last, tune
 from choral.layers.packed.abreast import pack
 from choral.layers.packed.narrow import redrawn
 
@@ -168,7 +168,7 @@ def test_norms_on_the_inputs_keep_their_width():
     assert joint(torch.randn(4, 6)).shape == (2, 4, 2)
 
 
-def test_parameters_outside_layers_follow_the_widths_or_must_be_explained():
+def test_parameters_outside_layers_follow_the_widths():
     class Tokens(nn.Module):
         def __init__(self, tokens):
             super().__init__()
@@ -180,10 +180,9 @@ def test_parameters_outside_layers_follow_the_widths_or_must_be_explained():
 
     x = torch.randn(4, 5, 3)
     assert pack(Tokens(5), members=4)(x).shape == (4, 4, 2)
-    with pytest.raises(ConversionError, match=r"'positions' of shape \(8, 8\).*axes=\{'positions'"):
-        pack(Tokens(8), members=4)
-    joint = pack(Tokens(8), members=4, axes={"positions": (-1,)})
-    assert joint.get_parameter("network.positions").shape == (4, 8, 4)
+    for axes in (None, {"positions": (-1,)}):  # of two axes that may be widths, the last
+        joint = pack(Tokens(8), members=4, axes=axes)
+        assert joint.get_parameter("network.positions").shape == (4, 8, 4)
     with pytest.raises(ConversionError, match="axes names nothing"):
         pack(Tokens(5), members=4, axes={"nothing": (0,)})
 
@@ -270,7 +269,7 @@ def test_numbers_out_of_range_are_refused(arguments):
 
 
 def test_channels_last_is_kept_within_members():
-    joint = pack(models.lenet("S"), members=2).to(memory_format=torch.channels_last)
+    joint = channels_last(pack(models.lenet("S"), members=2))
     weight = joint.get_parameter("network.conv2.weight")
     assert weight.shape == (2, 32, 16, 5, 5)
     assert weight[1].is_contiguous(memory_format=torch.channels_last)

@@ -8,11 +8,13 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:
 "Regularization of Neural Networks using DropConnect", ICML 2013.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from choral.base import draws
-from choral.base.errors import InputError
+from choral.base.errors import ConversionError, InputError
 from choral.base.fitting import typed
 from choral.layers.joint.computed import WeightLayer
 
@@ -29,7 +31,48 @@ def checked_rate(rate: float) -> float:
     return rate
 
 
-class Dropped(nn.Module):
+class RowAware(nn.Module):
+    """A layer whose draws in evaluation are the same for all rows; `rows` is the axis they stand on, 0 where nothing else is known.
+
+    Networks that compute (time, batch, feature) have it elsewhere; by the number of axes, since one layer may be called in several places.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, int] = {}
+
+    def one_row(self, x: Tensor) -> Tensor:
+        """Return the first row of x, with its axis."""
+        return x.narrow(self.rows.get(x.dim(), 0), 0, 1)
+
+
+def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
+    """Tell every `RowAware` layer which axis rows stand on: the one that grows with their number.
+
+    Args:
+        network: in evaluation mode.
+        run: passes so many rows through it.
+    """
+    layers = [m for m in network.modules() if isinstance(m, RowAware)]
+    seen: list[list[tuple[RowAware, torch.Size]]] = []
+    hooks = [m.register_forward_hook(lambda m, _, y: seen[-1].append((m, y.shape))) for m in layers]
+    try:
+        for count in (2, 3):
+            seen.append([])
+            run(count)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for (layer, two), (_, three) in zip(*seen):
+        grown = [i for i, (a, b) in enumerate(zip(two, three)) if a != b]
+        if len(two) == len(three) and len(grown) == 1 and layer.rows.setdefault(len(two), grown[0]) != grown[0]:
+            raise ConversionError(
+                f"{layer} is called on tensors that have their rows on different axes ({tuple(two)} for two rows), so it cannot "
+                "draw the same for all rows; use a layer of its own in each place."
+            )
+
+
+class Dropped(RowAware):
     """Dropout that is on in training and in evaluation.
 
     Args:
@@ -58,8 +101,8 @@ class Dropped(nn.Module):
         if self.rate == 0:
             return x
         after = _UNITS.get(self.kind, x.dim() - 2 if self.kind is nn.FeatureAlphaDropout else 0)
-        points = x.shape[:1] if self.training else (1,)
-        shape = (*points, *x.shape[1 : x.dim() - after]) + (1,) * after  # one decision for all that a channel holds
+        drawn = x if self.training else self.one_row(x)
+        shape = (*drawn.shape[: x.dim() - after], *(1,) * after)  # one decision for all that a channel holds
         by_row = 0 if self.training else None
         keep = draws.keep_mask(shape, self.rate, device=x.device, rows=by_row).to(x.dtype)
         if self.kind not in _ALPHA:
@@ -76,7 +119,7 @@ class Dropped(nn.Module):
         return f"{self.kind.__name__}, rate={self.rate}"
 
 
-class DroppedOutput(WeightLayer):
+class DroppedOutput(WeightLayer, RowAware):
     """A linear map or convolution followed by dropout of its outputs, in training and in evaluation.
 
     Args:
@@ -94,7 +137,7 @@ class DroppedOutput(WeightLayer):
         outputs = self.operate(x, self.weight, self.bias)
         if self.training:
             return draws.dropout(outputs, self.rate)
-        return outputs * draws.dropout(torch.ones_like(outputs[:1]), self.rate, rows=None)
+        return outputs * draws.dropout(torch.ones_like(self.one_row(outputs)), self.rate, rows=None)
 
     def plain(self) -> nn.Module:
         """Return the plain layer."""

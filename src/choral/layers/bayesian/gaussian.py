@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
 from choral.layers.bayesian.sampling import RHO_START, SampledLayer, add_posterior, copy_means, draw, twin_arguments
+from choral.layers.conversion.functions_of_layers import own_kind
 
 
 class GaussianLayer(SampledLayer, ABC):
@@ -163,7 +164,7 @@ def gaussian_twin(
     rho: float = RHO_START,
     generator: torch.Generator | None = None,
 ) -> GaussianLayer | GaussianNorm | None:
-    """Return the Gaussian layer that stands for a plain one, or None if there is none for its exact kind.
+    """Return the Gaussian layer that stands for a plain one, or None if there is none for what it computes.
 
     Args:
         layer: any module; linear maps, convolutions and normalization with a scale have a twin.
@@ -173,10 +174,10 @@ def gaussian_twin(
     """
     if _affine_of(layer)[0] is not None:
         return GaussianNorm(layer, rho=rho)
-    kind = _KINDS.get(type(layer))
+    kind = own_kind(layer, tuple(_KINDS))
     if kind is None:
         return None
-    twin = kind(**twin_arguments(layer), rho=rho, generator=generator)
+    twin = _KINDS[kind](**twin_arguments(layer), rho=rho, generator=generator)
     if keep_weights:
         copy_means(twin, layer)
     return twin

@@ -25,8 +25,10 @@ from choral.layers.bayesian.sampling import (
     draw,
     fresh_weights,
     operation_of,
+    read_arguments,
     twin_arguments,
 )
+from choral.layers.conversion.functions_of_layers import own_kind
 
 
 class RankOneGaussianLayer(nn.Module, ABC):
@@ -50,6 +52,7 @@ class RankOneGaussianLayer(nn.Module, ABC):
     input_rho: nn.Parameter
     output_mean: nn.Parameter
     output_rho: nn.Parameter
+    __getattr__ = read_arguments
 
     def __init__(
         self,
@@ -142,10 +145,10 @@ def rank_one_gaussian_twin(
 
     The shared weight and every member's bias are the plain layer's own; only the factors are new.
     """
-    kind = _KINDS.get(type(layer))
+    kind = own_kind(layer, tuple(_KINDS))
     if kind is None:
         return None
-    twin = kind(**twin_arguments(layer), members=members, rho=rho, generator=generator)
+    twin = _KINDS[kind](**twin_arguments(layer), members=members, rho=rho, generator=generator)
     with torch.no_grad():
         twin.weight.copy_(layer.get_parameter("weight"))
         if twin.bias is not None:

@@ -164,6 +164,17 @@ def _size(name: str) -> Any:
     return property(read, write)
 
 
+def read_arguments(layer: Any, name: str) -> Any:
+    """Serve as `__getattr__` of layers with an `operation`: forward code may read settings of the plain layer (`conv.stride`)."""
+    try:
+        return nn.Module.__getattr__(layer, name)
+    except AttributeError:
+        operation = layer.__dict__.get("operation")
+        if operation is None or name == "bias" or name not in operation.arguments:
+            raise
+        return operation.arguments[name]
+
+
 class SampledLayer(nn.Module, ABC):
     """A linear map or convolution whose weight and bias have a Gaussian posterior each.
 
@@ -185,6 +196,7 @@ class SampledLayer(nn.Module, ABC):
     bias_rho: nn.Parameter | None
     in_features, out_features = _size("in_features"), _size("out_features")
     in_channels, out_channels, groups = _size("in_channels"), _size("out_channels"), _size("groups")
+    __getattr__ = read_arguments
 
     def __init__(
         self,
@@ -200,6 +212,16 @@ class SampledLayer(nn.Module, ABC):
         weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
         add_posterior(self, "weight", weight, rho)
         add_posterior(self, "bias", bias, rho)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The mean of the weight: forward code may read its dtype or shape."""
+        return self.weight_mean
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """The mean of the bias."""
+        return self.bias_mean
 
     @abstractmethod
     def plain(self) -> nn.Module:

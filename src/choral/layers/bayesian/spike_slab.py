@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.layers.bayesian.sampling import RHO_START, SampledLayer, copy_means, draw, means_wanted, twin_arguments
+from choral.layers.conversion.functions_of_layers import own_kind
 
 GAMMA_START = 0.99
 
@@ -140,11 +141,11 @@ def spike_slab_twin(
         sampled_gates: see there.
         generator: see there.
     """
-    kind = _KINDS.get(type(layer))
+    kind = own_kind(layer, tuple(_KINDS))
     if kind is None:
         return None
     arguments = twin_arguments(layer)
-    twin = kind(
+    twin = _KINDS[kind](
         **arguments, rho=rho, gamma=gamma, temperature=temperature, sampled_gates=sampled_gates, generator=generator
     )
     if keep_weights:

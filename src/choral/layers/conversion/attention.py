@@ -8,7 +8,6 @@ are ordinary `nn.Linear` layers.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
@@ -33,10 +32,9 @@ class OpenAttention(nn.Module):
         super().__init__()
         if attention.bias_k is not None or attention.bias_v is not None or attention.add_zero_attn:
             raise ConversionError(
-                "MultiheadAttention with add_bias_kv or add_zero_attn cannot be opened into linear layers; "
-                "build it without them, or leave it as it is with exclude."
+                "MultiheadAttention with add_bias_kv or add_zero_attn cannot be opened into linear layers; build it without them."
             )
-        self.heads, self.dropout = attention.num_heads, attention.dropout
+        self.heads, self.drop = attention.num_heads, nn.Dropout(attention.dropout)
         self.batch_first = False  # what torch's transformer layers look at: they must call this module, not read it
         self._batch_first = attention.batch_first
         width = attention.embed_dim
@@ -46,8 +44,8 @@ class OpenAttention(nn.Module):
             weights = list(attention.in_proj_weight.chunk(3))
         biases = [None] * 3 if attention.in_proj_bias is None else list(attention.in_proj_bias.chunk(3))
         for name, weight, bias in zip(("query", "key", "value"), weights, biases):
-            self.add_module(name, _linear(weight, bias))
-        self.out = _linear(attention.out_proj.weight, attention.out_proj.bias)
+            self.add_module(name, linear(weight, bias))
+        self.out = linear(attention.out_proj.weight, attention.out_proj.bias)
         assert self.out.out_features == width
 
     def forward(
@@ -72,7 +70,7 @@ class OpenAttention(nn.Module):
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # (batch, head, query, key)
         for mask in self._masks(attn_mask, key_padding_mask, q.shape[0]):
             scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-        weights = F.dropout(scores.softmax(-1), self.dropout, training=self.training)
+        weights = self.drop(scores.softmax(-1))
         y = self.out((weights @ v).transpose(1, 2).flatten(2))
         if single:
             y, weights = y.squeeze(0), weights.squeeze(0)
@@ -95,14 +93,15 @@ class OpenAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the settings."""
-        return f"heads={self.heads}, dropout={self.dropout}, batch_first={self._batch_first}"
+        return f"heads={self.heads}, batch_first={self._batch_first}"
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer with copies of a weight (output, input) and a bias."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach().clone())
+    layer.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), weight.requires_grad)
     if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone())
+        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
     return layer
 
 

@@ -6,6 +6,8 @@ moment. Padding modes, strides, momentum and all other settings are torch's own.
 """
 
 import copy
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
+from choral.base import rng
 from choral.layers.kernels import pointwise
 
 Tensors = Mapping[str, Tensor | None]
@@ -28,15 +31,51 @@ NORMS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def own_kind(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> type[nn.Module] | None:
-    """Return which of these kinds a layer is and computes as, or None: a subclass may add nothing to `forward`.
+    """Return which of these kinds a layer is and computes as, or None.
+
+    A subclass may have a `forward` of its own if a dry run gives what that of the kind gives, and it holds no tensors besides.
 
     >>> own_kind(nn.Linear(2, 2), WEIGHTED), own_kind(nn.ReLU(), WEIGHTED)
     (<class 'torch.nn.modules.linear.Linear'>, None)
     """
     for kind in kinds:
-        if isinstance(layer, kind) and type(layer).forward is kind.forward and not parametrize.is_parametrized(layer):
-            return kind
+        if isinstance(layer, kind) and not parametrize.is_parametrized(layer):
+            return kind if type(layer).forward is kind.forward or _computes_as(layer, kind) else None
     return None
+
+
+def _computes_as(layer: Any, kind: Any) -> bool:
+    """Return whether a linear map or convolution with a forward of its own computes what its kind does, in both modes."""
+    held = {*layer._parameters, *layer._buffers, *layer._modules}
+    if kind not in WEIGHTED or held != {"weight", "bias"} or any(p.is_meta for p in layer.parameters()):
+        return False
+    layer, inputs = copy.deepcopy(layer), layer.in_features if kind is nn.Linear else layer.in_channels
+    least = (
+        max((d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size)), default=0) if spatial(layer) else 0
+    )
+    for training, more in itertools.product((True, False), range(max(layer.stride) + 1 if least else 1)):
+        shape = (2, inputs, *(least + more,) * spatial(layer))
+        x = torch.arange(math.prod(shape), dtype=layer.weight.dtype, device=layer.weight.device).sin().view(shape)
+        layer.train(training)
+        try:
+            with torch.no_grad(), rng.seeded(0, "look"):
+                own, wanted = layer(x), kind.forward(layer, x)
+        except Exception:  # code of the user's may fail in any way, and tensors may be stacked
+            return False
+        if not isinstance(own, Tensor) or not torch.equal(own, wanted):
+            return False
+    return True
+
+
+def read_through(layer: Any, name: str) -> Any:
+    """Serve as `__getattr__` of layers that keep a plain one in `_plain`: forward code may read its settings (`fc.out_features`)."""
+    try:
+        return nn.Module.__getattr__(layer, name)
+    except AttributeError:
+        plain = layer.__dict__.get("_plain")
+        if plain is None or name in plain[0]._parameters or name in plain[0]._buffers:
+            raise
+        return getattr(plain[0], name)
 
 
 def emptied(layer: nn.Module) -> nn.Module:

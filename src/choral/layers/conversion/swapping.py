@@ -1,11 +1,10 @@
 """Swap layers in any nested network: a new network comes back, the old one is never touched.
 
 `swap` walks the module tree and asks one function what to put in each place. Whatever the function decides by - kind,
-name, shape - is its own business; `by_kind` makes one from a table, and `include` and `exclude` restrict the walk to
-names that fit shell-style patterns.
+name, shape - is its own business; `include` and `exclude` restrict the walk to names that fit shell-style patterns.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 
@@ -71,7 +70,7 @@ def swap(
 
     Example:
         >>> plain = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
-        >>> wider = swap(plain, by_kind({nn.ReLU: lambda name, old: nn.GELU()}))
+        >>> wider = swap(plain, lambda name, layer: nn.GELU() if isinstance(layer, nn.ReLU) else None)
         >>> wider[1][0], plain[1][0]
         (GELU(approximate='none'), ReLU())
     """
@@ -109,23 +108,6 @@ def swap(
         return module
 
     return visit("", copy)
-
-
-def by_kind(table: Mapping[type[nn.Module], Callable[[str, nn.Module], nn.Module | None]]) -> Replace:
-    """Return a `replace` function for `swap` that looks up the kind of a module, nearest base class first.
-
-    >>> choose = by_kind({nn.Linear: lambda name, old: nn.Identity()})
-    >>> choose("fc", nn.Linear(1, 1)), choose("act", nn.ReLU())
-    (Identity(), None)
-    """
-
-    def replace(name: str, module: nn.Module) -> nn.Module | None:
-        for kind in type(module).__mro__:
-            if kind in table:
-                return table[kind](name, module)
-        return None
-
-    return replace
 
 
 def layers_of(

@@ -10,6 +10,7 @@ from abc import ABC
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
+from choral.base.streams import now
 from choral.layers.conversion.functions_of_layers import (
     TRANSPOSED,
     WEIGHTED,
@@ -17,6 +18,7 @@ from choral.layers.conversion.functions_of_layers import (
     filled,
     operate,
     own_kind,
+    read_through,
     spatial,
 )
 
@@ -47,6 +49,8 @@ class WeightLayer(nn.Module, ABC):
         self.inputs, self.outputs = (int(getattr(layer, size)) for size in sizes)
         self.weight = layer.get_parameter("weight")
         self.register_parameter("bias", layer._parameters["bias"])
+
+    __getattr__ = read_through
 
     def operate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return what the plain layer returns under these weights."""
@@ -85,16 +89,22 @@ def fold(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
+class CutError(ConversionError):
+    """A layer was given a part of a batch that members are folded into."""
+
+
 def unfold(x: Tensor, members: int) -> Tensor:
-    """Return (member * batch, ...) as (member, batch, ...).
+    """Return (member * batch, ...) as (member, batch, ...); CutError if forward code took a part of the whole.
 
     >>> import torch
     >>> unfold(torch.zeros(6, 2), 3).shape
     torch.Size([3, 2, 2])
     """
-    if x.shape[0] % members:
-        raise ConversionError(
-            f"a layer for {members} members was given {x.shape[0]} rows; its input is (member * batch, ...), "
-            "so the first axis must be a multiple of the members."
+    rows = now().rows or 1
+    if x.shape[0] % (members * rows):
+        raise CutError(
+            f"a layer for {members} members was given {x.shape[0]} rows; its input is (member * batch, ...), here {members} * {rows} rows or a multiple: "
+            "forward code takes a part of the batch, chunks of it, say, which belongs to some members only; use kernel='loop' where the method "
+            "has it, or another method."
         )
     return x.unflatten(0, (members, -1))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
+from choral.layers.joint.computed import unfold
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -37,7 +38,7 @@ class MemberBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize each member's part of the batch by itself."""
         # one call for each member keeps the memory layout of x; a single wider BatchNorm would have to move the members
-        return torch.cat([norm(part) for norm, part in zip(self.norms, x.unflatten(0, (len(self.norms), -1)))])
+        return torch.cat([norm(part) for norm, part in zip(self.norms, unfold(x, len(self.norms)))])
 
     def plain(self, index: int) -> nn.Module:
         """Return member `index` as a plain BatchNorm."""

@@ -1,5 +1,7 @@
 """Layers that draw in a part of the network that all members share."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from choral.base import draws
@@ -22,6 +24,10 @@ class CommonDraws(Foldable):
         with draws.common():
             result: Tensor = self.layer(x)
         return result
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a setting of the layer: forward code may read it (`dropout.p`)."""
+        return getattr(super().__getattr__("layer"), name) if name != "layer" else super().__getattr__(name)
 
     def plain(self) -> nn.Module:
         """Return the layer."""

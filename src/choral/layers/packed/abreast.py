@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError, did_you_mean
-from choral.base.order import output_last
+from choral.base.order import first_layers, output_last
 from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
 from choral.layers.conversion.swapping import fits, layers_of, swap
 from choral.layers.joint.network import Joint
@@ -164,17 +164,18 @@ class _Places:
             raise ConversionError(
                 f"{type(network).__name__} has no linear map, convolution or other layer with a width."
             )
-        self._starts = named(layers, first, "first") or layers[:1]
+        self._starts = named(layers, first, "first") or first_layers(layers)
         self._stops = named(layers, last, "last") or layers[-1:]
         self._order = {name: i for i, (name, _) in enumerate(network.named_modules())}
-        self._begin = min(self._order[name] for name in self._starts)
+        self._begin = min((self._order[name] for name in self._starts), default=-1)
         self._end = max(self._order[name] for name in self._stops)
+        self._declared = min(self._order[name] for name in layers) == self._begin  # in the order in which they run
         self._leads = leads
 
     def of(self, name: str, before: int) -> Place:
         """Return the place of a layer; `before` is the width of the layer before it."""
         here, begin, end = self._order[name], self._begin, self._end
-        inner = begin < here and (here < end or end < begin)
+        inner = not self._declared or (begin < here and (here < end or end < begin))
         return Place(name in self._starts, name in self._stops, inner, name in self._leads, before)
 
 
@@ -229,7 +230,7 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
 
 
 def _stack_rest(tree: nn.Module, n: Narrowing, hidden: set[int], axes: Mapping[str, Sequence[int]]) -> None:
-    """Stack the tensors that belong to modules of other kinds; axes as long as a hidden width are widths."""
+    """Stack the tensors that belong to modules of other kinds; the last axis that is as long as a hidden width is one."""
     used = set()
     for prefix, module in list(tree.named_modules()):
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -237,15 +238,14 @@ def _stack_rest(tree: nn.Module, n: Narrowing, hidden: set[int], axes: Mapping[s
                 continue
             name = f"{prefix}.{key}" if prefix else key
             shape = list(tensor.shape)
-            found = [i for i, size in enumerate(shape) if size in hidden and size > 1]
+            found = [i for i, size in enumerate(shape) if size in hidden and size > 1][
+                -1:
+            ]  # features are the last axis
             if name in axes:
                 found = [i % len(shape) for i in axes[name]]
                 used.add(name)
-            elif len(found) > 1 or (found and not tensor.is_floating_point()):
-                raise ConversionError(
-                    f"parameter {name!r} of shape {tuple(shape)} belongs to no layer of torch and more than one of its axes may "
-                    f"be a width ({', '.join(map(str, found))}); say which with axes={{{name!r}: (...,)}}."
-                )
+            elif not tensor.is_floating_point():
+                found = []  # positions and the like: their axes count something else than units
             for i in found:
                 shape[i] = n.scaled(shape[i])
             n.put(module, key, shape)

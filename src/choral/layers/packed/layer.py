@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from choral.base.errors import ConversionError, InputError
 from choral.base.fitting import typed
-from choral.layers.conversion.functions_of_layers import NORMS, WEIGHTED, emptied, filled, operate, own_kind, spatial
+from choral.layers.conversion.functions_of_layers import (
+    NORMS,
+    WEIGHTED,
+    emptied,
+    filled,
+    operate,
+    own_kind,
+    read_through,
+    spatial,
+)
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.joint.computed import fold, unfold
 from choral.layers.joint.network import Foldable
@@ -57,6 +66,8 @@ class PackedLayer(Foldable):
         self.own = tuple(n for n, t in self.tensors().items() if t is not None and n not in shared)
         self._axes = getattr(self, self.own[0]).dim() if self.own else 0
         self.dims = spatial(layer)
+
+    __getattr__ = read_through
 
     @property
     def settings(self) -> Any:
