@@ -144,7 +144,7 @@ NUMBERS = FIRST @ torch.tensor([1.0, 2.0, 3.0])
 
 
 def chosen_among(space):
-    value = choral.recipes.hyper_ensemble(budget=24, members=6, space=space)
+    value = choral.recipes.hyper_ensemble(budget=24, members=6, space=space, training="paper")
     held = (FIRST[60:], NUMBERS[60:])
     return choral.fit(lambda: models.mlp(3, 1, hidden=(16,)), (FIRST[:60], NUMBERS[:60]), value, validation=held)
 

@@ -59,7 +59,7 @@ def test_the_cost_column_of_the_paper_is_the_count_without_the_classifier():
     whole = training_operations({})
     kept = training_operations(dict.fromkeys(FORWARD, 0.5))
     assert (140 * whole + 60 * kept) / (200 * whole) == pytest.approx(0.85)
-    text = show(make("prune_and_tune"), lenet, IMAGES)
+    text = show(make("prune_and_tune", epochs=200, training="paper"), lenet, IMAGES)
     exact = (140 * whole + 60 * training_operations(dict.fromkeys(("conv1", "conv2", "fc1", "fc2"), 0.5))) / (
         200 * whole
     )

@@ -35,7 +35,7 @@ def build() -> nn.Module:
 
 
 def deep(members: int, each: int = 6) -> Recipe:
-    return choral.recipes.deep_ensemble(members=members, budget=each * members)
+    return choral.recipes.deep_ensemble(members=members, budget=each * members, training="paper")
 
 
 def weights(ensemble: Ensemble) -> list[Tensor]:
@@ -214,7 +214,7 @@ def test_a_table_that_is_refused_takes_nothing_from_the_run(tmp_path: Path) -> N
     kept = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
     with pytest.raises(RunError, match="table was"):
         choral.fit_table(
-            frame, "y", members=4, epochs=8, columns=choral.Columns(ids=["z"]), on_existing="extend", **call
+            frame, "y", members=4, epochs=4, columns=choral.Columns(ids=["z"]), on_existing="extend", **call
         )
     for path, content in kept.items():
         assert path.name == "log.jsonl" or path.read_bytes() == content

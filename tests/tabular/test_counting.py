@@ -71,7 +71,7 @@ def test_a_comparison_trains_by_the_weights_and_the_likelihood_of_its_problem() 
     def build() -> Any:
         return models.mlp(1, 1, hidden=(8,))
 
-    options: dict[str, Any] = {"epochs": 3, "training": Training(optimizer="sgd", batch_size=128, lr=0.01)}
+    options: dict[str, Any] = {"budget": 3, "training": Training(optimizer="sgd", batch_size=128, lr=0.01)}
     weighed = load_problem(table, columns=Columns(target="y", drop=("w",)), weights="w", likelihood="poisson")
     plain = load_problem(table, columns=Columns(target="y", drop=("w",)), likelihood="poisson")
     one, other = (compare(build, problem, ["single"], **options) for problem in (weighed, plain))

@@ -21,7 +21,7 @@ from choral.data.problems import Columns, load_problem
 from choral.report.content import collect
 from choral.tabular.preparing import prepared
 
-QUICK: dict[str, Any] = {"members": 2, "epochs": 4, "progress": False}
+QUICK: dict[str, Any] = {"members": 2, "budget": 4, "progress": False}
 
 
 def houses(rows: int = 60, seed: int = 0) -> pd.DataFrame:
@@ -42,7 +42,7 @@ def test_a_frame_and_its_file_and_the_shell_give_the_same_members(tmp_path: Path
     done = CliRunner().invoke(app, ["fit", str(tmp_path / "h.csv"), "--target", "price", *held])
     assert done.exit_code == 0, done.output
     problem = load_problem(str(tmp_path / "h.csv"), target="price")
-    same = prepared(problem, epochs=4, members=2).run(progress=False)
+    same = prepared(problem, budget=4, members=2).run(progress=False)
     shell = choral.load(tmp_path / "run")
     assert torch.equal(shell.predict(problem.x_test).mean, same.predict(problem.x_test).mean)
     assert json.loads(done.stdout)["task"] == "regression"

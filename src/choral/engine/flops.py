@@ -191,6 +191,9 @@ class Flops:
 
         x, y = self.source.example(max(4, 2 * self.task.structure.members))  # a batch that splits over members
         x, y = batches.moved(x, self.task.device), y.to(self.task.device)
+        if self.task.structure.members > 1:  # a joint network looks once at every new number of rows
+            with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad():
+                self.task.forward_loss(network.train(), x, y)
         with (
             rng.seeded(0, "flops"),
             draws.keyed(0),

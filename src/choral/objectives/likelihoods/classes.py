@@ -139,7 +139,9 @@ class Categorical(Likelihood):
         """Compare accuracy and log score with those of the class frequencies."""
         if targets.dim() != 1 or outputs.dim() != 3:
             return ""
-        probs = outputs.double().softmax(-1).mean(0)
+        known = self.counted(targets.unsqueeze(0))
+        kept = torch.ones_like(targets, dtype=torch.bool) if known is None else known[0]
+        targets, probs = targets[kept], outputs[:, kept].double().softmax(-1).mean(0)
         shares = torch.bincount(targets, minlength=probs.shape[1]).double() / len(targets)
         score = probs[torch.arange(len(targets)), targets].clamp_min(1e-30).log().mean()
         best = torch.special.xlogy(shares, shares).sum()
