@@ -160,9 +160,6 @@ def train(
         callbacks, progress, overwrite = None, False, False  # all is trained; what follows puts it together
     with opened(run_dir if parts.writes else None) as (folder, objects):
         job = in_agreement(parts, lambda: call.job(parts), seed=seed, executor=compute.executor)
-        lacking = warning(job.recipe.plan, job.source.points)
-        if lacking:
-            warnings.warn(f"{job.recipe.name}: {lacking}.", stacklevel=5)
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
             plan, width = settle(
@@ -176,6 +173,9 @@ def train(
                 threads=compute.threads,
                 cut=cut_for(call, run_dir, parts),
             )
+            lacking = warning(job.recipe.plan, job.source.points)
+            if lacking:
+                warnings.warn(f"{job.recipe.name}: {lacking}.", stacklevel=5)
             with (
                 using(compute.threads or plan["environment"]["threads"]),
                 watched(chosen.name, chosen.epochs, callbacks, progress if parts.writes else False) as hear,

@@ -38,9 +38,16 @@ def show(
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
     deep_ensemble: 2 member(s), 16 epochs, Independent
     """
-    recipe = recipe_of(recipe)
+    recipe, source, stop = recipe_of(recipe), None, early_stopping
+    if build is not None and data is not None:
+        from choral.data.sources import source_of
+        from choral.engine.validation import chosen, set_apart, wants_validation
+
+        given = source_of(data, target)
+        wanted = recipe.is_open or wants_validation(stop)
+        source, _ = set_apart(given, chosen(validation, given.points, wanted=wanted), 0)
+        recipe = recipe.settled(source.points)
     text = [str(recipe)]
-    stop = early_stopping
     if stop is not None and stop.patience is not None:
         text.append(
             f"epochs are upper bounds: each training ends after {stop.patience} epochs without a better {stop.measure.name if stop.measure else 'score'} of "
@@ -48,17 +55,12 @@ def show(
         )
     if build is None:
         return "\n".join(text)
-    from choral.data.sources import source_of
+    if source is None:
+        return "\n".join([*text, _sizes(recipe, build)])
     from choral.engine.flops import Flops
     from choral.engine.forecast import forecast
     from choral.engine.task import make_task
-    from choral.engine.validation import chosen, set_apart, wants_validation
 
-    if data is None:
-        return "\n".join([*text, _sizes(recipe, build)])
-    given = source_of(data, target)
-    source, _ = set_apart(given, chosen(validation, given.points, wanted=recipe.is_open or wants_validation(stop)), 0)
-    recipe = recipe.settled(source.points)
     options: dict[str, Any] = {"output": output, "inputs": transforms, "likelihood": likelihood}
     alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan), **options)
     one = Flops(alone, source)
