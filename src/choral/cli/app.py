@@ -210,7 +210,7 @@ def fit(
     _check_words(method, members, running)
     made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
     compute = Compute(**made, device=running.device, time_limit=time_limit)
-    scaling.check_apart(apart, time_limit, extend=extend)
+    scaling.check_apart(apart, time_limit, extend=extend, overwrite=running.overwrite)
     silent = running.json or running.quiet
     shared = joined()
     apart_or_far = apart.prepare or apart.cluster is not None or extend or shared.several or is_far(out or "")

@@ -61,10 +61,12 @@ class Words:
 _VALUES = {"reading": Reading, "settings": Settings, "watching": Watching}
 
 
-def check_apart(apart: Apart, time_limit: float | None, *, extend: bool) -> None:
+def check_apart(apart: Apart, time_limit: float | None, *, extend: bool, overwrite: bool) -> None:
     """Raise InputError for options that do not go together."""
     from choral.base.errors import InputError
 
+    if extend and overwrite:
+        raise InputError("--overwrite starts again and --extend adds members to what is there; give one of them.")
     if apart.cluster is not None and (apart.prepare or time_limit is not None):
         other = "--prepare" if apart.prepare else "--time-limit"
         raise InputError(f"--cluster trains the run on a cluster, which cannot go with {other}; leave one of them out.")
