@@ -93,7 +93,7 @@ def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens()
     y[::7, 1:] = -1
     weights = torch.rand(200, generator=torch.Generator().manual_seed(2)) + 0.1
     recipe = recipes.single(budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=128))
-    given = {"likelihood": Categorical(ignore=-1, axis=2), "weights": weights, "build": perceptron}
+    given = {"likelihood": Categorical(ignore=-1, axis=2), "sample_weight": weights, "build": perceptron}
     whole = members_of((x, y), recipe, **given)
     assert distance(whole, members_of((x, y), recipe, compute=choral.Compute(accumulate=4), **given)) < 1e-6
 

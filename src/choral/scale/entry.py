@@ -99,6 +99,17 @@ def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call
     return Call(build, data, recipe if folds is None else recipe.in_folds(folds), OPTIONS | options)
 
 
+def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
+    """Return the call of a run in leaves; InputError for what only one process, or a cluster, can be asked for."""
+    call = call_of(build, data, recipe, options)
+    for name in ("time_limit", "data_parallel", "cluster"):
+        if getattr(call.compute, name):
+            raise InputError(
+                f"compute has {name}={getattr(call.compute, name)!r}, which a run in leaves cannot; leave it out."
+            )
+    return call
+
+
 def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], dict[str, Any]]:
     """Return what says how a run is cut: branches stacked in a leaf, at most.
 
@@ -197,7 +208,7 @@ def prepare(
         on_existing: 'overwrite' starts again in a folder that holds another run.
         options: as in `choral.fit`: seed, validation, compute and so on.
     """
-    call, overwrite = call_of(build, data, recipe, options), on_existing == "overwrite"
+    call, overwrite = _leaf_call(build, data, recipe, options), on_existing == "overwrite"
     if on_existing == "extend":
         raise InputError("on_existing is 'extend', which a run in leaves cannot be; give 'resume' or 'overwrite'.")
     with opened(run_dir) as (folder, objects):
@@ -247,7 +258,7 @@ def run_leaf(
         callbacks: called with every event, as in `choral.fit`.
         options: as they were given to `choral.prepare`.
     """
-    call = call_of(build, data, recipe, options)
+    call = _leaf_call(build, data, recipe, options)
     with opened(run_dir) as (folder, objects):
         plan = _planned(folder, objects)
         known = {leaf.path: leaf for leaf in leaves_of(plan)}
