@@ -256,7 +256,7 @@ def _plan() -> Iterator[Row]:
         {"epochs": 2},
         {
             "epochs": (-1, 1.5, "2", None),
-            "batch_size": COUNT,
+            "batch_size": tuple(n for n in COUNT if n != 0),
             "schedule": (0.1, "cosine"),
             "optimizer": ("adam", None),
             "memory": WORD,

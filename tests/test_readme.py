@@ -58,7 +58,13 @@ def test_what_python_is_shown_runs_as_pasted(tmp_path):
         found = runpy.run_path(str(script))
     assert found["p"].probs.shape == (397, 10)
     assert (found["p"].labels.numpy() == found["y_test"]).mean() > 0.85
-    assert {p.name for p in tmp_path.iterdir()} == {"pasted.py", "runs", "pat.choral", "pat.pt2", "snapshot.choral"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "pasted.py",
+        "runs",
+        "digits.choral",
+        "digits.pt2",
+        "snapshot.choral",
+    }
 
 
 @pytest.mark.parametrize("page", [page for page in DOCS if page != "docs/tour.md" and blocks(page, "python")])

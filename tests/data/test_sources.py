@@ -107,7 +107,7 @@ def test_loader_workers_last_from_epoch_to_epoch_also_after_one_that_was_left():
 
 def _line(y, network=lambda: nn.Linear(3, 1)):
     x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
-    return x, choral.fit(network, (x, y), make("single", budget=1))
+    return x, choral.fit(network, (x, y), make("single", budget=1), validation=None)
 
 
 def _learned(y, **options):

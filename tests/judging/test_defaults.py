@@ -77,9 +77,9 @@ def test_what_is_said_goes_before_the_usual(tmp_path):
     found = ready(tmp_path, validation=0.0)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 800, None, None)
     assert choral.models.spec_of(found.build())["name"] == "mlp"
-    found = ready(tmp_path, epochs=40, patience=3)
+    found = ready(tmp_path, budget=40, patience=3)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop.patience) == (4, 40, 0.2, 3)
-    assert ready(tmp_path, model="mlp").validation is None
+    assert ready(tmp_path, model="mlp").validation == "auto"
     assert (
         choral.models.spec_of(ready(tmp_path, method="mimo").build())["name"] == "mlp"
     )  # its first layer reads the input

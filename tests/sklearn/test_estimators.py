@@ -144,7 +144,7 @@ class TestCalibration:
         model = (
             regressor(epochs=1, validation_fraction=None).fit(x[:100], 9 * y[:100]).calibrate(x[100:500], y[100:500])
         )
-        for level, off in ((0.5, 0.1), (0.9, 0.06)):  # three deviations of what 400 rows and 400 more can tell
+        for level, off in ((0.5, 0.12), (0.9, 0.07)):  # 3.5 deviations of what 400 rows and 400 more can tell
             low, high = model.predict_interval(x[500:], level=level)
             assert abs(((low <= y[500:]) & (y[500:] <= high)).mean() - level) < off
         before = high - low
@@ -341,11 +341,11 @@ class TestWeights:
         y = (WORDS if make is classifier else Y).astype(object)
         x, weights = X.copy(), np.repeat([0.0, 1.0], [2, 58])
         x[0], x[1], y[0], y[1] = np.inf, 1e200, None, np.nan
-        one = make(budget=2).fit(kind(x), kind(y) if kind is list else y, sample_weight=weights)
-        other = make(budget=2).fit(kind(X[2:]), (WORDS if make is classifier else Y)[2:])
+        one = make(epochs=2).fit(kind(x), kind(y) if kind is list else y, sample_weight=weights)
+        other = make(epochs=2).fit(kind(X[2:]), (WORDS if make is classifier else Y)[2:])
         assert np.array_equal(one.predict(kind(X)), other.predict(kind(X)))
         with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-            make(budget=2).fit(x, y[:-1], sample_weight=weights)
+            make(epochs=2).fit(x, y[:-1], sample_weight=weights)
 
     @pytest.mark.parametrize(("wild", "usual"), [(1e308, 1e30), (1e-320, 1e-30)])
     def test_weights_of_any_size_are_proportions(self, wild, usual):

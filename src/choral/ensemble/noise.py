@@ -54,7 +54,10 @@ def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> N
         held_out: whether they are validation rows.
     """
     x, y, _ = some_points(source, _FEW_ROWS)
-    constant = ensemble.likelihood.constant(ensemble.outputs_once(x), y)
+    try:
+        constant = ensemble.likelihood.constant(ensemble.outputs_once(x), y)
+    except Exception:  # forward code that fails in evaluation: predict says so, and the members must not be lost here
+        return
     if constant:
         warnings.warn(
             f"{ensemble.recipe.name} predicts its {'validation' if held_out else 'training'} rows no better than {constant}, so it has learned nothing that "
