@@ -193,7 +193,7 @@ def train(
             ensemble = _put_together(call, job, store, costs, table)
             settle_last = settle_noise if call["cv"] is None else settle_folds
             settle_last(ensemble, job.judged_on, folder, run=run_of(plan))
-            with using(threads or plan["environment"]["threads"]):
+            with using(compute.threads or plan["environment"]["threads"]):
                 warn_if_constant(ensemble, job.judged_on, held_out=job.validation is not None)
     return ensemble
 
