@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from choral import models
-from choral.data import HorizontalFlip, Normalise, PadCrop
+from choral import Compute, models
+from choral.data import HorizontalFlip, Normalize, PadCrop
 from choral.fit import fit
 from choral.judging.compare import measure
 from choral.plan import Adam
@@ -30,7 +30,7 @@ from choral.recipes.training import Training
 from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10
 from machine import measured, write
 
-ADAM = Training(rate=0.001, optimiser=Adam(), batch_size=128, schedule="constant")
+ADAM = Training(lr=0.001, optimizer=Adam(), batch_size=128, schedule="constant")
 MOVES = 100
 """Steps between two moves of sparse connections. A member has 1,955 steps here and 58,650 in the paper, which moves every 1,000:
 with that interval they would move once."""
@@ -109,7 +109,7 @@ def sequential_bayesian(epochs: int) -> dict[str, Callable[[], Recipe]]:
     gates, later = common | {"gamma": 0.8}, {"members": 3, "reset": "redraw"}
     return {
         "single": lambda: make(
-            "single", budget=epochs, training=Training(rate=0.1, optimiser="sgd", schedule="steps", batch_size=32)
+            "single", budget=epochs, training=Training(lr=0.1, optimizer="sgd", schedule="steps", batch_size=32)
         ),
         "bnn": lambda: make("bnn", **common),
         "bnn_sequential": lambda: make("bnn_sequential", **common, **later),
@@ -172,7 +172,7 @@ def main() -> None:
     points = POINTS.get(arguments.suite)
     x, y = x[:points], y[:points]
     augmented = (PadCrop(pixels=4), HorizontalFlip()) if arguments.suite in AUGMENTED else ()
-    inputs = (*augmented, Normalise(mean=CIFAR10_MEAN, std=CIFAR10_STD))
+    inputs = (*augmented, Normalize(mean=CIFAR10_MEAN, std=CIFAR10_STD))
     rows: list[dict[str, Any]] = [] if arguments.again else measured(f"cifar_{arguments.suite}").get("rows", [])
     for seed in range(arguments.seeds):
         for label, recipe in recipes.items():
@@ -185,9 +185,8 @@ def main() -> None:
                 recipe(),
                 run_dir=folder,
                 seed=seed,
-                inputs=inputs,
-                executor="sequential",
-                checkpoint_seconds=20,
+                transforms=inputs,
+                compute=Compute(executor="sequential", checkpoint_seconds=20),
             )
             row = {"label": label, "seed": seed} | measure(ensemble, x_test, y_test) | pruning(folder)
             rows.append(row)

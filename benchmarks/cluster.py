@@ -11,6 +11,7 @@ told apart. Two workers need two idle processors: on a busy machine raise the pr
 
 import contextlib
 import functools
+import heapq
 import json
 import os
 import random
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,7 @@ def recipe_of(method: str, epochs: int) -> Any:
     from choral.recipes import make
     from choral.recipes.training import Training
 
-    return make(
-        method, budget=epochs, training=Training(rate=0.003, optimiser=Adam(), batch_size=64), **METHODS[method]
-    )
+    return make(method, budget=epochs, training=Training(lr=0.003, optimizer=Adam(), batch_size=64), **METHODS[method])
 
 
 def problem() -> tuple[Any, Any, Any]:
@@ -72,11 +71,8 @@ def fit(method: str, epochs: int, folder: Path, *, address: str = "", seconds: f
         (x, y),
         recipe_of(method, epochs),
         run_dir=folder,
-        cluster=cluster,
-        threads=1,
-        executor="sequential",
-        checkpoint_seconds=seconds,
-        listener=heard.append,
+        compute=choral.Compute(cluster=cluster, threads=1, executor="sequential", checkpoint_seconds=seconds),
+        callbacks=heard.append,
         progress=False,
     )
     taken = time.perf_counter() - started
@@ -88,10 +84,32 @@ def members(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted((folder / "members").iterdir())}
 
 
+def makespan(leaves: Sequence[Any], workers: int, seconds: Callable[[Any], float]) -> float:
+    """Return when the last leaf is done: a free worker takes the first leaf that is ready.
+
+    >>> from choral.recipes import deep_ensemble
+    >>> from choral.scale.cutting import cut
+    >>> makespan(cut(deep_ensemble(epochs=15, members=5).plan, 1), 2, lambda leaf: 10.0)
+    30.0
+    """
+    behind: dict[str | None, list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        behind.setdefault(leaf.after, []).append(number)
+    ready, running, now = list(behind.get(None, ())), list[tuple[float, int]](), 0.0
+    heapq.heapify(ready)
+    while ready or running:
+        while ready and len(running) < workers:
+            number = heapq.heappop(ready)
+            heapq.heappush(running, (now + seconds(leaves[number]), number))
+        now, number = heapq.heappop(running)
+        for other in behind.get(leaves[number].path, ()):
+            heapq.heappush(ready, other)
+    return now
+
+
 def bound(method: str, epochs: int, workers: int) -> float:
     """Return how much faster so many workers can be: a parent is trained before its children."""
     from choral.scale.cutting import cut
-    from choral.scale.forecast import makespan
 
     leaves = cut(recipe_of(method, epochs).plan, 1)
     return makespan(leaves, 1, lambda leaf: leaf.epochs) / makespan(leaves, workers, lambda leaf: leaf.epochs)

@@ -24,7 +24,7 @@ from datasets import loaders
 from machine import write
 
 LEVELS = (0.8, 0.9, 0.95)
-TRAINING = Training(rate=0.003, optimiser=Adam(), batch_size=32)
+TRAINING = Training(lr=0.003, optimizer=Adam(), batch_size=32)
 
 
 def split(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -17,16 +17,17 @@ import math
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from choral import models
+from choral import Compute, models
 from choral.data.sources import TensorSource
 from choral.fit import fit
 from choral.judging.defaults import patience_for
-from choral.plan import Adam, EarlyStop, Measure
+from choral.plan import Adam, EarlyStopping, Measure
 from choral.predictions import Prediction
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -39,7 +40,7 @@ MEMBERS = 4
 BUDGETS = (20, 60, 200)
 MOST = 400  # epochs of a stopped member, at most
 SHARE, BATCH = 0.1, 32
-UCI = Training(rate=0.003, optimiser=Adam(), batch_size=BATCH, schedule="constant")
+UCI = Training(lr=0.003, optimizer=Adam(), batch_size=BATCH, schedule="constant")
 STACK, EPOCHS, STOPPED_AFTER = 16, 60, 4
 
 
@@ -62,7 +63,7 @@ def speed() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2500, 8, generator=generator)
     y = x[:, :1].sin() + 0.1 * torch.randn(2500, 1, generator=generator)
-    training = Training(rate=0.001, optimiser=Adam(), batch_size=100, schedule="constant")
+    training = Training(lr=0.001, optimizer=Adam(), batch_size=100, schedule="constant")
     recipe = make("deep_ensemble", budget=STACK * EPOCHS, members=STACK, training=training)
 
     def build() -> torch.nn.Module:
@@ -70,7 +71,14 @@ def speed() -> dict[str, Any]:
 
     def run(**settings: Any) -> float:
         started = time.process_time()
-        found = fit(build, TensorSource(x, y), recipe, executor="vectorised", threads=1, progress=False, **settings)
+        found = fit(
+            build,
+            TensorSource(x, y),
+            recipe,
+            compute=Compute(executor="vectorized", threads=1),
+            progress=False,
+            **settings,
+        )
         if "stop" in settings:
             assert len(found.info["stopped"]) == STACK // 2
         return time.process_time() - started
@@ -78,10 +86,12 @@ def speed() -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"plain": [], "validated": [], "half_stopped": []}
     for _ in range(3):
         seconds["plain"].append(run())
-        seconds["validated"].append(run(validation=0.2, keep="last"))
+        seconds["validated"].append(
+            run(validation=0.2, early_stopping=EarlyStopping(patience=None, restore_best=False))
+        )
         measure = Measure.of(HalfImproves())
-        stop = EarlyStop(patience=STOPPED_AFTER, measure=measure)
-        seconds["half_stopped"].append(run(validation=0.2, keep="last", stop=stop))
+        stop = EarlyStopping(patience=STOPPED_AFTER, measure=measure)
+        seconds["half_stopped"].append(run(validation=0.2, early_stopping=replace(stop, restore_best=False)))
     best = {name: min(each) for name, each in seconds.items()}
     return {
         "seconds": seconds,
@@ -102,8 +112,8 @@ def uci(name: str) -> dict[str, Any]:
         data = ((x - shift) / scale, y, (x_test - shift) / scale, y_test)
         for budget in BUDGETS:
             rows[str(budget)].append(_nll(*data, budget, split)[0])
-        stop = EarlyStop(patience=patience_for(math.ceil(len(x) * (1 - SHARE) / BATCH)), by="ensemble")
-        score, taken = _nll(*data, MOST, split, validation=SHARE, stop=stop)
+        stop = EarlyStopping(patience=patience_for(math.ceil(len(x) * (1 - SHARE) / BATCH)), by="ensemble")
+        score, taken = _nll(*data, MOST, split, validation=SHARE, early_stopping=stop)
         rows["stopped"].append(score)
         epochs.append(taken / MEMBERS)
     found = _judged(rows) | {"epochs": statistics.mean(epochs)}
@@ -120,8 +130,7 @@ def _nll(
         (x, y),
         recipe,
         seed=seed,
-        executor="vectorised",
-        threads=1,
+        compute=Compute(executor="vectorized", threads=1),
         progress=False,
         **settings,
     )

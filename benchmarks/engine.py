@@ -2,7 +2,7 @@
 
     python benchmarks/engine.py [--quick]
 
-Writes benchmarks/results/engine.json. The targets are those of the design: vectorised training of 20 small perceptrons at
+Writes benchmarks/results/engine.json. The targets are those of the design: vectorized training of 20 small perceptrons at
 least 12 times faster than a plain loop; one LeNet-S through the engine at most 3 % slower than a hand-written loop;
 prediction with 20 stacked perceptrons no slower than a loop over them for few rows at once; memory that does not grow with the members.
 """
@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from choral import models
+from choral import Compute, models
 from choral.data.sources import TensorSource
 from choral.engine.flops import Flops
 from choral.engine.run import Run
@@ -49,24 +49,24 @@ def by_hand(
     network = build()
     if x.dim() == 4:
         network = network.to(memory_format=torch.channels_last)
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3, fused=fused or None)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=fused or None)
     for _ in range(epochs):
         order = torch.randperm(len(x))
         for start in range(0, len(x), batch):
             index = order[start : start + batch]
             out = network(x[index].permute(0, 3, 1, 2) if x.dim() == 4 else x[index])
             loss = F.cross_entropy(out, y[index]) if y.dtype == torch.int64 else F.mse_loss(out, y[index])
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
 
 def train_phase(epochs: int, batch: int) -> Train:
     """Return the training phase of these benchmarks."""
-    return Train(epochs=epochs, batch_size=batch, schedule=Constant(1e-3), optimiser=Adam())
+    return Train(epochs=epochs, batch_size=batch, schedule=Constant(1e-3), optimizer=Adam())
 
 
-def vectorised_training(repeats: int) -> dict[str, float]:
+def vectorized_training(repeats: int) -> dict[str, float]:
     """20 MLP members (8-50-1, batch 100): stacked against a plain loop of the same members."""
     x = torch.randn(1000, 8)
     y = x[:, :1].sin()
@@ -85,14 +85,14 @@ def vectorised_training(repeats: int) -> dict[str, float]:
         return run
 
     def stacked() -> None:
-        fit(build, (x, y), recipe, executor="vectorised")
+        fit(build, (x, y), recipe, compute=Compute(executor="vectorized"))
 
     plain, fast = interleaved(loop(False), stacked, repeats)
     fused, _ = interleaved(loop(True), stacked, max(1, repeats // 3))
     return {
         "loop_seconds": plain,
         "fused_loop_seconds": fused,
-        "vectorised_seconds": fast,
+        "vectorized_seconds": fast,
         "faster": plain / fast,
         "faster_than_fused": fused / fast,
     }
@@ -169,7 +169,7 @@ from choral.recipes.recipe import Recipe
 torch.set_num_threads(2)
 generator = torch.Generator().manual_seed(0)
 x = torch.randn(512, 3, 32, 32, generator=generator); y = torch.randint(10, (512,), generator=generator)
-plan = fork(int(sys.argv[1]), Reset(), Train(epochs=1, optimiser=Adam()), Collect())
+plan = fork(int(sys.argv[1]), Reset(), Train(epochs=1, optimizer=Adam()), Collect())
 with tempfile.TemporaryDirectory() as folder:
     fit(lambda: models.lenet("L"), (x, y), Recipe(name="deep", plan=plan), run_dir=folder, executor="sequential")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     repeats = 3 if parser.parse_args().quick else 5
     results = {
-        "training_20_mlps": vectorised_training(repeats),
+        "training_20_mlps": vectorized_training(repeats),
         "lenet_s_overhead": engine_overhead(repeats * 6),
         "predicting_20_mlps": stacked_prediction(repeats * 5),
         "memory_8_against_2": memory(),

@@ -35,10 +35,10 @@ def ratio(device: torch.device, first: Step, second: Step, repeats: int) -> floa
     times: dict[Step, list[float]] = {first: [], second: []}
     for turn in range(repeats + 2):  # two turns warm up
         for step in (first, second) if turn % 2 else (second, first):
-            devices.synchronise(device)
+            devices.synchronize(device)
             started = time.perf_counter()
             step()
-            devices.synchronise(device)
+            devices.synchronize(device)
             if turn > 1:
                 times[step].append(time.perf_counter() - started)
     return statistics.median(times[first]) / statistics.median(times[second])
@@ -62,7 +62,7 @@ def engine_step(
 ) -> Step:
     """Return one training step of a method through the engine, on data that lies on the device."""
     x, y = images(batch) if build is not perceptron else (torch.randn(batch, 8), torch.randn(batch, 1))
-    recipe = recipes.make(name, budget=10, training=Training(rate=0.01, optimiser=SGD(momentum=0.9), batch_size=batch))
+    recipe = recipes.make(name, budget=10, training=Training(lr=0.01, optimizer=SGD(momentum=0.9), batch_size=batch))
     source = TensorSource(x, y)
     task = make_task(build, source, recipe, device=device, **options)
     kind: type[Trainer] = PlainTrainer if members == 1 else StackedTrainer
@@ -88,15 +88,15 @@ def hand_step(build: Callable[[], torch.nn.Module], device: torch.device, *, bat
     network = build().to(device)
     if x.dim() == 4:
         network, x = network.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=True)
 
     def step() -> None:
         for _ in range(steps):
             out = network(x)
             loss = F.cross_entropy(out, y) if y.dtype == torch.int64 else F.mse_loss(out, y)
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
     return step
 
@@ -114,7 +114,7 @@ def resnet() -> torch.nn.Module:
 def prediction(device: torch.device) -> tuple[Step, Step]:
     """Return prediction with 20 stacked perceptrons, and with a loop over them."""
     x, y = torch.randn(1000, 8), torch.randn(1000, 1)
-    training = Training(rate=0.01, optimiser=Adam(), batch_size=100)
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=100)
     ensemble = fit(perceptron, (x, y), recipes.deep_ensemble(members=20, budget=20, training=training), device=device)
     alone = [ensemble.member(i).to(device) for i in range(20)]
     rows = x[:100].to(device)

@@ -4,7 +4,7 @@
     CHORAL_DATA=... python benchmarks/hmc_fidelity.py cifar10 --epochs 20 --runs ~/runs
 
 The networks and priors are those of the reference (CNN-LSTM with 128 units and prior variance 1; ResNet-20 with filter
-response normalisation, Swish and prior variance 1/5). The paper's smallest budget is 200 epochs. With fewer the same split is
+response normalization, Swish and prior variance 1/5). The paper's smallest budget is 200 epochs. With fewer the same split is
 scaled down: half of the budget trains the first member. Runs resume; member predictions are kept in the run folder, and the
 results file is written again whenever more members are there, so a stopped run has its numbers too (`--partial`).
 """
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from choral import metrics, models
+from choral import Compute, metrics, models
 from choral.bayes.chains import GuidedWalk
-from choral.data import Normalise, Transform, prepare
+from choral.data import Normalize, Transform, prepare
 from choral.engine.blueprint import Blueprint
 from choral.engine.store import MemberStore
 from choral.fit import fit
@@ -63,15 +63,15 @@ def imdb() -> Problem:
     """Reviews of at most 100 tokens."""
     load = loaders()
     (x, y), (x_test, y_test) = load.imdb("train", 100), load.imdb("test", 100)
-    training = Training(rate=0.002, optimiser=Adam(), batch_size=128)
+    training = Training(lr=0.002, optimizer=Adam(), batch_size=128)
     return Problem(x.astype(np.int64), y, x_test.astype(np.int64), y_test, models.cnn_lstm, 1.0, training)
 
 
 def images() -> Problem:
-    """CIFAR-10 without augmentation, as the reference has it; the authors' optimiser settings."""
+    """CIFAR-10 without augmentation, as the reference has it; the authors' optimizer settings."""
     x, y, x_test, y_test = cifar10()
-    training = Training(rate=0.002145, optimiser=Adam(betas=(0.8547, 0.9997)), batch_size=155)
-    inputs = (Normalise(mean=CIFAR10_MEAN, std=CIFAR10_STD),)
+    training = Training(lr=0.002145, optimizer=Adam(betas=(0.8547, 0.9997)), batch_size=155)
+    inputs = (Normalize(mean=CIFAR10_MEAN, std=CIFAR10_STD),)
     return Problem(x, y, x_test, y_test, models.resnet20_frn, 0.2**0.5, training, inputs)
 
 
@@ -157,9 +157,8 @@ def main() -> None:
                 recipe,
                 run_dir=folder,
                 seed=arguments.seed,
-                inputs=problem.inputs,
-                executor="sequential",
-                checkpoint_seconds=60,
+                transforms=problem.inputs,
+                compute=Compute(executor="sequential", checkpoint_seconds=60),
             )
         row = judge(name, problem, label, epochs, recipe, folder) | {"seed": arguments.seed, "points": len(x)}
         rows[label, epochs, arguments.seed] = row

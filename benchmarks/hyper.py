@@ -38,7 +38,7 @@ def digits() -> Set:
     """Return the digits that come with scikit-learn."""
     p = load_problem("digits")
     train, test = (p.x_train, p.y_train), (p.x_test, p.y_test)
-    training = Training(optimiser="sgd", rate=0.1, batch_size=64)
+    training = Training(optimizer="sgd", lr=0.1, batch_size=64)
     return lambda: models.mlp(64, 10, hidden=(64, 64), dropout=0.1), train, test, 8, 8 * 25, training
 
 
@@ -53,7 +53,7 @@ def cifar10() -> Set:
         x = torch.as_tensor(x[:rows])
         x = x.movedim(-1, 1) if x.shape[-1] == 3 else x
         found.append((x.float() / 255 if x.dtype == torch.uint8 else x.float(), torch.as_tensor(y[:rows]).long()))
-    return lambda: models.lenet("S"), found[0], found[1], 4, 4 * 12, Training(optimiser="sgd", rate=0.05, batch_size=64)
+    return lambda: models.lenet("S"), found[0], found[1], 4, 4 * 12, Training(optimizer="sgd", lr=0.05, batch_size=64)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Kill runs without warning at random moments and compare their members with an unbroken run's, byte for byte.
 
-Every method, with every optimiser, under both executors, on a ConvNet of three input channels with stride and BatchNorm.
+Every method, with every optimizer, under both executors, on a ConvNet of three input channels with stride and BatchNorm.
 
 python benchmarks/kill.py [--kills 1] [--method edst ...]
 """
@@ -23,7 +23,7 @@ from choral.recipes import METHODS
 from machine import write
 
 EPOCHS = "12"
-EXECUTORS = ("sequential", "vectorised")
+EXECUTORS = ("sequential", "vectorized")
 SCRIPT = Path(__file__).parent.parent / "tests" / "engine" / "killed_run.py"
 
 
@@ -42,9 +42,9 @@ def members(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted((folder / "members").iterdir())}
 
 
-def started(run: ModuleType, folder: Path, method: str, optimiser: str, executor: str) -> BaseProcess:
+def started(run: ModuleType, folder: Path, method: str, optimizer: str, executor: str) -> BaseProcess:
     """Start a run; forked from a process that has torch loaded and has computed nothing, it starts at once."""
-    arguments = (method, str(folder), EPOCHS, optimiser, executor)
+    arguments = (method, str(folder), EPOCHS, optimizer, executor)
     child = multiprocessing.get_context("fork").Process(target=run.main, args=arguments)
     child.start()
     return child
@@ -79,8 +79,8 @@ def killed(
     last = started(run, broken, *settings)
     last.join()
     same = whole.exitcode == last.exitcode == 0 and members(broken) == members(folder / "whole")
-    method, optimiser, executor = settings
-    return {"method": method, "optimiser": optimiser, "executor": executor, "kills": done, "identical": same}
+    method, optimizer, executor = settings
+    return {"method": method, "optimizer": optimizer, "executor": executor, "kills": done, "identical": same}
 
 
 def _wait(child: BaseProcess, log: Path, size: float) -> None:
@@ -97,10 +97,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     run, chance, rows = script(), random.Random(1), []
     for method in given.method:
-        for optimiser in run.TRAININGS:
+        for optimizer in run.TRAININGS:
             for executor in EXECUTORS:
                 with tempfile.TemporaryDirectory() as name:
-                    rows.append(killed(run, Path(name), (method, optimiser, executor), given.kills, chance))
+                    rows.append(killed(run, Path(name), (method, optimizer, executor), given.kills, chance))
                 print(rows[-1], flush=True)
     total, same = sum(row["kills"] for row in rows), sum(row["identical"] for row in rows)
     print(f"{total} kills, {same} of {len(rows)} runs identical")

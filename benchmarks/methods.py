@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from choral import Compute
 from choral.data.problems import Columns, Problem, load_problem
 from choral.fit import fit
 from choral.judging.compare import recipes_for, spending_of
@@ -72,7 +73,16 @@ def measured(problem: Problem, method: str, epochs: int, seeds: int, folder: Pat
     for seed in range(seeds):
         place = folder / f"{method}-{seed}"
         data = (problem.x_train, problem.y_train)
-        ensemble = fit(build, data, recipe, run_dir=place, seed=seed, table=problem.table, progress=False, threads=1)
+        ensemble = fit(
+            build,
+            data,
+            recipe,
+            run_dir=place,
+            seed=seed,
+            table=problem.table,
+            progress=False,
+            compute=Compute(threads=1),
+        )
         scores = ensemble.evaluate(problem.x_test, torch.as_tensor(problem.y_test))
         kept = {n: float(scores[n]) for n in ("accuracy", "rmse", "nll") if n in scores}
         found.append(kept | {"members": ensemble.members, "epochs": recipe.epochs})

@@ -63,7 +63,7 @@ def classifier() -> nn.Module:
 
 def kinds() -> dict[str, dict[str, Any]]:
     """Return the ensembles: how each is fitted, and what is fitted to it afterwards."""
-    sgd, adam = Training(optimiser=SGD(), rate=0.05, batch_size=16), Training(optimiser=Adam(), rate=0.01)
+    sgd, adam = Training(optimizer=SGD(), lr=0.05, batch_size=16), Training(optimizer=Adam(), lr=0.01)
     images = {"data": (IMAGES, LABELS), "x": IMAGES}
     frozen = make("sebays_freeze", budget=6, members=2, gamma=0.6, training=adam)
     return {
@@ -105,7 +105,7 @@ def stopped(kind: dict[str, Any], folder: Path) -> None:
             raise Stopped
 
     with contextlib.suppress(Stopped):
-        fitted(kind, folder, checkpoint_seconds=0, listener=listen)
+        fitted(kind, folder, compute=choral.Compute(checkpoint_seconds=0), callbacks=listen)
 
 
 def predicted(ensemble: Any, x: Tensor) -> list[Tensor]:

@@ -43,7 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sequential_anchored": {"epochs": 2, "members": 2},
 }
 ROWS, CLASSES = 24, 10
-TRAINING = Training(rate=0.005, batch_size=12)
+TRAINING = Training(lr=0.005, batch_size=12)
 
 
 def images(channels: int = 3, size: int = 32) -> Any:
@@ -460,7 +460,7 @@ def tried(build: Callable[[], nn.Module], data: Any, method: str) -> str:
         plain = network(**x) if isinstance(x, dict) else network(x)
     output = None if isinstance(plain, Tensor) else "logits"
     try:
-        ensemble = choral.fit(build, (x, y), recipe, output=output, executor="sequential")
+        ensemble = choral.fit(build, (x, y), recipe, output=output, compute=choral.Compute(executor="sequential"))
     except choral.ChoralError as error:
         return f"refused: {error}"
     except Exception as error:  # the finding

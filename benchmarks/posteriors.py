@@ -5,8 +5,8 @@
 
 References are made first, or taken from the folder, by reference_posterior.py with the same network, prior and
 likelihood; all runs resume. UCI: gap splits, a perceptron of 50-50, distances between 1,000 samples of each predictive
-distribution (and between function values alone), in units of the standardised target. Digits: agreement and total
-variation of the mean predictive probabilities, and for variational methods the evidence lower bound they maximise.
+distribution (and between function values alone), in units of the standardized target. Digits: agreement and total
+variation of the mean predictive probabilities, and for variational methods the evidence lower bound they maximize.
 Several splits or seeds; medians are reported, and on how many splits the sequential ensembles are nearer.
 """
 
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import reference_posterior as nuts
-from choral import metrics, models
+from choral import Compute, metrics, models
 from choral.base import draws
 from choral.bayes.chains import GuidedWalk
 from choral.bayes.posteriors import gate_keep
@@ -77,7 +77,9 @@ def trained(
     x = torch.as_tensor(data.x, dtype=torch.float32)
     y = torch.as_tensor(data.y) if likelihood is None else torch.as_tensor(data.y, dtype=torch.float32).unsqueeze(1)
     folder = Path(arguments.runs).expanduser() / "posteriors" / f"{label}-{seed}"
-    return fit(build, (x, y), recipe, run_dir=folder, seed=seed, likelihood=likelihood, executor="vectorised")
+    return fit(
+        build, (x, y), recipe, run_dir=folder, seed=seed, likelihood=likelihood, compute=Compute(executor="vectorized")
+    )
 
 
 def predictive(functions: torch.Tensor, seed: int) -> torch.Tensor:
@@ -105,7 +107,7 @@ def uci_row(functions: torch.Tensor, truth: torch.Tensor, data: nuts.Data) -> di
 def uci(arguments: argparse.Namespace) -> None:
     """Anchored and sequential anchored ensembles on gap splits, with and without noise on the targets."""
     likelihood = FixedGaussian(precision=NOISE_STD**-2)
-    training = Training(rate=0.01, optimiser=Adam(), batch_size=32)
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=32)
     common: dict[str, Any] = {"prior_std": UCI_PRIOR, "training": training}
     walking = common | {"step_epochs": 10, "walk": GuidedWalk(step_std=0.02)}
     rows: list[dict[str, Any]] = []
@@ -198,7 +200,7 @@ def digits(arguments: argparse.Namespace) -> None:
     }
     y_test = torch.as_tensor(data.y_test)
     x_test = torch.as_tensor(data.x_test, dtype=torch.float32)
-    training = Training(rate=0.003, optimiser=Adam(), batch_size=32)
+    training = Training(lr=0.003, optimizer=Adam(), batch_size=32)
     epochs = arguments.epochs
     anchored: dict[str, Any] = {"epochs": epochs, "prior_std": DIGITS_PRIOR, "training": training}
     narrow: dict[str, Any] = {"epochs": epochs, "prior_std": DIGITS_PRIOR, "training": training, "draws": 10}
@@ -251,7 +253,7 @@ def digits(arguments: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def negative_elbo(ensemble: Ensemble, data: nuts.Data, passes: int = 20) -> float | None:
-    """Return what variational training minimises, by training point and averaged over members; None for other methods."""
+    """Return what variational training minimizes, by training point and averaged over members; None for other methods."""
     kls = [p for p in ensemble.recipe.objective.penalties if isinstance(p, GaussianKL | SpikeSlabKL)]
     if not kls:
         return None

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 import choral
 from choral import models
-from choral.engine.memory import keep_freed
 from choral.layers import swap
 from choral.recipes import batch_ensemble, bnn, deep_ensemble, masksembles, mc_dropout, packed
 from choral.recipes.training import Training
@@ -69,7 +68,9 @@ def inputs(rows: int, image: bool) -> Tensor:
 
 def trained(build: Callable[[], nn.Module], recipe: Any, image: bool = False) -> choral.Ensemble:
     """Return an ensemble trained for a moment: its speed does not depend on what it knows."""
-    return choral.fit(build, (inputs(32, image), torch.arange(32) % CLASSES), recipe, executor="sequential")
+    return choral.fit(
+        build, (inputs(32, image), torch.arange(32) % CLASSES), recipe, compute=choral.Compute(executor="sequential")
+    )
 
 
 def looped(networks: list[nn.Module], x: Tensor) -> Call:
@@ -178,7 +179,7 @@ def bayesian_lines(rivals: str | None) -> Iterator[Line]:
         ("LeNet-S", lambda: models.lenet("S"), True, (1, 256)),
     ):
         ensemble = trained(
-            build, bnn(budget=1, draws=DRAWS, training=Training(optimiser="sgd", batch_size=128, rate=1e-3)), image
+            build, bnn(budget=1, draws=DRAWS, training=Training(optimizer="sgd", batch_size=128, lr=1e-3)), image
         )
         theirs = None if rivals is None else bayesian(build(), image)
         for rows in sizes:
@@ -287,7 +288,6 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    keep_freed()
     if arguments.rivals:
         sys.path.append(arguments.rivals)
         reference_layers(arguments.rivals)

@@ -12,7 +12,7 @@ UCI needs CHORAL_DATA (see datasets.py). Each problem has a folder in the cache,
 writes its state there after each chunk of samples, so the same command goes on where it was stopped, and asking for
 more samples later only draws the missing ones. `reference.npz` in it holds, for all chains together:
 
-    regression: mean, variance (sample, test) in standardised units, y_mean, y_std to undo them, x_test, y_test
+    regression: mean, variance (sample, test) in standardized units, y_mean, y_std to undo them, x_test, y_test
     digits:     probs (test, class) the predictive, logits (sample, test, class), x_test, y_test
     both:       settings (JSON), r_hat and ess of the function values (test, output), accepted, divergences
 """
@@ -71,19 +71,19 @@ class Data:
     y_std: float = 1.0
 
 
-def standardised(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Data:
-    """Return the data with features and target centred and scaled by the training set."""
-    centre, scale = x.mean(0), x.std(0)
+def standardized(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Data:
+    """Return the data with features and target centered and scaled by the training set."""
+    center, scale = x.mean(0), x.std(0)
     scale = np.where(scale > 0, scale, 1.0)
     y_mean, y_std = float(y.mean()), float(y.std())
-    return Data((x - centre) / scale, (y - y_mean) / y_std, (x_test - centre) / scale, y_test, y_mean, y_std)
+    return Data((x - center) / scale, (y - y_mean) / y_std, (x_test - center) / scale, y_test, y_mean, y_std)
 
 
 def uci(name: str, split: int) -> Data:
     """Return one gap split of a UCI set."""
     from datasets import loaders
 
-    return standardised(*loaders().uci_split(name, "gap", split))
+    return standardized(*loaders().uci_split(name, "gap", split))
 
 
 def digits() -> Data:
@@ -97,7 +97,7 @@ def digits() -> Data:
 
 
 def linear(points: int = 30, features: int = 4) -> Data:
-    """Return a linear problem, not standardised, whose posterior is known exactly."""
+    """Return a linear problem, not standardized, whose posterior is known exactly."""
     draw = np.random.RandomState(1)
     x, x_test = draw.randn(points, features), draw.randn(20, features)
     y = x @ np.linspace(-1, 1, features) + 0.3 * draw.randn(points)
@@ -271,7 +271,7 @@ def run(settings: Settings, data: Data, options: argparse.Namespace) -> dict[str
     return result
 
 
-def summarise(result: dict[str, np.ndarray], data: Data, settings: Settings) -> None:
+def summarize(result: dict[str, np.ndarray], data: Data, settings: Settings) -> None:
     """Print how well the reference predicts, as a check of sanity."""
     if settings.likelihood == "categorical":
         probs = result["probs"]
@@ -280,7 +280,7 @@ def summarise(result: dict[str, np.ndarray], data: Data, settings: Settings) -> 
         print(f"test accuracy {accuracy:.4f}, NLL {nll:.4f}")
     else:
         rmse = np.sqrt(((result["mean"].mean(0) * data.y_std + data.y_mean - data.y_test) ** 2).mean())
-        print(f"test RMSE {rmse:.3f} in raw units; std of the function {result['mean'].std(0).mean():.3f} standardised")
+        print(f"test RMSE {rmse:.3f} in raw units; std of the function {result['mean'].std(0).mean():.3f} standardized")
 
 
 def compare_with_exact(result: dict[str, np.ndarray], data: Data, settings: Settings) -> None:
@@ -308,7 +308,7 @@ def main() -> None:
         "--prior-std", type=float, help="default: sqrt(1/30) for UCI, sqrt(0.2) for digits, 1 for check"
     )
     parser.add_argument("--likelihood", choices=("fixed", "learned"), default="fixed", help="of a regression")
-    parser.add_argument("--noise-std", type=float, default=0.1, help="of 'fixed', in standardised units")
+    parser.add_argument("--noise-std", type=float, default=0.1, help="of 'fixed', in standardized units")
     parser.add_argument("--chains", type=int, default=2)
     parser.add_argument("--warmup", type=int, default=300)
     parser.add_argument("--samples", type=int, default=500, help="kept samples of each chain")
@@ -339,7 +339,7 @@ def main() -> None:
     if options.problem == "check":
         compare_with_exact(result, data, settings)
     else:
-        summarise(result, data, settings)
+        summarize(result, data, settings)
 
 
 if __name__ == "__main__":

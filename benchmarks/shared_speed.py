@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from choral import models
 from choral.base import draws
-from choral.engine.memory import keep_freed
 from choral.engine.sharing import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
 from choral.layers.packed.abreast import ends_of
@@ -58,17 +57,17 @@ def stepper(
 ) -> Any:
     """Return a function that takes one training step."""
     params = dict(network.named_parameters())
-    optimiser = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
         inputs, targets = lay_out()
         with draws.keyed(1, 0, catch=False):
             outputs = unfold(network(inputs))  # (member, batch, class)
         loss = len(outputs) * F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         sharing.likelihood(loss).backward()
         sharing.weigh(params)
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -161,7 +160,6 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    keep_freed()
     clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     load = os.getloadavg()[0]
     packed = reference_layers(arguments.reference) if arguments.reference else None

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 import choral
 from choral import models
 from choral.data.sources import source_of
-from choral.engine.memory import keep_freed
 from choral.engine.task import make_task
 from choral.engine.trainers import Pace, PlainTrainer
 from choral.layers import quantile_edges
@@ -77,15 +76,15 @@ def their_network(kind: str, embedded: bool, x: Tensor, members: int) -> Any:
 
 def their_step(net: nn.Module, members: int, x: Tensor, y: Tensor) -> Step:
     """Return one training step as in the package's example."""
-    optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=3e-4)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=3e-4)
     net.train()
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(net(x[:BATCH]).flatten(0, 1), y[:BATCH].repeat_interleave(members, 0))
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -119,7 +118,6 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    keep_freed()
     if arguments.rivals:
         sys.path.append(arguments.rivals)
     load, (x, y), lines = os.getloadavg()[0], data(), []

@@ -27,10 +27,9 @@ from torch import Tensor, nn
 import choral
 from choral import models
 from choral.data.sources import source_of
-from choral.engine.memory import keep_freed
 from choral.engine.task import make_task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, Trainer
-from choral.plan import AdamW, Collect, Constant, Muon, Optimiser, Reset, Resize, Train, Variant, fork
+from choral.plan import AdamW, Collect, Constant, Muon, Optimizer, Reset, Resize, Train, Variant, fork
 from choral.recipes.recipe import Recipe
 from choral.recipes.tabpack import SPACE
 from machine import RESULTS, write
@@ -56,11 +55,11 @@ def variants(count: int, names: set[str]) -> list[Variant]:
     return [Variant(tuple(pair for pair in v.settings if pair[0] in names)) for v in drawn]
 
 
-def stepping(optimiser: Optimiser, members: int, batch: int) -> Any:
+def stepping(optimizer: Optimizer, members: int, batch: int) -> Any:
     """Return a training step of so many members, through the engine's trainers."""
     x, y = data()
-    train = Train(epochs=1, schedule=Constant(1e-3), optimiser=optimiser, batch_size=batch)
-    names = {"dropout", "rate", "weight_decay", *({"matrix_rate"} if isinstance(optimiser, Muon) else ())}
+    train = Train(epochs=1, schedule=Constant(1e-3), optimizer=optimizer, batch_size=batch)
+    names = {"dropout", "rate", "weight_decay", *({"matrix_rate"} if isinstance(optimizer, Muon) else ())}
     task = make_task(network, source_of((x, y)), Recipe(name="r", plan=fork(2, Reset(), train, Collect())))
     kind: type[Trainer] = PlainTrainer if members == 1 else StackedTrainer
     trainer = kind(task, train, [len(x)] * members)
@@ -78,12 +77,12 @@ def stepping(optimiser: Optimiser, members: int, batch: int) -> Any:
 def steps(repeats: int, members: int) -> list[dict[str, Any]]:
     """Return how many steps of one member a step of all takes."""
     found = []
-    for name, optimiser, batch in (
+    for name, optimizer, batch in (
         ("Muon, batch 256", Muon(), 256),
         ("AdamW, batch 256", AdamW(), 256),
         ("AdamW, batch 32", AdamW(), 32),
     ):
-        calls = {"one": stepping(optimiser, 1, batch), "all": stepping(optimiser, members, batch)}
+        calls = {"one": stepping(optimizer, 1, batch), "all": stepping(optimizer, members, batch)}
         seconds: dict[str, list[float]] = {"one": [], "all": []}
         for turn in range(repeats + 1):
             for which, call in calls.items():
@@ -104,7 +103,7 @@ def stopped(members: int = 16) -> dict[str, Any]:
     x, y = data(1024)
     held = data(1200)
     held = (held[0][1024:], held[1][1024:])
-    train = Train(epochs=12, schedule=Constant(1e-3), optimiser=AdamW(), batch_size=256)
+    train = Train(epochs=12, schedule=Constant(1e-3), optimizer=AdamW(), batch_size=256)
     seconds = {}
     for name, slow in (("all go on", 1.0), ("half stop", 1e-12)):
         own = [{"rate": slow if i % 2 else 1.0} for i in range(members)]
@@ -114,8 +113,8 @@ def stopped(members: int = 16) -> dict[str, Any]:
             (x, y),
             Recipe(name="r", plan=plan),
             validation=held,
-            stop=choral.EarlyStop(patience=1 if slow < 1 else 12, least=1e-4),
-            executor="vectorised",
+            early_stopping=choral.EarlyStopping(patience=1 if slow < 1 else 12, least=1e-4),
+            compute=choral.Compute(executor="vectorized"),
             progress=False,
         )
         seconds[name] = ensemble.info["counted"]["train_seconds"]
@@ -132,7 +131,7 @@ from choral.recipes import tabpack
 torch.set_num_threads(1)
 x, y = data(300)
 choral.fit(lambda: network(32), (x[:200], y[:200]), tabpack(epochs=8 * 8, members=8), validation=(x[200:], y[200:]), progress=False,
-           stop=choral.EarlyStop(patience=4), run_dir=sys.argv[1], executor="vectorised", checkpoint_seconds=0)
+           stop=choral.EarlyStopping(patience=4), run_dir=sys.argv[1], executor="vectorized", checkpoint_seconds=0)
 """
 
 
@@ -167,7 +166,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["step", "stop", "kill"], choices=["step", "stop", "kill"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed()
     path = RESULTS / "tabpack_speed.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     found: dict[str, Any] = {k: v for k, v in before.items() if k != "machine"} | {"load": os.getloadavg()[0]}

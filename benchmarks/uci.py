@@ -7,11 +7,11 @@ al., 2023, Table 11). They follow the protocol of Lakshminarayanan et al. (40 ep
 grid), so the rate is chosen here for every split by itself, on a fifth of its training rows.
 
 `patched`: EMP, ECMP, dropout and an explicit ensemble, one hidden layer of 50 (Chang et al., 2019, Tables 12 and 13):
-their fixed settings. What they do not say is fixed here: the loss is the mean squared error of the standardised target (the
+their fixed settings. What they do not say is fixed here: the loss is the mean squared error of the standardized target (the
 output precision 0.1 is in the target's own units and enters the log density), decay is Adam's, components of a norm start 10 %
 apart, and power gets a tenth of the epochs.
 
-Inputs and target are standardised by the training rows of each split; errors are in the target's own units. Runs resume; the
+Inputs and target are standardized by the training rows of each split; errors are in the target's own units. Runs resume; the
 table is written to benchmarks/results/uci.json after every data set.
 """
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from choral import models
+from choral import Compute, models
 from choral.base import draws, rng
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
@@ -123,7 +123,7 @@ class TakePart(Operator):
 
 
 class Splits(NamedTuple):
-    """All splits of a data set, each standardised by its own training rows.
+    """All splits of a data set, each standardized by its own training rows.
 
     x, y: training rows, one split after the other; x_test (split, row, feature), y_test (split, row) in its own units;
     mean, std: of the training targets (split, 1).
@@ -150,11 +150,11 @@ def splits_of(name: str, *, held_out: float = 0.0) -> Splits:
         if held_out:
             kept = round((1 - held_out) * len(train))
             train, test = train[:kept], train[kept:]
-        centre, scale = x[train].mean(0), x[train].std(0)
+        center, scale = x[train].mean(0), x[train].std(0)
         scale[scale == 0] = 1.0
         mean, std = y[train].mean(keepdims=True), y[train].std(keepdims=True)
         parts.append(
-            [(x[train] - centre) / scale, (y[train] - mean) / std, (x[test] - centre) / scale, y[test], mean, std]
+            [(x[train] - center) / scale, (y[train] - mean) / std, (x[test] - center) / scale, y[test], mean, std]
         )
     columns = [torch.as_tensor(np.stack(column), dtype=torch.float32) for column in zip(*parts)]
     return Splits(columns[0].flatten(0, 1), columns[1].flatten().unsqueeze(1), *columns[2:])
@@ -232,8 +232,7 @@ def train(
         over_splits(recipe, splits),
         run_dir=folder,
         likelihood=likelihood,
-        executor="vectorised",
-        checkpoint_seconds=30,
+        compute=Compute(executor="vectorized", checkpoint_seconds=30),
     )
 
 
@@ -248,7 +247,7 @@ def packed(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     for method, options, times in [("packed", {"width": 2.0}, 1), ("deep_ensemble", {}, 3)]:
         held, final, seconds = [], [], 0.0
         for rate in RATES:
-            training = Training(rate=rate, optimiser=Adam(), batch_size=100, schedule="constant")
+            training = Training(lr=rate, optimizer=Adam(), batch_size=100, schedule="constant")
             recipe = make(method, budget=40 * times, members=3, training=training, **options)
             place = arguments.runs / "uci" / f"{name}-{method}-{rate}"
             trial = train(place / "trial", build, recipe, halves, LearnedGaussian())
@@ -272,7 +271,7 @@ def small(inputs: int, between: Callable[[int], list[nn.Module]]) -> nn.Module:
 
 
 def norm(width: int) -> list[nn.Module]:
-    """Return batch normalisation with scales that start at 0.2."""
+    """Return batch normalization with scales that start at 0.2."""
     layer = nn.BatchNorm1d(width)
     nn.init.constant_(layer.weight, 0.2)
     return [layer]
@@ -282,7 +281,7 @@ def patched(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any
     """Return EMP, ECMP, dropout and the explicit ensemble on one data set, by method."""
     splits = splits_of(name)
     inputs, epochs = splits.x.shape[1], arguments.epochs // (10 if name == "power" else 1)
-    training = Training(rate=0.001, optimiser=Adam(weight_decay=0.01), batch_size=100, schedule="constant")
+    training = Training(lr=0.001, optimizer=Adam(weight_decay=0.01), batch_size=100, schedule="constant")
     common: dict[str, Any] = {"epochs": epochs, "training": training}
     methods: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
         "ecmp": (lambda: small(inputs, norm), make("ecmp", output=False, **common)),

@@ -11,8 +11,8 @@ from choral.plan import Constant, Cosine
 
 digits = load_problem("digits")
 
-first = choral.Train(epochs=10, schedule=Constant(0.05), optimiser=choral.SGD(), batch_size=64)
-again = choral.Train(epochs=4, schedule=Cosine(0.05), optimiser=choral.SGD(), batch_size=64, memory="carried")
+first = choral.Train(epochs=10, schedule=Constant(0.05), optimizer=choral.SGD(), batch_size=64)
+again = choral.Train(epochs=4, schedule=Cosine(0.05), optimizer=choral.SGD(), batch_size=64, memory="carried")
 recipe = choral.Recipe(name="mine", plan=choral.seq(choral.Reset(), first, choral.repeat(4, again, choral.Collect())))
 
 print(choral.show(recipe))

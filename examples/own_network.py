@@ -30,7 +30,7 @@ x = torch.tensor(images / 16.0, dtype=torch.float32).view(-1, 1, 8, 8)
 y = torch.tensor(labels)
 train, test = slice(0, 1400), slice(1400, None)
 
-recipe = choral.recipes.prune_and_tune(budget=20, members=6, training=choral.Training(rate=0.02, batch_size=64))
+recipe = choral.recipes.prune_and_tune(budget=20, members=6, training=choral.Training(lr=0.02, batch_size=64))
 print(choral.show(recipe, Residual, (x[train], y[train])))
 ensemble = choral.fit(Residual, (x[train], y[train]), recipe)
 

@@ -13,7 +13,7 @@ x = torch.cat([torch.rand(60, 1, generator=generator) * 2 - 3, torch.rand(60, 1,
 y = torch.sin(2 * x) + 0.1 * torch.randn(x.shape, generator=generator)
 
 recipe = choral.recipes.anchored(
-    budget=20 * 300, members=20, training=choral.Training(rate=0.01, optimiser=choral.Adam(), batch_size=60)
+    budget=20 * 300, members=20, training=choral.Training(lr=0.01, optimizer=choral.Adam(), batch_size=60)
 )
 noise = FixedGaussian(precision=100.0)  # a standard deviation of 0.1, known here; two outputs would learn it
 ensemble = choral.fit(

@@ -25,6 +25,8 @@ from choral.recipes import METHODS, make
 from choral.testing.problems import CALM, PROBLEMS
 
 EPOCHS = 12
+EXECUTORS: dict[str, Any] = {"sequential": "sequential", "vectorised": "vectorized"}
+"""Executors by their names in records."""
 
 
 class Tokens(nn.Module):
@@ -103,7 +105,11 @@ def resumed(case: str, name: str) -> str:
         for _ in range(200):
             try:
                 return fitted(
-                    case, name, run_dir=folder, executor="sequential", checkpoint_seconds=0, listener=listener()
+                    case,
+                    name,
+                    run_dir=folder,
+                    compute=choral.Compute(executor="sequential", checkpoint_seconds=0),
+                    callbacks=listener(),
                 )
             except Stopped:
                 continue
@@ -117,8 +123,8 @@ def record() -> dict[str, str]:
     found = {}
     for case in CASES:
         for name in sorted(METHODS):
-            for executor in ("sequential", "vectorised"):
-                found[f"{case}/{name}/{executor}"] = fitted(case, name, executor=executor)
+            for key, executor in EXECUTORS.items():
+                found[f"{case}/{name}/{key}"] = fitted(case, name, compute=choral.Compute(executor=executor))
             found[f"{case}/{name}/resumed"] = resumed(case, name)
     return found
 

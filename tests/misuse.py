@@ -13,7 +13,7 @@ from tests import misuse_tables
 from torch import nn
 
 import choral
-from choral import data, layers, listeners, metrics, models, objectives, plan, posthoc, recipes
+from choral import callbacks, data, layers, metrics, models, objectives, plan, posthoc, recipes
 from choral.data.tables import learn_table
 from choral.judging.judge import evaluate, measure
 
@@ -233,7 +233,7 @@ def _recipes() -> Iterator[Row]:
     yield (
         api.Training,
         {},
-        {"rate": ("a", -1, NAN), "batch_size": COUNT, "optimiser": WORD, "schedule": WORD, "nonsense": (1,)},
+        {"lr": ("a", -1, NAN), "batch_size": COUNT, "optimizer": WORD, "schedule": WORD, "nonsense": (1,)},
     )
 
 
@@ -258,7 +258,7 @@ def _plan() -> Iterator[Row]:
             "epochs": (-1, 1.5, "2", None),
             "batch_size": tuple(n for n in COUNT if n != 0),
             "schedule": (0.1, "cosine"),
-            "optimiser": ("adam", None),
+            "optimizer": ("adam", None),
             "memory": WORD,
             "every": (3,),
             "nonsense": (1,),
@@ -271,7 +271,7 @@ def _plan() -> Iterator[Row]:
     )
     yield plan.Adam, {}, {"betas": ((0.9,), (2.0, 0.9), "a"), "eps": (-1, "a"), "rates": ("a",)}
     yield (
-        plan.EarlyStop,
+        plan.EarlyStopping,
         {},
         {"patience": COUNT, "by": WORD, "least": (-1, "a", NAN), "measure": (3,), "nonsense": (1,)},
     )
@@ -358,7 +358,7 @@ def _layers() -> Iterator[Row]:
 
 def _data() -> Iterator[Row]:
     yield (
-        data.Normalise,
+        data.Normalize,
         {"mean": (0.5,), "std": (0.2,)},
         {"mean": ("a", (), 0.5), "std": ((0.0,), (-1.0,), (NAN,), "a")},
     )
@@ -371,12 +371,18 @@ def _calls() -> Iterator[Row]:
     fit = {"build": net, "data": (X, Y), "recipe": ONE}
     options: dict[str, tuple[Any, ...]] = {
         "build": (None, 3, "net", nn.Linear), "data": (None, X, (X,), (X, Y[:3]), (X * NAN, Y), "file.csv"), "recipe": (None, 3, "singel"),
-        "run_dir": (3, ""), "seed": ("a", 1.5, None), "inputs": (3, (3,)), "target": ("label",), "output": ("logits", 1.5), "weights": (Y[:3], -Y - 1.0, "w", 5),
-        "likelihood": (3, "gausian", nn.MSELoss()), "standardise": ("yes",), "validation": (2.0, -0.1, "a", (X[:, :2], Y)), "stop": (3, "soon"),
-        "keep": (3, "first"), "time_limit": (0, -1, "a"), "executor": WORD, "device": ("warp", 3), "precision": WORD, "checkpoint_seconds": (-1, "a"),
-        "listener": (3,), "progress": ("yes",), "table": (3,), "overwrite": SWITCH, "extend": SWITCH, "process_wide": SWITCH, "threads": COUNT, "sead": (1,),
+        "run_dir": (3, ""), "seed": ("a", 1.5, None), "transforms": (3, (3,)), "target": ("label",), "output": ("logits", 1.5), "sample_weight": (Y[:3], -Y - 1.0, "w", 5),
+        "likelihood": (3, "gausian", nn.MSELoss()), "validation": (2.0, -0.1, "a", (X[:, :2], Y)), "cv": (1, "a", (3,)),
+        "early_stopping": (3, "soon"), "device": ("warp", 3), "compute": (3, "cpu"), "callbacks": (3,), "progress": ("yes",), "on_existing": WORD, "sead": (1,),
+        "verbose": (1,), "lr": (0.1,), "batch_size": (8,), "n_estimators": (3,),
     }  # fmt: skip
     yield api.fit, fit, options
+    machine: dict[str, tuple[Any, ...]] = {
+        "time_limit": (0, -1, "a"), "executor": WORD, "device": (3,), "precision": WORD, "checkpoint_seconds": (-1, "a"), "threads": COUNT,
+        "accumulate": COUNT, "data_parallel": SWITCH, "batch_norm": WORD,
+    }  # fmt: skip
+    yield api.Compute, {}, machine
+    yield api.EarlyStopping, {}, {"patience": COUNT, "restore_best": SWITCH, "by": WORD, "least": (-1, "a")}
     yield api.show, {"recipe": ONE}, {"recipe": (None, 3, "singel")}
     yield (
         api.load,
@@ -391,12 +397,12 @@ def _calls() -> Iterator[Row]:
             "build": (None, 3),
             "data": ((X, Y), None, (X, Y, X, Y[:3])),
             "methods": ([], [3], None, "al", ["singel"]),
-            "epochs": ("a", -1),
+            "budget": ("a", -1),
             "members": COUNT,
             "training": (3, "adam"),
-            "seeds": ((1,), "ab", (1, 1)),
+            "seed": ((1,), "ab", (1, 1)),
             "corruptions": (["fogg"], 3),
-            "test_weights": (Y[:3], "w"),
+            "test_sample_weight": (Y[:3], "w"),
             "run_dir": (3,),
             "sead": (1,),
         },
@@ -422,7 +428,7 @@ def _calls() -> Iterator[Row]:
     yield learn_table, {"frame": frame, "target": "t"}, {"target": ("u",), "drop": (("zz",),), "ids": (("zz",),)}
     yield api.prepare, fit | {"run_dir": "r"}, {"recipe": (None, 3), "data": (None,), "sead": (1,)}
     yield api.leaves, {"run_dir": "r"}, {"run_dir": (3, "nowhere")}
-    yield listeners.writer, {}, {}
+    yield callbacks.writer, {}, {}
 
 
 def _ensemble() -> Iterator[Row]:
@@ -430,7 +436,7 @@ def _ensemble() -> Iterator[Row]:
     methods: list[tuple[str, dict[str, Any], dict[str, tuple[Any, ...]]]] = [
         ("predict", {"x": X}, {"x": (None, "a", X[:, :2], X[0], X * NAN, 3), "batch_size": COUNT, "device": ("warp", 3), "precision": WORD, "threads": COUNT, "sise": (1,)}),
         ("outputs", {"x": X}, {"x": (None, X[:, :2]), "batch_size": COUNT}),
-        ("evaluate", {"x": X, "y": Y}, {"x": (None, X[:3]), "y": (None, Y[:3], Y + 9, "a", Y + 0.5), "weights": (Y[:3], "w", -Y - 1.0)}),
+        ("evaluate", {"x": X, "y": Y}, {"x": (None, X[:3]), "y": (None, Y[:3], Y + 9, "a", Y + 0.5), "sample_weight": (Y[:3], "w", -Y - 1.0)}),
         ("calibrated", {"x": X, "y": Y}, {"y": (Y[:3], Y + 9, None), "level": (0, 1, *SHARE), "temperature": WORD[:2], "select": (0, -1, 99, "a"), "stacking": SWITCH, "sead": (1,)}),
         ("member", {"index": 0}, {"index": (9, -1, "a", 1.5, None)}),
         ("network", {"index": 0}, {"index": (9, -1, "a", None)}),
@@ -445,12 +451,16 @@ def _ensemble() -> Iterator[Row]:
         {
             "x": (None, X[:, :2]),
             "y": (Y[:3], None),
-            "weights": (Y[:3],),
+            "sample_weight": (Y[:3],),
             "corruptions": (["fogg"],),
             "batch_size": COUNT,
         },
     )
-    yield partial(_function, measure), {"x": X, "y": Y}, {"x": (None, X[:, :2]), "y": (Y[:3],), "weights": (Y[:3],)}
+    yield (
+        partial(_function, measure),
+        {"x": X, "y": Y},
+        {"x": (None, X[:, :2]), "y": (Y[:3],), "sample_weight": (Y[:3],)},
+    )
 
 
 _FITTED: list[Any] = []

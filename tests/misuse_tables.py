@@ -28,17 +28,21 @@ def _net() -> nn.Module:
 def _tables() -> Iterator[Row]:
     wrong: dict[str, tuple[Any, ...]] = {
         "data": (None, 3, "nowhere.csv", FRAME[:0], FRAME[:1], {}, []), "target": ("u", None, 3, ["t"]), "method": ("singel", 3, recipes.single),
-        "members": COUNT, "epochs": (0, "a", -1, 1.5), "validation": (2.0, -0.1, NAN, "nowhere.csv", "a", FRAME[["a"]]), "patience": COUNT,
-        "folds": (1, 99, "a", 2.5, -1), "weights": ("zz", [1.0], -FRAME.a.abs() - 1, "b"), "class_weights": ("equal", {"z": 2.0}, {"0": -1.0}, 3),
-        "task": ("purple", 3), "likelihood": ("gausian", 3), "drop": (("zz",), 3, ("t",)), "ids": (("zz",), 3), "orders": ({"zz": ("u", "v")}, {"b": ("u",)}, 3, "b"),
-        "group": ("zz", 3, "t"), "time": ("zz", 3), "model": ("mpl", 3), "rate": (0, -1, NAN, "a"), "optimiser": ("addam", 3), "batch_size": COUNT,
-        "schedule": ("cosin", 3), "seed": ("a", 1.5, None), "run_dir": (3, ""), "time_limit": (0, -1, "a"), "sead": (1,), "accumulate": COUNT,
-        "data_parallel": ("yes", 2), "cluster": (3, "ray", choral.Ray()), "executor": ("purple", 3), "keep": ("first", 3), "device": ("warp", 3),
+        "members": COUNT, "epochs": (0, "a", -1, 1.5), "validation": (2.0, -0.1, NAN, "nowhere.csv", "a", FRAME[["a"]]), "early_stopping": (3, "soon"),
+        "cv": (1, 99, "a", 2.5, -1), "sample_weight": ("zz", [1.0], -FRAME.a.abs() - 1, "b"), "class_weight": ("equal", {"z": 2.0}, {"0": -1.0}, 3),
+        "task": ("purple", 3), "likelihood": ("gausian", 3), "columns": (3, choral.Columns(drop=("zz",)), choral.Columns(drop=("t",)), choral.Columns(ids=("zz",)), choral.Columns(group="zz"), choral.Columns(group="t"),
+            choral.Columns(orders={"zz": ("u", "v")}), choral.Columns(orders={"b": ("u",)}), choral.Columns(time="zz")),
+        "model": ("mpl", 3), "training": (3, "adam"), "lr": (0.1,), "seed": ("a", 1.5, None), "run_dir": (3, ""), "sead": (1,), "compute": (3, "cpu", choral.Compute(cluster=choral.Ray())), "device": ("warp", 3),
     }  # fmt: skip
     yield api.fit_table, {"data": FRAME, "target": "t", "members": 1, "epochs": 1}, wrong
-    together: dict[str, tuple[Any, ...]] = {"validation": (0.2,), "folds": (99,)}
-    yield api.fit_table, {"data": FRAME, "target": "t", "folds": 2, "members": 2, "epochs": 2}, together
-    auto: dict[str, tuple[Any, ...]] = {"members": (3,), "folds": (2,), "validation": (0,), "cluster": (choral.Ray(),)}
+    together: dict[str, tuple[Any, ...]] = {"validation": (0.2,), "cv": (99,)}
+    yield api.fit_table, {"data": FRAME, "target": "t", "cv": 2, "members": 2, "epochs": 2}, together
+    auto: dict[str, tuple[Any, ...]] = {
+        "members": (3,),
+        "cv": (2,),
+        "validation": (0,),
+        "compute": (choral.Compute(cluster=choral.Ray()),),
+    }
     yield api.fit_table, {"data": FRAME, "target": "t", "method": "auto"}, auto | {"epochs": (2,)}
 
 

@@ -14,7 +14,7 @@ from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 from choral.testing import MENAGERIE
 
-CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+CALM = Training(optimizer="sgd", lr=0.02, batch_size=16)
 METHODS = {
     "single": recipes.single(budget=2, training=CALM),
     "deep_ensemble": recipes.deep_ensemble(budget=4, members=2, training=CALM),
@@ -70,7 +70,14 @@ def test_two_inputs_and_a_dataclass_out(method, tmp_path):
     whole = choral.fit(Two, (X, Y), recipe, output="logits", run_dir=tmp_path / "whole")
     options = {"output": "logits", "run_dir": tmp_path / "broken"}
     with pytest.raises(Stop):
-        choral.fit(Two, (X, Y), recipe, checkpoint_seconds=0, listener=stopping(2), **options)
+        choral.fit(
+            Two,
+            (X, Y),
+            recipe,
+            callbacks=stopping(2),
+            compute=choral.Compute(checkpoint_seconds=0),
+            **options,
+        )
     choral.fit(Two, (X, Y), recipe, **options)
     one, other = ({p.name: p.read_bytes() for p in (tmp_path / d / "members").iterdir()} for d in ("whole", "broken"))
     assert one == other
@@ -90,7 +97,8 @@ def test_two_inputs_and_a_dataclass_out(method, tmp_path):
 @pytest.mark.parametrize("method", ["deep_ensemble", "batch_ensemble", "prune_and_tune"])
 def test_both_executors_give_the_same_members(method):
     one, many = (
-        choral.fit(Two, (X, Y), METHODS[method], output="logits", executor=e) for e in ("sequential", "vectorised")
+        choral.fit(Two, (X, Y), METHODS[method], output="logits", compute=choral.Compute(executor=e))
+        for e in ("sequential", "vectorized")
     )
     assert torch.allclose(one.outputs(X), many.outputs(X), atol=2e-4)
 

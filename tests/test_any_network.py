@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, Dataset
 import choral
 from choral import recipes
 from choral.base.errors import ChoralError, ConversionError, InputError, RunError
-from choral.data import Normalise
+from choral.data import Normalize
 from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
-CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+CALM = Training(optimizer="sgd", lr=0.02, batch_size=16)
 ONE = recipes.single(budget=1, training=CALM)
 TWO = recipes.deep_ensemble(budget=2, members=2, training=CALM)
 G = torch.Generator().manual_seed(0)
@@ -90,8 +90,12 @@ def test_an_output_that_is_no_tensor_is_refused_with_the_names_there_are():
 @pytest.mark.parametrize("method", ["deep_ensemble", "batch_ensemble"])
 def test_squeezed_outputs_are_columns(target, squeeze, method):
     recipe = getattr(recipes, method)(epochs=2, members=2, training=CALM)
-    wanted = choral.fit(lambda: Returning(lambda out: out, 1), (X, REAL), recipe, executor="sequential")
-    found = choral.fit(lambda: Returning(squeeze, 1), (X, target), recipe, executor="sequential")
+    wanted = choral.fit(
+        lambda: Returning(lambda out: out, 1), (X, REAL), recipe, compute=choral.Compute(executor="sequential")
+    )
+    found = choral.fit(
+        lambda: Returning(squeeze, 1), (X, target), recipe, compute=choral.Compute(executor="sequential")
+    )
     assert torch.allclose(found.outputs(X), wanted.outputs(X), atol=1e-6)
     assert found.predict(X[:1]).mean.shape == (1, 1)
 
@@ -135,12 +139,12 @@ class Reader(nn.Module):
         return self.last(torch.cat([words.sum(1), age], 1))
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised", "auto"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized", "auto"])
 def test_a_dataset_of_dicts(executor):
-    found = choral.fit(Reader, Dicts(), TWO, target="label", executor=executor)
+    found = choral.fit(Reader, Dicts(), TWO, target="label", compute=choral.Compute(executor=executor))
     items = [Dicts()[i] for i in range(40)]
     x = {n: torch.stack([i[n] for i in items]) for n in ("tokens", "age")}
-    arrays = choral.fit(Reader, x | {"label": Y}, TWO, target="label", executor=executor)
+    arrays = choral.fit(Reader, x | {"label": Y}, TWO, target="label", compute=choral.Compute(executor=executor))
     assert torch.allclose(found.outputs(x), arrays.outputs(x), atol=1e-5)
     assert torch.isfinite(found.outputs(x)).all()
 
@@ -152,7 +156,7 @@ def test_padding_per_batch_and_masks():
     batch.pop("label")
     assert found.outputs(batch).shape == (2, 9, 2)
     with pytest.raises(InputError, match=r"batches of different shapes for branches .*executor='sequential'"):
-        choral.fit(Reader, loader, TWO, target="label", executor="vectorised")
+        choral.fit(Reader, loader, TWO, target="label", compute=choral.Compute(executor="vectorized"))
 
 
 def test_predicting_a_loader_whose_batches_differ_in_length_and_hold_targets():
@@ -209,16 +213,16 @@ def test_a_build_that_needs_arguments_is_refused():
 
 def test_transforms_by_key():
     x = {"tokens": torch.zeros(40, 4, dtype=torch.long), "age": X[:, :1] * 5 + 3}
-    scale = {"age": (Normalise(mean=(3.0,), std=(5.0,)),)}
-    found = choral.fit(Reader, (x, Y), ONE, inputs=scale)
+    scale = {"age": (Normalize(mean=(3.0,), std=(5.0,)),)}
+    found = choral.fit(Reader, (x, Y), ONE, transforms=scale)
     wanted = choral.fit(Reader, (x | {"age": (x["age"] - 3) / 5}, Y), ONE)
     assert torch.allclose(found.outputs(x), wanted.outputs(x | {"age": (x["age"] - 3) / 5}), atol=1e-6)
     with pytest.raises(InputError, match="give them by key"):
-        choral.fit(Reader, (x, Y), ONE, inputs=scale["age"])
+        choral.fit(Reader, (x, Y), ONE, transforms=scale["age"])
     with pytest.raises(InputError, match="Did you mean 'age'"):
-        choral.fit(Reader, (x, Y), ONE, inputs={"ages": scale["age"]})
+        choral.fit(Reader, (x, Y), ONE, transforms={"ages": scale["age"]})
     with pytest.raises(InputError, match="inputs has transforms for 'age', but x is"):
-        choral.fit(small, (X, Y), ONE, inputs=scale)
+        choral.fit(small, (X, Y), ONE, transforms=scale)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
@@ -226,8 +230,10 @@ def test_transforms_by_key():
 def test_networks_keep_their_type(method, kind, tmp_path):
     recipe = brief(method)
     x = X.double() * 1e100 if kind == torch.float64 else X
-    transform = (Normalise(mean=(0.0,), std=(1e100,)),) if kind == torch.float64 else ()
-    found = choral.fit(lambda: small().to(kind), (x, Y), recipe, executor="sequential", inputs=transform)
+    transform = (Normalize(mean=(0.0,), std=(1e100,)),) if kind == torch.float64 else ()
+    found = choral.fit(
+        lambda: small().to(kind), (x, Y), recipe, compute=choral.Compute(executor="sequential"), transforms=transform
+    )
     assert {p.dtype for s in found.states() for p in s.params.values()} == {kind}
     outputs = found.outputs(x)
     assert outputs.dtype == (torch.float64 if kind == torch.float64 else torch.float32)
@@ -304,7 +310,7 @@ def test_extra_state_and_writing_into_a_shared_input_are_refused_by_name():
         with pytest.raises(InputError, match=r"writes into its input, which the \d members of \w+ share"):
             choral.fit(Writing, (X, Y), recipes.make(method, budget=2, training=CALM))
     before = X.clone()
-    choral.fit(Writing, (X, Y), TWO, executor="sequential").predict(X)
+    choral.fit(Writing, (X, Y), TWO, compute=choral.Compute(executor="sequential")).predict(X)
     assert torch.equal(before, X)
 
 
@@ -350,9 +356,8 @@ class Awkward(nn.Module):
 
 def test_what_cannot_be_stacked_is_refused_before_training_and_trained_one_by_one_otherwise():
     heard = []
-    with pytest.raises(InputError, match=r"executor='vectorised' cannot .*Awkward.*use executor='sequential'"):
-        choral.fit(Awkward, (X, Y), recipes.prune_and_tune(budget=6, members=2, training=CALM), executor="vectorised",
-                   listener=heard.append)  # fmt: skip
+    with pytest.raises(InputError, match=r"executor='vectorized' cannot .*Awkward.*use executor='sequential'"):
+        choral.fit(Awkward, (X, Y), recipes.prune_and_tune(budget=6, members=2, training=CALM), compute=choral.Compute(executor="vectorized"), callbacks=heard.append,)  # fmt: skip
     assert not [event for event in heard if event["kind"] == "epoch"]
     assert choral.fit(Awkward, (X, Y), TWO).members == 2
 
@@ -390,9 +395,9 @@ class Odd(nn.Module):
         return self.body(x * self.scale + self.shift)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_parameters_outside_layers_and_integer_buffers_survive(executor, tmp_path):
-    found = choral.fit(Odd, (X, Y), TWO, executor=executor)
+    found = choral.fit(Odd, (X, Y), TWO, compute=choral.Compute(executor=executor))
     found.save(tmp_path / "e.choral")
     loaded = choral.load(tmp_path / "e.choral", Odd)
     assert torch.equal(loaded.outputs(X), found.outputs(X))

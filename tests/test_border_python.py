@@ -1,5 +1,6 @@
 """Mistakes and short cuts of users of the Python functions: the right answer, or one clear sentence before any compute."""
 
+import inspect
 import re
 from typing import Any
 
@@ -19,7 +20,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=8)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=8)
 ONE = make("single", budget=1, training=QUICK)
 
 
@@ -45,28 +46,27 @@ REFUSED = {
     "a class with arguments": (lambda: api.fit(nn.Linear, (X, Y), ONE), r"build\(\) failed.*missing.*in_features"),
     "a factory that fails": (lambda: api.fit(lambda: 1 / 0, (X, Y), ONE), r"build\(\) failed.*division"),
     "a factory of nothing": (lambda: api.fit(lambda: None, (X, Y), ONE), "must return a new nn.Module"),
-    "a rate in quotes": (lambda: training(rate="0.1"), "rate is '0.1'"),
-    "a rate that is no number": (lambda: training(rate=float("nan")), "rate is nan"),
-    "an unknown optimiser": (lambda: training(optimiser="adamm"), "Did you mean 'adam'"),
+    "a rate in quotes": (lambda: training(lr="0.1"), "lr is '0.1'"),
+    "a rate that is no number": (lambda: training(lr=float("nan")), "lr is nan"),
+    "an unknown optimizer": (lambda: training(optimizer="adamm"), "Did you mean 'adam'"),
     "a batch of half a point": (lambda: training(batch_size=2.5), "batch_size is 2.5"),
     "epochs in quotes": (lambda: make("snapshot", epochs="60"), "epochs is '60'"),
     "half a member": (lambda: make("deep_ensemble", budget=4, members=1.5), "members is 1.5"),
     "a seed in words": (lambda: api.fit(build, (X, Y), ONE, seed="one"), "seed is 'one'"),
     "several seeds for one": (lambda: api.fit(build, (X, Y), ONE, seed=(0, 1)), r"seed is \(0, 1\)"),
     "a run_dir that is none": (lambda: api.fit(build, (X, Y), ONE, run_dir=3), "run_dir is 3"),
-    "a transform alone": (lambda: api.fit(build, (X, Y), ONE, inputs=3), "inputs is 3"),
+    "a transform alone": (lambda: api.fit(build, (X, Y), ONE, transforms=3), "transforms is 3"),
     "an unknown argument": (lambda: api.fit(build, (X, Y), ONE, sead=3), "sead.*Did you mean 'seed'"),
-    "seconds in words": (lambda: api.fit(build, (X, Y), ONE, checkpoint_seconds="5"), "checkpoint_seconds is '5'"),
-    "a listener that cannot hear": (lambda: api.fit(build, (X, Y), ONE, listener=3), "listener is 3"),
-    "yes in words": (lambda: api.fit(build, (X, Y), ONE, overwrite="no"), "overwrite is 'no'"),
+    "seconds in words": (lambda: api.Compute(checkpoint_seconds="5"), "checkpoint_seconds is '5'"),
+    "a callback that cannot be called": (lambda: api.fit(build, (X, Y), ONE, callbacks=3), "callbacks is 3"),
+    "an odd wish for a run that is there": (lambda: api.fit(build, (X, Y), ONE, on_existing="no"), "on_existing is 'no'"),
     "one row for BatchNorm": (lambda: api.fit(normed, (X[:1], Y[:1]), ONE), "cannot be trained on a batch of 1 row.*two rows"),
     "batches of one for BatchNorm": (
-        lambda: api.fit(normed, (X, Y), make("single", budget=1, training=Training(rate=0.1, optimiser="sgd", batch_size=1))),
+        lambda: api.fit(normed, (X, Y), make("single", budget=1, training=Training(lr=0.1, optimizer="sgd", batch_size=1))),
         "cannot be trained on a batch of 1 row",
     ),
     "two arrays to compare on": (lambda: api.compare(build, (X, Y), ["single"]), r"\(x_train, y_train, x_test, y_test\)"),
-    "several seeds as one": (
-        lambda: api.compare(build, (X, Y, X, Y), ["single"], seed=(0, 1, 2)), r"seeds=\(0, 1, 2\)"),
+    "the same seed twice": (lambda: api.compare(build, (X, Y, X, Y), ["single"], seed=(0, 0)), r"such as \(0, 1, 2\)"),
     "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), "methods is empty"),
     "methods of another kind": (lambda: api.compare(build, (X, Y, X, Y), [3]), "3"),
     "too few epochs for a method": (
@@ -117,18 +117,67 @@ def test_wrong_uses_of_an_ensemble_are_one_sentence(name, fitted, tmp_path, monk
     assert "\n" not in str(caught.value)
 
 
+HINTED = {
+    "lr of fit": (lambda: api.fit(build, (X, Y), ONE, lr=0.1), r"training=choral\.Training\(lr="),
+    "lr of a recipe": (lambda: api.recipes.deep_ensemble(lr=0.1), r"training=choral\.Training\(lr="),
+    "lr of a method by name": (lambda: make("snapshot", learning_rate=0.1), r"training=choral\.Training\(lr="),
+    "another word for lr": (lambda: training(learning_rate=0.1), r"Training\(lr="),
+    "an optimizer of a recipe": (lambda: api.recipes.packed(optimizer="adam"), r"Training\(optimizer='adam'\)"),
+    "batch_size of fit": (lambda: api.fit(build, (X, Y), ONE, batch_size=8), r"Training\(batch_size="),
+    "epochs of fit": (lambda: api.fit(build, (X, Y), ONE, epochs=8), r"deep_ensemble\(epochs="),
+    "scikit-learn's members": (lambda: api.fit(build, (X, Y), ONE, n_estimators=8), r"deep_ensemble\(members="),
+    "verbose": (lambda: api.fit(build, (X, Y), ONE, verbose=True), "progress=True or False"),
+    "threads of fit": (lambda: api.fit(build, (X, Y), ONE, threads=2), r"compute=choral\.Compute\(threads="),
+    "x and y apart": (lambda: api.fit(build, X, Y, ONE), r"give x and y as a pair: fit\(build, \(x, y\), recipe\)"),
+    "options of fit_table": (
+        lambda: api.fit_table(None, "t", verbose=1),
+        "fit_table has no argument 'verbose'; progress=",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HINTED)
+def test_words_that_people_try_are_answered_with_what_to_write(name):
+    call, message = HINTED[name]
+    with pytest.raises(ChoralError, match=message) as caught:
+        call()
+    assert "overwrite" not in str(caught.value)
+
+
+def test_a_misspelled_recipe_is_corrected_and_recipes_are_listed_alone():
+    with pytest.raises(AttributeError, match="Did you mean 'deep_ensemble'"):
+        _ = choral.recipes.deep_ensembel
+    assert dir(choral.recipes) == sorted(choral.recipes.METHODS)
+    assert all("Cost: " in getattr(choral.recipes, name).__doc__ for name in choral.recipes.METHODS)
+    assert "ICLR 2023" in choral.recipes.packed.__doc__
+
+
+@pytest.mark.parametrize(("function", "most"), [("fit", 18), ("fit_table", 14), ("compare", 12)])
+def test_public_functions_take_few_arguments(function, most):
+    taken = inspect.signature(getattr(choral, function)).parameters.values()
+    assert sum(p.kind is not p.VAR_KEYWORD for p in taken) <= most
+
+
+def test_device_is_short_for_a_compute_and_auto_is_a_device(fitted):
+    given = choral.fit(build, (X, Y), ONE, device="cpu")
+    found = choral.fit(build, (X, Y), ONE, compute=choral.Compute(device="auto"))
+    assert torch.equal(found.predict(X, device="auto").probs, given.predict(X, device="cpu").probs)
+    with pytest.raises(ChoralError, match="device is 'warp'"):
+        choral.fit(build, (X, Y), ONE, device="warp", compute=choral.Compute(device="cpu"))
+
+
 def test_a_method_by_name_is_its_recipe():
     fast = choral.fit(build, (X, Y), "single")
     assert fast.recipe == choral.recipes.single().settled(len(X), sum(p.numel() for p in build().parameters()))
 
 
-def test_an_optimiser_by_name_is_the_optimiser():
-    assert training(optimiser="adam") == Training(optimiser=Adam())
-    assert training(optimiser="adam").to_dict()["optimiser"]["kind"] == "Adam"
+def test_an_optimizer_by_name_is_the_optimizer():
+    assert training(optimizer="adam") == Training(optimizer=Adam())
+    assert training(optimizer="adam").to_dict()["optimizer"]["kind"] == "Adam"
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert training(rate=np.float32(0.5), batch_size=np.int64(8)).rate == pytest.approx(0.5)
+    assert training(lr=np.float32(0.5), batch_size=np.int64(8)).lr == pytest.approx(0.5)
     assert make("snapshot", budget=np.int64(8), members=np.int32(2)).members == 2
 
 
@@ -146,9 +195,9 @@ def test_saving_makes_the_folder(fitted, tmp_path):
 
 def test_a_trained_network_that_would_be_drawn_anew_is_said():
     net = build()
-    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
     nn.functional.cross_entropy(net(X), Y).backward()
-    optimiser.step()
+    optimizer.step()
     with pytest.warns(UserWarning, match="'single' draws its weights anew.*pretrained"):
         choral.fit(net, (X, Y), ONE)
     choral.fit(build(), (X, Y), ONE)  # nothing is lost of a new one

@@ -42,7 +42,7 @@ def shaken(tmp_path, monkeypatch):
 def still(**options):
     """Members of a plan whose training moves nothing that can be seen."""
     build, data = PROBLEMS["classification"]
-    training = Training(rate=1e-12, optimiser=SGD(), batch_size=16)
+    training = Training(lr=1e-12, optimizer=SGD(), batch_size=16)
     return list(fit(build, data(), make("shaken", budget=4, members=4, training=training, **options)).states())
 
 

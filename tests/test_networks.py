@@ -18,8 +18,8 @@ from choral.layers.joint.masked import MaskedLayer
 from choral.layers.joint.rank_one import RankOneLayer
 from choral.recipes.training import Training
 
-CALM = Training(rate=0.02, batch_size=8)
-STILL = Training(rate=1e-9, batch_size=16)
+CALM = Training(lr=0.02, batch_size=8)
+STILL = Training(lr=1e-9, batch_size=16)
 G = torch.Generator().manual_seed(0)
 ROWS = torch.randn(24, 6, generator=G)
 IMAGES = torch.randn(16, 3, 12, 12, generator=G)
@@ -60,7 +60,9 @@ def test_a_view_of_images_is_trained(method, channels, tmp_path):
 
 
 def test_a_view_of_images_is_trained_together_and_from_a_dataset():
-    ensemble = choral.fit(Viewing, (IMAGES, Y[:16]), brief("deep_ensemble"), executor="vectorised")
+    ensemble = choral.fit(
+        Viewing, (IMAGES, Y[:16]), brief("deep_ensemble"), compute=choral.Compute(executor="vectorized")
+    )
     alone(ensemble, IMAGES)
     items = [(x, int(y)) for x, y in zip(IMAGES, Y)]
     assert torch.isfinite(choral.fit(Viewing, items, brief("single")).outputs(IMAGES)).all()

@@ -24,7 +24,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(64, 6, generator=G)
 Y = X[:, :3].argmax(1)
-QUICK = Training(optimiser="sgd", rate=0.02, batch_size=32)
+QUICK = Training(optimizer="sgd", lr=0.02, batch_size=32)
 
 
 class Heads(nn.Module):
@@ -258,7 +258,7 @@ def test_a_tree_of_bare_parameters_is_refused_in_a_sentence():
 def test_a_schedule_that_a_method_does_not_read_is_refused_at_the_shell(tmp_path):
     pd.DataFrame({"a": range(60), "y": [0.5 * i for i in range(60)]}).to_csv(tmp_path / "t.csv", index=False)
     code = "from choral.cli import main; main()"
-    command = [sys.executable, "-c", code, "plan", "snapshot", "--data", "t.csv", "--target", "y", "--schedule"]
+    command = [sys.executable, "-c", code, "plan", "snapshot", "t.csv", "--target", "y", "--schedule"]
     found = {s: subprocess.run([*command, s], cwd=tmp_path, capture_output=True, text=True) for s in ("constant",)}
     assert found["constant"].returncode == 2
     assert "snapshot has a schedule of its own" in json.dumps(found["constant"].stderr)

@@ -14,7 +14,7 @@ from choral.predictions import MultiLabel
 from choral.recipes import make
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=32)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=32)
 
 
 def blobs(rows, seed):
@@ -141,7 +141,7 @@ def test_wrong_corrections_are_refused(classes, targets):
 def test_corrections_apply_in_one_order_whatever_order_they_are_given_in(classes):
     x, _ = blobs(20, 1)
     values = [
-        ConformalSets(threshold=0.9, level=0.9, randomised=False),
+        ConformalSets(threshold=0.9, level=0.9, randomized=False),
         StackingWeights(weights=(0.25, 0.75)),
         Temperature(temperatures=(2.0, 3.0)),
         MemberSelection(indices=(3, 1), nll=(0.5, 0.4)),

@@ -21,7 +21,7 @@ from choral.base.errors import ConversionError, InputError
 from choral.objectives import Categorical, Loss
 from choral.recipes.training import Training
 
-CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+CALM = Training(optimizer="sgd", lr=0.02, batch_size=16)
 TWO = recipes.deep_ensemble(budget=4, members=2, training=CALM)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(32, 6, generator=G)
@@ -55,9 +55,9 @@ class Counting(nn.Module):
         return self.body(x - self.mean)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_buffers_given_anew_in_forward_are_kept(executor):
-    ensemble = fitted(Counting, executor=executor)
+    ensemble = fitted(Counting, compute=choral.Compute(executor=executor))
     for member in ensemble:
         assert int(member.seen) == 4  # 2 epochs of 2 batches
         assert member.mean.abs().sum() > 0
@@ -88,7 +88,7 @@ class Noisy(Drawing):
 @pytest.mark.parametrize(("build", "said"), [(Drawing, "the module random"), (Noisy, "numpy.random")])
 def test_draws_that_no_seed_decides_are_said(build, said):
     with pytest.warns(UserWarning, match=f"draws from {said} .* draw with torch instead"):
-        fitted(build, executor="sequential")
+        fitted(build, compute=choral.Compute(executor="sequential"))
 
 
 class Auxiliary(Drawing):
@@ -167,7 +167,7 @@ def test_a_relative_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    ensemble = fitted(run_dir="run", listener=lambda event: os.chdir(tmp_path / "there"))
+    ensemble = fitted(run_dir="run", callbacks=lambda event: os.chdir(tmp_path / "there"))
     assert Path.cwd() == tmp_path / "there"
     assert not list((tmp_path / "there").iterdir())
     assert ensemble.member(1) is not None
@@ -200,9 +200,9 @@ def test_groups_without_a_value_are_refused():
     groups = np.arange(32) % 4 * 1.0
     groups[3] = np.nan
     with pytest.raises(InputError, match=r"groups has no value for 1 point\(s\), the first at \[3\]"):
-        fitted(folds=2, groups=groups)
+        fitted(cv=(2, groups))
     with pytest.raises(InputError, match="groups has no value"):
-        fitted(folds=2, groups=[None, *range(31)])
+        fitted(cv=(2, [None, *range(31)]))
 
 
 def test_a_table_says_what_it_leaves_out_and_reads_durations_and_periods():
@@ -211,7 +211,9 @@ def test_a_table_says_what_it_leaves_out_and_reads_durations_and_periods():
     frame["wait"] = pd.to_timedelta(np.arange(rows), unit="h")
     frame["month"] = pd.period_range("2020-01", periods=rows, freq="M")
     frame["pair"] = [[i, 2] for i in range(rows)]
-    ensemble = choral.fit_table(frame, "t", method="single", epochs=2, drop=["a"], progress=False)
+    ensemble = choral.fit_table(
+        frame, "t", method="single", epochs=2, columns=choral.Columns(drop=["a"]), progress=False
+    )
     read = {row["column"]: row["read_as"] for row in ensemble.table.describe()}
     assert read == {"a": "left out", "wait": "number", "month": "date", "pair": "left out"}
     assert "columns left out: pair" in repr(ensemble)
@@ -299,15 +301,15 @@ class Slow(torch.optim.SGD):
         self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
 
 
-def test_an_optimiser_that_keeps_tensors_beside_its_state_is_refused():
+def test_an_optimizer_that_keeps_tensors_beside_its_state_is_refused():
     with pytest.raises(InputError, match="keeps tensors in 'slow'"):
-        Training(optimiser=lambda params: Slow(params, lr=0.1), rate=0.1)
+        Training(optimizer=lambda params: Slow(params, lr=0.1), lr=0.1)
 
 
 @pytest.mark.parametrize("kind", [EverySecond, InGroups])
-def test_an_optimiser_that_counts_by_itself_is_refused(kind):
+def test_an_optimizer_that_counts_by_itself_is_refused(kind):
     with pytest.raises(InputError, match=r"counts by itself, in .*taken"):
-        Training(optimiser=lambda params: kind(params, lr=0.1), rate=0.1)
+        Training(optimizer=lambda params: kind(params, lr=0.1), lr=0.1)
 
 
 def test_small_whole_numbers_of_a_frame_are_no_bytes():
@@ -321,7 +323,7 @@ def test_small_whole_numbers_of_a_frame_are_no_bytes():
 
 
 def test_a_listener_may_change_what_it_hears(tmp_path):
-    fitted(run_dir=tmp_path, listener=lambda event: event.clear())
+    fitted(run_dir=tmp_path, callbacks=lambda event: event.clear())
     events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert all("kind" in event for event in events)
 
@@ -343,7 +345,7 @@ def test_ignored_labels_count_nowhere():
     kept = y != 255
     cooled = ensemble.calibrated(X, y, temperature="ensemble", level=0.8)
     assert cooled.posthoc == ensemble.calibrated(X[kept], y[kept], temperature="ensemble", level=0.8).posthoc
-    folded = fitted(data=(X, y), likelihood=likelihood, folds=2)
+    folded = fitted(data=(X, y), likelihood=likelihood, cv=2)
     assert 0 <= folded.info["out_of_fold"]["coverage"] <= 1
     with pytest.raises(InputError, match="ignored label 255 alone"):
         fitted(data=(X, torch.full_like(y, 255)), likelihood=likelihood)
@@ -363,7 +365,10 @@ def test_random_slopes_follow_the_seed(method):
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.RReLU(), nn.Linear(8, 2))
 
     recipe = recipes.make(method, budget=14, training=CALM)
-    one, other = (choral.fit(build, (X, Y), recipe, executor=executor) for executor in ("sequential", "auto"))
+    one, other = (
+        choral.fit(build, (X, Y), recipe, compute=choral.Compute(executor=executor))
+        for executor in ("sequential", "auto")
+    )
     assert torch.allclose(one.outputs(X), other.outputs(X), atol=1e-3)
 
 
@@ -381,8 +386,8 @@ def test_a_loss_without_a_gradient_is_refused():
         choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), recipes.single(budget=4), likelihood=loss)
 
 
-def test_an_optimiser_that_cannot_take_all_parameters_is_one_sentence():
-    training = Training(optimiser=torch.optim.Muon, rate=0.01)  # type: ignore[arg-type]  # made an optimiser of choral's
+def test_an_optimizer_that_cannot_take_all_parameters_is_one_sentence():
+    training = Training(optimizer=torch.optim.Muon, lr=0.01)  # type: ignore[arg-type]  # made an optimizer of choral's
     with pytest.raises(InputError, match=r"torch.optim.Muon cannot take the parameters .*choral.plan.Muon"):
         fitted(recipe=recipes.single(budget=2, training=training))
 
@@ -465,7 +470,7 @@ def test_networks_that_fail_on_the_way_say_where(executor, tmp_path):
     with pytest.raises(
         InputError, match=r"training stopped .* gave KeyError .*point 20.* for a batch \(16, 6\) float32"
     ):
-        fitted(Fragile, executor=executor, run_dir=tmp_path / "run")
+        fitted(Fragile, compute=choral.Compute(executor=executor), run_dir=tmp_path / "run")
 
 
 class Bag(nn.Module):
@@ -488,7 +493,10 @@ def test_sparse_embeddings_are_trained_and_taken_trained(tmp_path):
     assert torch.allclose(ensemble.predict(words).probs, wanted, atol=1e-6)
     ensemble.save(tmp_path / "bag.choral")
     assert torch.equal(choral.load(tmp_path / "bag.choral", build=Bag).outputs(words), ensemble.outputs(words))
-    sparse, dense = (fitted(lambda s=s: Bag(sparse=s), (words, Y), executor="sequential") for s in (True, False))
+    sparse, dense = (
+        fitted(lambda s=s: Bag(sparse=s), (words, Y), compute=choral.Compute(executor="sequential"))
+        for s in (True, False)
+    )
     assert torch.equal(sparse.outputs(words), dense.outputs(words))
 
 

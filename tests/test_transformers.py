@@ -1,5 +1,7 @@
 """A model of the transformers library, built from a config: a dict of inputs in, a ModelOutput out."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import save_model
@@ -11,7 +13,7 @@ from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
 transformers = pytest.importorskip("transformers")
-CALM = Training(optimiser="sgd", rate=0.02, batch_size=16)
+CALM = Training(optimizer="sgd", lr=0.02, batch_size=16)
 METHODS = {
     "single": recipes.single(budget=1, training=CALM),
     "deep_ensemble": recipes.deep_ensemble(budget=2, members=2, training=CALM),
@@ -61,7 +63,7 @@ QUICK = ("deep_ensemble", "mc_dropout")
 )
 def test_through_fit_resume_save_and_judge(method, tmp_path):
     data = X | {"labels": Y}
-    options = {"target": "labels", "output": "logits", "executor": "sequential"}
+    options = {"target": "labels", "output": "logits", "compute": choral.Compute(executor="sequential")}
     whole = choral.fit(build, data, METHODS[method], run_dir=tmp_path / "whole", **options)
     with pytest.raises(Stop):
         choral.fit(
@@ -69,9 +71,8 @@ def test_through_fit_resume_save_and_judge(method, tmp_path):
             data,
             METHODS[method],
             run_dir=tmp_path / "broken",
-            checkpoint_seconds=0,
-            listener=stopping(2),
-            **options,
+            callbacks=stopping(2),
+            **options | {"compute": replace(options["compute"], checkpoint_seconds=0)},
         )
     choral.fit(build, data, METHODS[method], run_dir=tmp_path / "broken", **options)
     one, other = ({p.name: p.read_bytes() for p in (tmp_path / d / "members").iterdir()} for d in ("whole", "broken"))
@@ -86,11 +87,14 @@ def test_through_fit_resume_save_and_judge(method, tmp_path):
 def test_stacked_where_its_masks_do_not_look_at_values():
     recipe = METHODS["deep_ensemble"]
     with pytest.raises(
-        InputError, match=r"executor='vectorised' cannot .* in 'bert' \(BertModel\), .*use executor='sequential'"
+        InputError, match=r"executor='vectorized' cannot .* in 'bert' \(BertModel\), .*use executor='sequential'"
     ):
-        choral.fit(build, (X, Y), recipe, output="logits", executor="vectorised")
+        choral.fit(build, (X, Y), recipe, output="logits", compute=choral.Compute(executor="vectorized"))
     x = {"input_ids": X["input_ids"]}
-    one, many = (choral.fit(build, (x, Y), recipe, output="logits", executor=e) for e in ("sequential", "vectorised"))
+    one, many = (
+        choral.fit(build, (x, Y), recipe, output="logits", compute=choral.Compute(executor=e))
+        for e in ("sequential", "vectorized")
+    )
     assert torch.allclose(one.outputs(x), many.outputs(x), atol=1e-4)
 
 
@@ -155,6 +159,7 @@ def test_gradient_checkpointing_gives_the_same_members(method):
         return network
 
     plain, again = (
-        choral.fit(b, (X, Y), METHODS[method], output="logits", executor="sequential") for b in (build, recomputing)
+        choral.fit(b, (X, Y), METHODS[method], output="logits", compute=choral.Compute(executor="sequential"))
+        for b in (build, recomputing)
     )
     assert torch.equal(plain.outputs(X), again.outputs(X))

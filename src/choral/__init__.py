@@ -15,8 +15,10 @@ _WHERE = {
     "AdamW": "choral.plan",
     "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
+    "Columns": "choral.data.problems",
     "Comparison": "choral.judging.standings",
-    "EarlyStop": "choral.plan",
+    "Compute": "choral.engine.compute",
+    "EarlyStopping": "choral.plan",
     "Ensemble": "choral.ensemble.ensemble",
     "Measure": "choral.plan",
     "Objective": "choral.objectives.combine",
@@ -45,11 +47,11 @@ _WHERE = {
     "show": "choral.preview",
 }
 _MODULES = (
+    "callbacks",
     "compaction",
     "corruptions",
     "data",
     "layers",
-    "listeners",
     "masks",
     "metrics",
     "models",
@@ -68,8 +70,10 @@ __all__ = [  # defined by __getattr__
     "AdamW",
     "ChoralError",
     "Collect",
+    "Columns",
     "Comparison",
-    "EarlyStop",
+    "Compute",
+    "EarlyStopping",
     "Ensemble",
     "Measure",
     "Objective",
@@ -99,6 +103,8 @@ __all__ = [  # defined by __getattr__
 
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
+    from choral.data.problems import Columns
+    from choral.engine.compute import Compute
     from choral.ensemble.converted import converted
     from choral.ensemble.ensemble import Ensemble
     from choral.ensemble.given import ensemble_of
@@ -106,7 +112,21 @@ if TYPE_CHECKING:
     from choral.judging.compare import compare
     from choral.judging.standings import Comparison
     from choral.objectives.combine import Objective
-    from choral.plan import SGD, Adam, AdamW, Collect, EarlyStop, Measure, Reset, Start, Train, every, fork, repeat, seq
+    from choral.plan import (
+        SGD,
+        Adam,
+        AdamW,
+        Collect,
+        EarlyStopping,
+        Measure,
+        Reset,
+        Start,
+        Train,
+        every,
+        fork,
+        repeat,
+        seq,
+    )
     from choral.predictions import Prediction
     from choral.preview import show
     from choral.recipes.recipe import Recipe

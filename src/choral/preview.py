@@ -7,7 +7,7 @@ from torch import nn
 from choral.base.types import Build
 from choral.plan.cost import cost
 from choral.plan.needs import warning
-from choral.plan.stopping import EarlyStop
+from choral.plan.stopping import EarlyStopping
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 
@@ -17,11 +17,11 @@ def show(
     build: Build | nn.Module | None = None,
     data: Any = None,
     *,
-    stop: EarlyStop | None = None,
+    early_stopping: EarlyStopping | None = None,
     validation: Any = "auto",
     target: str | int | None = None,
     output: Any = None,
-    inputs: Any = (),
+    transforms: Any = (),
     likelihood: Any = None,
 ) -> str:
     """Return a recipe's plan in words, with its cost in units of one plain network.
@@ -30,24 +30,25 @@ def show(
         recipe: the method.
         build: the network; adds parameters of all members.
         data: training data (x, y); adds training and prediction operations (FLOPs).
-        stop: when training ends early, as in `choral.fit`; says that epochs and operations are upper bounds.
+        early_stopping: when training ends early, as in `choral.fit`; says that epochs and operations are upper bounds.
         validation: as in `choral.fit`; what is held out is not trained on, and costs nothing.
-        target, output, inputs, likelihood: as in `choral.fit`, where data needs them.
+        target, output, transforms, likelihood: as in `choral.fit`, where data needs them.
 
     >>> from choral.recipes import deep_ensemble
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
     deep_ensemble: 2 member(s), 16 epochs, Independent
     """
-    recipe, source = recipe_of(recipe), None
+    recipe, source, stop = recipe_of(recipe), None, early_stopping
     if build is not None and data is not None:
         from choral.data.sources import source_of
-        from choral.engine.validation import chosen, set_apart
+        from choral.engine.validation import chosen, set_apart, wants_validation
 
         given = source_of(data, target)
-        source, _ = set_apart(given, chosen(validation, given.points, wanted=recipe.is_open or stop is not None), 0)
+        wanted = recipe.is_open or wants_validation(stop)
+        source, _ = set_apart(given, chosen(validation, given.points, wanted=wanted), 0)
         recipe = recipe.settled(source.points)
     text = [str(recipe)]
-    if stop is not None:
+    if stop is not None and stop.patience is not None:
         text.append(
             f"epochs are upper bounds: each training ends after {stop.patience} epochs without a better {stop.measure.name if stop.measure else 'score'} of "
             f"held-out points, by {stop.by}"
@@ -60,7 +61,7 @@ def show(
     from choral.engine.forecast import forecast
     from choral.engine.task import make_task
 
-    options: dict[str, Any] = {"output": output, "inputs": inputs, "likelihood": likelihood}
+    options: dict[str, Any] = {"output": output, "inputs": transforms, "likelihood": likelihood}
     alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan), **options)
     one = Flops(alone, source)
     whole = sum(p.numel() for p in alone.blueprint.network().parameters())

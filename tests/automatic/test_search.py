@@ -20,14 +20,15 @@ from choral.data.sources import source_of
 from choral.engine.validation import set_apart
 from choral.ensemble.ensemble import Ensemble
 from choral.judging.judge import Trial, judged
-from choral.plan import Adam, EarlyStop
+from choral.objectives import LearnedGaussian
+from choral.plan import Adam, EarlyStopping
 from choral.posthoc import StackingWeights
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.02, optimiser=Adam(), batch_size=32)
-WILD = Training(rate=1e12, optimiser=Adam(), batch_size=32)
+QUICK = Training(lr=0.02, optimizer=Adam(), batch_size=32)
+WILD = Training(lr=1e12, optimizer=Adam(), batch_size=32)
 
 
 def data(rows: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,10 +57,18 @@ def candidate(name: str, method: str = "deep_ensemble", training: Training = QUI
 def trainer(builds: dict[str, Callable[[], nn.Module]], **options: Any) -> tuple[Any, Any]:
     source, held = set_apart(source_of(data()), 0.3, 0)
     assert held is not None
-    fixed: dict[str, Any] = {"validation": held, "stop": EarlyStop(patience=4), "progress": False}
+    fixed: dict[str, Any] = {"validation": held, "early_stopping": EarlyStopping(patience=4), "progress": False}
 
     def train(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
-        return choral.fit(builds[one.name], source, recipe, executor="sequential", **fixed, **limits, **options)
+        return choral.fit(
+            builds[one.name],
+            source,
+            recipe,
+            compute=choral.Compute(executor="sequential", time_limit=limits.pop("time_limit"), checkpoint_seconds=0.0),
+            **fixed,
+            **limits,
+            **options,
+        )
 
     return train, held
 
@@ -101,7 +110,7 @@ def test_a_search_that_is_interrupted_ends_with_the_same_ensemble(tmp_path: Path
                 raise KeyboardInterrupt
 
         try:
-            done, _ = found(tmp_path / "cut", listener=cut, checkpoint_seconds=0.0)
+            done, _ = found(tmp_path / "cut", callbacks=cut)
         except KeyboardInterrupt:
             cuts += 1
     assert cuts >= 1
@@ -149,8 +158,9 @@ def test_folds_judge_by_all_points_and_the_choice_keeps_what_they_tell(tmp_path:
 
     def train(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
         build = small if one.name == "first" else wide
-        fixed: dict[str, Any] = {"folds": 3, "stop": EarlyStop(patience=4), "progress": False}
-        return choral.fit(build, source, recipe, executor="vectorised", **fixed, **limits)
+        fixed: dict[str, Any] = {"cv": 3, "early_stopping": EarlyStopping(patience=4), "progress": False}
+        compute = choral.Compute(executor="vectorized", time_limit=limits.pop("time_limit"))
+        return choral.fit(build, source, recipe, compute=compute, **fixed, **limits)
 
     listed = [replace(candidate(name), few=3) for name in ("first", "second", "third")]
     ensemble = search(listed, train, ByFolds(source), run_dir=tmp_path / "run")
@@ -192,7 +202,10 @@ class Given(ByFolds):
 def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
     """Nor a mixture with it: what is sure of itself may be further off."""
     recipe = make("deep_ensemble", budget=2, members=2, training=QUICK)
-    both = [choral.fit(small, data(), recipe, seed=seed, standardise=False, progress=False) for seed in range(2)]
+    both = [
+        choral.fit(small, data(), recipe, seed=seed, likelihood=LearnedGaussian(standardize=False), progress=False)
+        for seed in range(2)
+    ]
     far = torch.randn(60, generator=torch.Generator().manual_seed(0))
     unsure = torch.stack([0.5 * far, torch.full((60,), 9.0)], 1)[None]  # raw variances: much too large
     sure = torch.stack([0.9 * far, far.abs()], 1)[None]
@@ -258,5 +271,5 @@ def test_a_run_of_one_method_does_not_replace_a_search(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds a choice among several methods"):
         choral.fit(small, data(), recipe, run_dir=tmp_path / "run")
     assert choral.load(tmp_path / "run").digest == before.digest
-    choral.fit(small, data(), recipe, run_dir=tmp_path / "run", overwrite=True)
+    choral.fit(small, data(), recipe, run_dir=tmp_path / "run", on_existing="overwrite")
     assert choral.load(tmp_path / "run").recipe.name == "single"

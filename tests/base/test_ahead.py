@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from choral import models
+from choral import Compute, models
 from choral.base import ahead, draws
 from choral.base.hashing import signed, site_words
 from choral.base.streams import Stream
@@ -66,7 +66,12 @@ def test_training_gives_the_same_weights_drawn_ahead_or_not(monkeypatch):
     x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 
     def weights():
-        ensemble = fit(lambda: models.mlp(4, 3, hidden=(8,)), (x, y), make("ssbnn", budget=3), executor="sequential")
+        ensemble = fit(
+            lambda: models.mlp(4, 3, hidden=(8,)),
+            (x, y),
+            make("ssbnn", budget=3),
+            compute=Compute(executor="sequential"),
+        )
         return next(ensemble.states()).params
 
     together = weights()

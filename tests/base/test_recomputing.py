@@ -51,9 +51,9 @@ class Recomputing(nn.Module):
 
 
 def trained(method: str, how: bool | None, x: Tensor, y: Tensor) -> choral.Ensemble:
-    training = Training(rate=0.1, optimiser=SGD(momentum=0.9), batch_size=16)
+    training = Training(lr=0.1, optimizer=SGD(momentum=0.9), batch_size=16)
     recipe = make(method, budget=8, training=training)
-    return choral.fit(lambda: Recomputing(how), (x, y), recipe, executor="sequential")
+    return choral.fit(lambda: Recomputing(how), (x, y), recipe, compute=choral.Compute(executor="sequential"))
 
 
 QUICK = ("single", "packed", "batch_ensemble", "bnn", "prune_and_tune")
@@ -146,6 +146,9 @@ class Images(nn.Module):
 )
 def test_so_are_those_of_convolutions_run_member_by_member(method: str) -> None:
     x, y = torch.randn(24, 3, 8, 8), torch.randint(3, (24,))
-    recipe = make(method, budget=3, training=Training(rate=0.05, optimiser=SGD(momentum=0.9), batch_size=8))
-    plain, again = (choral.fit(partial(Images, how), (x, y), recipe, executor="sequential") for how in (False, True))
+    recipe = make(method, budget=3, training=Training(lr=0.05, optimizer=SGD(momentum=0.9), batch_size=8))
+    plain, again = (
+        choral.fit(partial(Images, how), (x, y), recipe, compute=choral.Compute(executor="sequential"))
+        for how in (False, True)
+    )
     assert torch.equal(plain.outputs(x), again.outputs(x))

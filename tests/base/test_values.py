@@ -35,8 +35,8 @@ def test_an_unknown_kind_offers_the_nearest_and_runs_nothing():
 
 
 def test_an_unknown_field_is_named():
-    with pytest.raises(InputError, match="colour"):
-        from_dict({"kind": "Reset", "colour": 1})
+    with pytest.raises(InputError, match="color"):
+        from_dict({"kind": "Reset", "color": 1})
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def test_numbers_of_numpy_become_those_of_python():
         members=np.int64(2),
         budget=np.int32(3),
         width=np.float32(2),
-        training=Training(optimiser="sgd", batch_size=128, rate=np.float64(0.5)),
+        training=Training(optimizer="sgd", batch_size=128, lr=np.float64(0.5)),
     )
-    same = recipes.packed(members=2, budget=3, width=2.0, training=Training(optimiser="sgd", batch_size=128, rate=0.5))
+    same = recipes.packed(members=2, budget=3, width=2.0, training=Training(optimizer="sgd", batch_size=128, lr=0.5))
     assert found == same
     assert repr(found) == repr(same)
     assert json.dumps(found.to_dict()) == json.dumps(same.to_dict())
@@ -65,7 +65,7 @@ def test_numbers_of_numpy_become_those_of_python():
 
 
 def test_a_second_class_of_a_taken_name_is_refused():
-    with pytest.raises(InputError, match=r"'SGD' is defined in choral.plan.optimiser already.*another name"):
+    with pytest.raises(InputError, match=r"'SGD' is defined in choral.plan.optimizer already.*another name"):
         dataclass(frozen=True)(type("SGD", (Value,), {}))
 
 

@@ -100,7 +100,7 @@ def test_a_guided_walk_spans_the_prior_faster_than_a_plain_one():
     ],
     ids=repr,
 )
-def test_neighbouring_anchors_correlate_as_theory_says(walk, correlation):
+def test_neighboring_anchors_correlate_as_theory_says(walk, correlation):
     anchor, memory, generator = start(walk, shape=(50000,))
     moved, _ = walk.step(anchor, memory, PRIOR_STD, generator)
     measured = (moved["a.weight"] * anchor["a.weight"]).mean().item() / PRIOR_STD**2

@@ -15,7 +15,7 @@ from choral.recipes import anchored, sequential_anchored
 
 
 def drawn(width, *, scaled, seed=0):
-    """The spread of functions drawn from the prior, at standardised inputs."""
+    """The spread of functions drawn from the prior, at standardized inputs."""
     g = torch.Generator().manual_seed(seed)
     network = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
     x, found = torch.randn(64, 8, generator=g), []

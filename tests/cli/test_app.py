@@ -137,8 +137,8 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
         (["fit", tmp_path / "words.npz", *out], "encode labels"),
         (["fit", tmp_path / "part.npz", *out], "lacks y_train, x_test, y_test"),
         (["fit", "digits", "--model", "mpl", *out], "Did you mean 'mlp'?"),
-        (["fit", "digits", "--optimiser", "adm", *out], "Did you mean 'adam'?"),
-        (["fit", "digits", "--rate", "-1", *out], "above 0"),
+        (["fit", "digits", "--optimizer", "adm", *out], "Did you mean 'adam'?"),
+        (["fit", "digits", "--lr", "-1", *out], "above 0"),
         (["fit", "digits", "--model", "resnet20", *out], "reads images"),
         (["predict", half, tables / "houses.csv"], "cut short, damaged"),
         (["predict", pickled, tables / "houses.csv"], "is a pickle"),
@@ -182,7 +182,7 @@ def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
 
 
 def test_validation_stops_training_early_and_a_limit_ends_it(tmp_path):
-    watched = ["--validation", 0.2, "--patience", 2, "--budget", 400, "--rate", 0.05, "--members", 2]
+    watched = ["--validation", 0.2, "--patience", 2, "--budget", 400, "--lr", 0.05, "--members", 2]
     found = choral("fit", "wine", "--out", tmp_path / "w", *watched)
     assert "2 trainings stopped early, after" in found.stderr
     first = json.loads((tmp_path / "w" / "log.jsonl").read_text().splitlines()[2])
@@ -196,8 +196,7 @@ def test_validation_stops_training_early_and_a_limit_ends_it(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--patience", 3, "--validation", 0], "stop needs held-out points; give validation=0.2"),
-        (["--validation", 0.2, "--keep", "first"], "keep is 'first'; give 'best' or 'last'"),
+        (["--patience", 3, "--validation", 0], "early_stopping needs held-out points; give validation=0.2"),
         (["--validation", 1.5], "validation is 1.5"),
         (["--time-limit", -1], "time_limit is -1.0; give a number of seconds above 0"),
     ],

@@ -38,7 +38,7 @@ MISUSED = {
     "unknown command": (["fitt"], "--help"),
     "unknown option": (["fit", "wine", "--epoch", "3"], "choral fit --help"),
     "no data": (["fit"], "--help"),
-    "too many words": (["plan", "single", "more"], "--help"),
+    "too many words": (["plan", "single", "digits", "more"], "--help"),
     "a word for a number": (["plan", "single", "--budget", "many"], "--budget"),
     "no epochs": (["plan", "single", "--budget", "0"], "--budget"),
     "a whole holdout": (["fit", "wine", "--holdout", "1"], "--holdout"),
@@ -56,16 +56,16 @@ MISUSED = {
     "a target without a table": (["fit", "wine", "--target", "y"], "--target is about a table"),
     "a task without a table": (["fit", "wine", "--task", "regression"], "--task is about a table"),
     "a drop without a table": (["compare", "wine", "--drop", "y"], "--drop is about a table"),
-    "a plan's target": (["plan", "single", "--target", "y"], "add --data FILE"),
-    "a plan's rate": (["plan", "single", "--rate", "0.1"], "add --data FILE"),
-    "a rate that is none": (["fit", "wine", "--rate", "nan"], "rate"),
-    "an endless rate": (["fit", "wine", "--rate", "inf"], "rate"),
+    "a plan's target": (["plan", "single", "--target", "y"], "add the data"),
+    "a plan's rate": (["plan", "single", "--lr", "0.1"], "add the data"),
+    "a rate that is none": (["fit", "wine", "--lr", "nan"], "rate"),
+    "an endless rate": (["fit", "wine", "--lr", "inf"], "rate"),
     "a holdout that is none": (["fit", "wine", "--holdout", "nan"], "--holdout"),
     "a validation that is none": (["fit", "wine", "--validation", "nan"], "--validation is nan"),
     "all for validation": (["fit", "wine", "--validation", "1"], "--validation is 1.0"),
     "no such likelihood": (["fit", "wine", "--likelihood", "gaus"], "Did you mean 'gaussian'?"),
     "no time": (["fit", "wine", "--time-limit", "-1"], "time_limit is -1.0"),
-    "another keep": (["fit", "wine", "--keep", "none"], "give 'best' or 'last'"),
+    "an old word": (["fit", "wine", "--keep", "best"], "keep"),
     "an executor": (["fit", "wine", "--executor", "gpu"], "executor"),
     "a schedule": (["fit", "wine", "--schedule", "cosin"], "schedule"),
     "few epochs": (
@@ -93,18 +93,18 @@ def test_misused_words_are_one_sentence(case, tmp_path, monkeypatch):
 
 
 def test_a_plan_is_what_fit_does(table, tmp_path):
-    words = ["--target", "y", "--budget", 8, "--rate", 0.02, "--batch-size", 16]
-    text = choral("plan", "deep_ensemble", "--data", table, *words).stdout
+    words = ["--target", "y", "--budget", 8, "--lr", 0.02, "--batch-size", 16]
+    text = choral("plan", "deep_ensemble", table, *words).stdout
     assert "Adam" in text
     assert "start=0.02" in text
     assert "batch 16" in text
     assert "45 training rows, 15 held out, regression" in text
-    planned = json.loads(choral("plan", "deep_ensemble", "--data", table, *words, "--json").stdout)
+    planned = json.loads(choral("plan", "deep_ensemble", table, *words, "--json").stdout)
     choral("fit", table, "--method", "deep_ensemble", *words, "--out", tmp_path / "run", "--json")
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert planned["tree"] == plan["describe"]["tree"]
     assert [c["column"] for c in planned["columns"]] == ["a", "b"]
-    assert "250 epochs" in choral("plan", "single", "--data", table, "--target", "y").stdout  # 500 steps
+    assert "250 epochs" in choral("plan", "single", table, "--target", "y").stdout  # 500 steps
     assert "200 epochs" in choral("plan", "single").stdout
 
 
@@ -302,7 +302,7 @@ def test_members_are_added_to_a_run_at_the_shell(tmp_path):
     ]
     choral(*words, "--members", 2, "--budget", 4)
     first = [(tmp_path / "members" / f"0000{i}.safetensors").read_bytes() for i in (0, 1)]
-    assert "extend=True (--extend) to add members" in refused(*words, "--members", 3, "--budget", 6)
+    assert "on_existing='extend' (--extend) to add members" in refused(*words, "--members", 3, "--budget", 6)
     assert "its rate is spread over the whole phase" in refused(*words, "--members", 3, "--budget", 9, "--extend")
     assert "give one of them" in refused(*words, "--members", 3, "--budget", 6, "--extend", "--overwrite")
     assert json.loads(choral(*words, "--members", 3, "--budget", 6, "--extend").stdout)["members"] == 3

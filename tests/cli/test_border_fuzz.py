@@ -77,7 +77,7 @@ def test_changed_bytes_of_a_table(seed, place, tmp_path):
     path = tmp_path / dice.choice(["t.csv", "t.tsv", "T.CSV"])
     path.write_bytes(mutated((place / "t.csv").read_bytes(), dice))
     words = [
-        ["plan", "single", "--data", path, "--target", "t"],
+        ["plan", "single", path, "--target", "t"],
         ["predict", place / "run", path, "--json"],
         ["evaluate", place / "run", path, "--json"],
     ][seed % 3]
@@ -155,9 +155,9 @@ POOL = {
     "--time": ["day", "n", "word"],
     "--budget": ["1", "2", "0", "-1", "1.5", "one", "9" * 40],
     "--members": ["1", "2", "0", "x"],
-    "--rate": ["0.1", "0", "-3", "1e-300", "x", "nan"],
+    "--lr": ["0.1", "0", "-3", "1e-300", "x", "nan"],
     "--batch-size": ["1", "7", "100000", "0", "1e3"],
-    "--optimiser": ["sgd", "adam", "adamw", "Adam", "lion"],
+    "--optimizer": ["sgd", "adam", "adamw", "Adam", "lion"],
     "--schedule": ["cosine", "constant", "steps", "warm"],
     "--holdout": ["0.01", "0.5", "0.9", "0.95", "0", "-1", "half"],
     "--model": ["mlp", "mlp_wide", "lenet_s", "resnet20", "gpt"],
@@ -175,14 +175,14 @@ def test_options_drawn_by_lot(seed, place, tmp_path, monkeypatch):
         words += [option, dice.choice(POOL[option])]
     if "--target" not in words and data.endswith("t.csv") and dice.random() < 0.8:
         words += ["--target", "t"]
-    answered("plan", method, "--data", data, *words, *(["--json"] if dice.random() < 0.5 else []))
+    answered("plan", method, data, *words, *(["--json"] if dice.random() < 0.5 else []))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_short_fits_drawn_by_lot_leave_a_whole_run_or_none(seed, place, tmp_path):
     dice = random.Random(2000 + seed)
     words = ["--target", dice.choice(["t", "n", "word", "size"]), "--budget", "1", "--method", "single"]
-    for option in dice.sample(["--drop", "--id", "--group", "--time", "--rate", "--holdout"], 2):
+    for option in dice.sample(["--drop", "--id", "--group", "--time", "--lr", "--holdout"], 2):
         words += [option, dice.choice(POOL[option])]
     done = answered("fit", place / "t.csv", "--out", tmp_path / "r", "--json", *words)
     if done.code == 0:

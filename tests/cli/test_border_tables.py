@@ -392,9 +392,9 @@ def test_messages_name_what_the_user_knows(plain, tmp_path):
     folder, _ = plain
     table = folder / "houses.csv"
     never = ["fit", table, "--target", "price", "--out", tmp_path / "never", "--json"]
-    said = choral(*never, "--folds", 500, "--budget", 3, expect=2).stderr
+    said = choral(*never, "--cv", 500, "--budget", 3, expect=2).stderr
     assert "budget is 3, too few for 500 folds" in said
-    said = choral(*never, "--folds", 500, expect=2).stderr
+    said = choral(*never, "--cv", 500, expect=2).stderr
     assert "folds is 500 for 90 points" in said
     frame = houses()
     frame["size"] += 1.0
@@ -441,7 +441,7 @@ def test_the_unit_of_a_target_is_said_when_it_is_fitted_and_when_it_is_predicted
     said = choral("fit", tmp_path / "t.parquet", *asked).stderr
     assert "'price' is read as a regression target (it holds" in said
     assert "different numbers, in seconds)." in said
-    assert "understood as regression: LearnedGaussian, targets standardised" in said
+    assert "understood as regression: LearnedGaussian, targets standardized" in said
     assert "), 'price' in seconds." in said
     done = choral("predict", tmp_path / "run", tmp_path / "t.parquet", "--out", tmp_path / "p.csv")
     assert "'price' is predicted as training had it: in seconds." in done.stderr

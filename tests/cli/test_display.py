@@ -17,7 +17,7 @@ NAMES = ["[/b]", "[bold red]x[/bold red]", "[link=x]y", ":smile:", "[/]", "a[0]"
 
 
 def shown(monkeypatch, terminal, *arguments):
-    """Return what a table looks like, on a terminal with colours or in a file."""
+    """Return what a table looks like, on a terminal with colors or in a file."""
     out = io.StringIO()
     made = Console(file=out, force_terminal=terminal, width=160, color_system="truecolor" if terminal else None)
     monkeypatch.setattr("rich.console.Console", lambda *a, **k: made)

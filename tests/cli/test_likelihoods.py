@@ -84,7 +84,7 @@ def test_wrong_words_are_one_sentence(words, said, tmp_path):
 def test_classes_of_words_have_the_order_that_is_given_and_it_is_said(tmp_path):
     words = np.array(["low", "Mid Level", "high"])[CLASSES]
     (tmp_path / "d.csv").write_text("\n".join(["a,b,label", *(f"{a},{b},{w}" for (a, b, _), w in zip(X, words))]))
-    plan = ("plan", "single", "--data", tmp_path / "d.csv", "--target", "label", "--likelihood", "ordinal")
+    plan = ("plan", "single", tmp_path / "d.csv", "--target", "label", "--likelihood", "ordinal")
     done = run(*plan, "--order", "label=low<Mid Level<high")
     assert done.exit_code == 0, done.output
     assert "ordered as low < Mid Level < high" in done.output

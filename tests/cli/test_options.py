@@ -28,11 +28,11 @@ def heard(words):
 
 
 def test_every_option_of_a_value_is_typed_for_itself():
-    found, _ = heard(["a", "--rate", "0.5", "--patience", "3"])
+    found, _ = heard(["a", "--lr", "0.5", "--patience", "3"])
     assert found == {
         "name": "a",
         "members": 4,
-        "settings": Settings(rate=0.5),
+        "settings": Settings(lr=0.5),
         "watching": Watching(patience=3),
     }
 

@@ -115,19 +115,6 @@ def test_folders_that_hold_something_else_are_said(table, tmp_path, monkeypatch)
     assert "manifest.json cannot be read (Is a directory)" in refused("leaves", "../moved")
 
 
-def test_plan_says_how_long_a_cluster_takes(table):
-    told = json.loads(choral("plan", "deep_ensemble", "--members", "16", "--budget", "1600", "--cluster", "8",
-                             "--step-seconds", "0.01", "--rows", "12800", "--json").stdout)["cluster"]  # fmt: skip
-    assert told["leaves"] == 16
-    assert told["seconds"] == pytest.approx(5 + 2 * 100 * 100 * 0.01)
-    assert told["alone"] == pytest.approx(5 + 16 * 100 * 100 * 0.01)
-    assert told["least"] == pytest.approx(5 + 100 * 100 * 0.01)
-    said = choral("plan", "deep_ensemble", "--data", table, "--target", "y", "--cluster", "4").stdout
-    assert " on 4 workers, " in said
-    assert "add --data FILE, or --step-seconds and --rows" in refused("plan", "single", "--cluster", "4")
-    assert "add --cluster N" in refused("plan", "single", "--rows", "4")
-
-
 def test_a_run_at_a_url_is_prepared_trained_and_put_together(table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = "memory://cli/run"

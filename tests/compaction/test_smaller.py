@@ -84,15 +84,15 @@ def test_training_goes_on_as_it_would_have_masked(name):
     masks = neuron_param_mask(network, keep, x)
     big, small = network.train(), result.network.train()
     for member in (big, small):
-        optimiser = torch.optim.SGD(member.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(member.parameters(), lr=0.1, momentum=0.9)
         for _ in range(3):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(member(x), torch.arange(6) % 3).backward()
             for key, mask in masks.items() if member is big else ():
                 parameter = member.get_parameter(key)
                 assert parameter.grad is not None
                 parameter.grad.mul_(mask)
-            optimiser.step()
+            optimizer.step()
     expected = slice_params(big.state_dict(), result.form)
     for key, value in small.state_dict().items():
         torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)

@@ -42,7 +42,7 @@ class OwnGamma(Family):
     described: ClassVar[str] = "a gamma"
 
     @property
-    def standardises(self) -> bool:
+    def standardizes(self) -> bool:
         return False
 
     def distribution(self, outputs):
@@ -69,7 +69,7 @@ TASKS = {
     "own likelihood": (OwnGamma(), 2, REAL.clamp_min(1)),
 }
 METHODS = ("batch_ensemble", "packed", "prune_and_tune", "mc_dropout", "bnn", "sequential_anchored")
-QUICK = Training(rate=0.003, optimiser=Adam(), batch_size=18)
+QUICK = Training(lr=0.003, optimizer=Adam(), batch_size=18)
 
 
 def build(outputs):
@@ -85,8 +85,10 @@ def recipe(method, epochs=4):
 def test_both_executors_agree_and_the_ensemble_is_judged_and_comes_back(name, tmp_path):
     likelihood, outputs, y = TASKS[name]
     one, many = (
-        choral.fit(build(outputs), (X, y), recipe("deep_ensemble"), likelihood=likelihood, executor=e)
-        for e in ("sequential", "vectorised")
+        choral.fit(
+            build(outputs), (X, y), recipe("deep_ensemble"), likelihood=likelihood, compute=choral.Compute(executor=e)
+        )
+        for e in ("sequential", "vectorized")
     )
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
@@ -109,7 +111,9 @@ def shared_out(names, methods, quick):
 @pytest.mark.parametrize(("name", "method"), shared_out(list(TASKS), METHODS, 2))
 def test_every_method_trains_it(name, method):
     likelihood, outputs, y = TASKS[name]
-    ensemble = choral.fit(build(outputs), (X, y), recipe(method), likelihood=likelihood, executor="sequential")
+    ensemble = choral.fit(
+        build(outputs), (X, y), recipe(method), likelihood=likelihood, compute=choral.Compute(executor="sequential")
+    )
     scores = ensemble.evaluate(X, y)
     kind = ensemble.likelihood.prediction
     assert all(torch.isfinite(torch.tensor(scores[n])) for n in kind.shown)
@@ -142,7 +146,9 @@ DENSE = {
 @pytest.mark.parametrize(("name", "method"), shared_out(list(DENSE), ("deep_ensemble", *METHODS), 3))
 def test_every_method_trains_dense_outputs(name, method):
     network, x, y, likelihood = DENSE[name]
-    ensemble = choral.fit(network, (x, y), recipe(method), likelihood=likelihood, executor="sequential")
+    ensemble = choral.fit(
+        network, (x, y), recipe(method), likelihood=likelihood, compute=choral.Compute(executor="sequential")
+    )
     p = ensemble.predict(x)
     assert p.labels.reshape(y.shape).shape == y.shape
     found = ensemble.evaluate(x, y)

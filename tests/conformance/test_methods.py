@@ -20,11 +20,11 @@ from choral.testing.problems import CALM, PROBLEMS
 
 EPOCHS = 12
 NAMES = sorted(METHODS)
-OPTIMISERS = {
-    "momentum": Training(rate=0.02, optimiser=SGD(momentum=0.9, weight_decay=1e-3, clip=1.0), batch_size=16),
+OPTIMIZERS = {
+    "momentum": Training(lr=0.02, optimizer=SGD(momentum=0.9, weight_decay=1e-3, clip=1.0), batch_size=16),
     "nesterov": CALM,
-    "adam": Training(rate=0.01, optimiser=Adam(), batch_size=16),
-    "adamw": Training(rate=0.01, optimiser=AdamW(), batch_size=16),
+    "adam": Training(lr=0.01, optimizer=Adam(), batch_size=16),
+    "adamw": Training(lr=0.01, optimizer=AdamW(), batch_size=16),
 }
 
 
@@ -60,7 +60,7 @@ def test_it_combines_its_members_as_it_is_told(name, tmp_path):
         recipe = several(name, combine=combine)
         assert recipe.describe()["combine"] == combine
         assert from_dict(recipe.to_dict()) == recipe
-        fit(build, (x, y), recipe, executor="sequential").save(tmp_path / combine)
+        fit(build, (x, y), recipe, compute=choral.Compute(executor="sequential")).save(tmp_path / combine)
         predictions[combine] = load(tmp_path / combine, build).predict(x[:9])
     averaged, pooled = predictions["probs"], predictions["logits"]
     assert torch.equal(averaged.logits, pooled.logits)
@@ -95,17 +95,17 @@ def test_no_check_of_the_public_suite_is_left_out():
 
 
 def resumed():
-    """Every method on rows and on images, where the optimisers take turns; some methods meet all of them."""
+    """Every method on rows and on images, where the optimizers take turns; some methods meet all of them."""
     for i, name in enumerate(NAMES):
         yield pytest.param(name, "classification", "nesterov", id=f"{name}-classification")
-        for k, optimiser in enumerate(OPTIMISERS):
-            if k == i % len(OPTIMISERS) or name in ("deep_ensemble", "edst", "packed"):
-                yield pytest.param(name, "images", optimiser, id=f"{name}-{optimiser}")
+        for k, optimizer in enumerate(OPTIMIZERS):
+            if k == i % len(OPTIMIZERS) or name in ("deep_ensemble", "edst", "packed"):
+                yield pytest.param(name, "images", optimizer, id=f"{name}-{optimizer}")
 
 
-@pytest.mark.parametrize(("name", "problem", "optimiser"), list(resumed()))
-def test_a_run_stopped_anywhere_and_resumed_equals_an_unbroken_one_byte_for_byte(name, problem, optimiser):
-    resumes_exactly(several(name, OPTIMISERS[optimiser]), PROBLEMS[problem])
+@pytest.mark.parametrize(("name", "problem", "optimizer"), list(resumed()))
+def test_a_run_stopped_anywhere_and_resumed_equals_an_unbroken_one_byte_for_byte(name, problem, optimizer):
+    resumes_exactly(several(name, OPTIMIZERS[optimizer]), PROBLEMS[problem])
 
 
 def test_saved_ensembles_predict_the_same_in_another_process(tmp_path):
@@ -134,7 +134,9 @@ def test_saved_ensembles_predict_the_same_in_another_process(tmp_path):
 def test_one_member_is_one_network(name, problem, tmp_path):
     build, data = PROBLEMS[problem]
     recipe = make(name, budget=EPOCHS, training=CALM, members=1)
-    one, stacked = (fit(build, data(), recipe, executor=e) for e in ("sequential", "vectorised"))
+    one, stacked = (
+        fit(build, data(), recipe, compute=choral.Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     assert one.members == recipe.members == 1
     assert one.info["counted"]["epochs"] == recipe.epochs <= EPOCHS
     x = data()[0][:10]

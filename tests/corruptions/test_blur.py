@@ -64,7 +64,7 @@ def test_motion_blur_smears_a_point_along_one_line_to_one_side() -> None:
     np.testing.assert_allclose(along / along[0], np.exp(-0.5 * (np.arange(4) / 2.0) ** 2), atol=0.01)
 
 
-def test_glass_takes_each_pixel_from_a_neighbour() -> None:
+def test_glass_takes_each_pixel_from_a_neighbor() -> None:
     # Every pixel has its own value, and at severity 1 the Gaussian is too narrow to change anything.
     images = np.arange(32 * 32, dtype=np.float32).reshape(1, 32, 32, 1) / 1024
     got = np.rint(1024 * blur.glass_blur(images, 1, RowDraws(0, "glass_blur", range(1)))[0, :, :, 0]).astype(int)
@@ -77,7 +77,7 @@ def test_glass_takes_each_pixel_from_a_neighbour() -> None:
 
 
 def test_zoom_blur_is_the_mean_of_its_zooms() -> None:
-    # A ramp through the centre, zoomed by f, has its slope divided by f (away from the held edges).
+    # A ramp through the center, zoomed by f, has its slope divided by f (away from the held edges).
     line = np.linspace(-1, 1, 33, dtype=np.float32)
     images = np.broadcast_to(line[None, :, None, None], (1, 33, 33, 1)).copy()
     blurred = blur.zoom_blur(images, 1, RowDraws(0, "zoom_blur", range(1)))[0, :, 5, 0]

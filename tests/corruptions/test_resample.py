@@ -11,7 +11,7 @@ from choral.corruptions.resample import (
     pixel_scale,
     separable,
     warp,
-    zoom_centre,
+    zoom_center,
 )
 
 
@@ -33,10 +33,10 @@ def test_warp_agrees_with_scipy() -> None:
 @pytest.mark.parametrize("factor", [1.0, 1.13, 2.25])
 def test_zoom_agrees_with_scipy(factor: float) -> None:
     images = random_images(2, 9, 12, 1)
-    got = zoom_centre(images, factor)
-    centre = np.array([4.0, 5.5])
+    got = zoom_center(images, factor)
+    center = np.array([4.0, 5.5])
     for row in range(2):
-        expected = affine_transform(images[row, :, :, 0], np.eye(2) / factor, centre - centre / factor, order=1)
+        expected = affine_transform(images[row, :, :, 0], np.eye(2) / factor, center - center / factor, order=1)
         np.testing.assert_allclose(got[row, :, :, 0], expected, atol=1e-5)
 
 

@@ -50,7 +50,7 @@ def test_snow_whitens_by_the_published_share_and_falls_in_streaks() -> None:
     assert got.min() == pytest.approx(floor, abs=1e-5)
     flakes = got[..., 0] - got.min()
     np.testing.assert_allclose(flakes, flakes[:, ::-1, ::-1], atol=1e-5)  # every layer is added twice, once turned
-    # Falling within 45 degrees of the vertical: neighbours above are more alike than neighbours beside.
+    # Falling within 45 degrees of the vertical: neighbors above are more alike than neighbors beside.
     down, beside = np.abs(np.diff(flakes, axis=1)).mean(), np.abs(np.diff(flakes, axis=2)).mean()
     assert down < beside
 

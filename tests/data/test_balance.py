@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from choral import Training
 from choral.base.errors import InputError
 from choral.data.balance import balanced
 from choral.data.problems import Columns, Problem, load_problem
@@ -65,10 +66,17 @@ def test_numbers_have_no_classes():
 @pytest.mark.parametrize("likelihood", [None, "bernoulli"])
 def test_probabilities_are_of_classes_as_common_as_their_weights(likelihood):
     """A column of noise says nothing, so every row gets the weighted share of the class."""
-    options = {"model": "mlp", "members": 2, "epochs": 20, "likelihood": likelihood, "rate": 0.01, "progress": False}
+    options = {
+        "model": "mlp",
+        "members": 2,
+        "epochs": 20,
+        "likelihood": likelihood,
+        "training": Training(lr=0.01),
+        "progress": False,
+    }
     shares = []
     for weights in (None, "balanced", {"rare": 7, "usual": 3}):
-        ensemble = fit_table(FRAME, "t", class_weights=weights, validation=0.3, **options)
+        ensemble = fit_table(FRAME, "t", class_weight=weights, validation=0.3, **options)
         shares.append(np.mean(ensemble.predict(FRAME).columns()["p_rare" if likelihood is None else "p_usual"]))
     common = 1 / 8, 0.5, 7 / (7 + 3 * 7)
     expected = common if likelihood is None else [1 - c for c in common]

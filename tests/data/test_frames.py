@@ -53,7 +53,7 @@ def test_validation_and_test_rows_are_found_by_name():
     curves = []
     for frame in (FRAME, OTHER):
         heard = []
-        choral.fit(build, (FRAME, LABELS), recipe, validation=(frame, LABELS), listener=heard.append)
+        choral.fit(build, (FRAME, LABELS), recipe, validation=(frame, LABELS), callbacks=heard.append)
         curves.append([event["validation"] for event in heard if "validation" in event])
     assert curves[0] == curves[1] != []
     tables = [

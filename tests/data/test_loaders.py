@@ -30,7 +30,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(32, 3, generator=G)
 Y = torch.arange(32) % 2
-EIGHT = Training(rate=0.01, optimiser=Adam(), batch_size=8)
+EIGHT = Training(lr=0.01, optimizer=Adam(), batch_size=8)
 
 
 def build():
@@ -92,7 +92,7 @@ def test_a_weighted_sampler_decides_what_is_seen():
     assert len(order) == len(order.unique()) == 20
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("data", [TensorDataset(X, Y), Items()], ids=["memory", "items"])
 def test_points_of_weight_nothing_are_never_trained_on(executor, data):
     """With weights on eight points alone, members are those that never saw any other."""
@@ -101,11 +101,16 @@ def test_points_of_weight_nothing_are_never_trained_on(executor, data):
     twin = TensorDataset(spoilt, Y) if isinstance(data, TensorDataset) else Items(spoilt)
     recipe = make("deep_ensemble", budget=4, members=2, training=EIGHT)
     found = [
-        choral.fit(build, DataLoader(d, 8, sampler=WeightedRandomSampler(some, 16)), recipe, executor=executor)
+        choral.fit(
+            build,
+            DataLoader(d, 8, sampler=WeightedRandomSampler(some, 16)),
+            recipe,
+            compute=choral.Compute(executor=executor),
+        )
         for d in (data, twin)
     ]
     assert torch.equal(*map(weights, found))
-    plain = choral.fit(build, data, recipe, executor=executor)
+    plain = choral.fit(build, data, recipe, compute=choral.Compute(executor=executor))
     assert not torch.equal(weights(found[0]), weights(plain))
     assert found[0].info["counted"]["points"] == 4 * 16
     assert found[0].info["counted"]["steps"] == 4 * 2
@@ -170,19 +175,20 @@ def test_a_loader_that_drops_nothing_is_taken():
         assert torch.equal(weights(choral.fit(build, loader, one())), expected)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_items_that_draw_are_exact(executor, tmp_path):
     recipe = make("deep_ensemble", budget=2, members=2, training=EIGHT)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    first = choral.fit(build, Shaken(), recipe, executor=executor, run_dir=tmp_path)
+    first = choral.fit(build, Shaken(), recipe, compute=choral.Compute(executor=executor), run_dir=tmp_path)
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
     torch.rand(3), np.random.normal(), random.random()
-    again = choral.fit(build, Shaken(), recipe, executor=executor)
+    again = choral.fit(build, Shaken(), recipe, compute=choral.Compute(executor=executor))
     assert torch.equal(weights(first), weights(again))
     assert torch.equal(
-        weights(first), weights(choral.fit(build, Shaken(), recipe, executor=executor, run_dir=tmp_path))
+        weights(first),
+        weights(choral.fit(build, Shaken(), recipe, compute=choral.Compute(executor=executor), run_dir=tmp_path)),
     )
 
 

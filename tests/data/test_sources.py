@@ -11,6 +11,7 @@ import choral
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.data import DatasetSource, HorizontalFlip, PadCrop, TensorSource, prepare, source_of
+from choral.objectives import FixedGaussian
 from choral.plan.cost import batches_in
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -111,7 +112,7 @@ def _line(y, network=lambda: nn.Linear(3, 1)):
 
 def _learned(y, **options):
     x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
-    recipe = make("deep_ensemble", members=2, budget=60, training=Training(optimiser="adam", rate=0.03, batch_size=16))
+    recipe = make("deep_ensemble", members=2, budget=60, training=Training(optimizer="adam", lr=0.03, batch_size=16))
     return x, choral.fit(lambda: nn.Linear(3, y.shape[1]), (x, y), recipe, **options)
 
 
@@ -147,7 +148,7 @@ def test_targets_of_a_dataset_are_scaled_before_they_are_rounded():
         def __getitem__(self, index):
             return items[index]
 
-    recipe = make("single", budget=60, training=Training(optimiser="adam", rate=0.03, batch_size=16))
+    recipe = make("single", budget=60, training=Training(optimizer="adam", lr=0.03, batch_size=16))
     ensemble = choral.fit(lambda: nn.Linear(3, 1), Items(), recipe, validation=0.25)
     assert ensemble.evaluate(x, np.array([y for _, y in items]))["rmse"] < 0.5
 
@@ -156,10 +157,10 @@ def test_targets_that_stay_in_their_units_must_fit_the_type_of_training():
     noise = torch.randn(40, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for far in (1.7e9 + noise, 1.7e9 + 20 * noise, torch.cat([noise, 1.7e9 + noise], 1)):
         with pytest.raises(InputError, match="which float32 rounds away; subtract a constant"):
-            _learned(far, standardise=False)
+            _learned(far, likelihood=FixedGaussian(standardize=False))
     for odd in (noise * 1e20, noise * 1e-25):
         with pytest.raises(InputError, match="whose square float32 cannot hold; rescale y"):
-            _learned(odd, standardise=False)
+            _learned(odd, likelihood=FixedGaussian(standardize=False))
     for odd in (noise * 1e160, noise * 1e-200):
         with pytest.raises(InputError, match="the square of its deviation is beyond float64; rescale y"):
             _learned(odd)

@@ -33,7 +33,7 @@ def learned(values, **options):
     return learn_table(frame, "t", **options).columns[0]
 
 
-def test_numbers_are_standardised_categories_one_hot_and_constants_left_out():
+def test_numbers_are_standardized_categories_one_hot_and_constants_left_out():
     table = learn_table(FRAME, "t")
     x = table.inputs(FRAME)
     assert x[:, 0].mean() == pytest.approx(0, abs=1e-6)
@@ -296,7 +296,7 @@ HOSTILE = {
         {"columns": [{"kind": "NumberColumn", "name": "a", "scale": {"kind": "Scale", "mean": "0", "std": 1.0}}]},
         "mean is '0'",
     ),
-    "an unknown field": ({"colour": "red"}, "unexpected keyword argument 'colour'"),
+    "an unknown field": ({"color": "red"}, "unexpected keyword argument 'color'"),
     "no rows": ({"seen": {"kind": "Seen", "rows": 0, "bits": "00"}}, "out of bounds"),
     "no letters": ({"seen": {"kind": "Seen", "rows": 3, "bits": "\u00e9\u00e9\u00e9"}}, "not written as they should"),
     "odd bits": ({"seen": {"kind": "Seen", "rows": 3, "bits": "0000"}}, "power of two"),

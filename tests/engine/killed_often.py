@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from choral import Compute
 from choral.fit import fit
-from choral.plan import Adam, EarlyStop
+from choral.plan import Adam, EarlyStopping
 from choral.recipes import make
 from choral.recipes.training import Training
 
-SETTINGS = [(executor, by) for executor in ("sequential", "vectorised") for by in ("member", "ensemble")]
+SETTINGS = [(executor, by) for executor in ("sequential", "vectorized") for by in ("member", "ensemble")]
 EVENTS = (2, 3, 4)  # at which the child kills itself, counted from where it began
 DELAYS = (0.0, 0.004, 0.012, 0.03)  # seconds after its first event at which the parent kills it
 
@@ -29,16 +30,20 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
 
 
-def train(folder: Path, executor: str, by: str, listener: Any = None) -> None:
+def train(folder: Path, executor: Any, by: str, listener: Any = None) -> None:
     """Fit four members that stop after different numbers of epochs."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(90, 5, generator=draw)
     y = (x[:, 0] + 0.7 * torch.randn(90, generator=draw) > 0).long()
-    training = Training(rate=0.01, optimiser=Adam(), batch_size=16, schedule="constant")
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=16, schedule="constant")
     recipe = make("deep_ensemble", budget=160, members=4, training=training)
-    stop = EarlyStop(patience=5, by=by)  # type: ignore[arg-type]  # one of two words
-    options: dict[str, Any] = {"executor": executor, "checkpoint_seconds": 0, "listener": listener, "progress": False}
-    fit(build, (x, y), recipe, run_dir=folder, validation=0.3, stop=stop, **options)
+    stop = EarlyStopping(patience=5, by=by)  # type: ignore[arg-type]  # one of two words
+    options: dict[str, Any] = {
+        "compute": Compute(executor=executor, checkpoint_seconds=0),
+        "callbacks": listener,
+        "progress": False,
+    }
+    fit(build, (x, y), recipe, run_dir=folder, validation=0.3, early_stopping=stop, **options)
 
 
 class Fuse:

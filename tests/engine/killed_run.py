@@ -1,4 +1,4 @@
-"""A small run for `test_kill.py` and `benchmarks/kill.py` to kill: METHOD FOLDER [EPOCHS] [OPTIMISER] [EXECUTOR] [BY]."""
+"""A small run for `test_kill.py` and `benchmarks/kill.py` to kill: METHOD FOLDER [EPOCHS] [OPTIMIZER] [EXECUTOR] [BY]."""
 
 import sys
 from typing import Any
@@ -6,16 +6,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from choral import Compute
 from choral.fit import fit
-from choral.plan import SGD, Adam, AdamW, EarlyStop
+from choral.plan import SGD, Adam, AdamW, EarlyStopping
 from choral.recipes import METHODS, make
 from choral.recipes.training import Training
 
 TRAININGS = {
-    "momentum": Training(rate=0.05, optimiser=SGD(weight_decay=1e-4), batch_size=32),
-    "nesterov": Training(rate=0.05, optimiser=SGD(nesterov=True, clip=2.0), batch_size=32),
-    "adam": Training(rate=0.003, optimiser=Adam(), batch_size=32),
-    "adamw": Training(rate=0.003, optimiser=AdamW(), batch_size=32),
+    "momentum": Training(lr=0.05, optimizer=SGD(weight_decay=1e-4), batch_size=32),
+    "nesterov": Training(lr=0.05, optimizer=SGD(nesterov=True, clip=2.0), batch_size=32),
+    "adam": Training(lr=0.003, optimizer=Adam(), batch_size=32),
+    "adamw": Training(lr=0.003, optimizer=AdamW(), batch_size=32),
 }
 
 
@@ -39,7 +40,7 @@ def main(
     method: str,
     folder: str,
     epochs: str = "24",
-    optimiser: str = "nesterov",
+    optimizer: str = "nesterov",
     executor: str = "sequential",
     by: str = "",
 ) -> None:
@@ -50,9 +51,9 @@ def main(
     y = torch.randint(3, (160,), generator=generator)
     choice = METHODS[method].options.get("members")
     members = None if choice is None or choice.default in (1, None) else 4
-    recipe = make(method, budget=int(epochs), members=members, training=TRAININGS[optimiser])
-    watched: dict[str, Any] = {"validation": 0.25, "stop": EarlyStop(patience=3, by=by)} if by else {}  # type: ignore[arg-type]  # a word of the command line
-    fit(build, (x, y), recipe, run_dir=folder, executor=executor, checkpoint_seconds=0, **watched)  # type: ignore[arg-type]  # as above
+    recipe = make(method, budget=int(epochs), members=members, training=TRAININGS[optimizer])
+    watched: dict[str, Any] = {"validation": 0.25, "early_stopping": EarlyStopping(patience=3, by=by)} if by else {}  # type: ignore[arg-type]  # a word of the command line
+    fit(build, (x, y), recipe, run_dir=folder, compute=Compute(executor=executor, checkpoint_seconds=0), **watched)  # type: ignore[arg-type]  # as above
 
 
 if __name__ == "__main__":

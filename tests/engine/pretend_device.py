@@ -18,7 +18,6 @@ from choral.base.errors import ChoralError
 from choral.engine.blueprint import Blueprint
 from choral.engine.job import understood
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
-from choral.engine.validation import rules_of
 from choral.plan.operators import UpdateMoments
 from choral.plan.stepping import Stepper
 from choral.plan.walk import trainings
@@ -44,18 +43,10 @@ def build():
 
 
 def steps(name, count, mode, device):
-    recipe = make(name, budget=24, training=Training(optimiser="sgd", rate=0.1, batch_size=16))
-    inputs = (choral.data.Normalise(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), choral.data.PadCrop(pixels=1))
-    rest = {
-        "target": None,
-        "weights": None,
-        "validation": None,
-        "folds": None,
-        "groups": None,
-        "seed": 0,
-        "inputs": inputs,
-    }
-    task = understood(build, (x, y), recipe, rules_of(None, None, None, None), **rest).task
+    recipe = make(name, budget=24, training=Training(optimizer="sgd", lr=0.1, batch_size=16))
+    inputs = (choral.data.Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), choral.data.PadCrop(pixels=1))
+    names = ("target", "sample_weight", "validation", "cv", "early_stopping", "time_limit")
+    task = understood(build, (x, y), recipe, **dict.fromkeys(names), seed=0, inputs=inputs).task
     phase, state = trainings(recipe.plan)[0], task.blueprint.fresh(0, "pretend")
     slots = {s: {n: torch.zeros_like(p) for n, p in state.params.items()} for s in task.objective.slots}
     network = copy.deepcopy(task.blueprint.network())
@@ -106,7 +97,7 @@ def moments(trainer, count, device):
 
 def main():
     _setup_privateuseone_for_python_backend("pretend")
-    Stepper.step = lambda self, rate: None  # torch's own optimisers make tensors where no mode sees it
+    Stepper.step = lambda self, rate: None  # torch's own optimizers make tensors where no mode sees it
     device = torch.device("pretend")
     for name in METHODS:
         for count in (1, 2):

@@ -29,7 +29,7 @@ def build():
 
 
 def perceptron():
-    """Members of one network normalise and drop in one product, not one after the other."""
+    """Members of one network normalize and drop in one product, not one after the other."""
     layers = [nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)]
     return nn.Sequential(nn.Flatten(), *layers)
 
@@ -56,16 +56,18 @@ def main():
             perceptron if network else build,
             (x, y),
             recipes.make(
-                name, budget=int(epochs), training=Training(rate=0.1, optimiser=choral.plan.SGD(), batch_size=32)
+                name, budget=int(epochs), training=Training(lr=0.1, optimizer=choral.plan.SGD(), batch_size=32)
             ),
             run_dir=Path(folder) / method,
-            inputs=(choral.data.PadCrop(pixels=1), choral.data.HorizontalFlip()),
+            transforms=(choral.data.PadCrop(pixels=1), choral.data.HorizontalFlip()),
             validation=0.2,
-            executor="sequential",
-            data_parallel=int(size) > 1,
-            checkpoint_seconds=0,
-            batch_norm="part" if network == "own" else "whole",
-            listener=hear,
+            compute=choral.Compute(
+                executor="sequential",
+                data_parallel=int(size) > 1,
+                checkpoint_seconds=0,
+                batch_norm="part" if network == "own" else "whole",
+            ),
+            callbacks=hear,
         )
         members = [dict(state.params) for state in ensemble.states()]
         buffers = [dict(state.buffers) for state in ensemble.states()]

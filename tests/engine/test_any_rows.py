@@ -51,7 +51,7 @@ def network(norm: str) -> nn.Module:
 def check(method: str, norm: str) -> None:
     several = "members" in METHODS[method].options and method not in ("single", "swa")
     members = 8 if method in ("deep_ensemble", "anchored") else 2 if several else None
-    training = Training(optimiser=Adam(), rate=1e-3, batch_size=24)
+    training = Training(optimizer=Adam(), lr=1e-3, batch_size=24)
     options = {"draws": 3} if "draws" in METHODS[method].options else {}
     recipe = make(method, budget=28 if method == "fge" else 8, members=members, training=training, **options)
     try:
@@ -89,7 +89,7 @@ def test_chunks_of_a_batch_are_those_of_each_member(method: str, rows: int) -> N
     """Members folded into the batch would share chunks."""
 
     def states(kernel: str) -> Tensor:
-        training = Training(optimiser=Adam(), rate=1e-2, batch_size=rows)
+        training = Training(optimizer=Adam(), lr=1e-2, batch_size=rows)
         recipe = make(method, budget=4, members=3, kernel=kernel, training=training)
         ensemble = choral.fit(lambda: network("ghost"), (X[:96], Y[:96]), recipe)
         return torch.cat([t.flatten() for s in ensemble.states() for t in (s.params | s.buffers).values()])

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from choral.engine.executors import Executor
+from choral import Compute
+from choral.engine.compute import Executor
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
-from choral.plan import SGD, EarlyStop
+from choral.plan import SGD, EarlyStopping
 from choral.recipes import make
 from choral.recipes.training import Training
 
 X = torch.randn(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(48) % 3
-TRAINING = Training(rate=0.05, optimiser=SGD(momentum=0.9), batch_size=16)
+TRAINING = Training(lr=0.05, optimizer=SGD(momentum=0.9), batch_size=16)
 
 
 def pictures(dropout: float = 0.2) -> nn.Module:
@@ -75,7 +76,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def trained(name: str, build=pictures, *, seed: int = 0, executor: Executor = "sequential") -> Ensemble:
     recipe = make(name, budget=6, training=TRAINING, **METHODS[name])
-    return fit(build, (X, Y), recipe, seed=seed, executor=executor)
+    return fit(build, (X, Y), recipe, seed=seed, compute=Compute(executor=executor))
 
 
 def at_once(calls: list) -> list:
@@ -109,7 +110,7 @@ def test_the_first_prediction_may_come_from_two_threads(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "build", "executor"),
     [(name, pictures, "sequential") for name in ("deep_ensemble", "mc_dropout", "bnn", "emp")]
-    + [("deep_ensemble", pictures, "vectorised"), ("prune_and_tune", pictures, "vectorised")]
+    + [("deep_ensemble", pictures, "vectorized"), ("prune_and_tune", pictures, "vectorized")]
     + [("deep_ensemble", Attentive, "sequential"), ("emp", Attentive, "sequential")]
     + [("deep_ensemble", Recurrent, "sequential")],
 )
@@ -132,14 +133,19 @@ def test_a_fit_leaves_the_draws_of_the_program_around_it_alone() -> None:
     assert torch.equal(torch.rand(3), (torch.manual_seed(3), [torch.rand(3) for _ in range(201)])[1][-1])
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("by", ["member", "ensemble"])
 def test_two_threads_fit_with_validation_what_one_fits(executor: Executor, by: Any, tmp_path) -> None:
-    stop = EarlyStop(patience=2, by=by)
+    stop = EarlyStopping(patience=2, by=by)
 
     def fitted(seed: int, folder=None) -> Ensemble:
         recipe = make("deep_ensemble", budget=24, members=3, training=TRAINING)
-        options: dict[str, Any] = {"executor": executor, "validation": 0.25, "stop": stop, "run_dir": folder}
+        options: dict[str, Any] = {
+            "compute": Compute(executor=executor),
+            "validation": 0.25,
+            "early_stopping": stop,
+            "run_dir": folder,
+        }
         return fit(pictures, (X, Y), recipe, seed=seed, **options)
 
     alone = [fitted(seed) for seed in (0, 1)]

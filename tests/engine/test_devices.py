@@ -14,7 +14,7 @@ from choral import recipes
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.data.sources import TensorSource
-from choral.plan.optimiser import Adam
+from choral.plan.optimizer import Adam
 from choral.plan.remembering import restore_memory
 from choral.recipes import METHODS
 
@@ -58,12 +58,12 @@ def test_data_goes_to_a_device_that_has_room_and_else_stays_pinned(monkeypatch):
     assert len(pinned) == 2
 
 
-def test_the_steps_an_optimiser_remembers_are_where_its_kernel_reads_them():
+def test_the_steps_an_optimizer_remembers_are_where_its_kernel_reads_them():
     weight = nn.Parameter(torch.ones(3, device="meta"))
-    optimiser = Adam().make({"w": weight})
+    optimizer = Adam().make({"w": weight})
     memory = {"step/w": torch.tensor(5.0), "exp_avg/w": torch.zeros(3), "exp_avg_sq/w": torch.zeros(3)}
-    restore_memory(optimiser, {"w": weight}, memory)
-    assert {t.device.type for t in optimiser.state[weight].values()} == {"meta"}
+    restore_memory(optimizer, {"w": weight}, memory)
+    assert {t.device.type for t in optimizer.state[weight].values()} == {"meta"}
 
 
 @pytest.mark.parametrize(("device", "kernel"), [("cpu", "loop"), ("cuda", "grouped")])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from choral import Compute
 from choral.base.errors import DivergedError
 from choral.engine.blueprint import Blueprint
 from choral.engine.divergence import unfinite
@@ -37,43 +38,43 @@ class Uneven(nn.Module):
 
 def last_step(epochs=1):
     """Training of one step an epoch: its only loss is computed before its update."""
-    return Train(epochs=epochs, schedule=Constant(1e6), optimiser=SGD(momentum=0.0), batch_size=32)
+    return Train(epochs=epochs, schedule=Constant(1e6), optimizer=SGD(momentum=0.0), batch_size=32)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_weights_that_became_infinite_in_the_last_update_are_not_collected(executor, tmp_path):
     recipe = Recipe(name="r", plan=fork(6, Reset(), last_step(), Collect()))
     with pytest.raises(
         DivergedError, match=r"the weights diverged: line\.\w+ holds \w+ at f\d/2.*of 6 members were kept"
     ) as caught:
-        fit(Uneven, (X, Y), recipe, run_dir=tmp_path / "run", executor=executor)
+        fit(Uneven, (X, Y), recipe, run_dir=tmp_path / "run", compute=Compute(executor=executor))
     kept = len(list((tmp_path / "run" / "members").glob("*.safetensors")))
     assert 0 < kept < 6
     assert str(caught.value).count("diverged") == 6 - kept
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_no_operator_makes_something_of_a_network_that_diverged(executor):
     moments = Train(
         epochs=1,
         schedule=Constant(1e6),
-        optimiser=SGD(momentum=0.0),
+        optimizer=SGD(momentum=0.0),
         batch_size=32,
         every=(every(1, UpdateMoments(), unit="epochs"),),
     )
     recipe = Recipe(name="r", plan=fork(6, Reset(), moments, UseMean(), Collect()))
     with pytest.raises(DivergedError, match=r"the weights diverged: line\.\w+ holds \w+ at f\d/1/every0/1"):
-        fit(Uneven, (X, Y), recipe, executor=executor)
+        fit(Uneven, (X, Y), recipe, compute=Compute(executor=executor))
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("epochs", [1, 3])  # seen by its weights, and by its loss
 def test_the_children_of_a_parent_that_diverged_are_lost_with_it(epochs, executor, tmp_path):
-    wild = Train(epochs=epochs, schedule=Constant(1e38), optimiser=SGD(), batch_size=32)
+    wild = Train(epochs=epochs, schedule=Constant(1e38), optimizer=SGD(), batch_size=32)
     tame = Train(epochs=1, schedule=Constant(0.1), batch_size=32)
     recipe = Recipe(name="r", plan=seq(Reset(), wild, fork(3, tame, Collect())))
     with pytest.raises(DivergedError, match="0 of 3 members were kept"):
-        fit(build, (X, Y), recipe, run_dir=tmp_path / "run", executor=executor)
+        fit(build, (X, Y), recipe, run_dir=tmp_path / "run", compute=Compute(executor=executor))
     assert not list((tmp_path / "run" / "members").glob("*.safetensors"))
 
 
@@ -83,7 +84,7 @@ RATES = (1e3, 1e10, 1e20, 1e38)
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("name", ["single", "snapshot", "deep_ensemble", "swa", "batch_ensemble", "bnn"])
 def test_at_extreme_rates_every_member_is_finite_or_there_is_an_error(name, rate):
-    training = Training(rate=rate, optimiser=SGD(momentum=0.9), batch_size=16, schedule="constant")
+    training = Training(lr=rate, optimizer=SGD(momentum=0.9), batch_size=16, schedule="constant")
     try:
         ensemble = fit(build, (X, Y), make(name, budget=10, training=training))
     except DivergedError:

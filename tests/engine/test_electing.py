@@ -25,7 +25,7 @@ def net():
 
 
 def recipe(epochs=6, **options):
-    train = Train(epochs=epochs, schedule=Constant(0.1), optimiser=SGD(), batch_size=20, select=Select(**options))
+    train = Train(epochs=epochs, schedule=Constant(0.1), optimizer=SGD(), batch_size=20, select=Select(**options))
     return Recipe(name="r", plan=fork(Reset(), train, Collect(), variants=VARIANTS))
 
 
@@ -47,7 +47,7 @@ def test_shares_weigh_the_members_and_no_member_alone_is_better():
     mixed = torch.einsum("m,mbc->bc", weights.tensor.float(), p.member_probs)
     torch.testing.assert_close(p.probs, mixed, atol=1e-6, rtol=1e-5)
     assert nll(p.probs) <= min(nll(one) for one in p.member_probs) + 1e-6
-    every = choral.fit(net, (X[:60], Y[:60]), recipe(), executor="sequential")
+    every = choral.fit(net, (X[:60], Y[:60]), recipe(), compute=choral.Compute(executor="sequential"))
     assert every.members == 5  # nothing held out: all count alike
     assert every.posthoc == ()
 
@@ -55,7 +55,7 @@ def test_shares_weigh_the_members_and_no_member_alone_is_better():
 def test_it_is_greedy_selection_when_there_is_one_epoch():
     """After one epoch there is nothing but the latest states to choose from."""
     ensemble = fitted(recipe(epochs=1))
-    plain = Train(epochs=1, schedule=Constant(0.1), optimiser=SGD(), batch_size=20)
+    plain = Train(epochs=1, schedule=Constant(0.1), optimizer=SGD(), batch_size=20)
     every = choral.fit(net, (X[:60], Y[:60]), Recipe(name="r", plan=fork(Reset(), plain, Collect(), variants=VARIANTS)))
     probs = every.predict(HELD[0]).member_probs
     scores = probs[:, torch.arange(30), HELD[1]].log()
@@ -70,20 +70,25 @@ def test_later_choices_never_predict_the_held_out_points_worse():
 
 
 def test_executors_agree_and_files_keep_the_choice(tmp_path):
-    one, many = (fitted(executor=e, run_dir=tmp_path / e) for e in ("sequential", "vectorised"))
+    one, many = (fitted(compute=choral.Compute(executor=e), run_dir=tmp_path / e) for e in ("sequential", "vectorized"))
     assert one.posthoc == many.posthoc
     many.save(tmp_path / "saved.choral")
     probs = many.predict(HELD[0]).probs
     torch.testing.assert_close(one.predict(HELD[0]).probs, probs, atol=1e-4, rtol=1e-3)
-    for path in ("saved.choral", "vectorised"):
+    for path in ("saved.choral", "vectorized"):
         again = choral.load(tmp_path / path, net)
         assert again.members == many.members
         assert torch.equal(again.predict(HELD[0]).probs, probs)
-    assert torch.equal(fitted(executor="vectorised", run_dir=tmp_path / "vectorised").predict(HELD[0]).probs, probs)
+    assert torch.equal(
+        fitted(compute=choral.Compute(executor="vectorized"), run_dir=tmp_path / "vectorized").predict(HELD[0]).probs,
+        probs,
+    )
 
 
 def test_stopped_and_resumed_it_chooses_the_same_to_the_byte():
-    trial = Trial(net, lambda: (X[:60], Y[:60]), options={"validation": HELD, "stop": choral.EarlyStop(patience=2)})
+    trial = Trial(
+        net, lambda: (X[:60], Y[:60]), options={"validation": HELD, "early_stopping": choral.EarlyStopping(patience=2)}
+    )
     resumes_exactly(recipe(epochs=4), trial)
 
 
@@ -92,7 +97,7 @@ def test_all_stop_when_no_choice_is_better():
     rates = [{"rate": 1e-6}, {"rate": 2e-6}]
     train = Train(epochs=30, schedule=Constant(1e-9), batch_size=20, select=Select(patience=3))
     value = Recipe(name="r", plan=fork(Reset(), train, Collect(), variants=rates))
-    ensemble = fitted(value, listener=heard.append)
+    ensemble = fitted(value, callbacks=heard.append)
     assert {s["reason"] for s in ensemble.info["stopped"]} == {"selection"}
     assert sum(e["kind"] == "epoch" for e in heard) <= 8
 
@@ -116,14 +121,18 @@ def test_wrong_numbers_are_refused():
         Select(picks=0)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_members_that_diverge_are_left_out_and_the_others_go_on(executor):
     y = X[:, 0] * 2 + 0.1 * torch.randn(90, generator=G)
-    train = Train(epochs=4, schedule=Constant(0.05), optimiser=SGD(), batch_size=20, select=Select())
+    train = Train(epochs=4, schedule=Constant(0.05), optimizer=SGD(), batch_size=20, select=Select())
     rates = [{"rate": r} for r in (1.0, 1e6, 0.3)]
     value = Recipe(name="r", plan=fork(Reset(), train, Collect(), variants=rates))
     ensemble = choral.fit(
-        lambda: nn.Linear(4, 1), (X[:60], y[:60]), value, validation=(X[60:], y[60:]), executor=executor
+        lambda: nn.Linear(4, 1),
+        (X[:60], y[:60]),
+        value,
+        validation=(X[60:], y[60:]),
+        compute=choral.Compute(executor=executor),
     )
     assert [s["reason"] for s in ensemble.info["stopped"]] == ["diverged"]
     assert 1 <= ensemble.members <= 2

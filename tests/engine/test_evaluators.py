@@ -173,7 +173,7 @@ def test_bf16_predicts_nearly_the_same_in_float32():
 
 
 def gaussian() -> Ensemble:
-    recipe = make("bnn", budget=1, draws=5, training=Training(optimiser="sgd", batch_size=128, rate=1e-3))
+    recipe = make("bnn", budget=1, draws=5, training=Training(optimizer="sgd", batch_size=128, lr=1e-3))
     return fit(lambda: models.mlp(4, 3, hidden=(64, 64)), (X[:64], torch.arange(64) % 3), recipe)
 
 

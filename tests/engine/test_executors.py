@@ -17,8 +17,8 @@ X = torch.randn(40, 6, generator=G)
 Y = (X[:, 0] > 0).long()
 RATE, EPOCHS = 0.1, 6
 PLAIN = Training(
-    optimiser=torch.optim.SGD,  # type: ignore[arg-type]  # made an optimiser of choral's
-    rate=RATE,
+    optimizer=torch.optim.SGD,
+    lr=RATE,
     schedule="constant",
     batch_size=40,
 )
@@ -35,11 +35,11 @@ def settled(network: nn.Module) -> nn.Module:
 
 def by_hand(build: Any, x: Tensor, y: Tensor) -> nn.Module:
     network = build().train()
-    optimiser = torch.optim.SGD(network.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
     for _ in range(EPOCHS):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(network(x), y).backward()
-        optimiser.step()
+        optimizer.step()
     return network.eval()
 
 
@@ -87,7 +87,7 @@ def test_what_stacks_cannot_do_is_trained_one_by_one_or_refused(build):
     for outputs in found.outputs(X):
         assert torch.allclose(outputs, expected, atol=1e-5)
     with pytest.raises(InputError, match="executor='sequential'"):
-        choral.fit(one, (X, Y), recipe, executor="vectorised")
+        choral.fit(one, (X, Y), recipe, compute=choral.Compute(executor="vectorized"))
 
 
 class Words(nn.Module):
@@ -101,7 +101,7 @@ class Words(nn.Module):
 
 
 @pytest.mark.parametrize("first_padded", [0, 30])
-@pytest.mark.parametrize("executor", ["auto", "sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["auto", "sequential", "vectorized"])
 def test_padding_is_not_trained_in_any_member(executor, first_padded):
     words = torch.randint(1, 20, (60, 7), generator=torch.Generator().manual_seed(1))
     words[first_padded:, 4:] = 0
@@ -115,7 +115,7 @@ def test_padding_is_not_trained_in_any_member(executor, first_padded):
 
     training = replace(PLAIN, batch_size=60)
     recipe = deep_ensemble(members=3, budget=3 * EPOCHS, training=training)
-    found = choral.fit(one, (words, y), recipe, executor=executor)
+    found = choral.fit(one, (words, y), recipe, compute=choral.Compute(executor=executor))
     expected = by_hand(one, words, y)(words)
     for number, outputs in enumerate(found.outputs(words)):
         assert float(found.member(number).get_parameter("table.weight")[0].detach().abs().max()) == 0.0

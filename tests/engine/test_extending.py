@@ -15,7 +15,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(40, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=16)
 
 
 def build():
@@ -51,11 +51,11 @@ def tensors(ensemble):
 @pytest.mark.parametrize("name", PAIRS)
 def test_an_extended_run_is_the_longer_run(name, tmp_path):
     short, long = PAIRS[name]
-    call = {"run_dir": tmp_path / "run", "executor": "sequential"}
+    call = {"run_dir": tmp_path / "run", "compute": choral.Compute(executor="sequential")}
     choral.fit(build, (X, Y), short, **call)
     events = []
-    found = choral.fit(build, (X, Y), long, **call, extend=True, listener=events.append)
-    whole = choral.fit(build, (X, Y), long, executor="sequential")
+    found = choral.fit(build, (X, Y), long, **call, on_existing="extend", callbacks=events.append)
+    whole = choral.fit(build, (X, Y), long, compute=choral.Compute(executor="sequential"))
     assert all(map(torch.equal, tensors(found), tensors(whole)))
     assert len(found) == long.members
     assert sum(e["kind"] == "collected" for e in events) == long.members - short.members
@@ -69,9 +69,9 @@ def test_an_extended_run_is_the_longer_run(name, tmp_path):
 
 def test_stacked_members_stay_as_they_are(tmp_path):
     short, long = PAIRS["fork"]
-    call = {"run_dir": tmp_path, "executor": "vectorised"}
+    call = {"run_dir": tmp_path, "compute": choral.Compute(executor="vectorized")}
     before = tensors(choral.fit(build, (X, Y), short, **call))
-    found = choral.fit(build, (X, Y), long, **call, extend=True)
+    found = choral.fit(build, (X, Y), long, **call, on_existing="extend")
     assert all(map(torch.equal, tensors(found)[:2], before))
     assert len(found) == 4
     assert found.info["counted"]["epochs"] >= 8
@@ -82,9 +82,9 @@ def test_an_extension_that_was_stopped_goes_on(tmp_path):
         pass
 
     short, long = PAIRS["both"]
-    call = {"run_dir": tmp_path, "executor": "sequential", "checkpoint_seconds": 0}
+    call = {"run_dir": tmp_path, "compute": choral.Compute(executor="sequential", checkpoint_seconds=0)}
     choral.fit(build, (X, Y), short, **call)
-    whole = tensors(choral.fit(build, (X, Y), long, executor="sequential"))
+    whole = tensors(choral.fit(build, (X, Y), long, compute=choral.Compute(executor="sequential")))
     for stop in (2, 5, 9):
         seen = []
 
@@ -94,15 +94,15 @@ def test_an_extension_that_was_stopped_goes_on(tmp_path):
                 raise Stop
 
         with pytest.raises(Stop):
-            choral.fit(build, (X, Y), long, **call, extend=True, listener=listen)
+            choral.fit(build, (X, Y), long, **call, on_existing="extend", callbacks=listen)
     found = choral.fit(build, (X, Y), long, **call)
     assert all(map(torch.equal, tensors(found), whole))
 
 
 def test_what_is_no_longer_version_is_refused_with_the_reason(tmp_path):
     short, long = PAIRS["fork"]
-    choral.fit(build, (X, Y), short, run_dir=tmp_path, executor="sequential")
-    call = {"run_dir": tmp_path, "executor": "sequential", "extend": True}
+    choral.fit(build, (X, Y), short, run_dir=tmp_path, compute=choral.Compute(executor="sequential"))
+    call = {"run_dir": tmp_path, "compute": choral.Compute(executor="sequential"), "on_existing": "extend"}
     for recipe, data, message in [
         (make("deep_ensemble", budget=8, members=2, training=QUICK), (X, Y), "rate is spread over the whole phase"),
         (make("deep_ensemble", budget=2, members=1, training=QUICK), (X, Y), "cannot be extended"),

@@ -16,7 +16,7 @@ from choral.recipes import make
 from choral.recipes.training import Training
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-RECIPE = make("deep_ensemble", budget=2, members=2, training=Training(optimiser=Adam(), rate=0.01))
+RECIPE = make("deep_ensemble", budget=2, members=2, training=Training(optimizer=Adam(), lr=0.01))
 
 
 def own():
@@ -102,7 +102,7 @@ def test_an_unfinished_run_folder_says_so(tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        fit(own, (X, X[:, :1]), RECIPE, run_dir=tmp_path, executor="sequential", listener=stop)
+        fit(own, (X, X[:, :1]), RECIPE, run_dir=tmp_path, compute=choral.Compute(executor="sequential"), callbacks=stop)
     with pytest.raises(
         RunError,
         match=r"1 of 2 networks are missing \(numbers 1\); run it again to finish; choral.load\(path, partial=True\)",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from choral import models
+from choral import Compute, models
 from choral.data.sources import TensorSource
 from choral.engine.forecast import forecast
 from choral.engine.task import make_task
@@ -16,7 +16,7 @@ from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(32, 3, 16, 16, generator=G), torch.arange(32) % 3
-QUICK = Training(rate=0.01, optimiser=SGD(), batch_size=16)
+QUICK = Training(lr=0.01, optimizer=SGD(), batch_size=16)
 # multiplications and additions of LeNet (6, 16, 120, 84) for one image of 16 pixels, by layer: places, then weights
 FORWARD = {
     "conv1": 2 * 144 * 6 * 75,
@@ -68,7 +68,7 @@ def test_the_cost_column_of_the_paper_is_the_count_without_the_classifier():
 
 
 @pytest.mark.parametrize("name", ["dst", "edst"])
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_dynamic_sparse_members_count_by_the_density_of_each_layer(name, executor):
     recipe = make(name, budget=9, members=3, interval=3, training=QUICK)
     shapes = {n: p.shape for n, p in lenet().named_parameters() if p.dim() > 1 and not n.startswith("classifier")}
@@ -77,7 +77,9 @@ def test_dynamic_sparse_members_count_by_the_density_of_each_layer(name, executo
     assert len(set(densities.values())) == 4
     ahead = expected(recipe)
     assert ahead.train_flops == pytest.approx(32 * 9 * each)
-    assert fit(lenet, IMAGES, recipe, executor=executor).info["counted"]["train_flops"] == pytest.approx(32 * 9 * each)
+    assert fit(lenet, IMAGES, recipe, compute=Compute(executor=executor)).info["counted"][
+        "train_flops"
+    ] == pytest.approx(32 * 9 * each)
 
 
 def test_compacted_members_and_bagged_ones_cost_what_was_forecast():

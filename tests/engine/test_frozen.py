@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from choral import Compute
 from choral.base.errors import ConversionError, InputError
 from choral.fit import fit
 from choral.plan import SGD, AdamW, Collect, Constant, Reset, Start, Train, fork, seq
@@ -27,7 +28,7 @@ from choral.structures import (
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 3, 8, 8, generator=G), torch.randint(3, (48,), generator=G)
 FROZEN = ("0.weight", "0.bias", "1.weight", "1.bias", "5.weight", "5.bias")
-QUICK = Training(rate=0.05, optimiser=SGD(weight_decay=0.05), batch_size=16)
+QUICK = Training(lr=0.05, optimizer=SGD(weight_decay=0.05), batch_size=16)
 
 
 def build():
@@ -61,14 +62,14 @@ def frozen_in(params):
     return found
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
-@pytest.mark.parametrize("optimiser", [SGD(weight_decay=0.1), AdamW(weight_decay=0.5)])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize("optimizer", [SGD(weight_decay=0.1), AdamW(weight_decay=0.5)])
 @pytest.mark.parametrize("start", [Start(), Reset()])
-def test_what_is_frozen_neither_learns_nor_decays_under_any_executor(start, optimiser, executor):
+def test_what_is_frozen_neither_learns_nor_decays_under_any_executor(start, optimizer, executor):
     network = build()
-    train = Train(epochs=4, schedule=Constant(0.05), optimiser=optimiser, batch_size=16)
+    train = Train(epochs=4, schedule=Constant(0.05), optimizer=optimizer, batch_size=16)
     recipe = Recipe(name="r", plan=fork(2, start, train, Collect()))
-    ensemble = fit(network, (X, Y), recipe, executor=executor)
+    ensemble = fit(network, (X, Y), recipe, compute=Compute(executor=executor))
     before = dict(network.named_parameters())
     for state in ensemble.states():
         for name, p in state.params.items():
@@ -81,18 +82,18 @@ def test_both_executors_agree_on_networks_with_frozen_layers_also_when_steps_are
     network[2].requires_grad_(False)
     train = Train(epochs=120, schedule=Constant(0.05), batch_size=32)
     recipe = Recipe(name="r", plan=fork(2, Reset(), train, Collect()))
-    one, many = (fit(network, (x, Y[:32]), recipe, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (fit(network, (x, Y[:32]), recipe, compute=Compute(executor=e)) for e in ("sequential", "vectorized"))
     for a, b in zip(one.states(), many.states()):
         assert torch.equal(b.params["2.weight"], network[2].weight)
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("unit", ["connection", "neuron"])
 def test_pruned_children_keep_the_frozen_layers_of_their_parent(unit, executor):
     network = build()
     recipe = prune_and_tune(members=2, parent_epochs=0, budget=4, unit=unit, training=QUICK)
-    ensemble = fit(network, (X, Y), recipe, executor=executor)
+    ensemble = fit(network, (X, Y), recipe, compute=Compute(executor=executor))
     before = dict(network.named_parameters())
     for state in ensemble.states():
         for name in ("0.weight", "0.bias", "5.bias"):
@@ -105,7 +106,7 @@ def test_pruned_children_keep_the_frozen_layers_of_their_parent(unit, executor):
 NAMES = sorted(set(METHODS) - {"packed"})
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_leaves_frozen_layers_as_the_user_gave_them(name, executor, tmp_path):
     network = build()
@@ -115,7 +116,7 @@ def test_every_method_leaves_frozen_layers_as_the_user_gave_them(name, executor,
     default = METHODS[name].options["members"].default if "members" in METHODS[name].options else 1
     members = None if default in (1, None) else 2
     recipe = make(name, budget=12, members=members, training=QUICK.clipped(1.0))
-    ensemble = fit(network, (X, Y), recipe, executor=executor)
+    ensemble = fit(network, (X, Y), recipe, compute=Compute(executor=executor))
     before = {n: p for n, p in given.named_parameters() if not p.requires_grad}
     for state in ensemble.states():
         found = frozen_in(state.params)
@@ -162,19 +163,19 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_a_resumed_run_keeps_frozen_layers_too(executor, tmp_path):
-    train = Train(epochs=6, schedule=Constant(0.05), optimiser=SGD(weight_decay=0.1), batch_size=16)
+    train = Train(epochs=6, schedule=Constant(0.05), optimizer=SGD(weight_decay=0.1), batch_size=16)
     recipe = Recipe(name="r", plan=seq(fork(2, Start(), train, Collect())))
-    whole = fit(build(), (X, Y), recipe, executor=executor)
+    whole = fit(build(), (X, Y), recipe, compute=Compute(executor=executor))
 
     def stop(event):
         if event["kind"] == "epoch" and event["epoch"] == 3:
             raise Stop
 
-    options = {"run_dir": tmp_path / "run", "executor": executor, "checkpoint_seconds": 0}
+    options = {"run_dir": tmp_path / "run", "compute": Compute(executor=executor, checkpoint_seconds=0)}
     with pytest.raises(Stop):
-        fit(build(), (X, Y), recipe, listener=stop, **options)
+        fit(build(), (X, Y), recipe, callbacks=stop, **options)
     again = fit(build(), (X, Y), recipe, **options)
     for a, b in zip(whole.states(), again.states()):
         assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)

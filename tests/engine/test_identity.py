@@ -23,7 +23,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=8)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=8)
 ONE = make("single", budget=1, training=QUICK)
 
 
@@ -83,8 +83,8 @@ PAIRS = {
     ),
     "number": (Own, lambda: Own(power=2.0), "power=1.0.*power=2.0"),
     "forward": (Same, Edited, "the code of the network's forward methods was changed"),
-    "initialisation": (Own, lambda: Own(zeros=True), "initialisation was changed"),
-    "numpy": (numpy_drawn(0.1), numpy_drawn(0.2), "initialisation was changed"),
+    "initialization": (Own, lambda: Own(zeros=True), "initialization was changed"),
+    "numpy": (numpy_drawn(0.1), numpy_drawn(0.2), "initialization was changed"),
 }
 
 
@@ -97,7 +97,7 @@ def test_an_edited_network_is_refused_in_an_old_folder(name, tmp_path):
         choral.fit(after, (X, Y), ONE, run_dir=tmp_path)
 
 
-@pytest.mark.parametrize("name", [n for n in PAIRS if n not in ("initialisation", "numpy")])
+@pytest.mark.parametrize("name", [n for n in PAIRS if n not in ("initialization", "numpy")])
 def test_a_file_is_not_loaded_into_another_network(name, tmp_path):
     before, after, message = PAIRS[name]
     ensemble = choral.fit(before, (X, Y), ONE, run_dir=tmp_path / "run")
@@ -179,7 +179,7 @@ def test_fingerprints_are_those_of_the_next_process():
     assert json.loads(done[0].stdout) == [fingerprint(net), initial(net)]
 
 
-def test_rounding_of_another_processor_is_no_other_initialisation():
+def test_rounding_of_another_processor_is_no_other_initialization():
     net = Own()
     print_ = fingerprint(net) | {"initial": initial(net)}
     with torch.no_grad():
@@ -223,7 +223,7 @@ def test_a_folder_of_an_older_version_is_refused_with_what_to_do(tmp_path):
     plan = read_json(tmp_path / "plan.json")
     plan["identity"]["network"] = "0123"
     write_json(tmp_path / "plan.json", plan)
-    with pytest.raises(RunError, match=r"older version of choral.*overwrite=True"):
+    with pytest.raises(RunError, match=r"older version of choral.*on_existing='overwrite'"):
         choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
 
 
@@ -239,11 +239,13 @@ def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
         choral.fit(Own, (X, Y), recipe, run_dir=tmp_path)
     else:
         with pytest.raises(KeyboardInterrupt):
-            choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, checkpoint_seconds=0, listener=stop)
+            choral.fit(
+                Own, (X, Y), recipe, run_dir=tmp_path, compute=choral.Compute(checkpoint_seconds=0), callbacks=stop
+            )
     (tmp_path / "plan.json").unlink()
     with pytest.raises(RunError, match=r"holds .* but no plan\.json"):
         choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, seed=1)
-    found = choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, seed=1, overwrite=True)
+    found = choral.fit(Own, (X, Y), recipe, run_dir=tmp_path, seed=1, on_existing="overwrite")
     assert torch.equal(found.predict(X).probs, whole.predict(X).probs)
     shutil.rmtree(tmp_path / "members")
 
@@ -251,9 +253,9 @@ def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
 CHANGED = {
     "epochs": ({"epochs": 2}, "epochs was 1, now 2"),
     "method": (make("deep_ensemble", budget=2, members=2, training=QUICK), "method was single, now deep_ensemble"),
-    "rate": ({"training": Training(rate=0.02, optimiser=Adam(), batch_size=8)}, "rate was 0.01, now 0.02"),
-    "batch size": ({"training": Training(rate=0.01, optimiser=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
-    "optimiser": ({"training": Training(optimiser="sgd", rate=0.01, batch_size=8)}, "optimiser was Adam.*, now SGD"),
+    "rate": ({"training": Training(lr=0.02, optimizer=Adam(), batch_size=8)}, "lr was 0.01, now 0.02"),
+    "batch size": ({"training": Training(lr=0.01, optimizer=Adam(), batch_size=4)}, "batch_size was 8, now 4"),
+    "optimizer": ({"training": Training(optimizer="sgd", lr=0.01, batch_size=8)}, "optimizer was Adam.*, now SGD"),
 }
 
 
@@ -266,7 +268,7 @@ def test_changed_settings_are_named_in_the_user_s_words(name, tmp_path):
         choral.fit(Own, (X, Y), recipe, run_dir=tmp_path)
     said = str(caught.value)
     assert "phases[" not in said
-    for way in ("run_dir", "overwrite=True", "--out", "--overwrite"):
+    for way in ("run_dir", "on_existing='overwrite'", "--out", "--overwrite"):
         assert way in said
 
 
@@ -285,9 +287,9 @@ def test_other_settings_and_data_are_named(tmp_path):
     choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
     for options, message in [
         ({"seed": 3}, "seed was 0, now 3"),
-        ({"executor": "sequential"}, "executor was auto, now sequential"),
-        ({"precision": "bf16"}, "precision was fp32, now bf16"),
-        ({"inputs": (choral.data.Normalise(mean=(0.0,) * 3, std=(1.0,) * 3),)}, "inputs was"),
+        ({"compute": choral.Compute(executor="sequential")}, "executor was auto, now sequential"),
+        ({"compute": choral.Compute(precision="bf16")}, "precision was fp32, now bf16"),
+        ({"transforms": (choral.data.Normalize(mean=(0.0,) * 3, std=(1.0,) * 3),)}, "inputs was"),
     ]:
         with pytest.raises(RunError, match=message):
             choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, **options)
@@ -306,11 +308,13 @@ def test_overwrite_starts_again_and_takes_only_what_choral_wrote(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     (tmp_path / "members" / "notes.txt").write_text("kept")
     with pytest.raises(choral.ChoralError):  # found before anything is removed
-        choral.fit(Own, (X[:, :2], Y), ONE, run_dir=tmp_path, overwrite=True)
+        choral.fit(Own, (X[:, :2], Y), ONE, run_dir=tmp_path, on_existing="overwrite")
     with pytest.raises(choral.ChoralError):
-        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True, executor="magic")
+        choral.fit(
+            Own, (X, Y), ONE, run_dir=tmp_path, on_existing="overwrite", compute=choral.Compute(executor="magic")
+        )
     assert len(list((tmp_path / "members").glob("*.safetensors"))) == 3
-    found = choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+    found = choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, on_existing="overwrite")
     assert len(list((tmp_path / "members").glob("*.safetensors"))) == 1
     assert (tmp_path / "mine.txt").read_text() == (tmp_path / "members" / "notes.txt").read_text() == "kept"
     alone = choral.fit(Own, (X, Y), ONE)
@@ -332,7 +336,7 @@ def test_overwrite_keeps_files_of_others_that_have_choral_s_names(tmp_path, name
     (tmp_path / "members").mkdir()
     (tmp_path / "members" / "00000.safetensors").write_bytes(b"older")
     with pytest.raises(RunError, match=f"holds {name}, which no run of choral wrote.*move it away"):
-        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, on_existing="overwrite")
     assert (tmp_path / name).read_text() == text
     assert (tmp_path / "members" / "00000.safetensors").exists()
 
@@ -343,14 +347,14 @@ def test_overwrite_takes_choral_s_own_files_also_cut_short(tmp_path):
         for kept in (0, 0.5, 1):
             data = (tmp_path / name).read_bytes()
             (tmp_path / name).write_bytes(data[: int(kept * len(data))])
-            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, overwrite=True)
+            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, on_existing="overwrite")
 
 
 @pytest.mark.parametrize("how", ["extend", "overwrite"])
 def test_an_ensemble_in_hand_says_that_its_folder_was_changed(tmp_path, how):
     two, more = (make("deep_ensemble", budget=m, members=m, training=QUICK) for m in (2, 3))
     held = choral.fit(Own, (X, Y), two, run_dir=tmp_path)
-    choral.fit(Own, (X, Y), more if how == "extend" else ONE, run_dir=tmp_path, **{how: True})
+    choral.fit(Own, (X, Y), more if how == "extend" else ONE, run_dir=tmp_path, on_existing=how)
     with pytest.raises(RunError, match=r"extended or overwritten since.*choral\.load\("):
         list(held)
     assert len(list(choral.load(tmp_path, build=Own))) == (3 if how == "extend" else 1)
@@ -364,7 +368,7 @@ def test_overwrite_keeps_tensors_of_others_under_the_names_of_members(tmp_path):
     save_file({"mine": torch.ones(3)}, members / "00007.safetensors")
     for planned in (True, False):
         with pytest.raises(RunError, match=r"00007\.safetensors is no member that a run of choral wrote.*move it away"):
-            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+            choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, on_existing="overwrite")
         assert (members / "00000.safetensors").read_bytes() == held
         if planned:
             (tmp_path / "plan.json").unlink()
@@ -372,9 +376,9 @@ def test_overwrite_keeps_tensors_of_others_under_the_names_of_members(tmp_path):
     (members / "00000 (copy).safetensors").write_bytes(held)
     (members / "00003.safetensors").write_bytes(held[:40])  # cut short, and no plan to say whose it was
     with pytest.raises(RunError, match=r"00003\.safetensors is no member"):
-        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, on_existing="overwrite")
     (members / "00003.safetensors").unlink()
-    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, overwrite=True)
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, on_existing="overwrite")
     (members / "00000.safetensors").write_bytes(held[:40])  # now there is one
-    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=2, overwrite=True)
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=2, on_existing="overwrite")
     assert (members / "00000 (copy).safetensors").read_bytes() == held

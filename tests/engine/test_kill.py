@@ -19,20 +19,20 @@ def members(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "optimiser", "executor", "by"),
+    ("method", "optimizer", "executor", "by"),
     [
         pytest.param("bagged", "nesterov", "sequential", "", marks=pytest.mark.menagerie),
         ("edst", "adamw", "sequential", ""),
-        pytest.param("deep_ensemble", "adam", "vectorised", "", marks=pytest.mark.menagerie),
-        ("deep_ensemble", "adam", "vectorised", "member"),
+        pytest.param("deep_ensemble", "adam", "vectorized", "", marks=pytest.mark.menagerie),
+        ("deep_ensemble", "adam", "vectorized", "member"),
         ("prune_and_tune", "adam", "sequential", "ensemble"),
     ],
 )
-def test_members_after_kills_equal_those_of_an_unbroken_run(method, optimiser, executor, by, tmp_path):
+def test_members_after_kills_equal_those_of_an_unbroken_run(method, optimizer, executor, by, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def start(folder):
-        settings = [method, str(folder), "60" if by else "24", optimiser, executor, *([by] if by else [])]
+        settings = [method, str(folder), "60" if by else "24", optimizer, executor, *([by] if by else [])]
         return subprocess.Popen([sys.executable, str(SCRIPT), *settings], env=environment)
 
     assert start(tmp_path / "whole").wait(timeout=300) == 0
@@ -65,7 +65,7 @@ def often(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "setting", ["sequential member", "sequential ensemble", "vectorised member", "vectorised ensemble"]
+    "setting", ["sequential member", "sequential ensemble", "vectorized member", "vectorized ensemble"]
 )
 def test_early_stopping_survives_kills_at_many_moments(setting, often):
     found = often[setting]

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from choral import Compute
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.recipes import make
@@ -61,7 +62,7 @@ DRAWING = {
 
 def trained(doing, name: str = "deep_ensemble") -> Ensemble:
     options = {"epochs": 4, "members": 2} if name == "deep_ensemble" else {"epochs": 2}
-    return fit(lambda: Ahead(doing), (X, Y), make(name, **options), executor="sequential")
+    return fit(lambda: Ahead(doing), (X, Y), make(name, **options), compute=Compute(executor="sequential"))
 
 
 @pytest.mark.parametrize("method", ["single", "deep_ensemble"])
@@ -98,7 +99,7 @@ class Coded(nn.Module):
 
 def test_values_of_our_own_making_never_reach_the_user() -> None:
     x = torch.cat([torch.full((48, 1), 3.0), X[:, 1:]], 1)
-    ensemble = fit(Coded, (x, Y), make("deep_ensemble", budget=4, members=2), executor="sequential")
+    ensemble = fit(Coded, (x, Y), make("deep_ensemble", budget=4, members=2), compute=Compute(executor="sequential"))
     with torch.no_grad():
         alone = torch.stack([ensemble.member(i)(x[:5]) for i in range(2)])
     for rows in (5, 1, 5):
@@ -132,7 +133,9 @@ class Averaging(nn.Module):
 
 
 def test_a_network_that_remembers_forgets_between_predictions() -> None:
-    ensemble = fit(Averaging, (X, Y), make("deep_ensemble", budget=4, members=2), executor="sequential")
+    ensemble = fit(
+        Averaging, (X, Y), make("deep_ensemble", budget=4, members=2), compute=Compute(executor="sequential")
+    )
     first = ensemble.outputs(X[:5])
     assert torch.equal(first, ensemble.outputs(X[:5]))
     with torch.no_grad():
@@ -177,7 +180,9 @@ class Tied(Twice):
 @pytest.mark.parametrize("build", [Twice, Tied])
 def test_layers_of_two_names_and_tied_weights_train_alike_under_both_executors(build) -> None:
     recipe = make("deep_ensemble", budget=4, members=2)
-    one, many, auto = (fit(build, (X, Y), recipe, executor=e) for e in ("sequential", "vectorised", "auto"))
+    one, many, auto = (
+        fit(build, (X, Y), recipe, compute=Compute(executor=e)) for e in ("sequential", "vectorized", "auto")
+    )
     for a, b, c in zip(one.states(), many.states(), auto.states()):
         for n in a.params:
             torch.testing.assert_close(a.params[n], b.params[n], atol=1e-5, rtol=1e-4)

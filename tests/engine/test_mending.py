@@ -15,14 +15,14 @@ from choral.data.tables import Table
 from choral.engine.files import write_json
 from choral.fit import fit
 from choral.plan import Collect, Constant, Recalibrate, Reset, Train, fork, repeat, seq
-from choral.plan.optimiser import SGD
+from choral.plan.optimizer import SGD
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 3, 6, 6, generator=G), torch.randint(0, 2, (48,), generator=G)
-QUICK = Training(optimiser=SGD(nesterov=True), rate=0.05, batch_size=16)
+QUICK = Training(optimizer=SGD(nesterov=True), lr=0.05, batch_size=16)
 
 
 def build():
@@ -74,12 +74,12 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_lost_damaged_and_swapped_members_of_a_finished_run_are_trained_again_to_the_same_bytes(
     name, executor, tmp_path
 ):
-    call = {"run_dir": tmp_path / "run", "executor": executor}
+    call = {"run_dir": tmp_path / "run", "compute": choral.Compute(executor=executor)}
     whole = fit(build, (X, Y), RECIPES[name], **call)
     before, outputs = member_bytes(tmp_path / "run"), whole.outputs(X)
     results = (tmp_path / "run" / "results.json").read_bytes()
@@ -93,7 +93,7 @@ def test_lost_damaged_and_swapped_members_of_a_finished_run_are_trained_again_to
             else:
                 flip(files[number], 0.9)
             events = []
-            again = fit(build, (X, Y), RECIPES[name], **call, listener=events.append)
+            again = fit(build, (X, Y), RECIPES[name], **call, callbacks=events.append)
             assert [e["kind"] for e in events] == ["warning"]
             assert f"member {number} is lost" in events[0]["message"]
             assert member_bytes(tmp_path / "run") == before
@@ -108,13 +108,13 @@ def test_lost_damaged_and_swapped_members_of_a_finished_run_are_trained_again_to
     assert (tmp_path / "run" / "results.json").read_bytes() == results
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["deep_ensemble", "tree", "snapshot"])
 def test_a_member_lost_while_a_run_is_interrupted_does_not_end_it(name, executor, tmp_path):
-    fit(build, (X, Y), RECIPES[name], run_dir=tmp_path / "whole", executor=executor)
-    call = {"run_dir": tmp_path / "run", "executor": executor, "checkpoint_seconds": 0}
+    fit(build, (X, Y), RECIPES[name], run_dir=tmp_path / "whole", compute=choral.Compute(executor=executor))
+    call = {"run_dir": tmp_path / "run", "compute": choral.Compute(executor=executor, checkpoint_seconds=0)}
     with pytest.raises(Stop):
-        fit(build, (X, Y), RECIPES[name], **call, listener=stopping(RECIPES[name].epochs - 1))
+        fit(build, (X, Y), RECIPES[name], **call, callbacks=stopping(RECIPES[name].epochs - 1))
     files = sorted((tmp_path / "run" / "members").glob("*"))
     for file in files[:1]:
         file.unlink()
@@ -141,7 +141,7 @@ def test_results_are_made_again(damage, tmp_path):
         with pytest.warns(UserWarning, match="without its costs"):
             choral.load(tmp_path, build=build)
     events = []
-    fit(build, (X, Y), RECIPES["deep_ensemble"], run_dir=tmp_path, listener=events.append)
+    fit(build, (X, Y), RECIPES["deep_ensemble"], run_dir=tmp_path, callbacks=events.append)
     assert not [e for e in events if e["kind"] == "epoch"]
     again = json.loads(path.read_text())
     assert {k: again[k] for k in ("counted", "parameters", "predict_flops")} == {
@@ -152,9 +152,9 @@ def test_results_are_made_again(damage, tmp_path):
 def test_a_second_kill_after_a_damaged_checkpoint_loses_nothing_and_the_warning_stays(tmp_path):
     recipe = make("single", budget=20, training=QUICK)
     fit(build, (X, Y), recipe, run_dir=tmp_path / "whole")
-    call = {"run_dir": tmp_path / "run", "checkpoint_seconds": 0}
+    call = {"run_dir": tmp_path / "run", "compute": choral.Compute(checkpoint_seconds=0)}
     with pytest.raises(Stop):
-        fit(build, (X, Y), recipe, **call, listener=stopping(15))
+        fit(build, (X, Y), recipe, **call, callbacks=stopping(15))
     folder = tmp_path / "run" / "checkpoints"
     newest = max(folder.glob("manifest-*.json"), key=lambda p: int(p.stem.split("-")[1]))
     for stack in json.loads(json.loads(newest.read_text())["content"])["open"]:
@@ -162,9 +162,9 @@ def test_a_second_kill_after_a_damaged_checkpoint_loses_nothing_and_the_warning_
     shutil.copy(newest, folder / "manifest-7 (conflicted copy).json")
     (folder / "notes.safetensors").write_bytes(b"somebody's")
     with pytest.raises(Stop):  # killed again after one epoch, which has a checkpoint of the damaged one's name
-        fit(build, (X, Y), recipe, **call, listener=stopping(15))
+        fit(build, (X, Y), recipe, **call, callbacks=stopping(15))
     events = []
-    fit(build, (X, Y), recipe, **call, listener=events.append)
+    fit(build, (X, Y), recipe, **call, callbacks=events.append)
     resumed = [e for e in events if e["kind"] == "resumed"]
     assert resumed
     assert resumed[0]["counted"]["epochs"] >= 13

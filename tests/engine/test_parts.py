@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,9 @@ def perceptron():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
 
 
-def members_of(data, recipe, build=perceptron, **options):
-    ensemble = choral.fit(build, data, recipe, executor="sequential", progress=False, **options)
+def members_of(data, recipe, build=perceptron, compute=choral.Compute(), **options):
+    compute = replace(compute, executor="sequential")
+    ensemble = choral.fit(build, data, recipe, compute=compute, progress=False, **options)
     return [state.params for state in ensemble.states()]
 
 
@@ -41,7 +43,7 @@ def distance(some, others):
 
 
 def training(**options):
-    return Training(rate=0.1, optimiser="sgd", batch_size=32, **options)
+    return Training(lr=0.1, optimizer="sgd", batch_size=32, **options)
 
 
 @pytest.mark.parametrize("rows_at", [0, 1])
@@ -81,7 +83,7 @@ def test_draws_without_a_batch_axis_are_refused():
 )
 def test_accumulated_parts_equal_the_whole_batch(method):
     recipe = recipes.make(method, budget=2, training=training())
-    assert distance(members_of(rows(), recipe), members_of(rows(), recipe, accumulate=5)) < 1e-6
+    assert distance(members_of(rows(), recipe), members_of(rows(), recipe, compute=choral.Compute(accumulate=5))) < 1e-6
 
 
 def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens():
@@ -90,10 +92,10 @@ def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens()
     y[x[..., 1] > 0.3] = -1  # rows have unequally many positions that count
     y[::7, 1:] = -1
     weights = torch.rand(200, generator=torch.Generator().manual_seed(2)) + 0.1
-    recipe = recipes.single(budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=128))
-    given = {"likelihood": Categorical(ignore=-1, axis=2), "weights": weights, "build": perceptron}
+    recipe = recipes.single(budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=128))
+    given = {"likelihood": Categorical(ignore=-1, axis=2), "sample_weight": weights, "build": perceptron}
     whole = members_of((x, y), recipe, **given)
-    assert distance(whole, members_of((x, y), recipe, accumulate=4, **given)) < 1e-6
+    assert distance(whole, members_of((x, y), recipe, compute=choral.Compute(accumulate=4), **given)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens()
 )
 def test_what_cannot_be_parted_is_refused_before_training(build, method, options, said):
     with pytest.raises(InputError, match=said):
-        choral.fit(build, rows(), recipes.make(method, budget=1), progress=False, **options)
+        choral.fit(build, rows(), recipes.make(method, budget=1), progress=False, compute=choral.Compute(**options))
 
 
 def test_a_recurrent_networks_own_dropout_is_refused():
@@ -128,13 +130,13 @@ def test_a_recurrent_networks_own_dropout_is_refused():
             return self.last(self.cells(x.view(-1, 2, 3))[0][:, -1])
 
     with pytest.raises(InputError, match="recurrent"):
-        choral.fit(Reads, rows(), recipes.single(budget=1), progress=False, accumulate=2)
+        choral.fit(Reads, rows(), recipes.single(budget=1), progress=False, compute=choral.Compute(accumulate=2))
 
 
 def test_parts_may_keep_statistics_of_their_own():
     build = lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))  # noqa: E731
     recipe = recipes.single(budget=1, training=training())
-    parts = members_of(rows(), recipe, build, accumulate=2, batch_norm="part")
+    parts = members_of(rows(), recipe, build, compute=choral.Compute(accumulate=2, batch_norm="part"))
     assert distance(parts, members_of(rows(), recipe, build)) > 1e-4
 
 
@@ -160,7 +162,7 @@ def test_two_processes_agree_with_one(tmp_path):
     together(tmp_path / "two", tmp_path / "meeting", 4, *methods)
     together(tmp_path / "two", tmp_path / "again", 9, "snapshot-own")
     first, second = (torch.load(tmp_path / f"two/snapshot-own-{rank}.pt") for rank in range(2))
-    for part in ("members", "buffers"):  # also where each process normalises by the rows it has
+    for part in ("members", "buffers"):  # also where each process normalizes by the rows it has
         assert distance(first[part], second[part]) == 0
     for method in methods:
         one, first, second = (torch.load(tmp_path / n) for n in _results(method))
@@ -197,9 +199,10 @@ def test_a_killed_process_changes_nothing(tmp_path):
 def test_half_precision_scales_losses_and_leaves_out_steps_that_overflow(tmp_path):
     x, y = rows(96)
 
-    def trained(**options):
+    def trained(precision="fp32", **options):
         recipe = recipes.single(budget=3, training=training())
-        return choral.fit(perceptron, (x, y), recipe, progress=False, checkpoint_seconds=0, **options)
+        compute = choral.Compute(checkpoint_seconds=0, precision=precision)
+        return choral.fit(perceptron, (x, y), recipe, progress=False, compute=compute, **options)
 
     half, whole = trained(precision="fp16"), trained()
     assert 0 < distance([s.params for s in half.states()], [s.params for s in whole.states()]) < 0.02
@@ -209,7 +212,7 @@ def test_half_precision_scales_losses_and_leaves_out_steps_that_overflow(tmp_pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trained(precision="fp16", run_dir=tmp_path, listener=stop)
+        trained(precision="fp16", run_dir=tmp_path, callbacks=stop)
     resumed = trained(precision="fp16", run_dir=tmp_path)
     assert distance([s.params for s in resumed.states()], [s.params for s in half.states()]) == 0
 
@@ -232,7 +235,7 @@ def test_a_scale_too_large_is_halved_until_gradients_are_finite():
     assert float(weight.grad) == pytest.approx(1e36)
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Takes the mean of a batch from its rows."""
 
     def __init__(self):
@@ -258,7 +261,7 @@ class Averaging(nn.Module):
 
 
 class Tracking(nn.Module):
-    """Normalises each row by itself, and keeps the mean statistics of a batch."""
+    """Normalizes each row by itself, and keeps the mean statistics of a batch."""
 
     def __init__(self):
         super().__init__()
@@ -270,12 +273,14 @@ class Tracking(nn.Module):
 
 @pytest.mark.parametrize(
     ("build", "said"),
-    [(Centred, "looks at a batch as a whole"), (Averaging, "buffer 'mean'"), (Tracking, "buffer 'norm.running_mean'")],
+    [(Centered, "looks at a batch as a whole"), (Averaging, "buffer 'mean'"), (Tracking, "buffer 'norm.running_mean'")],
 )
 @pytest.mark.parametrize("method", ["single", "packed"])
 def test_networks_that_look_at_whole_batches_are_refused(build, said, method):
     with pytest.raises(InputError, match=said):
-        members_of(rows(), recipes.make(method, budget=2, training=training()), build, accumulate=2)
+        members_of(
+            rows(), recipes.make(method, budget=2, training=training()), build, compute=choral.Compute(accumulate=2)
+        )
 
 
 def test_losses_that_look_at_whole_batches_are_refused():
@@ -283,7 +288,7 @@ def test_losses_that_look_at_whole_batches_are_refused():
     loss = Loss(lambda outputs, targets: (outputs[:, 0] - targets - (outputs[:, 0] - targets).mean()) ** 2)
     recipe = recipes.make("single", budget=2, training=training())
     with pytest.raises(InputError, match="looks at a batch as a whole"):
-        choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss, accumulate=2)
+        choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss, compute=choral.Compute(accumulate=2))
     choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss)
 
 
@@ -322,5 +327,5 @@ def test_rows_that_are_computed_by_themselves_are_not_refused(likelihood, output
     y = (torch.rand(48, 4, generator=draw) > 0.5).float() if y is None else y
     recipe = recipes.single(budget=2, training=training())
     options = {"build": lambda: frozen_convolution(outputs), "likelihood": likelihood}
-    whole, parts = (members_of((x, y), recipe, accumulate=k, **options) for k in (1, 3))
+    whole, parts = (members_of((x, y), recipe, compute=choral.Compute(accumulate=k), **options) for k in (1, 3))
     assert distance(whole, parts) < 1e-5

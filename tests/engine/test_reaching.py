@@ -136,11 +136,11 @@ def test_an_expanded_parameter_is_no_obstacle():
 
 
 @pytest.mark.parametrize("method", ["single", "deep_ensemble"])
-def test_half_precision_networks_learn_with_the_default_optimiser(method):
+def test_half_precision_networks_learn_with_the_default_optimizer(method):
     def half() -> nn.Module:
         return small().bfloat16()
 
-    training = Training(optimiser="sgd", rate=0.1, batch_size=8)
+    training = Training(optimizer="sgd", lr=0.1, batch_size=8)
     ensemble = choral.fit(half, (X, Y), make(method, budget=60, training=training))
     assert ensemble.evaluate(X, Y)["accuracy"] > 0.9
 
@@ -226,8 +226,10 @@ class Elsewhere(nn.Module):
 
 
 def test_parameters_that_are_read_from_a_dict_belong_to_their_member():
-    recipe = make("deep_ensemble", budget=16, members=8, training=Training(rate=0.05, batch_size=16))
-    ensembles = [choral.fit(Elsewhere, (X, Y), recipe, executor=e) for e in ("auto", "sequential")]
+    recipe = make("deep_ensemble", budget=16, members=8, training=Training(lr=0.05, batch_size=16))
+    ensembles = [
+        choral.fit(Elsewhere, (X, Y), recipe, compute=choral.Compute(executor=e)) for e in ("auto", "sequential")
+    ]
     for ensemble in ensembles:
         own = []
         for state in ensemble.states():
@@ -242,7 +244,12 @@ def test_parameters_that_are_read_from_a_dict_belong_to_their_member():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_parameters_that_are_read_from_a_dict_are_not_trained_stacked(precision):
     with pytest.raises(InputError, match="reads from a list or dict of its own"):
-        choral.fit(Elsewhere, (X, Y), deep_ensemble(budget=2, members=2), executor="vectorised", precision=precision)
+        choral.fit(
+            Elsewhere,
+            (X, Y),
+            deep_ensemble(budget=2, members=2),
+            compute=choral.Compute(executor="vectorized", precision=precision),
+        )
 
 
 class Scaled(Elsewhere):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from choral import models
+from choral import Compute, models
 from choral.base.errors import DivergedError, InputError, PlanError, RunError
-from choral.data import HorizontalFlip, Normalise, PadCrop, TensorSource
+from choral.data import HorizontalFlip, Normalize, PadCrop, TensorSource
 from choral.engine.blueprint import redraw
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.files import checksum, write_json
@@ -38,7 +38,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(90, 4, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.05, optimiser=SGD(), batch_size=16)
+QUICK = Training(lr=0.05, optimizer=SGD(), batch_size=16)
 
 
 def build():
@@ -49,12 +49,12 @@ def params(ensemble):
     return [s.params for s in ensemble.states()]
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_branch_3_is_the_same_whether_4_or_40_are_asked_for(executor):
     def plan(branches):
         return Recipe(name="r", plan=fork(branches, Reset(), Train(epochs=2, batch_size=16), Collect()))
 
-    few, many = (params(fit(build, (X, Y), plan(n), executor=executor)) for n in (4, 40))
+    few, many = (params(fit(build, (X, Y), plan(n), compute=Compute(executor=executor))) for n in (4, 40))
     for i in range(4):
         for n in few[i]:
             assert torch.allclose(few[i][n], many[i][n], atol=1e-6)
@@ -70,15 +70,15 @@ def test_a_plain_loop_written_by_hand_gives_the_same_network():
     (found,) = params(fit(network, (X, Y), recipe, seed=5))
     with rng.seeded(5, 0, "build"):
         mine = network()
-    optimiser = torch.optim.SGD(mine.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.05, momentum=0.9)
     key = rng.key(5, 1, "train")
     for epoch in range(3):
         order = torch.randperm(90, generator=rng.generator(key, "order", epoch))
         for start in range(0, 90, 16):
             index = order[start : start + 16]
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(mine(X[index]), Y[index]).backward()
-            optimiser.step()
+            optimizer.step()
     for name, p in mine.named_parameters():
         assert torch.allclose(found[name], p, atol=1e-6)
 
@@ -134,7 +134,7 @@ def test_weight_averages_in_training_and_batchnorm_statistics_of_the_averaged_we
     assert snapshots.memory == "carried"
 
 
-def test_masked_weights_stay_exactly_zero_under_every_optimiser_and_executor():
+def test_masked_weights_stay_exactly_zero_under_every_optimizer_and_executor():
     from dataclasses import dataclass
 
     from choral.plan import Operator
@@ -148,10 +148,12 @@ def test_masked_weights_stay_exactly_zero_under_every_optimiser_and_executor():
             }
             return state.with_slots(mask=masks)
 
-    for optimiser in (SGD(momentum=0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1)):
-        pre, post = (Train(epochs=2, batch_size=16, optimiser=optimiser, memory="carried") for _ in range(2))
+    for optimizer in (SGD(momentum=0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1)):
+        pre, post = (Train(epochs=2, batch_size=16, optimizer=optimizer, memory="carried") for _ in range(2))
         recipe = Recipe(name="r", plan=fork(3, Reset(), pre, HalfMask(), post, Collect()))
-        both = [list(fit(build, (X, Y), recipe, executor=e).states()) for e in ("sequential", "vectorised")]
+        both = [
+            list(fit(build, (X, Y), recipe, compute=Compute(executor=e)).states()) for e in ("sequential", "vectorized")
+        ]
         for one, many in zip(*both):
             mask = one.slots["mask"]["linear1.weight"]
             assert torch.equal(mask, many.slots["mask"]["linear1.weight"])
@@ -171,12 +173,12 @@ def test_a_branch_that_diverges_is_named_and_the_rest_is_kept(tmp_path):
             return self.line(x) * self.bad
 
     recipe = Recipe(name="r", plan=fork(6, Reset(), Train(epochs=2, batch_size=16), Collect()))
-    for executor in ("sequential", "vectorised"):
+    for executor in ("sequential", "vectorized"):
         folder = tmp_path / executor
         with pytest.raises(
             DivergedError, match=r"the loss became nan at f\d/1 in epoch 1.*of 6 members were kept"
         ) as caught:
-            fit(Fragile, (X, Y), recipe, run_dir=folder, executor=executor)
+            fit(Fragile, (X, Y), recipe, run_dir=folder, compute=Compute(executor=executor))
         kept = len(list((folder / "members").glob("*.safetensors")))
         assert 0 < kept < 6
         assert str(caught.value).count("the loss became") == 6 - kept
@@ -198,7 +200,7 @@ def test_a_finished_run_is_loaded_not_trained_again(tmp_path):
     recipe = make("snapshot", budget=4, members=2, training=QUICK)
     first = fit(build, (X, Y), recipe, run_dir=tmp_path)
     events = []
-    again = fit(build, (X, Y), recipe, run_dir=tmp_path, listener=events.append)
+    again = fit(build, (X, Y), recipe, run_dir=tmp_path, callbacks=events.append)
     assert events == []
     assert torch.equal(first.outputs(X), again.outputs(X))
     assert not list((tmp_path / "checkpoints").glob("*"))
@@ -211,7 +213,7 @@ class Stop(Exception):
 @pytest.mark.parametrize("damage", ["newest file", "newest manifest", "everything"])
 def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, damage):
     recipe = make("deep_ensemble", budget=8, members=2, training=QUICK)
-    whole = fit(build, (X, Y), recipe, executor="sequential")
+    whole = fit(build, (X, Y), recipe, compute=Compute(executor="sequential"))
 
     def stop(event):
         if event["kind"] == "epoch" and event["counted"]["epochs"] == 6:
@@ -219,7 +221,14 @@ def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, da
 
     folder = tmp_path / "run"
     with pytest.raises(Stop):
-        fit(build, (X, Y), recipe, run_dir=folder, executor="sequential", checkpoint_seconds=0, listener=stop)
+        fit(
+            build,
+            (X, Y),
+            recipe,
+            run_dir=folder,
+            compute=Compute(executor="sequential", checkpoint_seconds=0),
+            callbacks=stop,
+        )
     manifests = sorted((folder / "checkpoints").glob("manifest-*"), key=lambda p: int(p.stem.split("-")[1]))
     files = {f["file"] for f in json.loads(json.loads(manifests[-1].read_text())["content"])["open"]}
     older = {f["file"] for f in json.loads(json.loads(manifests[-2].read_text())["content"])["open"]}
@@ -234,7 +243,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, da
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(bytes(data))
     events = []
-    again = fit(build, (X, Y), recipe, run_dir=folder, executor="sequential", listener=events.append)
+    again = fit(build, (X, Y), recipe, run_dir=folder, compute=Compute(executor="sequential"), callbacks=events.append)
     said = [e["message"] for e in events if e["kind"] == "warning"]
     assert any("damaged" in m for m in said)
     assert ("starting from the beginning" in said[-1]) == (damage == "everything")
@@ -246,7 +255,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
         fit(build, (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path)
 
     with pytest.raises(RunError, match="in use by another process"):
-        fit(build, (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path, listener=nested)
+        fit(build, (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path, callbacks=nested)
 
 
 def test_another_thread_count_is_said(tmp_path):
@@ -261,7 +270,7 @@ def test_another_thread_count_is_said(tmp_path):
         fit(build, (X, Y), recipe, run_dir=tmp_path)  # nothing is left to do
     (tmp_path / "members" / "00000.safetensors").unlink()
     with pytest.warns(UserWarning, match="not bit for bit"):
-        fit(build, (X, Y), recipe, run_dir=tmp_path, threads=1)
+        fit(build, (X, Y), recipe, run_dir=tmp_path, compute=Compute(threads=1))
 
 
 def conv():
@@ -278,12 +287,15 @@ def conv():
 
 IMAGES = torch.randint(0, 256, (60, 3, 8, 8), generator=G).to(torch.uint8)
 LABELS = torch.randint(0, 3, (60,), generator=G)
-INPUTS = (Normalise(mean=(0.5,) * 3, std=(0.25,) * 3), PadCrop(pixels=2), HorizontalFlip())
+INPUTS = (Normalize(mean=(0.5,) * 3, std=(0.25,) * 3), PadCrop(pixels=2), HorizontalFlip())
 
 
 def test_convolutions_with_batchnorm_dropout_bagging_and_augmentation_agree_across_executors():
     recipe = make("bagged", budget=9, members=3, training=QUICK)
-    one, many = (fit(conv, (IMAGES, LABELS), recipe, inputs=INPUTS, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (
+        fit(conv, (IMAGES, LABELS), recipe, transforms=INPUTS, compute=Compute(executor=e))
+        for e in ("sequential", "vectorized")
+    )
     for a, b in zip(one.states(), many.states()):
         for n in a.params:
             assert torch.allclose(a.params[n], b.params[n], atol=1e-4), n
@@ -293,7 +305,7 @@ def test_convolutions_with_batchnorm_dropout_bagging_and_augmentation_agree_acro
 
 def test_bf16_trains_close_to_fp32():
     recipe = make("single", budget=3, training=QUICK)
-    a, b = (fit(build, (X, Y), recipe, precision=p) for p in ("fp32", "bf16"))
+    a, b = (fit(build, (X, Y), recipe, compute=Compute(precision=p)) for p in ("fp32", "bf16"))
     assert torch.allclose(a.outputs(X), b.outputs(X), atol=0.1)
     assert not torch.equal(a.outputs(X), b.outputs(X))
 
@@ -303,21 +315,21 @@ def test_datasets_and_loaders_give_the_members_that_arrays_give():
 
     recipe = make("bagged", budget=4, members=2, training=QUICK)
     dataset = TensorDataset(X, Y)
-    for executor in ("sequential", "vectorised"):
-        arrays = params(fit(build, (X, Y), recipe, executor=executor))
+    for executor in ("sequential", "vectorized"):
+        arrays = params(fit(build, (X, Y), recipe, compute=Compute(executor=executor)))
         for data in (dataset, DataLoader(dataset, batch_size=16, shuffle=True)):
             assert all(
                 torch.equal(a[n], b[n])
-                for a, b in zip(arrays, params(fit(build, data, recipe, executor=executor)))
+                for a, b in zip(arrays, params(fit(build, data, recipe, compute=Compute(executor=executor))))
                 for n in a
             )
 
 
 def test_auto_measures_and_remembers(tmp_path):
     recipe = make("deep_ensemble", budget=4, members=4, training=QUICK)
-    fit(build, (X, Y), recipe, run_dir=tmp_path, executor="auto")
+    fit(build, (X, Y), recipe, run_dir=tmp_path, compute=Compute(executor="auto"))
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert set(plan["measured"]) == {"sequential", "vectorised"}
+    assert set(plan["measured"]) == {"sequential", "vectorized"}
     faster = min(plan["measured"], key=plan["measured"].get)
     assert plan["executor"] == faster
 
@@ -334,7 +346,7 @@ def test_auto_falls_back_to_sequential_for_a_network_that_cannot_be_mapped(tmp_p
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own slow path while we measure
         fit(Recurrent, (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK), run_dir=tmp_path)
-    assert json.loads((tmp_path / "plan.json").read_text())["executor"] in ("sequential", "vectorised")
+    assert json.loads((tmp_path / "plan.json").read_text())["executor"] in ("sequential", "vectorized")
 
 
 @pytest.mark.parametrize(
@@ -375,7 +387,7 @@ def test_bad_settings_are_refused():
         ({"device": "warp"}, "device is 'warp'"),
     ]:
         with pytest.raises(InputError, match=message):
-            fit(build, (X, Y), recipe, **options)
+            fit(build, (X, Y), recipe, compute=Compute(**options))
     with pytest.raises(InputError, match=r"must return a new nn\.Module"):
         fit(lambda: 3, (X, Y), recipe)  # type: ignore[arg-type, return-value]  # wrong on purpose
 
@@ -402,8 +414,8 @@ def test_checkpoints_are_so_far_apart_that_they_take_little_of_the_time(tmp_path
             (x, x[:, :1]),
             recipe,
             run_dir=tmp_path / str(seconds),
-            checkpoint_seconds=seconds,
-            listener=lambda event: tick(1.0) if event["kind"] == "epoch" else None,
+            compute=Compute(checkpoint_seconds=seconds),
+            callbacks=lambda event: tick(1.0) if event["kind"] == "epoch" else None,
         )
         assert [epoch for epoch in saved if epoch] == expected
 
@@ -431,9 +443,9 @@ def test_the_trial_is_repeated_where_the_two_are_close(monkeypatch):
 
     x = torch.randn(8, 3)
     close = _trial(monkeypatch, build, x, [1.0, 0.7, 0.9, 0.9], [0.95, 0.95, 0.95, 0.95])
-    assert (close.name, close.measured) == ("sequential", {"sequential": 0.7, "vectorised": 0.95})
+    assert (close.name, close.measured) == ("sequential", {"sequential": 0.7, "vectorized": 0.95})
     clear = _trial(monkeypatch, build, x, [1.0], [0.5])
-    assert (clear.name, clear.measured) == ("vectorised", {"sequential": 1.0, "vectorised": 0.5})
+    assert (clear.name, clear.measured) == ("vectorized", {"sequential": 1.0, "vectorized": 0.5})
 
 
 def test_large_convolutions_are_not_tried_stacked(monkeypatch):
@@ -442,7 +454,7 @@ def test_large_convolutions_are_not_tried_stacked(monkeypatch):
 
     x = torch.randn(8, 3, 8, 8)
     assert _trial(monkeypatch, build, x, [0.01], []).measured == {"sequential": 0.01}
-    assert _trial(monkeypatch, build, x, [0.0005], [0.0002]).name == "vectorised"
+    assert _trial(monkeypatch, build, x, [0.0005], [0.0002]).name == "vectorized"
 
 
 def test_an_unfinished_run_of_an_earlier_version_is_refused_with_a_sentence(tmp_path):
@@ -469,7 +481,7 @@ class Fussy(nn.Module):
 def test_whatever_keeps_networks_from_being_stacked_trains_them_one_by_one_or_is_said():
     x, y = torch.randn(16, 4), torch.arange(16) % 2
     recipe = make("deep_ensemble", budget=2, members=2)
-    one, auto = (fit(Fussy, (x, y), recipe, executor=e) for e in ("sequential", "auto"))
+    one, auto = (fit(Fussy, (x, y), recipe, compute=Compute(executor=e)) for e in ("sequential", "auto"))
     assert torch.equal(one.outputs(x), auto.outputs(x))
     with pytest.raises(InputError, match="stops with 'no stacks here'; use executor='sequential'"):
-        fit(Fussy, (x, y), recipe, executor="vectorised")
+        fit(Fussy, (x, y), recipe, compute=Compute(executor="vectorized"))

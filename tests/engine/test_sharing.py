@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral import models
+from choral import Compute, models
 from choral.base import draws
 from choral.data.problems import load_problem
 from choral.data.sources import source_of
@@ -86,38 +86,44 @@ class Coinciding(Structure):
 
 SAME = {
     "batch_ensemble": (BatchEnsemble(members=4), True),
-    "masksembles": (Masksembles(members=4, scale=1.0), False),  # each member normalises its part of the batch
+    "masksembles": (Masksembles(members=4, scale=1.0), False),  # each member normalizes its part of the batch
     "masksembles, whole batches": (Masksembles(members=4, scale=1.0, repetition=True), True),
     "treenet": (TreeNet(members=4, start="7"), True),  # the branches begin behind the last weight
     "rank_one_gaussian": (RankOneGaussian(members=4), True),
 }
-OPTIMISERS = {"sgd": (SGD(momentum=0.9, weight_decay=1e-3), 0.1), "adam": (Adam(weight_decay=1e-3), 0.003)}
+OPTIMIZERS = {"sgd": (SGD(momentum=0.9, weight_decay=1e-3), 0.1), "adam": (Adam(weight_decay=1e-3), 0.003)}
 
 
-def losses(structure, build, optimiser, executor, objective):
-    value, rate = OPTIMISERS[optimiser]
-    train = Train(epochs=50, schedule=Constant(rate), optimiser=value, batch_size=32)
+def losses(structure, build, optimizer, executor, objective):
+    value, rate = OPTIMIZERS[optimizer]
+    train = Train(epochs=50, schedule=Constant(rate), optimizer=value, batch_size=32)
     heard = []
     recipe = Recipe(name="r", structure=structure, objective=objective, plan=fork(2, Reset(), train, Collect()))
-    fit(build, (X, Y), recipe, executor=executor, listener=lambda e: heard.append(e) if e["kind"] == "epoch" else None)
+    fit(
+        build,
+        (X, Y),
+        recipe,
+        compute=Compute(executor=executor),
+        callbacks=lambda e: heard.append(e) if e["kind"] == "epoch" else None,
+    )
     return torch.tensor([loss for e in heard for loss in e["losses"]])
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", SAME)
-def test_members_that_coincide_train_as_the_plain_network(name, optimiser, executor):
+def test_members_that_coincide_train_as_the_plain_network(name, optimizer, executor):
     structure, norm = SAME[name]
     joint = Coinciding(inner=structure)
     plain, shared = (
-        losses(s, lambda: convolving(norm), optimiser, executor, Objective()) for s in (Independent(), joint)
+        losses(s, lambda: convolving(norm), optimizer, executor, Objective()) for s in (Independent(), joint)
     )
     assert len(plain) == 100
     assert plain[40] < 0.9 * plain[0]
     assert (plain - shared).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_the_penalty_of_shared_weights_is_added_once(executor):
     structure = Masksembles(members=4, scale=1.0)
     objective = Objective(penalties=(L2(precision=0.5),))
@@ -159,7 +165,7 @@ def expected_gradients(structure, task, state, key):
 @pytest.mark.parametrize("name", EACH)
 def test_shared_weights_get_the_mean_over_members_and_owned_ones_what_they_would_get_alone(name, kind):
     structure = EACH[name]
-    phase = Train(epochs=1, optimiser=SGD(momentum=0.0), batch_size=32)
+    phase = Train(epochs=1, optimizer=SGD(momentum=0.0), batch_size=32)
     recipe = Recipe(
         name="r", structure=structure, objective=Objective(penalties=(L2(precision=2.0),)), plan=seq(Reset(), phase)
     )
@@ -181,7 +187,8 @@ def test_the_recorded_step_weighs_gradients_as_the_mapped_one():
     train = Train(epochs=120, schedule=Constant(0.05), batch_size=32)
     recipe = Recipe(name="r", structure=BatchEnsemble(members=3), plan=fork(2, Reset(), train, Collect()))
     one, many = (
-        fit(lambda: models.mlp(6, 3, hidden=(8,)), (x, y), recipe, executor=e) for e in ("sequential", "vectorised")
+        fit(lambda: models.mlp(6, 3, hidden=(8,)), (x, y), recipe, compute=Compute(executor=e))
+        for e in ("sequential", "vectorized")
     )
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4, rtol=1e-3) for n in a.params)
@@ -192,21 +199,21 @@ def test_losses_of_joint_networks_are_shown_as_means_over_members():
         heard = []
         train = Train(epochs=1, schedule=Constant(1e-9), batch_size=32)
         recipe = Recipe(name="r", structure=structure, plan=seq(Reset(), train, Collect()))
-        fit(convolving, (X, Y), recipe, listener=heard.append)
+        fit(convolving, (X, Y), recipe, callbacks=heard.append)
         (loss,) = next(e["losses"] for e in heard if e["kind"] == "epoch")
         assert 0.9 < loss < 1.6  # about log 3, for one member and for four
 
 
 def test_shared_networks_learn_digits_at_the_rate_of_a_single_one():
     problem = load_problem("digits")
-    training, accuracy = Training(rate=0.1, optimiser=SGD(momentum=0.9), batch_size=128), {}
+    training, accuracy = Training(lr=0.1, optimizer=SGD(momentum=0.9), batch_size=128), {}
     for name in ("single", "masksembles", "batch_ensemble"):
         recipe = make(name, budget=100, training=training)
         ensemble = fit(
             lambda: models.mlp(64, 10, hidden=(64,) * 4),
             (problem.x_train, problem.y_train),
             recipe,
-            executor="sequential",
+            compute=Compute(executor="sequential"),
         )
         found = ensemble.predict(problem.x_test).probs.argmax(-1)
         accuracy[name] = float((found == torch.as_tensor(problem.y_test)).float().mean())
@@ -216,7 +223,7 @@ def test_shared_networks_learn_digits_at_the_rate_of_a_single_one():
 
 def test_a_structure_that_averages_gives_every_parameter_the_gradient_of_the_mean_loss():
     structure = TabM(members=3)
-    phase = Train(epochs=1, optimiser=SGD(momentum=0.0), batch_size=32)
+    phase = Train(epochs=1, optimizer=SGD(momentum=0.0), batch_size=32)
     recipe = Recipe(name="r", structure=structure, plan=seq(Reset(), phase))
     task = make_task(convolving, source_of((X, Y)), recipe)
     state = task.blueprint.fresh(0, "here")

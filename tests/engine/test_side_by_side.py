@@ -16,7 +16,7 @@ from choral.plan import (
     AdamW,
     Collect,
     Constant,
-    EarlyStop,
+    EarlyStopping,
     Muon,
     Prune,
     RandomMasks,
@@ -27,7 +27,7 @@ from choral.plan import (
 )
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
-from choral.recipes.training import Training, optimiser_of
+from choral.recipes.training import Training, optimizer_of
 from choral.structures import BatchEnsemble, Gaussian, Packed
 
 G = torch.Generator().manual_seed(0)
@@ -43,14 +43,17 @@ def vectors(ensemble: Any) -> list[Tensor]:
     return [torch.cat([t.flatten() for t in state.params.values()]) for state in ensemble.states()]
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_removed_weights_do_not_count_for_the_norm_that_is_clipped(executor: Any) -> None:
     def recipe(epochs: int) -> Recipe:
-        step = Train(epochs=epochs, batch_size=60, schedule=Constant(1.0), optimiser=SGD(momentum=0.0, clip=0.01))
+        step = Train(epochs=epochs, batch_size=60, schedule=Constant(1.0), optimizer=SGD(momentum=0.0, clip=0.01))
         masks = Prune(masks=RandomMasks(sparsity=0.9), keep_classifier=False, keep_first=False)
         return Recipe(name="sparse", plan=fork(2, Reset(), masks, step, Collect()))
 
-    before, after = (vectors(choral.fit(build, (30 * X, Y), recipe(n), executor=executor, seed=0)) for n in (0, 1))
+    before, after = (
+        vectors(choral.fit(build, (30 * X, Y), recipe(n), compute=choral.Compute(executor=executor), seed=0))
+        for n in (0, 1)
+    )
     for start, end in zip(before, after, strict=True):
         torch.testing.assert_close((end - start).norm(), torch.tensor(0.01), rtol=1e-3, atol=0)
 
@@ -68,10 +71,10 @@ def test_a_second_pruning_leaves_what_the_first_removed_at_zero() -> None:
 
 
 @pytest.mark.parametrize(("structure", "spared"), [(Gaussian(), "_rho"), (BatchEnsemble(members=2), ".r")])
-def test_optimisers_of_torch_do_not_decay_what_must_not(structure: Any, spared: str) -> None:
+def test_optimizers_of_torch_do_not_decay_what_must_not(structure: Any, spared: str) -> None:
     network = structure.convert(build(), torch.Generator().manual_seed(0))
     params = dict(network.named_parameters())
-    made = optimiser_of(torch.optim.AdamW).make(params, undecayed=structure.undecayed)
+    made = optimizer_of(torch.optim.AdamW).make(params, undecayed=structure.undecayed)
     names = {id(p): n for n, p in params.items()}
     decays = {names[id(p)]: group["weight_decay"] for group in made.param_groups for p in group["params"]}
     assert {d for n, d in decays.items() if n.endswith(spared)} == {0.0}
@@ -81,8 +84,8 @@ def test_optimisers_of_torch_do_not_decay_what_must_not(structure: Any, spared: 
 
 def test_biases_of_members_side_by_side_are_vectors() -> None:
     def moved(decay: float) -> dict[str, Tensor]:
-        optimiser = SGD(momentum=0.0, weight_decay=decay, decay_vectors=False)
-        training = Training(rate=0.1, optimiser=optimiser, batch_size=60, schedule="constant")
+        optimizer = SGD(momentum=0.0, weight_decay=decay, decay_vectors=False)
+        training = Training(lr=0.1, optimizer=optimizer, batch_size=60, schedule="constant")
         recipe = make("packed", members=2, budget=1, training=training)
         (state,) = choral.fit(build, (X, Y), recipe, seed=0).states()
         return state.params
@@ -95,17 +98,25 @@ def test_biases_of_members_side_by_side_are_vectors() -> None:
 def test_muon_is_refused_where_members_make_up_a_matrix() -> None:
     for method in ("packed", "batch_ensemble", "tabm"):
         with pytest.raises(InputError, match="Muon turns each matrix as a whole"):
-            choral.fit(build, (X, Y), make(method, members=2, budget=1, training=Training(optimiser=Muon())))
-    choral.fit(build, (X, Y), make("deep_ensemble", members=2, budget=2, training=Training(optimiser=Muon())))
+            choral.fit(build, (X, Y), make(method, members=2, budget=1, training=Training(optimizer=Muon())))
+    choral.fit(build, (X, Y), make("deep_ensemble", members=2, budget=2, training=Training(optimizer=Muon())))
 
 
 def test_members_that_stopped_at_other_steps_are_not_stacked_as_if_they_had_not() -> None:
-    training = Training(rate=0.02, optimiser=Adam(), batch_size=16, schedule="constant")
+    training = Training(lr=0.02, optimizer=Adam(), batch_size=16, schedule="constant")
     plan = fork(4, Reset(), training.phase(12), training.phase(2, memory="carried"), Collect())
     recipe, found = Recipe(name="carried", plan=plan), []
-    for executor in ("sequential", "vectorised"):
-        stop = EarlyStop(patience=1)
-        ensemble = choral.fit(build, (X, Y), recipe, executor=executor, validation=0.3, stop=stop, keep="last", seed=1)
+    for executor in ("sequential", "vectorized"):
+        stop = EarlyStopping(patience=1)
+        ensemble = choral.fit(
+            build,
+            (X, Y),
+            recipe,
+            compute=choral.Compute(executor=executor),
+            validation=0.3,
+            early_stopping=replace(stop, restore_best=False),
+            seed=1,
+        )
         assert len({one["epoch"] for one in ensemble.info["stopped"]}) > 1
         found.append(vectors(ensemble))
     for one, other in zip(*found, strict=True):
@@ -114,9 +125,12 @@ def test_members_that_stopped_at_other_steps_are_not_stacked_as_if_they_had_not(
 
 def test_batches_in_parts_take_labels_that_do_not_count() -> None:
     y = torch.where(torch.arange(60) % 5 == 0, -1, Y)
-    recipe = make("single", budget=2, training=Training(rate=0.05, batch_size=20, optimiser=AdamW()))
+    recipe = make("single", budget=2, training=Training(lr=0.05, batch_size=20, optimizer=AdamW()))
     whole, parts = (
-        vectors(choral.fit(build, (X, y), recipe, likelihood=Categorical(ignore=-1), accumulate=n)) for n in (1, 2)
+        vectors(
+            choral.fit(build, (X, y), recipe, likelihood=Categorical(ignore=-1), compute=choral.Compute(accumulate=n))
+        )
+        for n in (1, 2)
     )
     torch.testing.assert_close(parts[0], whole[0], rtol=1e-4, atol=1e-5)
 
@@ -129,7 +143,7 @@ def test_packed_convolutions_with_instance_norms_agree_with_members_alone() -> N
             nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2)
         )
 
-    recipe = make("packed", members=2, budget=1, training=Training(rate=0.1, optimiser="sgd", batch_size=12))
+    recipe = make("packed", members=2, budget=1, training=Training(lr=0.1, optimizer="sgd", batch_size=12))
     ensemble = choral.fit(convolutions, (images, Y[:24]), recipe, seed=0)
     together: Any = ensemble.predict(images)
     for i in range(2):
@@ -144,7 +158,7 @@ def test_statistics_of_members_side_by_side_are_estimated_again(structure: Any) 
         return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
 
     recipe = replace(
-        make("swa", budget=8, training=Training(optimiser="sgd", rate=0.3, batch_size=20)), structure=structure
+        make("swa", budget=8, training=Training(optimizer="sgd", lr=0.3, batch_size=20)), structure=structure
     )
     ensemble = choral.fit(normed, (x, Y), recipe, seed=0)
     for i in range(2):
@@ -165,7 +179,7 @@ def test_attributes_of_a_network_are_its_own_matter() -> None:
         return Named(nn.Linear(6, 16), Norm(16), nn.ReLU(), nn.Linear(16, 2))
 
     (member,) = choral.fit(
-        named, (X, Y), make("swa", budget=8, training=Training(optimiser="sgd", rate=0.3, batch_size=20))
+        named, (X, Y), make("swa", budget=8, training=Training(optimizer="sgd", lr=0.3, batch_size=20))
     ).states()
     hidden = X @ member.params["0.weight"].T + member.params["0.bias"]
     torch.testing.assert_close(member.buffers["1.running_mean"], hidden.mean(0), rtol=1e-3, atol=1e-3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral import converted, models
+from choral import Compute, converted, models
 from choral.base.errors import InputError
 from choral.fit import fit
 from choral.plan import SGD
@@ -43,10 +43,10 @@ def build():
     return models.mlp(3, 2, hidden=(4,))
 
 
-def trained(network=build, executor="sequential", **options):
-    training = Training(rate=0.1, optimiser=SGD(), batch_size=8)
+def trained(network=build, executor="sequential", precision="fp32"):
+    training = Training(lr=0.1, optimizer=SGD(), batch_size=8)
     recipe = make("deep_ensemble", budget=2, members=2, training=training)
-    return fit(network, (X, Y), recipe, executor=executor, **options)
+    return fit(network, (X, Y), recipe, compute=Compute(executor=executor, precision=precision))
 
 
 def assert_same(one, other):
@@ -56,7 +56,7 @@ def assert_same(one, other):
 
 
 @around
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_fit_learns_the_same_within_what_the_caller_switched_on(around, executor):
     plain = trained(executor=executor)
     with around():
@@ -66,7 +66,7 @@ def test_fit_learns_the_same_within_what_the_caller_switched_on(around, executor
     within.member(0)(X).sum().backward()
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_fit_in_bfloat16_learns_the_same_within_autocast(executor):
     plain = trained(executor=executor, precision="bf16")
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -93,15 +93,15 @@ def test_predictions_are_the_same_within_what_the_caller_switched_on(around):
 def test_the_loss_of_a_converted_network_is_the_same_within_autocast():
     with torch.no_grad():
         own = converted(build(), make("packed", members=2, budget=1), data=(X, Y))
-    optimiser = torch.optim.SGD(own.network.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(own.network.parameters(), lr=0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for step in range(3):
             within = own.loss(X, Y, step=step)
             with torch.autocast("cpu", enabled=False):
                 assert torch.equal(within, own.loss(X, Y, step=step))
             within.backward()
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def test_data_and_networks_made_in_inference_mode_can_be_trained_on():
@@ -110,10 +110,10 @@ def test_data_and_networks_made_in_inference_mode_can_be_trained_on():
     with torch.inference_mode():
         torch.manual_seed(0)
         x, y, network = X.clone(), Y.clone(), nn.Linear(3, 2)
-        training = Training(rate=0.1, optimiser=SGD(), batch_size=8)
+        training = Training(lr=0.1, optimizer=SGD(), batch_size=8)
         recipe = make("deep_ensemble", budget=2, members=2, training=training)
-        assert_same(plain, fit(build, (x, y), recipe, executor="sequential"))
-        assert_same(given, fit(network, (x, y), recipe, executor="sequential"))
+        assert_same(plain, fit(build, (x, y), recipe, compute=Compute(executor="sequential")))
+        assert_same(given, fit(network, (x, y), recipe, compute=Compute(executor="sequential")))
 
 
 def test_the_default_type_of_numbers_is_the_type_of_networks():
@@ -161,13 +161,13 @@ def growing():
         (with_weight_norm, "parametrizations.weight_norm"),
     ],
 )
-@pytest.mark.parametrize("executor", ["sequential", "vectorised", "auto"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized", "auto"])
 def test_networks_that_cannot_be_copied_or_trained_are_refused_with_one_sentence(make_build, word, executor):
     with pytest.raises(InputError, match=word):
         trained(make_build(), executor)
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     def __init__(self, in_place=False):
         super().__init__()
         self.fc, self.mu, self.last, self.in_place = nn.Linear(3, 2), torch.zeros(3), None, in_place
@@ -196,12 +196,12 @@ class Watched(nn.Module):
 def test_a_tensor_kept_as_an_attribute_is_warned_of_and_not_stacked(in_place):
     for executor in ("sequential", "auto"):
         with pytest.warns(UserWarning, match="attribute 'mu' of the network changes"):
-            assert trained(lambda: Centred(in_place), executor).outputs(X).isfinite().all()
+            assert trained(lambda: Centered(in_place), executor).outputs(X).isfinite().all()
     with pytest.warns(UserWarning, match="'mu'"), pytest.raises(InputError, match="'mu', a tensor, changes"):
-        trained(lambda: Centred(in_place), "vectorised")
+        trained(lambda: Centered(in_place), "vectorized")
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_activations_left_behind_are_no_state(executor):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral import models
+from choral import Compute, models
 from choral.base.errors import InputError
 from choral.engine import answering, threads
 from choral.fit import fit
@@ -25,12 +26,12 @@ def build():
 def members(count, executor, **options):
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(256, 64, generator=draw), torch.randint(10, (256,), generator=draw)
-    training = Training(rate=0.001, optimiser=Adam(), batch_size=128)
+    training = Training(lr=0.001, optimizer=Adam(), batch_size=128)
     recipe = make("deep_ensemble", budget=6, members=2, training=training)
-    return list(fit(build, (x, y), recipe, executor=executor, threads=count, **options).states())
+    return list(fit(build, (x, y), recipe, compute=Compute(executor=executor, threads=count), **options).states())
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_members_agree_across_numbers_of_threads_to_rounding(executor):
     one, two, again = (members(t, executor) for t in (1, 2, 2))
     for a, b, c in zip(one, two, again):
@@ -63,7 +64,7 @@ def two():
 
 
 SMALL = (torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
-SINGLE = make("single", budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=16))
+SINGLE = make("single", budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=16))
 
 
 def test_small_networks_are_trained_by_one_thread_and_the_setting_comes_back(two, tmp_path):
@@ -79,12 +80,12 @@ def test_an_exception_gives_the_setting_back_too(two):
         raise KeyError("stopped")
 
     with pytest.raises(KeyError, match="stopped"):
-        fit(Counting, SMALL, SINGLE, listener=stop)
+        fit(Counting, SMALL, SINGLE, callbacks=stop)
     assert torch.get_num_threads() == 2
 
 
 def test_threads_asked_for_are_obeyed(two, tmp_path):
-    ensemble = fit(Counting, SMALL, SINGLE, run_dir=tmp_path, threads=2)
+    ensemble = fit(Counting, SMALL, SINGLE, run_dir=tmp_path, compute=Compute(threads=2))
     assert set(SEEN[-9:-1]) == {2}
     assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 2
     SEEN.clear()
@@ -95,8 +96,8 @@ def test_threads_asked_for_are_obeyed(two, tmp_path):
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])
 def test_threads_that_are_no_number_are_refused(wrong):
-    with pytest.raises(InputError, match=r"threads is .*; give 1 or more, or None"):
-        fit(Counting, SMALL, SINGLE, threads=wrong)
+    with pytest.raises(InputError, match="threads is"):
+        fit(Counting, SMALL, SINGLE, compute=Compute(threads=wrong))
 
 
 def test_threads_settled_in_one_thread_are_not_seen_in_another(two):
@@ -116,15 +117,15 @@ def test_threads_settled_in_one_thread_are_not_seen_in_another(two):
             Counting,
             SMALL,
             SINGLE,
-            threads=2,
-            listener=lambda _: seen.update(of=torch.get_num_threads()),
+            compute=Compute(threads=2),
+            callbacks=lambda _: seen.update(of=torch.get_num_threads()),
         )
         outside.set()
         seen["after"] = torch.get_num_threads()
 
     with ThreadPoolExecutor(2) as pool:
         for job in (
-            pool.submit(fit, Counting, SMALL, SINGLE, listener=watch),
+            pool.submit(fit, Counting, SMALL, SINGLE, callbacks=watch),
             pool.submit(other),
         ):
             job.result()
@@ -137,7 +138,7 @@ def test_large_networks_get_the_threads_that_gain(gains, two, monkeypatch, tmp_p
     monkeypatch.setattr(threads, "gain", lambda run, many: gains)
     monkeypatch.setattr(threads, "_SHARE", 100.0)
     monkeypatch.setattr(threads, "_SMALL", 2000)  # 16 rows of 2 * (16 + 12) operations are 896, 64 are 3584
-    large = make("single", budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=64))
+    large = make("single", budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=64))
     ensemble = fit(Counting, SMALL, large, run_dir=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 1 + gains
     used: list[int] = []
@@ -170,17 +171,24 @@ class Stop(Exception):
 
 def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path):
     x, y = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)), torch.arange(256) % 10
-    recipe = make("single", budget=4, training=Training(rate=0.001, optimiser=Adam(), batch_size=128))
+    recipe = make("single", budget=4, training=Training(lr=0.001, optimizer=Adam(), batch_size=128))
 
     def stop(event):
         if event["kind"] == "epoch" and event["epoch"] == 3:
             raise Stop
 
-    options = {"executor": "sequential", "checkpoint_seconds": 0.0}
-    (whole,) = fit(build, (x, y), recipe, threads=2, **options).states()
-    (one,) = fit(build, (x, y), recipe, threads=1, **options).states()
+    options = {"compute": Compute(executor="sequential", checkpoint_seconds=0.0)}
+    (whole,) = fit(build, (x, y), recipe, **options | {"compute": replace(options["compute"], threads=2)}).states()
+    (one,) = fit(build, (x, y), recipe, **options | {"compute": replace(options["compute"], threads=1)}).states()
     with pytest.raises(Stop):
-        fit(build, (x, y), recipe, run_dir=tmp_path, threads=2, listener=stop, **options)
+        fit(
+            build,
+            (x, y),
+            recipe,
+            run_dir=tmp_path,
+            callbacks=stop,
+            **options | {"compute": replace(options["compute"], threads=2)},
+        )
     assert torch.get_num_threads() == 1
     (resumed,) = fit(build, (x, y), recipe, run_dir=tmp_path, **options).states()
     assert all(torch.equal(resumed.params[n], whole.params[n]) for n in whole.params)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from choral import models
+from choral import Compute, models
 from choral.engine import trainers
 from choral.fit import fit
 from choral.objectives import Anchored, Objective
@@ -18,7 +18,7 @@ Y = X[:, :1].sin()
 RECIPE = Recipe(
     name="r",
     plan=fork(
-        3, Reset(), Train(epochs=20, batch_size=16, schedule=Constant(0.01), optimiser=Adam(clip=1.0)), Collect()
+        3, Reset(), Train(epochs=20, batch_size=16, schedule=Constant(0.01), optimizer=Adam(clip=1.0)), Collect()
     ),
 )
 
@@ -36,7 +36,7 @@ def test_recorded_steps_train_the_members_of_the_sequential_executor(monkeypatch
     def build():
         return models.mlp(4, 1, hidden=(8, 6))
 
-    one, many = (fit(build, (X, Y), RECIPE, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (fit(build, (X, Y), RECIPE, compute=Compute(executor=e)) for e in ("sequential", "vectorized"))
     assert len(calls) == 2  # whole batches and the last, smaller one
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
@@ -44,10 +44,12 @@ def test_recorded_steps_train_the_members_of_the_sequential_executor(monkeypatch
 
 def test_recorded_steps_read_slots_and_points(monkeypatch):
     calls = watched(monkeypatch)
-    training = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=16)
     recipe = make("anchored", budget=60, members=3, training=training)
     assert any(isinstance(p, Anchored) for p in recipe.objective.penalties)
-    one, many = (fit(lambda: models.mlp(4, 1), (X, Y), recipe, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (
+        fit(lambda: models.mlp(4, 1), (X, Y), recipe, compute=Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     assert calls
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
@@ -55,9 +57,9 @@ def test_recorded_steps_read_slots_and_points(monkeypatch):
 
 def test_networks_with_draws_or_statistics_are_mapped_afresh(monkeypatch):
     calls = watched(monkeypatch)
-    fit(lambda: models.mlp(4, 1, dropout=0.2), (X, Y), RECIPE, executor="vectorised")
+    fit(lambda: models.mlp(4, 1, dropout=0.2), (X, Y), RECIPE, compute=Compute(executor="vectorized"))
     assert len(calls) == 1  # tried, found to draw, given up
-    fit(lambda: models.mlp(4, 1, norm="batch"), (X, Y), RECIPE, executor="vectorised")
+    fit(lambda: models.mlp(4, 1, norm="batch"), (X, Y), RECIPE, compute=Compute(executor="vectorized"))
     assert len(calls) == 1
     assert Objective().penalties == ()
 
@@ -83,7 +85,7 @@ class Residual(torch.nn.Module):
 def test_a_network_that_writes_over_its_tensors_trains_the_same(monkeypatch):
     calls = watched(monkeypatch)
     data = (X, torch.cat([Y, -Y], 1))
-    one, many = (fit(Residual, data, RECIPE, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (fit(Residual, data, RECIPE, compute=Compute(executor=e)) for e in ("sequential", "vectorized"))
     assert calls
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
@@ -91,9 +93,11 @@ def test_a_network_that_writes_over_its_tensors_trains_the_same(monkeypatch):
 
 def test_a_step_is_recorded_once_for_all_phases_of_a_run(monkeypatch):
     calls = watched(monkeypatch)
-    phase = Train(epochs=20, batch_size=15, schedule=Constant(0.01), optimiser=Adam())
+    phase = Train(epochs=20, batch_size=15, schedule=Constant(0.01), optimizer=Adam())
     recipe = Recipe(name="r", plan=fork(2, Reset(), repeat(3, phase, Collect())))
-    one, many = (fit(lambda: models.mlp(4, 1), (X, Y), recipe, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (
+        fit(lambda: models.mlp(4, 1), (X, Y), recipe, compute=Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     assert len(calls) == 1
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
@@ -101,7 +105,7 @@ def test_a_step_is_recorded_once_for_all_phases_of_a_run(monkeypatch):
 
 def test_the_choice_of_an_executor_measures_recorded_steps(monkeypatch):
     calls = watched(monkeypatch)
-    phase = Train(epochs=20, batch_size=15, schedule=Constant(0.01), optimiser=Adam())
+    phase = Train(epochs=20, batch_size=15, schedule=Constant(0.01), optimizer=Adam())
     fit(lambda: models.mlp(4, 1), (X, Y), Recipe(name="r", plan=fork(2, Reset(), phase, Collect())))
     assert len(calls) == 1  # when measured; the run itself takes the same record
 
@@ -118,9 +122,9 @@ class Warming(torch.nn.Linear):
 
 @pytest.mark.filterwarnings("ignore:the attribute 'calls'")
 def test_a_number_that_a_network_changes_is_no_constant_of_a_record(monkeypatch):
-    recorded = fit(lambda: Warming(4, 1), (X, Y), RECIPE, executor="vectorised")
+    recorded = fit(lambda: Warming(4, 1), (X, Y), RECIPE, compute=Compute(executor="vectorized"))
     monkeypatch.setattr(trainers, "_RECORDED_FROM", 10**9)
-    mapped = fit(lambda: Warming(4, 1), (X, Y), RECIPE, executor="vectorised")
+    mapped = fit(lambda: Warming(4, 1), (X, Y), RECIPE, compute=Compute(executor="vectorized"))
     for a, b in zip(recorded.states(), mapped.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=2e-3) for n in a.params)
 
@@ -141,9 +145,11 @@ class Normed(torch.nn.Module):
 def test_a_last_batch_of_any_size_has_a_record_of_its_own(rows, monkeypatch):
     calls = watched(monkeypatch)
     x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
-    training = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=16)
     recipe = make("deep_ensemble", budget=120, members=3, training=training)
-    one, many = (fit(Normed, (x, x[:, :1].sin()), recipe, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (
+        fit(Normed, (x, x[:, :1].sin()), recipe, compute=Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     assert calls
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)

@@ -1,19 +1,20 @@
 """Validation: what is held out, what stops, what is kept, and that training does not notice."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from choral import models
+from choral import Compute, models
 from choral.base.errors import InputError, RunError
 from choral.data.parts import held_out
 from choral.data.sources import source_of
 from choral.fit import fit, load
 from choral.objectives import FixedGaussian
-from choral.plan import Adam, EarlyStop, Measure
+from choral.plan import Adam, EarlyStopping, Measure
 from choral.predictions import Classification, MultiLabel, Regression
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -21,9 +22,9 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(120, 5, generator=G)
 Y = (X[:, 0] + 0.8 * torch.randn(120, generator=G) > 0).long()
-QUICK = Training(rate=0.02, optimiser=Adam(), batch_size=32, schedule="constant")
-EXECUTORS = ("sequential", "vectorised")
-SOON = EarlyStop(patience=3)
+QUICK = Training(lr=0.02, optimizer=Adam(), batch_size=32, schedule="constant")
+EXECUTORS = ("sequential", "vectorized")
+SOON = EarlyStopping(patience=3)
 
 
 def build():
@@ -74,7 +75,7 @@ def test_real_targets_are_held_out_over_their_whole_range():
         kept, held = held_out(source_of((X, X[:, :1])), 0.25, seed)
         assert sorted([*kept.tolist(), *held.tolist()]) == list(range(120))
         ranks = X[:, 0].argsort().argsort()[held].sort().values
-        assert (ranks // 4).tolist() == list(range(30))  # one of every four neighbours
+        assert (ranks // 4).tolist() == list(range(30))  # one of every four neighbors
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 0.001, 3])
@@ -87,8 +88,15 @@ def test_a_share_that_leaves_a_side_empty_is_refused(share):
 @pytest.mark.parametrize("name", ["deep_ensemble", "bagged", "mc_dropout", "snapshot"])
 def test_training_does_not_notice_that_it_is_watched(name, executor):
     kept, _ = rows_of()
-    plain = fit(build, (X[kept], Y[kept]), recipe(name, 8), executor=executor)
-    watched = fit(build, (X, Y), recipe(name, 8), executor=executor, validation=0.25, keep="last")
+    plain = fit(build, (X[kept], Y[kept]), recipe(name, 8), compute=Compute(executor=executor))
+    watched = fit(
+        build,
+        (X, Y),
+        recipe(name, 8),
+        compute=Compute(executor=executor),
+        validation=0.25,
+        early_stopping=EarlyStopping(patience=None, restore_best=False),
+    )
     assert_same(flat(plain), flat(watched))
 
 
@@ -98,7 +106,15 @@ def test_what_is_measured_is_the_prediction_in_evaluation_mode_and_the_best_is_k
     found = {}
     for keep in ("last", "best"):
         folder = tmp_path / keep
-        ensemble = fit(build, (X, Y), recipe(epochs=48), run_dir=folder, executor=executor, validation=0.25, keep=keep)
+        ensemble = fit(
+            build,
+            (X, Y),
+            recipe(epochs=48),
+            run_dir=folder,
+            compute=Compute(executor=executor),
+            validation=0.25,
+            early_stopping=EarlyStopping(patience=None, restore_best=keep == "best"),
+        )
         prediction = ensemble.predict(X[held])
         found[keep] = [float(-one.log().gather(1, Y[held, None]).mean()) for one in prediction.member_probs]
     curves: dict[str, list[float]] = {}
@@ -115,7 +131,14 @@ def test_what_is_measured_is_the_prediction_in_evaluation_mode_and_the_best_is_k
 @pytest.mark.parametrize("name", ["deep_ensemble", "prune_and_tune", "snapshot"])
 def test_executors_stop_at_the_same_epochs_with_the_same_members(name, by):
     found = [
-        fit(build, (X, Y), recipe(name), executor=executor, validation=0.25, stop=EarlyStop(patience=3, by=by))
+        fit(
+            build,
+            (X, Y),
+            recipe(name),
+            compute=Compute(executor=executor),
+            validation=0.25,
+            early_stopping=EarlyStopping(patience=3, by=by),
+        )
         for executor in EXECUTORS
     ]
     stops = [sorted((s["place"], s["epoch"], s["best_epoch"]) for s in e.info["stopped"]) for e in found]
@@ -127,8 +150,16 @@ def test_executors_stop_at_the_same_epochs_with_the_same_members(name, by):
 
 
 def test_an_ensemble_stops_by_its_mean_prediction(tmp_path):
-    stop = EarlyStop(patience=3, by="ensemble")
-    whole = fit(build, (X, Y), recipe(), run_dir=tmp_path, executor="vectorised", validation=0.25, stop=stop)
+    stop = EarlyStopping(patience=3, by="ensemble")
+    whole = fit(
+        build,
+        (X, Y),
+        recipe(),
+        run_dir=tmp_path,
+        compute=Compute(executor="vectorized"),
+        validation=0.25,
+        early_stopping=stop,
+    )
     _, held = rows_of()
     best = {s["best"] for s in whole.info["stopped"]}
     assert len(best) == 1
@@ -144,7 +175,11 @@ class Stop(Exception):
 @pytest.mark.parametrize("by", ["member", "ensemble"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_run_that_is_interrupted_everywhere_ends_with_the_same_bytes(executor, by, tmp_path):
-    settings = {"executor": executor, "validation": 0.25, "stop": EarlyStop(patience=3, by=by), "checkpoint_seconds": 0}
+    settings = {
+        "compute": Compute(executor=executor, checkpoint_seconds=0),
+        "validation": 0.25,
+        "early_stopping": EarlyStopping(patience=3, by=by),
+    }
     whole = fit(build, (X, Y), recipe(members=6), run_dir=tmp_path / "whole", **settings)
     resumed, interruptions = None, 0
     while resumed is None:
@@ -156,7 +191,7 @@ def test_a_run_that_is_interrupted_everywhere_ends_with_the_same_bytes(executor,
                 raise Stop
 
         try:
-            resumed = fit(build, (X, Y), recipe(members=6), run_dir=tmp_path / "cut", listener=stop, **settings)
+            resumed = fit(build, (X, Y), recipe(members=6), run_dir=tmp_path / "cut", callbacks=stop, **settings)
         except Stop:
             interruptions += 1
     assert interruptions >= 10
@@ -175,11 +210,13 @@ def test_stopped_members_leave_the_stack_with_the_others_memory_kept():
         if event["kind"] == "epoch":
             widths.append(len(event["places"]))
 
-    settings = {"validation": 0.25, "stop": SOON}
-    stacked = fit(build, (X, Y), recipe(members=8, epochs=160), executor="vectorised", listener=hear, **settings)
+    settings = {"validation": 0.25, "early_stopping": SOON}
+    stacked = fit(
+        build, (X, Y), recipe(members=8, epochs=160), compute=Compute(executor="vectorized"), callbacks=hear, **settings
+    )
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) > 2
-    alone = fit(build, (X, Y), recipe(members=8, epochs=160), executor="sequential", **settings)
+    alone = fit(build, (X, Y), recipe(members=8, epochs=160), compute=Compute(executor="sequential"), **settings)
     assert_same(flat(stacked), flat(alone), rtol=1e-3, atol=1e-4)
 
 
@@ -191,51 +228,67 @@ def test_own_measures_have_a_direction():
     for larger in (True, False):
         measure = Measure.of(confidence, larger_is_better=larger)
         ensemble = fit(
-            build, (X, Y), recipe("single", 12), validation=0.25, stop=EarlyStop(patience=2, measure=measure)
+            build,
+            (X, Y),
+            recipe("single", 12),
+            validation=0.25,
+            early_stopping=EarlyStopping(patience=2, measure=measure),
         )
         found[larger] = ensemble.info.get("stopped", [{"best_epoch": 12}])[0]["best_epoch"]
     assert found[False] == 1
     assert found[True] > 1
-    by_name = fit(build, (X, Y), recipe("single", 12), validation=0.25, stop=EarlyStop(measure="accuracy", patience=1))
+    by_name = fit(
+        build,
+        (X, Y),
+        recipe("single", 12),
+        validation=0.25,
+        early_stopping=EarlyStopping(measure="accuracy", patience=1),
+    )
     assert by_name.info["stopped"][0]["reason"] == "patience"
 
 
 def test_wrong_wishes_are_refused_before_training():
-    with pytest.raises(InputError, match=r"stop needs held-out points; give validation=0.2"):
-        fit(build, (X, Y), recipe(), validation=None, stop=SOON)
-    with pytest.raises(InputError, match="keep='best' needs held-out points"):
-        fit(build, (X, Y), recipe(), validation=None, keep="best")
-    with pytest.raises(InputError, match="keep is 'first'; give 'best' or 'last'"):
-        fit(build, (X, Y), recipe(), validation=0.2, keep="first")
-    with pytest.raises(InputError, match=r"stop is 16; give choral.EarlyStop\(patience=16\)"):
-        fit(build, (X, Y), recipe(), validation=0.2, stop=16)
+    for early in (SOON, EarlyStopping(patience=None)):
+        with pytest.raises(InputError, match=r"early_stopping needs held-out points; give validation=0.2"):
+            fit(build, (X, Y), recipe(), validation=None, early_stopping=early)
+    with pytest.raises(InputError, match=r"early_stopping is 16; give choral.EarlyStopping\(patience=16\)"):
+        fit(build, (X, Y), recipe(), validation=0.2, early_stopping=16)
     with pytest.raises(InputError, match="time_limit is 0; give a number of seconds above 0"):
-        fit(build, (X, Y), recipe(), time_limit=0)
+        fit(build, (X, Y), recipe(), compute=Compute(time_limit=0))
     with pytest.raises(InputError, match="measure is 'rmse'; for classification give one of accuracy"):
-        fit(build, (X, Y), recipe(), validation=0.2, stop=EarlyStop(measure="rmse"))
+        fit(build, (X, Y), recipe(), validation=0.2, early_stopping=EarlyStopping(measure="rmse"))
     with pytest.raises(InputError, match="class label 7 but the network gives 2 outputs"):
         fit(build, (X, Y), recipe(), validation=(X[:3], torch.tensor([0, 1, 7])))
-    with pytest.raises(InputError, match="patience is 0; give a whole number of epochs, 1 or more"):
-        EarlyStop(patience=0)
+    with pytest.raises(InputError, match="patience is 0; give 1 or more epochs"):
+        EarlyStopping(patience=0)
 
 
 def test_changed_wishes_in_the_same_folder_are_refused_in_the_users_words(tmp_path):
-    fit(build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.25, stop=SOON)
-    with pytest.raises(RunError, match="patience of EarlyStop was 3, now 4"):
-        fit(build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.25, stop=EarlyStop(patience=4))
+    fit(build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.25, early_stopping=SOON)
+    with pytest.raises(RunError, match="patience of EarlyStopping was 3, now 4"):
+        fit(
+            build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.25, early_stopping=EarlyStopping(patience=4)
+        )
     with pytest.raises(RunError, match=r"validation was 0\.25, now 0\.5"):
-        fit(build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.5, stop=SOON)
+        fit(build, (X, Y), recipe(epochs=4), run_dir=tmp_path, validation=0.5, early_stopping=SOON)
 
 
 def test_data_of_its_own_leaves_all_rows_for_training():
-    plain = fit(build, (X, Y), recipe(epochs=8), executor="sequential")
-    watched = fit(build, (X, Y), recipe(epochs=8), executor="sequential", validation=(X[:20], Y[:20]), keep="last")
+    plain = fit(build, (X, Y), recipe(epochs=8), compute=Compute(executor="sequential"))
+    watched = fit(
+        build,
+        (X, Y),
+        recipe(epochs=8),
+        compute=Compute(executor="sequential"),
+        validation=(X[:20], Y[:20]),
+        early_stopping=EarlyStopping(patience=None, restore_best=False),
+    )
     assert_same(flat(plain), flat(watched))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_time_limit_ends_with_what_is_there(executor, tmp_path):
-    settings = {"executor": executor, "time_limit": 1e-6, "run_dir": tmp_path}
+    settings = {"compute": Compute(executor=executor, time_limit=1e-6), "run_dir": tmp_path}
     ensemble = fit(build, (X, Y), recipe(), **settings)
     kept = 1 if executor == "sequential" else 4
     assert (ensemble.members, ensemble.info["ended"], ensemble.info["networks"]) == (kept, "time_limit", kept)
@@ -251,14 +304,14 @@ def test_a_time_limit_ends_with_what_is_there(executor, tmp_path):
 
 
 def test_a_limit_counts_the_time_of_all_parts_of_a_run(tmp_path):
-    settings = {"run_dir": tmp_path, "checkpoint_seconds": 0, "time_limit": 1e9, "executor": "sequential"}
+    settings = {"run_dir": tmp_path, "compute": Compute(checkpoint_seconds=0, time_limit=1e9, executor="sequential")}
 
     def stop(event):
         if event["kind"] == "epoch" and event["epoch"] == 6:
             raise Stop
 
     with pytest.raises(Stop):
-        fit(build, (X, Y), recipe(), listener=stop, **settings)
+        fit(build, (X, Y), recipe(), callbacks=stop, **settings)
     seconds = [e["counted"]["train_seconds"] for e in epochs_of(tmp_path)]
     whole = fit(build, (X, Y), recipe(), **settings)
     assert whole.info["counted"]["train_seconds"] > seconds[-2]
@@ -267,12 +320,14 @@ def test_a_limit_counts_the_time_of_all_parts_of_a_run(tmp_path):
 
 
 def test_snapshots_are_not_collected_twice_after_the_time_is_up():
-    ensemble = fit(build, (X, Y), recipe("snapshot", 20), time_limit=1e-6)
+    ensemble = fit(build, (X, Y), recipe("snapshot", 20), compute=Compute(time_limit=1e-6))
     assert ensemble.members == 1
 
 
 def test_a_phase_whose_rules_give_slots_does_not_stop_before_they_are_there():
-    ensemble = fit(build, (X, Y), recipe("swag", 40, members=3), validation=0.25, stop=EarlyStop(patience=1))
+    ensemble = fit(
+        build, (X, Y), recipe("swag", 40, members=3), validation=0.25, early_stopping=EarlyStopping(patience=1)
+    )
     assert ensemble.members == 3
 
 
@@ -282,12 +337,17 @@ HEAVY = torch.tensor([0.0, 1.0, 2.0, 5.0]).repeat(30)
 @pytest.mark.parametrize("by", ["member", "ensemble"])
 @pytest.mark.parametrize("measure", ["nll", "brier"])
 def test_the_measure_counts_held_out_points_by_their_weights_as_if_they_were_repeated(tmp_path, measure, by):
-    stop = EarlyStop(patience=9, measure=measure, by=by)
+    stop = EarlyStopping(patience=9, measure=measure, by=by)
     many = HEAVY.long()
     held = {"weighted": (X, Y, HEAVY), "repeated": (X.repeat_interleave(many, 0), Y.repeat_interleave(many))}
     found = {}
     for name, points in held.items():
-        options = {"validation": points, "stop": stop, "run_dir": tmp_path / name, "executor": "vectorised"}
+        options = {
+            "validation": points,
+            "early_stopping": stop,
+            "run_dir": tmp_path / name,
+            "compute": Compute(executor="vectorized"),
+        }
         fit(build, (X, Y), recipe(epochs=2, members=2), **options)
         found[name] = [event["validation"] for event in epochs_of(tmp_path / name)]
     assert torch.tensor(found["weighted"]).sub(torch.tensor(found["repeated"])).abs().max() < 1e-6
@@ -296,38 +356,63 @@ def test_the_measure_counts_held_out_points_by_their_weights_as_if_they_were_rep
 def test_noise_estimated_on_held_out_points_and_a_share_of_weighted_ones_follow_the_weights(tmp_path):
     real, network = X[:, :1].exp(), lambda: nn.Linear(5, 1)
     ensemble = fit(
-        network, (X, real), recipe("single", epochs=2), weights=HEAVY + 1, validation=0.3, run_dir=tmp_path, keep="last"
+        network,
+        (X, real),
+        recipe("single", epochs=2),
+        sample_weight=HEAVY + 1,
+        validation=0.3,
+        run_dir=tmp_path,
+        early_stopping=EarlyStopping(patience=None, restore_best=False),
     )
     _, held = held_out(source_of((X, real)), 0.3, 0)
-    scores = ensemble.evaluate(X[held], real[held], weights=(HEAVY + 1)[held])
+    scores = ensemble.evaluate(X[held], real[held], sample_weight=(HEAVY + 1)[held])
     assert abs(epochs_of(tmp_path)[-1]["validation"][0] - scores["nll"]) < 1e-4
 
 
 def test_a_measure_that_is_no_mean_over_points_is_said_to_be_taken_without_weights():
     with pytest.warns(UserWarning, match="'ece' is no mean over points and is taken without them"):
-        fit(build, (X, Y), recipe("single", epochs=1), validation=(X, Y, HEAVY), stop=EarlyStop(measure="ece"))
+        fit(
+            build,
+            (X, Y),
+            recipe("single", epochs=1),
+            validation=(X, Y, HEAVY),
+            early_stopping=EarlyStopping(measure="ece"),
+        )
 
 
 def test_nan_of_an_own_measure_is_an_error_and_of_a_score_a_warning(monkeypatch):
-    own = EarlyStop(patience=2, measure=lambda prediction, y: float("nan"))
+    own = EarlyStopping(patience=2, measure=lambda prediction, y: float("nan"))
     with pytest.raises(RunError, match="gave NaN after epoch 1 of"):
-        fit(build, (X, Y), recipe("single", epochs=3), validation=(X, Y), stop=own)
+        fit(build, (X, Y), recipe("single", epochs=3), validation=(X, Y), early_stopping=own)
     monkeypatch.setattr(Regression, "brief", lambda prediction, y: {"nll": float("nan")})
     with pytest.warns(UserWarning, match="'nll' is NaN after epoch 1 of") as said:
-        fit(lambda: nn.Linear(5, 1), (X, X[:, :1]), recipe("single", epochs=3), validation=(X, X[:, :1]), stop=SOON)
+        fit(
+            lambda: nn.Linear(5, 1),
+            (X, X[:, :1]),
+            recipe("single", epochs=3),
+            validation=(X, X[:, :1]),
+            early_stopping=SOON,
+        )
     assert sum("is NaN" in str(w.message) for w in said) == 1
 
 
 LIMITED = {
-    "a stack": ({"executor": "vectorised"}, {}),
-    "one by one": ({"executor": "sequential"}, {}),
-    "stopping by member": ({"executor": "vectorised", "validation": 0.25, "stop": SOON}, {}),
+    "a stack": ({"compute": Compute(executor="vectorized")}, {}),
+    "one by one": ({"compute": Compute(executor="sequential")}, {}),
+    "stopping by member": ({"compute": Compute(executor="vectorized"), "validation": 0.25, "early_stopping": SOON}, {}),
     "stopping together": (
-        {"executor": "sequential", "validation": 0.25, "stop": EarlyStop(patience=3, by="ensemble")},
+        {
+            "compute": Compute(executor="sequential"),
+            "validation": 0.25,
+            "early_stopping": EarlyStopping(patience=3, by="ensemble"),
+        },
         {},
     ),
-    "cycles": ({"executor": "sequential"}, {"name": "snapshot"}),
-    "a parent and its children": ({"executor": "vectorised"}, {"name": "prune_and_tune", "members": 2}),
+    "cycles": ({"compute": Compute(executor="sequential")}, {"name": "snapshot"}),
+    "a parent and its children": (
+        {"compute": Compute(executor="vectorized")},
+        {"name": "prune_and_tune", "members": 2},
+    ),
 }
 
 
@@ -342,7 +427,13 @@ def test_a_run_that_its_limit_ended_goes_on_to_the_members_of_an_unbroken_one(ki
     )  # an epoch takes 1 or 2 "seconds"
     seen = set()
     for limit in (3, 8, 8, 21, 5, 34):
-        part = fit(build, (X, Y), made, run_dir=tmp_path, time_limit=limit, **options)
+        part = fit(
+            build,
+            (X, Y),
+            made,
+            run_dir=tmp_path,
+            **options | {"compute": replace(options["compute"], time_limit=limit)},
+        )
         seen.add(part.info.get("ended"))
         assert_same(flat(part), flat(load(tmp_path, build)))
     assert "time_limit" in seen
@@ -357,9 +448,9 @@ def test_a_run_that_its_limit_ended_goes_on_to_the_members_of_an_unbroken_one(ki
 def test_going_on_after_a_limit_may_be_interrupted_and_the_limit_set_again(tmp_path, monkeypatch):
     made, options = (
         recipe(epochs=12, members=3),
-        {"executor": "sequential", "run_dir": tmp_path, "checkpoint_seconds": 0},
+        {"compute": Compute(executor="sequential", checkpoint_seconds=0), "run_dir": tmp_path},
     )
-    whole = fit(build, (X, Y), made, executor="sequential")
+    whole = fit(build, (X, Y), made, compute=Compute(executor="sequential"))
     ticks = iter(range(10**6))
     monkeypatch.setattr("choral.engine.epochs.time.perf_counter", lambda: float(next(ticks)))
 
@@ -367,24 +458,48 @@ def test_going_on_after_a_limit_may_be_interrupted_and_the_limit_set_again(tmp_p
         if event["kind"] == kind:
             raise Stop
 
-    ended = fit(build, (X, Y), made, time_limit=5, **options | {"run_dir": tmp_path / "ended"})
+    ended = fit(
+        build,
+        (X, Y),
+        made,
+        **options | {"run_dir": tmp_path / "ended"} | {"compute": replace(options["compute"], time_limit=5)},
+    )
     for kind in ("stopped", "collected"):  # while it winds up
         with pytest.raises(Stop):
-            fit(build, (X, Y), made, time_limit=5, listener=partial(stop, kind=kind), **options)
-    again = fit(build, (X, Y), made, time_limit=5, **options)
+            fit(
+                build,
+                (X, Y),
+                made,
+                callbacks=partial(stop, kind=kind),
+                **options | {"compute": replace(options["compute"], time_limit=5)},
+            )
+    again = fit(build, (X, Y), made, **options | {"compute": replace(options["compute"], time_limit=5)})
     assert again.info["ended"] == "time_limit"
     assert_same(flat(again), flat(ended))
 
     for limit in (40, None, 17):
         with pytest.raises(Stop):
-            fit(build, (X, Y), made, time_limit=limit, listener=stop, **options)
+            fit(
+                build,
+                (X, Y),
+                made,
+                callbacks=stop,
+                **options | {"compute": replace(options["compute"], time_limit=limit)},
+            )
     assert_same(flat(fit(build, (X, Y), made, **options)), flat(whole))
 
 
 def test_a_run_that_was_ended_is_extended_once_it_is_whole(tmp_path):
-    fit(build, (X, Y), recipe(epochs=20, members=2), run_dir=tmp_path, time_limit=1e-6)
+    fit(build, (X, Y), recipe(epochs=20, members=2), run_dir=tmp_path, compute=Compute(time_limit=1e-6))
     with pytest.raises(RunError, match="train it whole first, by the same call with a larger time_limit or none"):
-        fit(build, (X, Y), recipe(epochs=30, members=3), run_dir=tmp_path, time_limit=1e-6, extend=True)
+        fit(
+            build,
+            (X, Y),
+            recipe(epochs=30, members=3),
+            run_dir=tmp_path,
+            compute=Compute(time_limit=1e-6),
+            on_existing="extend",
+        )
 
 
 @pytest.mark.parametrize(
@@ -400,10 +515,14 @@ def test_networks_are_measured_as_they_are_now(method):
         if event["kind"] == "epoch":
             found.append(event["validation"][0])
 
-    value = make(method, budget=6, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+    value = make(method, budget=6, training=Training(lr=0.01, optimizer=Adam(), batch_size=16))
     held, known = (x[60:], y[60:]), FixedGaussian(precision=1.0)
     network, data = models.mlp(3, 1, hidden=(8, 8)), (x[:60], y[:60])
-    options = {"keep": "last", "listener": hear, "standardise": False, "likelihood": known}
+    options = {
+        "early_stopping": EarlyStopping(patience=None, restore_best=False),
+        "callbacks": hear,
+        "likelihood": known,
+    }
     ensemble = fit(network, data, value, validation=held, **options)
     last = ensemble.evaluate(*held)["nll"]
     assert len(set(found)) == len(found)  # weights that are drawn are drawn anew, from what was learned
@@ -420,8 +539,8 @@ def test_the_best_epoch_by_exact_matches_is_kept_not_the_worst():
         (x, y),
         make("single", budget=10, training=QUICK),
         validation=(x, y),
-        stop=EarlyStop(patience=10, measure="exact_match"),
-        listener=lambda event: seen.append(event["validation"][0]) if event["kind"] == "epoch" else None,
+        early_stopping=EarlyStopping(patience=10, measure="exact_match"),
+        callbacks=lambda event: seen.append(event["validation"][0]) if event["kind"] == "epoch" else None,
     )
     assert max(seen) > min(seen)
     assert ensemble.evaluate(x, y)["exact_match"] == pytest.approx(max(seen))

@@ -34,7 +34,7 @@ SETTINGS = [
     {"rate": 0.3, "weight_decay": 0.2, "dropout": 0.4, "smoothing": 0.1},
     {"rate": 2.0, "weight_decay": 0.01, "dropout": 0.1, "smoothing": 0.3},
 ]
-OPTIMISERS = {
+OPTIMIZERS = {
     "sgd": (SGD(momentum=0.9, nesterov=True, clip=1.0), 0.05, "momentum"),
     "adam": (Adam(), 0.01, None),
     "adamw": (AdamW(clip=1.0, decay_vectors=False), 0.01, None),
@@ -46,8 +46,8 @@ def net():
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def recipe(optimiser, rate, variants, epochs=5):
-    train = Train(epochs=epochs, schedule=Cosine(rate), optimiser=optimiser, batch_size=16)
+def recipe(optimizer, rate, variants, epochs=5):
+    train = Train(epochs=epochs, schedule=Cosine(rate), optimizer=optimizer, batch_size=16)
     return Recipe(name="r", plan=fork(Reset(), train, Collect(), variants=variants))
 
 
@@ -55,15 +55,19 @@ def settings(extra):
     return [s | ({extra: 0.5 + 0.2 * i} if extra else {}) for i, s in enumerate(SETTINGS)]
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_stack_of_different_branches_is_what_they_are_one_by_one(name):
-    optimiser, rate, extra = OPTIMISERS[name]
-    whole = recipe(optimiser, rate, settings(extra))
-    alone, stacked = (choral.fit(net, (X, Y), whole, executor=e) for e in ("sequential", "vectorised"))
+    optimizer, rate, extra = OPTIMIZERS[name]
+    whole = recipe(optimizer, rate, settings(extra))
+    alone, stacked = (
+        choral.fit(net, (X, Y), whole, compute=choral.Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     for a, b in zip(alone.states(), stacked.states()):
         for n in a.params:
             torch.testing.assert_close(a.params[n], b.params[n], atol=1e-5, rtol=1e-4)
-    same = choral.fit(net, (X, Y), recipe(optimiser, rate, [settings(extra)[0]] * 3), executor="sequential")
+    same = choral.fit(
+        net, (X, Y), recipe(optimizer, rate, [settings(extra)[0]] * 3), compute=choral.Compute(executor="sequential")
+    )
     for i, (a, b) in enumerate(zip(alone.states(), same.states())):
         equal = all(torch.equal(a.params[n], b.params[n]) for n in a.params)
         assert equal == (i == 0)  # settings are what makes the others differ
@@ -74,22 +78,22 @@ def test_a_branch_alone_is_plain_training_with_its_settings():
     heard = []
     variant = {"rate": 0.5, "weight_decay": 0.1, "momentum": 0.3, "smoothing": 0.2}
     build = lambda: nn.Linear(5, 3)  # noqa: E731
-    train = Train(epochs=8, schedule=Cosine(0.4), optimiser=SGD(), batch_size=40)
+    train = Train(epochs=8, schedule=Cosine(0.4), optimizer=SGD(), batch_size=40)
     plan = fork(Reset(), train, Collect(), variants=[variant])
-    choral.fit(build, (X, Y), Recipe(name="r", plan=plan), listener=heard.append)
+    choral.fit(build, (X, Y), Recipe(name="r", plan=plan), callbacks=heard.append)
     start = choral.fit(
         build, (X, Y), Recipe(name="r", plan=fork(Reset(), Train(epochs=0), Collect(), variants=[variant]))
     )
     network = build()
     network.load_state_dict(next(iter(start.states())).params)
-    optimiser = torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.3, weight_decay=0.1)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.3, weight_decay=0.1)
     expected = []
     for step in range(8):
-        optimiser.param_groups[0]["lr"] = 0.5 * Cosine(0.4).rate(step, 8)
+        optimizer.param_groups[0]["lr"] = 0.5 * Cosine(0.4).rate(step, 8)
         loss = nn.functional.cross_entropy(network(X), Y, label_smoothing=0.2)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         expected.append(loss.item())
     found = [e["losses"][0] for e in heard if e["kind"] == "epoch"]
     assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-5
@@ -110,7 +114,7 @@ def test_rates_of_dropout_are_those_of_the_variant():
             return self.w.expand(len(x), 3) * dropped.mean()
 
     plan = fork(Reset(), Train(epochs=1, batch_size=40), Collect(), variants=[{"dropout": 0.25}])
-    choral.fit(Watching, (X, Y), Recipe(name="r", plan=plan), executor="sequential")
+    choral.fit(Watching, (X, Y), Recipe(name="r", plan=plan), compute=choral.Compute(executor="sequential"))
     assert any(share is not None and abs(share - 0.25) < 0.02 for share in seen)
 
 
@@ -121,7 +125,7 @@ def test_drawn_settings_follow_from_the_place_and_more_branches_change_none():
             net,
             (X, Y),
             Recipe(name="r", plan=fork(n, Reset(), Train(epochs=2, batch_size=16), Collect(), sample=space)),
-            executor="sequential",
+            compute=choral.Compute(executor="sequential"),
         )
         for n in (2, 3)
     )
@@ -131,15 +135,18 @@ def test_drawn_settings_follow_from_the_place_and_more_branches_change_none():
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_stopped_and_resumed_it_is_the_same_to_the_byte(name):
-    optimiser, rate, extra = OPTIMISERS[name]
-    resumes_exactly(recipe(optimiser, rate, settings(extra), epochs=2), Trial(net, lambda: (X, Y)))
+    optimizer, rate, extra = OPTIMIZERS[name]
+    resumes_exactly(recipe(optimizer, rate, settings(extra), epochs=2), Trial(net, lambda: (X, Y)))
 
 
 def test_members_that_stop_leave_and_the_others_go_on_as_alone():
     rates = [{"rate": r} for r in (30.0, 1.0, 0.3, 20.0)]
     whole = recipe(SGD(), 0.05, rates, epochs=25)
-    options = {"validation": 0.3, "stop": choral.EarlyStop(patience=2)}
-    alone, stacked = (choral.fit(net, (X, Y), whole, executor=e, **options) for e in ("sequential", "vectorised"))
+    options = {"validation": 0.3, "early_stopping": choral.EarlyStopping(patience=2)}
+    alone, stacked = (
+        choral.fit(net, (X, Y), whole, compute=choral.Compute(executor=e), **options)
+        for e in ("sequential", "vectorized")
+    )
     assert stacked.info["stopped"]
     for a, b in zip(alone.states(), stacked.states()):
         for n in a.params:
@@ -148,7 +155,7 @@ def test_members_that_stop_leave_and_the_others_go_on_as_alone():
 
 def test_dropout_without_dropout_layers_is_said_and_smoothing_without_classes_refused():
     plain, heard = (lambda: nn.Linear(5, 3)), []
-    choral.fit(plain, (X, Y), recipe(SGD(), 0.05, [{"dropout": 0.1}] * 2, epochs=1), listener=heard.append)
+    choral.fit(plain, (X, Y), recipe(SGD(), 0.05, [{"dropout": 0.1}] * 2, epochs=1), callbacks=heard.append)
     assert any("the network has no dropout layer" in e["message"] for e in heard if e["kind"] == "warning")
     with pytest.raises(InputError, match="smoothing is a share of class labels"):
         choral.fit(lambda: nn.Linear(5, 1), (X, X[:, 0]), recipe(SGD(), 0.05, [{"smoothing": 0.1}] * 2))
@@ -158,11 +165,11 @@ def chain():
     return models.tabular(5, 3, hidden=(8, 8, 8), embedding="none", skippable=True)
 
 
-@pytest.mark.parametrize("optimiser", [AdamW(), Muon()])
-def test_depth_and_width_are_those_of_a_smaller_network(optimiser):
+@pytest.mark.parametrize("optimizer", [AdamW(), Muon()])
+def test_depth_and_width_are_those_of_a_smaller_network(optimizer):
     """A branch cut to depth 2 and width 5 trains as the network of that size with the same weights."""
     cut = {"depth": 2.0, "width": 5.0}
-    train = Train(epochs=4, schedule=Cosine(0.01), optimiser=optimiser, batch_size=40)
+    train = Train(epochs=4, schedule=Cosine(0.01), optimizer=optimizer, batch_size=40)
 
     def fitted(phase):
         plan = fork(Reset(), Resize(), phase, Collect(), variants=[cut])
@@ -181,14 +188,14 @@ def test_depth_and_width_are_those_of_a_smaller_network(optimiser):
         return found
 
     small.load_state_dict(part(start))
-    made = optimiser.make(dict(small.named_parameters()))
+    made = optimizer.make(dict(small.named_parameters()))
     for step in range(4):
         for group in made.param_groups:
             group["lr"] = Cosine(0.01).rate(step, 4)
         made.zero_grad()
         nn.functional.cross_entropy(small(X), Y).backward()
         made.step()
-    if isinstance(optimiser, AdamW):
+    if isinstance(optimizer, AdamW):
         for name, p in part(end).items():
             torch.testing.assert_close(p, small.get_parameter(name).detach(), atol=1e-5, rtol=1e-4)
     assert end["linear1.weight"][5:].abs().max() == 0
@@ -198,7 +205,8 @@ def test_networks_of_different_depths_stack():
     variants = [{"depth": float(d)} for d in (1, 2, 3)]
     plan = fork(Reset(), Resize(), Train(epochs=3, batch_size=16), Collect(), variants=variants)
     alone, stacked = (
-        choral.fit(chain, (X, Y), Recipe(name="r", plan=plan), executor=e) for e in ("sequential", "vectorised")
+        choral.fit(chain, (X, Y), Recipe(name="r", plan=plan), compute=choral.Compute(executor=e))
+        for e in ("sequential", "vectorized")
     )
     torch.testing.assert_close(alone.outputs(X), stacked.outputs(X), atol=1e-4, rtol=1e-3)
     depths = [sum(bool(b) for n, b in s.buffers.items() if n.endswith("used")) + 1 for s in alone.states()]
@@ -214,10 +222,12 @@ def test_networks_of_different_depths_stack():
 def test_members_with_momentum_and_without_stack(first):
     """What one remembers and another does not, in two phases of which the second goes on with the first one's memory."""
     variants = [{"momentum": m, "weight_decay": d} for m, d in ((first, 0.0), (0.9 - first, 0.1), (0.5, 0.0))]
-    step = Train(epochs=2, schedule=Cosine(0.05), optimiser=SGD(), batch_size=16)
-    kept = Train(epochs=2, schedule=Cosine(0.05), optimiser=SGD(), batch_size=16, memory="carried")
+    step = Train(epochs=2, schedule=Cosine(0.05), optimizer=SGD(), batch_size=16)
+    kept = Train(epochs=2, schedule=Cosine(0.05), optimizer=SGD(), batch_size=16, memory="carried")
     value = Recipe(name="r", plan=fork(Reset(), step, kept, Collect(), variants=variants))
-    alone, stacked = (choral.fit(net, (X, Y), value, executor=e) for e in ("sequential", "vectorised"))
+    alone, stacked = (
+        choral.fit(net, (X, Y), value, compute=choral.Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     for a, b in zip(alone.states(), stacked.states(), strict=True):
         for n in a.params:
             torch.testing.assert_close(a.params[n], b.params[n], atol=1e-5, rtol=1e-4)

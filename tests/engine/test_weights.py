@@ -30,25 +30,25 @@ TASKS = {
 
 def whole(epochs=6):
     """A plan whose batches hold all points, so that weights and repetition take the same steps."""
-    train = Train(epochs=epochs, schedule=Constant(value=0.05), optimiser=SGD(momentum=0.9), batch_size=1000)
+    train = Train(epochs=epochs, schedule=Constant(value=0.05), optimizer=SGD(momentum=0.9), batch_size=1000)
     return Recipe(
         name="whole", plan=fork(2, seq(Reset(), train, Collect())), objective=Objective(penalties=(L2(precision=3.0),))
     )
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", TASKS)
 def test_weights_are_repetition_and_absence(name, executor):
     y, outputs, likelihood = TASKS[name]
     build = lambda: models.mlp(3, outputs, hidden=(6,))  # noqa: E731  # a factory in one line
-    options = {"likelihood": likelihood, "executor": executor}
-    weighed = choral.fit(build, (X, y), whole(), weights=COUNTS, **options)
+    options = {"likelihood": likelihood, "compute": choral.Compute(executor=executor)}
+    weighed = choral.fit(build, (X, y), whole(), sample_weight=COUNTS, **options)
     repeated = choral.fit(build, (X[ROWS], y[ROWS]), whole(), **options)
     for a, b in zip(weighed.states(), repeated.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-5) for n in a.params)
     one, other = weighed.predict(X), repeated.predict(X)
     assert torch.allclose(one.mean, other.mean, rtol=1e-4, atol=1e-4)
-    found, wanted = weighed.evaluate(X, y, weights=COUNTS), repeated.evaluate(X[ROWS], y[ROWS])
+    found, wanted = weighed.evaluate(X, y, sample_weight=COUNTS), repeated.evaluate(X[ROWS], y[ROWS])
     assert "nll" in found
     same = [n for n in found if name != "counts" or "coverage" not in n]  # ranks of counts are drawn within their steps
     assert all(found[n] == pytest.approx(wanted[n], rel=1e-3, abs=1e-4) for n in same)
@@ -75,11 +75,14 @@ def test_every_structure_gives_each_member_the_weights_of_its_rows(method):
     x = torch.randn(200, 2, generator=G)
     y = (x[:, 0] > 0).long()
     wrong = torch.rand(200, generator=G) < 0.5
-    training = Training(rate=0.1, optimiser=SGD(momentum=0.9), batch_size=50)
+    training = Training(lr=0.1, optimizer=SGD(momentum=0.9), batch_size=50)
     weights = torch.where(wrong, 1e-6, 1.0)
     build = lambda: models.mlp(2, 2, hidden=(32,), dropout=0.1)  # noqa: E731  # a factory in one line
     fitted = choral.fit(
-        build, (x, torch.where(wrong, 1 - y, y)), make(method, budget=24, training=training), weights=weights
+        build,
+        (x, torch.where(wrong, 1 - y, y)),
+        make(method, budget=24, training=training),
+        sample_weight=weights,
     )
     assert fitted.evaluate(x, y)["accuracy"] > 0.85
 
@@ -88,14 +91,16 @@ def test_weights_come_as_a_third_part_for_datasets_and_in_run_folders(tmp_path):
     y = (X[:, 0] > 0).long()
     recipe = make("deep_ensemble", budget=2, members=2)
     build = lambda: models.mlp(3, 2, hidden=(6,))  # noqa: E731  # a factory in one line
-    first = choral.fit(build, (X, y, COUNTS), recipe, run_dir=tmp_path, executor="sequential")
+    first = choral.fit(build, (X, y, COUNTS), recipe, run_dir=tmp_path, compute=choral.Compute(executor="sequential"))
     for again in (
-        choral.fit(build, (X, y), recipe, weights=COUNTS.numpy(), executor="sequential"),
-        choral.fit(build, TensorDataset(X, y), recipe, weights=COUNTS, executor="sequential"),
+        choral.fit(build, (X, y), recipe, sample_weight=COUNTS.numpy(), compute=choral.Compute(executor="sequential")),
+        choral.fit(
+            build, TensorDataset(X, y), recipe, sample_weight=COUNTS, compute=choral.Compute(executor="sequential")
+        ),
     ):
         assert torch.equal(first.outputs(X), again.outputs(X))
     with pytest.raises(choral.ChoralError, match="data was"):
-        choral.fit(build, (X, y, COUNTS + 1), recipe, run_dir=tmp_path, executor="sequential")
+        choral.fit(build, (X, y, COUNTS + 1), recipe, run_dir=tmp_path, compute=choral.Compute(executor="sequential"))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_weights_come_as_a_third_part_for_datasets_and_in_run_folders(tmp_path):
 )
 def test_wrong_weights_are_refused(weights, said):
     with pytest.raises(InputError, match=said):
-        choral.fit(lambda: models.mlp(3, 2), (X, (X[:, 0] > 0).long()), make("single", budget=1), weights=weights)
+        choral.fit(lambda: models.mlp(3, 2), (X, (X[:, 0] > 0).long()), make("single", budget=1), sample_weight=weights)
 
 
 class Items(torch.utils.data.Dataset):
@@ -130,14 +135,14 @@ class Items(torch.utils.data.Dataset):
 @pytest.mark.parametrize("kind", ["triples", "dicts", "loader", "tensors", "arrays"])
 def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
     y = (X[:, 0] > 0).long()
-    recipe = make("single", budget=2, training=Training(rate=0.1, optimiser="sgd", batch_size=8))
-    expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, weights=COUNTS, validation=(X, y, COUNTS))
+    recipe = make("single", budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=8))
+    expected = choral.fit(lambda: nn.Linear(3, 2), (X, y), recipe, sample_weight=COUNTS, validation=(X, y, COUNTS))
     data, options = {
-        "triples": (Items(), {"weights": 2}),
-        "dicts": (Items(named=True), {"weights": "w", "target": "label"}),
-        "loader": (torch.utils.data.DataLoader(Items(), batch_size=8, shuffle=True), {"weights": 2}),
-        "tensors": (TensorDataset(X, y, COUNTS), {"weights": 2}),
-        "arrays": ({"input": X, "label": y, "w": COUNTS}, {"weights": "w", "target": "label"}),
+        "triples": (Items(), {"sample_weight": 2}),
+        "dicts": (Items(named=True), {"sample_weight": "w", "target": "label"}),
+        "loader": (torch.utils.data.DataLoader(Items(), batch_size=8, shuffle=True), {"sample_weight": 2}),
+        "tensors": (TensorDataset(X, y, COUNTS), {"sample_weight": 2}),
+        "arrays": ({"input": X, "label": y, "w": COUNTS}, {"sample_weight": "w", "target": "label"}),
     }[kind]
     found = choral.fit(lambda: nn.Linear(3, 2), data, recipe, validation=data, **options)
     assert torch.equal(found.predict(X if "target" not in options else {"input": X}).probs, expected.predict(X).probs)
@@ -146,15 +151,19 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
 @pytest.mark.parametrize(
     ("data", "weights", "said"),
     [
-        (Items(), None, r"\(x, y, weight\) together with fit\(..., weights=2\)"),
-        (Items(), 1, r"weights=1, but an item of the dataset is a tuple of 3 parts; weights=2 takes items"),
-        (TensorDataset(X, X[:, 0]), 2, r"weights=2, but an item of the dataset is a tuple of 2 parts"),
+        (Items(), None, r"\(x, y, weight\) together with fit\(..., sample_weight=2\)"),
+        (Items(), 1, r"sample_weight=1, but an item of the dataset is a tuple of 3 parts; sample_weight=2 takes items"),
+        (TensorDataset(X, X[:, 0]), 2, r"sample_weight=2, but an item of the dataset is a tuple of 2 parts"),
         (
             Items(named=True),
             "W",
-            r"weights='W' is not among the keys 'input', 'label', 'w' of the data",
+            r"sample_weight='W' is not among the keys 'input', 'label', 'w' of the data",
         ),
-        ((X, X[:, 0]), "w", r"weights='w' says which part of an item is its weight, but data is a tuple of 2 parts"),
+        (
+            (X, X[:, 0]),
+            "w",
+            r"sample_weight='w' says which part of an item is its weight, but data is a tuple of 2 parts",
+        ),
         ((X, X[:, 0], COUNTS), COUNTS, "data brings weights as its third part, and weights is given too"),
         (
             torch.utils.data.DataLoader(Items(), collate_fn=list),
@@ -165,7 +174,9 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
 )
 def test_weights_that_items_do_not_have_are_refused(data, weights, said):
     with pytest.raises(InputError, match=said):
-        choral.fit(lambda: nn.Linear(3, 1), data, "single", weights=weights, target="label" if weights == "W" else None)
+        choral.fit(
+            lambda: nn.Linear(3, 1), data, "single", sample_weight=weights, target="label" if weights == "W" else None
+        )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -174,7 +185,7 @@ def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
     rows = [X[ROWS], y[ROWS]]
     recipe = make("deep_ensemble", members=2, budget=2)
     ensemble = choral.fit(lambda: nn.Linear(3, outputs), (X, y), recipe, likelihood=likelihood)
-    repeated, weighted = evaluate(ensemble, *rows), evaluate(ensemble, X, y, weights=COUNTS)
+    repeated, weighted = evaluate(ensemble, *rows), evaluate(ensemble, X, y, sample_weight=COUNTS)
     assert weighted["weighted"]
     assert "nll" in weighted["scores"]
     for key, value in weighted["scores"].items():
@@ -183,17 +194,22 @@ def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
     for one, other in zip(weighted["sizes"], repeated["sizes"]):
         assert one["nll"] == pytest.approx(other["nll"], rel=1e-6)
     assert not {"reliability", "coverage", "classes"} & weighted.keys()
-    assert measure(ensemble, X, y, weights=COUNTS)["nll"] == weighted["scores"]["nll"]
+    assert measure(ensemble, X, y, sample_weight=COUNTS)["nll"] == weighted["scores"]["nll"]
 
 
 def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
     from choral.report import write_report
 
     y = (X[:, 0] > 0).long()
-    settings = {"budget": 4, "members": 2, "training": Training(rate=0.1, optimiser="sgd", batch_size=8)}
+    settings = {"budget": 4, "members": 2, "training": Training(lr=0.1, optimizer="sgd", batch_size=8)}
     data = (X, y, X, y)
     weighted = choral.compare(
-        lambda: nn.Linear(3, 2), data, ["single", "snapshot"], run_dir=tmp_path, test_weights=COUNTS, **settings
+        lambda: nn.Linear(3, 2),
+        data,
+        ["single", "snapshot"],
+        run_dir=tmp_path,
+        test_sample_weight=COUNTS,
+        **settings,
     )
     repeated = choral.compare(lambda: nn.Linear(3, 2), (X, y, X[ROWS], y[ROWS]), ["single", "snapshot"], **settings)
     for one, other in zip(weighted.rows, repeated.rows):
@@ -201,4 +217,4 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
         assert one["accuracy"] == pytest.approx(other["accuracy"], rel=1e-6)
     write_report(tmp_path)
     with pytest.raises(InputError, match="weights has shape"):
-        choral.compare(lambda: nn.Linear(3, 2), data, ["single"], test_weights=COUNTS[:3], **settings)
+        choral.compare(lambda: nn.Linear(3, 2), data, ["single"], test_sample_weight=COUNTS[:3], **settings)

@@ -34,7 +34,7 @@ def main():
                 recipes.single(budget=epochs),
                 seed=seed,
                 validation=None,
-                data_parallel=True,
+                compute=choral.Compute(data_parallel=True),
                 progress=False,
             )
             sys.stdout.write("trained\n")

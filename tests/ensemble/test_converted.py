@@ -43,13 +43,13 @@ LAYOUTS = {repr(r.structure): r for r in RECIPES.values() if not r.objective.slo
 
 
 def stepped(own, steps=5):
-    optimiser = torch.optim.SGD(own.network.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(own.network.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for step in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = own.loss(X, Y, step=step)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses
 
@@ -58,7 +58,7 @@ def stepped(own, steps=5):
 def test_a_loop_by_hand_takes_the_steps_of_the_engine(recipe):
     own, twin = (converted(network(), recipe, data=(X, Y)) for _ in range(2))
     stepped(own, 4)
-    phase = Train(epochs=1, optimiser=SGD(momentum=0.9), batch_size=len(X))
+    phase = Train(epochs=1, optimizer=SGD(momentum=0.9), batch_size=len(X))
     trainer = PlainTrainer(twin._task, phase, [len(X)])
     trainer.mount([state_of(twin.network)], [twin._key])
     for step in range(4):

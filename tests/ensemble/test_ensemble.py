@@ -14,7 +14,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(40, 3, generator=G)
 Y = (X[:, 0] > 0).long()
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=16)
 
 
 def build():
@@ -39,7 +39,7 @@ def test_draws_and_scaling_are_said():
     fitted = choral.fit(build, (X, target), make("mc_dropout", budget=1, draws=5, training=QUICK))
     assert "1 member of 5 draws each, regression with 2 outputs" in repr(fitted)
     scale = f"(mean {float(target.mean()):.4g}, deviation {float(target.std(correction=0)):.4g})"
-    assert f"LearnedGaussian, targets standardised {scale}" in repr(fitted)
+    assert f"LearnedGaussian, targets standardized {scale}" in repr(fitted)
     assert fitted.understood["task"] == "regression"
     assert fitted.understood["likelihood"] == "LearnedGaussian"
     assert fitted.evaluate(X, target)["rmse"] > 1  # in the units of the targets

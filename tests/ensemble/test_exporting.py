@@ -21,7 +21,7 @@ from choral.testing import MENAGERIE
 G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, 8, 8, generator=G)
 Y = torch.arange(24) % 3
-QUICK = Training(rate=0.1, optimiser="sgd", batch_size=16)
+QUICK = Training(lr=0.1, optimizer="sgd", batch_size=16)
 MEASURES = ("mean", "variance", "aleatoric", "epistemic")
 
 

@@ -30,11 +30,11 @@ def convolving(width=6, activation=nn.ReLU):
 
 def trained(network, seed=0):
     torch.manual_seed(seed)
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(network(X), Y).backward()
-        optimiser.step()
+        optimizer.step()
     return network
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from choral import models
+from choral import Compute, models
 from choral.base.errors import RunError
 from choral.fit import fit, load
 from choral.recipes import make
@@ -15,8 +15,8 @@ Y = X[:, :1] + 0.1 * torch.randn(60, 1, generator=DRAW)
 
 
 def trained(method, **options):
-    recipe = make(method, budget=4, training=Training(rate=0.1, optimiser="sgd", batch_size=20), **options)
-    return fit(lambda: models.mlp(3, 1, hidden=(8,)), (X, Y), recipe, executor="sequential")
+    recipe = make(method, budget=4, training=Training(lr=0.1, optimizer="sgd", batch_size=20), **options)
+    return fit(lambda: models.mlp(3, 1, hidden=(8,)), (X, Y), recipe, compute=Compute(executor="sequential"))
 
 
 def test_a_single_call_gives_what_calls_prepared_for_more_give():
@@ -37,8 +37,8 @@ def test_the_estimate_leaves_nothing_prepared():
 
 
 def test_a_run_without_its_noise_is_refused_and_not_given_that_of_the_targets(tmp_path):
-    recipe = make("deep_ensemble", members=2, budget=40, training=Training(rate=0.1, optimiser="sgd", batch_size=20))
-    call = {"run_dir": tmp_path / "run", "executor": "sequential"}
+    recipe = make("deep_ensemble", members=2, budget=40, training=Training(lr=0.1, optimizer="sgd", batch_size=20))
+    call = {"run_dir": tmp_path / "run", "compute": Compute(executor="sequential")}
 
     def build():
         return models.mlp(3, 1, hidden=(8,))

@@ -20,7 +20,7 @@ from choral.recipes import make
 G = torch.Generator().manual_seed(0)
 X = torch.randn(60, 3, generator=G)
 Y = X[:, 0] + 0.1 * torch.randn(60, generator=G)
-RECIPE = make("deep_ensemble", budget=6, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+RECIPE = make("deep_ensemble", budget=6, members=2, training=Training(lr=0.01, optimizer=Adam(), batch_size=16))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,16 @@ def test_another_process_is_told_what_it_needs(tmp_path):
 
 
 def test_a_loss_trains_as_the_same_loop_by_hand_and_needs_its_function_back(tmp_path):
-    ensemble = choral.fit(build, (X, Y), RECIPE, likelihood=Loss(squares), executor="sequential")
+    ensemble = choral.fit(
+        build, (X, Y), RECIPE, likelihood=Loss(squares), compute=choral.Compute(executor="sequential")
+    )
     p = ensemble.predict(X)
     found = ensemble.evaluate(X, Y)
     assert found["loss"] == pytest.approx(float((p.mean[:, 0] - Y).square().mean()), rel=1e-5)
     assert found["member_loss"] == pytest.approx(float((p.member_values[..., 0] - Y).square().mean()), rel=1e-5)
-    twin = choral.fit(build, (X, Y.unsqueeze(1)), RECIPE, likelihood=Loss(nn.MSELoss()), executor="sequential")
+    twin = choral.fit(
+        build, (X, Y.unsqueeze(1)), RECIPE, likelihood=Loss(nn.MSELoss()), compute=choral.Compute(executor="sequential")
+    )
     assert torch.allclose(twin.predict(X).mean, p.mean, atol=1e-5)
     ensemble.save(tmp_path / "e.choral")
     back = choral.load(tmp_path / "e.choral", likelihood=Loss(squares))
@@ -104,8 +108,8 @@ def test_losses_that_cannot_work_are_refused_before_training():
         choral.fit(build, (X, Y), RECIPE, likelihood=Loss(nn.MSELoss()))  # would broadcast to (batch, batch)
     with pytest.raises(InputError, match="return one number, or one for each point"):
         choral.fit(build, (X, Y), RECIPE, likelihood=Loss(lambda o, t: (o - t).abs()))
-    with pytest.raises(InputError, match="weights of points cannot be honoured"):
-        choral.fit(build, (X, Y.unsqueeze(1)), RECIPE, likelihood=Loss(nn.MSELoss()), weights=torch.rand(60))
+    with pytest.raises(InputError, match="weights of points cannot be honored"):
+        choral.fit(build, (X, Y.unsqueeze(1)), RECIPE, likelihood=Loss(nn.MSELoss()), sample_weight=torch.rand(60))
     with pytest.raises(InputError, match="give a function"):
         Loss("mse")
 
@@ -114,10 +118,14 @@ class _Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_weighed_and_scaled_runs_resume_byte_for_byte(executor, tmp_path):
     weights = torch.rand(60, generator=G)
-    options = {"likelihood": "student_t", "weights": weights, "executor": executor, "checkpoint_seconds": 0}
+    options = {
+        "likelihood": "student_t",
+        "sample_weight": weights,
+        "compute": choral.Compute(executor=executor, checkpoint_seconds=0),
+    }
     network = lambda: models.mlp(3, 2, hidden=(8,))  # noqa: E731  # a factory in one line
     choral.fit(network, (X, 1000 * Y), RECIPE, run_dir=tmp_path / "whole", **options)
     for after in range(2, 60):
@@ -130,7 +138,7 @@ def test_weighed_and_scaled_runs_resume_byte_for_byte(executor, tmp_path):
                 raise _Stop
 
         try:
-            choral.fit(network, (X, 1000 * Y), RECIPE, run_dir=tmp_path / "broken", listener=stop, **options)
+            choral.fit(network, (X, 1000 * Y), RECIPE, run_dir=tmp_path / "broken", callbacks=stop, **options)
             break
         except _Stop:
             continue

@@ -15,7 +15,9 @@ def fitted(method: str) -> tuple[choral.Ensemble, np.ndarray]:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(37, 3)).astype(np.float32)
     recipe = make(method, budget=8)
-    return choral.fit(lambda: models.mlp(3, 2, hidden=(16,)), (x, 2e5 + x[:, 0]), recipe, threads=1), x
+    return choral.fit(
+        lambda: models.mlp(3, 2, hidden=(16,)), (x, 2e5 + x[:, 0]), recipe, compute=choral.Compute(threads=1)
+    ), x
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -40,4 +42,4 @@ def test_it_is_refused_for_training_which_takes_the_type_of_the_network():
     with pytest.raises(
         choral.ChoralError, match="precision is 'fp64'; networks are trained in 'fp32', 'bf16' or 'fp16'"
     ):
-        choral.fit(lambda: models.mlp(3, 2), (x, x[:, 0]), "single", precision="fp64")
+        choral.fit(lambda: models.mlp(3, 2), (x, x[:, 0]), "single", compute=choral.Compute(precision="fp64"))

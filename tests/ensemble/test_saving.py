@@ -33,7 +33,7 @@ from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(40, 3, generator=G), torch.randint(0, 2, (40,), generator=G)
-QUICK = Training(optimiser=Adam(), rate=0.01)
+QUICK = Training(optimizer=Adam(), lr=0.01)
 
 
 def build():
@@ -406,7 +406,7 @@ def test_mutations_of_saved_files_predict_the_same_or_are_refused(tmp_path):
     images = torch.randn(24, 3, 5, 5, generator=G)
     recipe = make("prune_and_tune", budget=4, members=2, training=QUICK)
     run = tmp_path / "run"
-    ensemble = fit(network, (images, Y[:24]), recipe, run_dir=run, executor="sequential")
+    ensemble = fit(network, (images, Y[:24]), recipe, run_dir=run, compute=choral.Compute(executor="sequential"))
     expected = ensemble.predict(images).probs
     ensemble.save(tmp_path / "e.choral")
     files = [tmp_path / "e.choral", *sorted(p for p in run.rglob("*") if p.is_file())]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import choral
 from choral.base.errors import InputError
-from choral.data import Normalise
+from choral.data import Normalize
 from choral.judging.judge import evaluate
 from choral.objectives import Loss
 from choral.objectives.likelihoods import About, NegativeBinomial
@@ -22,7 +22,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randint(0, 100, (60, 3), generator=G)
 Y = (X[:, 0] > 50).long()
-RECIPE = make("single", budget=2, training=Training(optimiser="sgd", rate=0.001, batch_size=20))
+RECIPE = make("single", budget=2, training=Training(optimizer="sgd", lr=0.001, batch_size=20))
 
 
 def build() -> nn.Module:
@@ -70,8 +70,8 @@ def test_tokens_as_bytes_are_warned_of() -> None:
         choral.fit(Tokens, (X.to(torch.uint8), Y), RECIPE)
 
 
-def test_rows_of_another_width_are_not_spread_by_normalising() -> None:
-    ensemble = choral.fit(build, (X.float(), Y), RECIPE, inputs=(Normalise(mean=(5.0,) * 3, std=(2.0,) * 3),))
+def test_rows_of_another_width_are_not_spread_by_normalizing() -> None:
+    ensemble = choral.fit(build, (X.float(), Y), RECIPE, transforms=(Normalize(mean=(5.0,) * 3, std=(2.0,) * 3),))
     with pytest.raises(InputError, match="means"):
         ensemble.predict(X[:2, :1].float())
 
@@ -91,8 +91,8 @@ def test_weights_are_refused_where_a_loss_gives_one_number() -> None:
         return nn.functional.mse_loss(outputs, targets)
 
     ensemble = choral.fit(lambda: nn.Linear(3, 1), (X.float(), y), RECIPE, likelihood=Loss(one))
-    with pytest.raises(InputError, match="cannot be honoured"):
-        ensemble.evaluate(X.float(), y, weights=np.ones(60))
+    with pytest.raises(InputError, match="cannot be honored"):
+        ensemble.evaluate(X.float(), y, sample_weight=np.ones(60))
 
 
 def test_images_of_several_channels_are_taken_as_bytes_or_from_0_to_1_and_no_other() -> None:
@@ -102,9 +102,9 @@ def test_images_of_several_channels_are_taken_as_bytes_or_from_0_to_1_and_no_oth
         layers = [nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)]
         return nn.Sequential(*layers)
 
-    normalise = (Normalise(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)),)
+    normalize = (Normalize(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)),)
     for given, other in ((images, images.float() / 255), (images.float() / 255, images)):
-        ensemble = choral.fit(convolutions, (given, Y[:24]), RECIPE, inputs=normalise)
+        ensemble = choral.fit(convolutions, (given, Y[:24]), RECIPE, transforms=normalize)
         torch.testing.assert_close(ensemble.predict(given).mean, ensemble.predict(other).mean)
         torch.testing.assert_close(ensemble.predict(given[:1] * 0).mean, ensemble.predict(other[:1] * 0).mean)
     raw = choral.fit(convolutions, (images.float(), Y[:24]), RECIPE)

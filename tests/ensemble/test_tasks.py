@@ -10,14 +10,14 @@ from choral import Adam, Training, models
 from choral.objectives import Bernoulli, Categorical, FixedGaussian, LearnedGaussian
 from choral.recipes import make
 
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=32)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=32)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(128, 3, generator=G)
 
 
 def fitted(build, y, *, x=X, method="deep_ensemble", epochs=8, **options):
     recipe = make(method, budget=epochs, training=QUICK, **({"members": 2} if method == "deep_ensemble" else {}))
-    return choral.fit(build, (x, y), recipe, **{"executor": "sequential"} | options)
+    return choral.fit(build, (x, y), recipe, **{"compute": choral.Compute(executor="sequential")} | options)
 
 
 class Squeezed(nn.Module):
@@ -31,11 +31,11 @@ class Squeezed(nn.Module):
         return self.inner(x)[:, 0]
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_pixels_are_predicted_over_the_axis_they_are_trained_on(executor):
     x = torch.randn(40, 3, 8, 8, generator=G)
     y = (x.mean(1) > 0).long()
-    ensemble = fitted(lambda: nn.Conv2d(3, 2, 1), y, x=x, epochs=30, executor=executor)
+    ensemble = fitted(lambda: nn.Conv2d(3, 2, 1), y, x=x, epochs=30, compute=choral.Compute(executor=executor))
     p = ensemble.predict(x)
     assert torch.allclose(p.probs.sum(1), torch.ones(40, 8, 8), atol=1e-5)
     assert p.labels.shape == y.shape
@@ -68,10 +68,13 @@ def test_targets_of_two_hundred_thousand_are_learned_and_their_noise_is_known(ou
     assert 5_000 < float(p.std.mean()) < 30_000
 
 
-def test_standardised_targets_change_nothing_but_rounding():
+def test_standardized_targets_change_nothing_but_rounding():
     y = X[:, 0] + 0.1 * X[:, 1]
     y = (y - y.mean()) / y.std(correction=0)
-    plain, scaled = (fitted(lambda: models.mlp(3, 2, hidden=(8,)), y, standardise=s) for s in (False, True))
+    plain, scaled = (
+        fitted(lambda: models.mlp(3, 2, hidden=(8,)), y, likelihood=LearnedGaussian(standardize=s))
+        for s in (False, True)
+    )
     for a, b in zip(plain.states(), scaled.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-5) for n in a.params)
     assert torch.allclose(plain.predict(X).mean, scaled.predict(X).mean, atol=1e-5)
@@ -98,11 +101,13 @@ def test_the_estimated_noise_has_the_best_log_score_and_comes_back_from_everywhe
         assert torch.equal(other.predict(X).variance, p.variance)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_outputs_without_a_last_axis_are_one_target(executor):
     y = X[:, 0]
     found = [
-        fitted(build, targets, executor=executor, standardise=False).predict(X).mean
+        fitted(build, targets, compute=choral.Compute(executor=executor), likelihood=FixedGaussian(standardize=False))
+        .predict(X)
+        .mean
         for build in (Squeezed, lambda: Squeezed().inner)
         for targets in (y, y.unsqueeze(1))
     ]
@@ -140,7 +145,7 @@ def test_likelihoods_by_name():
 def test_validation_measures_what_the_task_is_scored_by(name, outputs):
     heard = []
     build = lambda: models.mlp(3, outputs, hidden=(8,))  # noqa: E731  # a factory in one line
-    fitted(build, X[:, 0], epochs=6, likelihood=name, validation=0.25, listener=heard.append)
+    fitted(build, X[:, 0], epochs=6, likelihood=name, validation=0.25, callbacks=heard.append)
     measured = [e for e in heard if e["kind"] == "epoch"]
     assert measured[-1]["measure"] == ("pinball" if name == "quantiles" else "nll")
     assert all(np.isfinite(v) for e in measured for v in e["validation"])
@@ -149,11 +154,11 @@ def test_validation_measures_what_the_task_is_scored_by(name, outputs):
 def test_a_loop_of_ones_own_reads_targets_as_fit_does():
     y = 200_000 + 50_000 * X[:, 0]
     own = choral.converted(models.mlp(3, 1, hidden=(16,)), make("packed", members=2, budget=1), data=(X, y))
-    optimiser = torch.optim.Adam(own.network.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(own.network.parameters(), lr=0.02)
     for step in range(150):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         own.loss(X, y, step=step).backward()
-        optimiser.step()
+        optimizer.step()
     found = own.ensemble().evaluate(X, y)
     assert found["rmse"] < 15_000
     assert found["coverage_95"] > 0.85

@@ -11,7 +11,7 @@ from choral.cli.options import Reading, Settings, Watching
 from choral.cli.preparing import prepare_fit
 from choral.data.problems import Problem
 from choral.judging.defaults import default_model, factory, is_table, training_for, usual
-from choral.plan import AdamW, EarlyStop
+from choral.plan import AdamW, EarlyStopping
 from choral.recipes import make
 
 
@@ -38,7 +38,7 @@ def test_tables_whose_training_is_watched_get_bins_and_others_do_not():
 def test_a_member_has_its_whole_training_however_many_there_are():
     p = problem()
     training = training_for(p, model="tabular")
-    assert isinstance(training.optimiser, AdamW)
+    assert isinstance(training.optimizer, AdamW)
     assert usual(p, None, training, model="tabular").epochs == 8 * 600
     assert usual(p, make("bagged", members=3).plan, training, model="tabular").epochs == 3 * 300
     assert usual(p, make("packed").plan, training, model="tabular").epochs == 300
@@ -66,9 +66,14 @@ def ready(tmp_path, **said):
 
 def test_what_is_said_goes_before_the_usual(tmp_path):
     found = ready(tmp_path)
-    assert (found.recipe.members, found.folds, found.validation, found.stop) == (8, 8, None, EarlyStop(patience=60))
+    assert (found.recipe.members, found.folds, found.validation, found.stop) == (8, 8, None, EarlyStopping(patience=60))
     named = ready(tmp_path, method="deep_ensemble")
-    assert (named.recipe.members, named.folds, named.validation, named.stop) == (8, None, 0.2, EarlyStop(patience=60))
+    assert (named.recipe.members, named.folds, named.validation, named.stop) == (
+        8,
+        None,
+        0.2,
+        EarlyStopping(patience=60),
+    )
     found = ready(tmp_path, validation=0.0)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 800, None, None)
     assert choral.models.spec_of(found.build())["name"] == "mlp"
@@ -89,6 +94,6 @@ def test_the_usual_serves_every_task(tmp_path):
         found.recipe,
         likelihood="quantiles",
         validation=found.validation,
-        stop=found.stop,
+        early_stopping=found.stop,
     )
     assert ensemble.task == "quantiles"

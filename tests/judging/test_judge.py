@@ -20,7 +20,7 @@ from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.005, optimiser=Adam(), batch_size=32)
+QUICK = Training(lr=0.005, optimizer=Adam(), batch_size=32)
 DIGITS = load_problem("digits")
 X, Y = DIGITS.x_test[:150], DIGITS.y_test[:150]
 

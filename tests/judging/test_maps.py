@@ -8,7 +8,7 @@ from choral.plan import Adam, Collect, Reset, fork, repeat, seq
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=32)
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=32)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(40, 3, generator=G)
 Y = (X[:, 0] > 0).long()

@@ -1,4 +1,4 @@
-"""Equal budgets: counted in operations, with the members and the optimiser that a method needs."""
+"""Equal budgets: counted in operations, with the members and the optimizer that a method needs."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from choral.plan.walk import trainings
 from choral.recipes import FEW, METHODS, deep_ensemble, make, sebays_freeze
 from choral.recipes.training import Training
 
-SHARED = Training(rate=0.003, optimiser=Adam(), batch_size=32)
+SHARED = Training(lr=0.003, optimizer=Adam(), batch_size=32)
 G = torch.Generator().manual_seed(0)
 POINTS = 1344  # 42 steps
 DATA = torch.randn(POINTS, 8, generator=G), torch.arange(POINTS) % 3
@@ -79,10 +79,10 @@ def test_what_never_suffices_comes_as_near_as_it_can_and_is_said():
 
 
 @pytest.mark.parametrize("name", ["bnn", "bnn_sequential", "ssbnn", "sebays_freeze", "sebays_no_freeze"])
-def test_a_method_keeps_the_optimiser_it_depends_on(name):
+def test_a_method_keeps_the_optimizer_it_depends_on(name):
     (recipe,) = recipes_for([name], budget=60, members=None, training=SHARED)
     phase = trainings(recipe.plan)[0]
-    assert isinstance(phase.optimiser, SGD)
+    assert isinstance(phase.optimizer, SGD)
     assert (phase.schedule.at(0.0), phase.batch_size) == (0.1, 32)
     own = sebays_freeze(budget=60, training=SHARED)
     assert recipes_for([own], budget=60, members=None, training=SHARED) == [own]
@@ -90,7 +90,7 @@ def test_a_method_keeps_the_optimiser_it_depends_on(name):
 
 def test_the_others_share_theirs():
     for recipe in recipes_for(["single", "anchored", "packed"], budget=60, members=None, training=SHARED):
-        assert isinstance(trainings(recipe.plan)[0].optimiser, Adam)
+        assert isinstance(trainings(recipe.plan)[0].optimizer, Adam)
 
 
 def test_a_comparison_says_what_was_equal_and_who_lacks_steps():

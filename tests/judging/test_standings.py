@@ -16,7 +16,7 @@ from choral.judging.compare import compare
 from choral.plan import Adam
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.005, optimiser=Adam(), batch_size=64)
+QUICK = Training(lr=0.005, optimizer=Adam(), batch_size=64)
 
 
 def part():
@@ -36,7 +36,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(folder):
     return compare(
-        build, part(), ["deep_ensemble", "single"], budget=4, members=2, training=QUICK, seeds=(0, 1, 4), run_dir=folder
+        build,
+        part(),
+        ["deep_ensemble", "single"],
+        budget=4,
+        members=2,
+        training=QUICK,
+        seed=(0, 1, 4),
+        run_dir=folder,
     )
 
 
@@ -93,4 +100,4 @@ def test_one_seed_has_no_deviations():
 @pytest.mark.parametrize("seeds", [(0,), "012", (0, 0), (0, 1.5), 3])
 def test_odd_seeds_are_refused(seeds):
     with pytest.raises(InputError, match="seeds is"):
-        compare(build, part(), "single", seeds=seeds)
+        compare(build, part(), "single", seed=seeds)

@@ -11,7 +11,7 @@ from choral.metrics import agreement, total_variation, w1, w2, wasserstein_rows
 
 
 def transport_cost(a: np.ndarray, b: np.ndarray, order: int) -> float:
-    """The optimal transport problem itself, as a linear programme over couplings."""
+    """The optimal transport problem itself, as a linear program over couplings."""
     n, m = len(a), len(b)
     cost = np.abs(a[:, None] - b[None]) ** order
     rows, columns = np.kron(np.eye(n), np.ones(m)), np.kron(np.ones(n), np.eye(m))

@@ -38,8 +38,8 @@ def case(seed: int, members: int = 4, batch: int = 6) -> tuple[torch.Tensor, tor
 @settings(max_examples=25, deadline=None)
 def test_rmse_and_mixture_density_agree_with_scikit_learn_and_scipy(seed: int, members: int) -> None:
     means, variances, targets, weights = case(seed, members)
-    centre = (weights[:, None] * means).sum(0)
-    assert rmse(means, targets, weights=weights) == pytest.approx(root_mean_squared_error(targets, centre), abs=1e-12)
+    center = (weights[:, None] * means).sum(0)
+    assert rmse(means, targets, weights=weights) == pytest.approx(root_mean_squared_error(targets, center), abs=1e-12)
     densities = norm.pdf(targets.numpy(), means.numpy(), variances.sqrt().numpy())
     expected = -np.log((weights[:, None].numpy() * densities).sum(0)).mean()
     assert mixture_nll(means, variances, targets, weights=weights) == pytest.approx(expected, abs=1e-9)

@@ -36,7 +36,7 @@ def test_no_hidden_layer_is_a_linear_model():
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("batch", nn.BatchNorm1d), ("layer", nn.LayerNorm)])
-def test_each_hidden_layer_is_normalised_before_its_activation_and_dropped_after(norm, kind):
+def test_each_hidden_layer_is_normalized_before_its_activation_and_dropped_after(norm, kind):
     network: Any = mlp(8, 1, hidden=(5, 5), norm=norm, activation="elu", dropout=0.1)
     kinds = [type(layer) for layer in network]
     hidden = [nn.Linear, kind, nn.ELU, nn.Dropout]

@@ -190,7 +190,7 @@ def test_the_activation_survives_a_rebuild_and_a_spec_without_one_means_relu(bui
 
 def test_a_saved_ensemble_of_silu_networks_predicts_the_same(tmp_path):
     x = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    training = Training(rate=0.05, batch_size=20)
+    training = Training(lr=0.05, batch_size=20)
     recipe = make("sebays_freeze", budget=4, members=2, gamma=0.6, draws=1, training=training)
     ensemble = fit(lambda: resnet_cifar(8, width=4, activation="silu"), (x, (x.mean((1, 2, 3)) > 0).long()), recipe)
     ensemble.save(tmp_path / "saved")

@@ -37,13 +37,13 @@ def test_rows_stand_alone_and_learn(kind):
     net = network(kind).eval()
     with torch.no_grad():
         torch.testing.assert_close(net(X)[7], net(X[7:8])[0])
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     losses = []
     for _ in range(40):
         loss = torch.nn.functional.cross_entropy(net(X / 50 if kind in ("waves", "periodic", "plain") else X), Y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
     assert all(p.grad is not None for p in net.parameters())

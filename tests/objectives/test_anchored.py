@@ -26,8 +26,8 @@ def minimum(problem, anchor: Tensor, targets: Tensor) -> Tensor:
 def agree(samples: Tensor, mean: Tensor, covariance: Tensor, effective: float) -> bool:
     """Whether samples have this mean and covariance, to 4.5 standard errors of `effective` independent draws."""
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), (samples - mean).T, upper=False).T
-    centre, spread = white.mean(0), white.T.cov() - torch.eye(white.shape[1], dtype=white.dtype)
-    return bool(centre.abs().max() < 4.5 / effective**0.5 and spread.abs().max() < 4.5 * (2 / effective) ** 0.5)
+    center, spread = white.mean(0), white.T.cov() - torch.eye(white.shape[1], dtype=white.dtype)
+    return bool(center.abs().max() < 4.5 / effective**0.5 and spread.abs().max() < 4.5 * (2 / effective) ** 0.5)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from choral import Compute
 from choral.bayes.chains import GuidedWalk
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
@@ -38,13 +39,20 @@ def exact():
 
 
 # the loss is quadratic with curvatures from 1.1 to 4.1: heavy ball at its best loses a factor of 3 of the error in a step
-CONVERGING = Training(rate=0.42, optimiser=SGD(momentum=0.11, weight_decay=0.3), batch_size=POINTS, schedule="constant")
+CONVERGING = Training(lr=0.42, optimizer=SGD(momentum=0.11, weight_decay=0.3), batch_size=POINTS, schedule="constant")
 COMMON = {"prior_std": PRIOR_STD, "training": CONVERGING}
 
 
 def members(recipe, seed=0):
     likelihood = FixedGaussian(precision=NOISE_STD**-2)
-    ensemble = fit(lambda: nn.Linear(3, 1), problem(), recipe, seed=seed, likelihood=likelihood, executor="vectorised")
+    ensemble = fit(
+        lambda: nn.Linear(3, 1),
+        problem(),
+        recipe,
+        seed=seed,
+        likelihood=likelihood,
+        compute=Compute(executor="vectorized"),
+    )
     rows = [torch.cat([s.params["weight"][0], s.params["bias"]]) for s in ensemble.states()]
     return torch.stack(rows).double()
 
@@ -96,7 +104,7 @@ def test_long_sequential_chains_follow_the_exact_posterior_too():
         t = (averages.mean(0) - expected) / (averages.std(0) / chains**0.5)
         assert t.abs().max() < stats.t.ppf(1 - 1e-4, chains - 1)
         assert (averages.std(0) / chains**0.5).max() < 0.15  # and they are short
-    # neighbours are close, members of a chain are not copies
+    # neighbors are close, members of a chain are not copies
     steps_taken = (white[:, 1:] - white[:, :-1]).square().mean(1).sqrt()
     assert steps_taken.min() > 0.1
     assert steps_taken.max() < 0.8

@@ -99,7 +99,7 @@ def test_impossible_settings_are_refused():
         FreezeGates(rule="coin")
 
 
-def test_perturbing_and_resetting_touch_nothing_else_and_leave_the_optimiser_to_the_next_phase():
+def test_perturbing_and_resetting_touch_nothing_else_and_leave_the_optimizer_to_the_next_phase():
     params = {"w_mean": torch.randn(50), "w_rho": torch.full((50,), -2.0), "other": torch.randn(3)}
     state = State(params, {"c": torch.ones(1)}, {"s": {"x": torch.ones(2)}}, {"momentum_buffer/w_mean": torch.ones(50)})
     moved = Perturb(factor=2.0).apply(state, Place())
@@ -116,7 +116,7 @@ def test_perturbing_and_resetting_touch_nothing_else_and_leave_the_optimiser_to_
 
 
 class Grouped(nn.Module):
-    """A depthwise convolution, group normalisation and a residual sum."""
+    """A depthwise convolution, group normalization and a residual sum."""
 
     def __init__(self):
         super().__init__()

@@ -29,11 +29,11 @@ def by_torch(net, rate, decay, momentum, steps):
         torch.optim.AdamW(vectors, lr=rate, weight_decay=decay),
     ]
     for _ in range(steps):
-        for optimiser in both:
-            optimiser.zero_grad()
+        for optimizer in both:
+            optimizer.zero_grad()
         (net(x) - y).square().mean().backward()
-        for optimiser in both:
-            optimiser.step()
+        for optimizer in both:
+            optimizer.step()
     return dict(net.named_parameters())
 
 
@@ -47,11 +47,11 @@ def ours(nets, members, steps):
         n: (torch.stack([e[n].detach() for e in each]) if stacked else each[0][n].detach().clone()).requires_grad_()
         for n in names
     }
-    value = max((m.optimiser for m in members), key=lambda v: v.weight_decay)
-    optimiser = value.make(params, stacked=stacked)
-    stepper = Stepper(value, optimiser, members if stacked else ())
+    value = max((m.optimizer for m in members), key=lambda v: v.weight_decay)
+    optimizer = value.make(params, stacked=stacked)
+    stepper = Stepper(value, optimizer, members if stacked else ())
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         parts = [{n: p[i] for n, p in params.items()} for i in range(len(nets))] if stacked else [params]
         losses = [(torch.func.functional_call(nets[0], part, (x,)) - y).square().mean() for part in parts]
         torch.stack(losses).sum().backward()

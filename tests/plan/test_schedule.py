@@ -10,9 +10,9 @@ from choral.plan import Cosine, CosineRestarts, Linear, OneCycle, Steps, Triangl
 def test_one_cycle_is_the_two_phase_cosine_of_torch():
     steps = 100
     parameter = torch.nn.Parameter(torch.zeros(1))
-    optimiser = torch.optim.SGD([parameter], lr=0.1)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
     theirs = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser,
+        optimizer,
         max_lr=0.1,
         total_steps=steps,
         pct_start=0.1,
@@ -22,8 +22,8 @@ def test_one_cycle_is_the_two_phase_cosine_of_torch():
     )
     rates = []
     for _ in range(steps):
-        rates.append(optimiser.param_groups[0]["lr"])
-        optimiser.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
         theirs.step()
     ours = OneCycle(0.1, start=0.001, end=1e-7, warm=0.1)
     mine = [ours.rate(s, steps) for s in range(steps)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from choral import Compute
 from choral.base.errors import InputError
 from choral.fit import fit
 from choral.plan import Collect, Operator, Prune, Reset, Role, State, fork, slot
@@ -32,10 +33,10 @@ class HideLeftHalf(Operator):
         return state.with_slots(**{OWN: mask})
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_a_slot_of_any_name_with_the_role_of_a_mask_holds_weights_at_zero(executor):
     plan = fork(2, Reset(), HideLeftHalf(), CALM.phase(2), Collect())
-    for state in fit(BUILD, DATA(), Recipe(name="own", plan=plan), executor=executor).states():
+    for state in fit(BUILD, DATA(), Recipe(name="own", plan=plan), compute=Compute(executor=executor)).states():
         halves = [p[:, : p.shape[1] // 2] for p in state.params.values() if p.dim() == 2]
         assert halves
         assert all(not half.any() for half in halves)

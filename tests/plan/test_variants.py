@@ -90,7 +90,7 @@ def test_spans_are_checked():
     assert fork(3, Collect(), variants=[{"rate": 1.0}]).obstacle
 
 
-def test_a_variant_changes_the_numbers_of_an_optimiser_alone():
+def test_a_variant_changes_the_numbers_of_an_optimizer_alone():
     variant = Variant.of({"rate": 0.5, "weight_decay": 0.3, "momentum": 0.5})
-    assert variant.optimiser(SGD(weight_decay=0.1, clip=2.0)) == SGD(weight_decay=0.3, momentum=0.5, clip=2.0)
-    assert variant.optimiser(AdamW()) == AdamW(weight_decay=0.3)
+    assert variant.optimizer(SGD(weight_decay=0.1, clip=2.0)) == SGD(weight_decay=0.3, momentum=0.5, clip=2.0)
+    assert variant.optimizer(AdamW()) == AdamW(weight_decay=0.3)

@@ -150,7 +150,7 @@ def test_an_ensemble_predicts_saves_and_loads_with_the_weights(likelihood: str, 
     x = _draw(0, 40, 2)
     y = x[:, :1] + 0.3 * _draw(1, 40, 1)
     outputs = {"gaussian": 2, "quantiles": 5}[likelihood]
-    training = Training(rate=0.01, optimiser=Adam(), batch_size=16)
+    training = Training(lr=0.01, optimizer=Adam(), batch_size=16)
     recipe = make("deep_ensemble", budget=4, members=4, training=training)
     ensemble = choral.fit(lambda: models.mlp(2, outputs, hidden=(4,)), (x, y), recipe, likelihood=likelihood)
     chosen = ensemble.calibrated(x, y, greedy=8)

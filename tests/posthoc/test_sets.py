@@ -17,10 +17,10 @@ def case(seed: int, batch: int, *, sharpness: float) -> tuple[torch.Tensor, torc
 
 
 @pytest.mark.parametrize("options", [{}, {"penalty": 0.05, "free_classes": 2}], ids=["aps", "raps"])
-@pytest.mark.parametrize("randomised", [True, False])
+@pytest.mark.parametrize("randomized", [True, False])
 @pytest.mark.parametrize(("level", "sharpness"), [(0.9, 1.0), (0.8, 0.3), (0.95, 4.0)])
 def test_coverage_is_as_promised_over_twenty_seeds(
-    options: dict[str, float], randomised: bool, level: float, sharpness: float
+    options: dict[str, float], randomized: bool, level: float, sharpness: float
 ) -> None:
     reports = []
     for seed in range(20):
@@ -29,7 +29,7 @@ def test_coverage_is_as_promised_over_twenty_seeds(
             probs[:1_000],
             labels[:1_000],
             level=level,
-            randomised=randomised,
+            randomized=randomized,
             seed=seed,
             **options,  # type: ignore[arg-type]  # mixed options
         )
@@ -49,17 +49,17 @@ def slow_set(probs: list[float], share: float, threshold: float, penalty: float,
 
 def test_sets_agree_with_a_slow_reference() -> None:
     probs, _ = case(3, 100, sharpness=1.0)
-    rule = ConformalSets(threshold=0.85, level=0.9, penalty=0.04, free_classes=3, randomised=False)
+    rule = ConformalSets(threshold=0.85, level=0.9, penalty=0.04, free_classes=3, randomized=False)
     expected = [slow_set(row, 1.0, 0.85, 0.04, 3) for row in probs.tolist()]
     assert rule.apply(probs).tolist() == expected
-    plain = ConformalSets(threshold=0.85, level=0.9, randomised=False)
+    plain = ConformalSets(threshold=0.85, level=0.9, randomized=False)
     assert plain.apply(probs).tolist() == [slow_set(row, 1.0, 0.85, 0.0, 0) for row in probs.tolist()]
 
 
 def test_hand_worked_threshold_and_sets() -> None:
     probs = torch.tensor([[0.5, 0.3, 0.2]] * 4, dtype=torch.float64)
     # Deterministic scores of classes 0, 1, 2 are 0.5, 0.8, 1.0; of four held-out rows the ceil(5 * 0.6) = 3rd counts.
-    rule = fit_conformal_sets(probs, torch.tensor([0, 1, 0, 2]), level=0.6, randomised=False)
+    rule = fit_conformal_sets(probs, torch.tensor([0, 1, 0, 2]), level=0.6, randomized=False)
     assert rule.threshold == pytest.approx(0.8)
     assert rule.apply(probs[:1]).tolist() == [[True, True, False]]
     assert fit_conformal_sets(probs, torch.tensor([0, 1, 0, 2]), level=0.9).threshold is None
@@ -120,7 +120,7 @@ def test_the_set_of_a_row_does_not_depend_on_where_it_stands() -> None:
         assert len(rule.apply(probs[row : row + 1].repeat(50, 1)).unique(dim=0)) == 1
 
 
-def test_random_shares_are_even_and_unlike_those_of_neighbours() -> None:
+def test_random_shares_are_even_and_unlike_those_of_neighbors() -> None:
     probs, _ = case(11, 20_000, sharpness=1.0)
     near = probs.clone()
     near[:, 0] = probs[:, 0].nextafter(torch.ones(1, dtype=torch.float64))

@@ -43,7 +43,7 @@ def test_mixture_moments_match_samples():
     assert torch.allclose(inside, torch.full_like(inside, 0.95), atol=0.003)
 
 
-def test_weights_of_members_are_honoured():
+def test_weights_of_members_are_honored():
     logits = torch.randn(2, 3, 4, generator=G)
     assert torch.allclose(Classification(logits, weights=(1.0, 0.0)).probs, logits[0].softmax(-1))
     means = torch.randn(2, 3, 1, generator=G)

@@ -9,7 +9,7 @@ from tests.plan.written_out import written_out
 from torch import nn
 from typer.testing import CliRunner
 
-from choral import models
+from choral import Compute, models
 from choral.base.errors import InputError, PlanError
 from choral.base.values import from_dict
 from choral.bayes.chains import IID, GuidedWalk
@@ -72,11 +72,11 @@ def test_budgets_that_cannot_be_are_refused(options, message):
 
 
 def test_the_anchor_is_the_only_prior_whatever_the_training_says():
-    decaying = replace(CALM, optimiser=SGD(weight_decay=0.1))
+    decaying = replace(CALM, optimizer=SGD(weight_decay=0.1))
     for name in ("anchored", "sequential_anchored"):
         found = trainings(make(name, budget=12, training=decaying).plan)
         assert found
-        assert all(phase.optimiser.weight_decay == 0 for phase in found)
+        assert all(phase.optimizer.weight_decay == 0 for phase in found)
 
 
 @pytest.mark.parametrize("chains", [1, 3])
@@ -87,16 +87,18 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
         chains,
         Reset(),
         DrawTargetShift(walk=IID(), prior_std=1.0),
-        Train(epochs=2, batch_size=7, schedule=Constant(0.1), optimiser=SGD(momentum=0.0)),
+        Train(epochs=2, batch_size=7, schedule=Constant(0.1), optimizer=SGD(momentum=0.0)),
         Collect(),
     )
     likelihood = FixedGaussian(precision=4.0)
     results = {}
-    for executor in ("sequential", "vectorised"):
+    for executor in ("sequential", "vectorized"):
         recipe = Recipe(name="noisy", plan=plan)
-        ensemble = fit(lambda: nn.Linear(6, 1), (x, y), recipe, executor=executor, likelihood=likelihood, seed=5)
+        ensemble = fit(
+            lambda: nn.Linear(6, 1), (x, y), recipe, compute=Compute(executor=executor), likelihood=likelihood, seed=5
+        )
         results[executor] = [s.params for s in ensemble.states()]
-    for a, b in zip(results["sequential"], results["vectorised"]):
+    for a, b in zip(results["sequential"], results["vectorized"]):
         assert torch.allclose(a["weight"], b["weight"], atol=1e-6)
     from choral.base import rng
     from choral.engine.points import order_of
@@ -106,14 +108,14 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
             network = nn.Linear(6, 1)
         noise = torch.randn(20, 1, generator=rng.generator(5, f"f{i}", 1, "target shift")) * 0.5
         key = rng.key(5, f"f{i}", 2, "train")
-        optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         for epoch in range(2):
             order = order_of(key, epoch, 20, None)
             for start in (0, 7, 14):
                 index = order[start : start + 7]
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 (2.0 * F.mse_loss(network(x[index]), y[index] + noise[index])).backward()
-                optimiser.step()
+                optimizer.step()
         assert torch.allclose(network.weight, params["weight"], atol=1e-6)
 
 
@@ -125,7 +127,7 @@ def test_chains_with_walking_noise_resume_and_agree_across_executors(tmp_path):
         noise = FixedGaussian(precision=1.0)  # known: targets are shifted by noise of this size
         return fit(lambda: models.mlp(6, 1, hidden=(5,)), (x, y), recipe, likelihood=noise, **options)
 
-    one, many = run(executor="sequential"), run(executor="vectorised")
+    one, many = run(compute=Compute(executor="sequential")), run(compute=Compute(executor="vectorized"))
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
     seen = 0
@@ -137,8 +139,8 @@ def test_chains_with_walking_noise_resume_and_agree_across_executors(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(executor="vectorised", run_dir=tmp_path, checkpoint_seconds=0, listener=stop)
-    resumed = run(executor="vectorised", run_dir=tmp_path)
+        run(compute=Compute(executor="vectorized", checkpoint_seconds=0), run_dir=tmp_path, callbacks=stop)
+    resumed = run(compute=Compute(executor="vectorized"), run_dir=tmp_path)
     for a, b in zip(resumed.states(), many.states()):
         assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)
 
@@ -172,7 +174,7 @@ def test_the_sequential_plans_are_those_of_the_paper():
         trained = [(n.epochs, n.schedule.at(0), n.schedule.at(0.99)) for n in found if isinstance(n, Train)]
         assert trained == [(150, 0.1, 0.1)] + [(100, 0.01, pytest.approx(0.001))] * 3
         apart = () if name == "bnn_sequential" else ("*gate_logit",)
-        assert all(n.optimiser == SGD(momentum=0.9, clip=1.0, apart=apart) for n in found if isinstance(n, Train))
+        assert all(n.optimizer == SGD(momentum=0.9, clip=1.0, apart=apart) for n in found if isinstance(n, Train))
         names = [type(n).__name__ for n in found]
         frozen = ["FreezeGates", "CompactGates"] if name == "sebays_freeze" else []
         kept = ["Train", *(["Recalibrate"] if name == "sebays_no_freeze" else []), "Collect"]
@@ -210,15 +212,15 @@ def test_every_branch_begins_with_a_perturbation_of_its_own():
 
 def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():
     for clip in (None, 3.0):
-        found = trainings(make("bnn", budget=4, training=replace(CALM, optimiser=SGD(clip=clip))).plan)
-        assert [phase.optimiser.clip for phase in found] == [clip or 1.0]
+        found = trainings(make("bnn", budget=4, training=replace(CALM, optimizer=SGD(clip=clip))).plan)
+        assert [phase.optimizer.clip for phase in found] == [clip or 1.0]
 
 
 @pytest.mark.parametrize("name", ["ssbnn", "sebays_freeze", "sebays_no_freeze"])
 def test_gates_are_clipped_apart_unless_the_user_wants_one_norm(name):
     for options, apart in (({}, ("*gate_logit",)), ({"clip_gates": "joint"}, ())):
         found = [phase for phase, _ in written_out(make(name, **options).plan)]
-        assert all(n.optimiser.apart == apart for n in found if isinstance(n, Train))
+        assert all(n.optimizer.apart == apart for n in found if isinstance(n, Train))
         for node in (n for n in found if isinstance(n, ResetStds)):
             assert node.how == "redraw"
     with pytest.raises(InputError, match="give 'apart' or 'joint'"):
@@ -271,11 +273,11 @@ def test_a_phase_without_annealing_has_the_full_penalty_from_its_first_step():
     build, data = PROBLEMS["classification"]
     losses = {}
     for annealing in (True, False):
-        recipe = make("bnn", budget=1, anneal=1.0, training=replace(CALM, rate=1e-9, schedule="constant"))
+        recipe = make("bnn", budget=1, anneal=1.0, training=replace(CALM, lr=1e-9, schedule="constant"))
         reset, train, collect = recipe.plan.body.phases
         plan = fork(1, reset, replace(train, annealing=annealing), collect)
         events = []
-        fit(build, data(), replace(recipe, plan=plan), listener=events.append)
+        fit(build, data(), replace(recipe, plan=plan), callbacks=events.append)
         (losses[annealing],) = [e["losses"][0] for e in events if e["kind"] == "epoch"]
     assert losses[False] > 1.5 * losses[True]
 
@@ -294,12 +296,14 @@ def test_momentum_is_carried_through_phases_if_asked_for(name):
             assert not torch.equal(fresh["last.weight_mean"], carried["last.weight_mean"])
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_rho_and_gates_learn_at_rates_of_their_own(executor):
     """A rate of zero leaves them where they start; another factor moves them further."""
     build, data = PROBLEMS["images"]
     options = {"epochs": 2, "members": 2, "training": CALM, "draws": 1}
-    still = fit(build, data(), make("ssbnn", rho_rate=0.0, gate_rate=0.0, **options), executor=executor)
+    still = fit(
+        build, data(), make("ssbnn", rho_rate=0.0, gate_rate=0.0, **options), compute=Compute(executor=executor)
+    )
     start, moved = make("ssbnn", **options), make("ssbnn", rho_rate=10.0, gate_rate=3.0, **options)
     assert from_dict(json.loads(json.dumps(moved.to_dict()))) == moved
     for i in range(2):
@@ -307,7 +311,7 @@ def test_rho_and_gates_learn_at_rates_of_their_own(executor):
         assert torch.equal(params["last.weight_rho"], torch.full_like(params["last.weight_rho"], -6.0))
         assert torch.allclose(params["body.0.gate_logit"].sigmoid(), torch.tensor(0.99))
         assert not torch.equal(params["body.0.weight_mean"], torch.zeros(()).expand_as(params["body.0.weight_mean"]))
-    plain, faster = (fit(build, data(), r, executor=executor) for r in (start, moved))
+    plain, faster = (fit(build, data(), r, compute=Compute(executor=executor)) for r in (start, moved))
     for i in range(2):
         ours, theirs = (dict(e.network(i).named_parameters()) for e in (faster, plain))
         for name, least in (("last.weight_rho", 3.0), ("more.0.gate_logit", 1.5)):
@@ -319,9 +323,9 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
-@pytest.mark.parametrize("optimiser", [SGD(momentum=0.9, nesterov=True), Adam()])
-def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor, optimiser, tmp_path):
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, nesterov=True), Adam()])
+def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor, optimizer, tmp_path):
     build, data = PROBLEMS["classification"]
     recipe = make(
         "sebays_freeze",
@@ -333,9 +337,9 @@ def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor,
         rho_rate=3.0,
         gate_rate=0.5,
         anneal=0.5,
-        training=replace(CALM, optimiser=optimiser),
+        training=replace(CALM, optimizer=optimizer),
     )
-    fit(build, data(), recipe, run_dir=tmp_path / "whole", executor=executor)
+    fit(build, data(), recipe, run_dir=tmp_path / "whole", compute=Compute(executor=executor))
     stops = itertools.count()
 
     def stopping(event):
@@ -349,9 +353,8 @@ def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor,
                 data(),
                 recipe,
                 run_dir=tmp_path / "broken",
-                executor=executor,
-                checkpoint_seconds=0,
-                listener=stopping,
+                compute=Compute(executor=executor, checkpoint_seconds=0),
+                callbacks=stopping,
             )
             break
         except Stop:
@@ -398,10 +401,10 @@ def test_freezing_makes_exploitation_cheaper_and_branches_agree_across_executors
         pruned_network,
         data(),
         recipe,
-        executor="sequential",
-        listener=lambda e: events.append(json.loads(json.dumps(e))),
+        compute=Compute(executor="sequential"),
+        callbacks=lambda e: events.append(json.loads(json.dumps(e))),
     )
-    other = fit(pruned_network, data(), recipe, executor="vectorised")
+    other = fit(pruned_network, data(), recipe, compute=Compute(executor="vectorized"))
     for a, b in zip(ensemble.states(), other.states()):
         assert a.form == b.form
         assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)
@@ -424,7 +427,7 @@ def test_without_freezing_the_gates_go_on_learning_and_the_network_keeps_its_sha
     _, data = PROBLEMS["classification"]
     events = []
     recipe = make("sebays_no_freeze", budget=12, members=4, **PRUNING)
-    ensemble = fit(pruned_network, data(), recipe, listener=lambda e: events.append(json.loads(json.dumps(e))))
+    ensemble = fit(pruned_network, data(), recipe, callbacks=lambda e: events.append(json.loads(json.dumps(e))))
     gates = [s.params["0.gate_logit"] for s in ensemble.states()]
     assert all(s.form is None for s in ensemble.states())
     assert all((a != b).all() for a, b in itertools.pairwise(gates))
@@ -435,7 +438,7 @@ def test_without_freezing_the_gates_go_on_learning_and_the_network_keeps_its_sha
 @pytest.mark.parametrize(("reset", "scale"), [("small", 1e-6), ("redraw", 0.00248)])
 def test_posteriors_are_narrow_again_after_each_member(reset, scale):
     _, data = PROBLEMS["regression"]
-    recipe = make("bnn_sequential", budget=12, members=4, reset=reset, training=replace(CALM, rate=1e-4))
+    recipe = make("bnn_sequential", budget=12, members=4, reset=reset, training=replace(CALM, lr=1e-4))
     ensemble = fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe)
     for state in list(ensemble.states())[1:]:  # rates are so small that nothing moves far from the reset
         stds = std_of(state.params["linear1.weight_rho"])
@@ -444,7 +447,7 @@ def test_posteriors_are_narrow_again_after_each_member(reset, scale):
 
 def test_kept_deviations_go_on_from_the_last_member_while_means_move_by_the_factor():
     _, data = PROBLEMS["regression"]
-    still = {"rho": -2.0, "factor": 2.0, "training": replace(CALM, rate=1e-7)}  # nothing moves but by perturbation
+    still = {"rho": -2.0, "factor": 2.0, "training": replace(CALM, lr=1e-7)}  # nothing moves but by perturbation
     for reset in ("keep", "redraw"):
         recipe = make("bnn_sequential", budget=12, members=3, reset=reset, **still)
         first, second, _ = (s.params for s in fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe).states())
@@ -461,7 +464,8 @@ def test_several_bayesian_networks_agree_across_executors():
     for name in ("bnn", "ssbnn"):
         recipe = make(name, budget=12, members=3, training=CALM)
         runs = [
-            fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe, executor=e) for e in ("sequential", "vectorised")
+            fit(lambda: models.mlp(6, 1, hidden=(8,)), data(), recipe, compute=Compute(executor=e))
+            for e in ("sequential", "vectorized")
         ]
         for a, b in zip(*(run.states() for run in runs)):
             assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)

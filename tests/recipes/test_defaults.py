@@ -15,7 +15,7 @@ from choral.plan.walk import trainings
 from choral.recipes import METHODS, make
 from choral.recipes.training import Training, default_rate
 
-GIVEN = Training(rate=0.02, optimiser=SGD(), batch_size=16)
+GIVEN = Training(lr=0.02, optimizer=SGD(), batch_size=16)
 
 
 def line(seed, rows=200):
@@ -98,11 +98,11 @@ def test_rows_are_held_out_only_where_settings_are_open():
 
     assert points() == 170
     assert points(validation=None) == points(training=GIVEN) == points(training="paper") == 200
-    assert points(training=GIVEN, keep="best") == 170
+    assert points(training=GIVEN, early_stopping=choral.EarlyStopping(patience=None)) == 170
 
 
 def test_an_ensemble_that_learned_nothing_is_said_and_one_that_did_is_not():
-    idle = Training(rate=1e-12, optimiser=SGD(), batch_size=32)
+    idle = Training(lr=1e-12, optimizer=SGD(), batch_size=32)
     (x, y), other = line(0), line(1)[1]
     for data, unrelated in (((x, y), other), ((x, (y > 0).long()), (other > 1).long())):
         with pytest.warns(UserWarning, match="single predicts its training rows no better than"):
@@ -121,9 +121,9 @@ def test_fit_says_that_a_budget_is_too_small():
 
 def test_a_method_that_diverges_is_a_row_and_the_others_get_theirs():
     x, y = line(0)
-    wild = make("single", budget=2, training=Training(rate=1e30, optimiser=SGD(), batch_size=32))
+    wild = make("single", budget=2, training=Training(lr=1e30, optimizer=SGD(), batch_size=32))
     for seeds in (None, (0, 1)):
-        found = choral.compare(two_outputs, (x, y, x, y), [wild, "snapshot", "packed"], budget=12, seeds=seeds)
+        found = choral.compare(two_outputs, (x, y, x, y), [wild, "snapshot", "packed"], budget=12, seed=seeds)
         assert "diverged" in found.rows[0]
         assert all("nll" in row for row in found.rows[1:])
         assert "single diverged: " in str(found)

@@ -11,7 +11,7 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(120, 4, generator=G)
 Y = (X[:, 0] * X[:, 1] > 0).long()
-STOP = choral.EarlyStop(patience=3)
+STOP = choral.EarlyStopping(patience=3)
 
 
 def net():
@@ -24,13 +24,21 @@ def test_the_plan_says_what_is_drawn_and_what_it_costs():
     for word in ("depth OneOf(options=(1, 2, 3))", "matrix_rate LogUniform", "Resize()", "Select()", "Muon()"):
         assert word in shown
     assert tabpack(budget=24).members == 6
-    assert "matrix_rate" not in choral.show(tabpack(budget=24, training=Training(rate=0.01, optimiser=AdamW())))
+    assert "matrix_rate" not in choral.show(tabpack(budget=24, training=Training(lr=0.01, optimizer=AdamW())))
 
 
 def test_members_of_tabpack_have_different_depths_and_are_weighed():
     heard = []
-    value = tabpack(budget=6 * 8, members=6, picks=8, training=Training(rate=1e-3, optimiser="adamw", batch_size=32))
-    ensemble = choral.fit(net, (X, Y), value, validation=0.3, stop=STOP, executor="vectorised", listener=heard.append)
+    value = tabpack(budget=6 * 8, members=6, picks=8, training=Training(lr=1e-3, optimizer="adamw", batch_size=32))
+    ensemble = choral.fit(
+        net,
+        (X, Y),
+        value,
+        validation=0.3,
+        early_stopping=STOP,
+        compute=choral.Compute(executor="vectorized"),
+        callbacks=heard.append,
+    )
     (weights,) = ensemble.posthoc
     assert 1 <= ensemble.members <= 6
     assert all(abs(w * 8 - round(w * 8)) < 1e-6 or 0 < w < 1 for w in weights.weights)
@@ -39,7 +47,9 @@ def test_members_of_tabpack_have_different_depths_and_are_weighed():
 
 
 def test_settings_are_drawn_again_by_another_seed():
-    value = hyper_ensemble(budget=8, members=2, training=Training(optimiser="sgd", rate=0.05, batch_size=32))
-    one, same, other = (choral.fit(net, (X, Y), value, seed=s, executor="sequential") for s in (1, 1, 2))
+    value = hyper_ensemble(budget=8, members=2, training=Training(optimizer="sgd", lr=0.05, batch_size=32))
+    one, same, other = (
+        choral.fit(net, (X, Y), value, seed=s, compute=choral.Compute(executor="sequential")) for s in (1, 1, 2)
+    )
     assert torch.equal(one.outputs(X), same.outputs(X))
     assert not torch.allclose(one.outputs(X), other.outputs(X))

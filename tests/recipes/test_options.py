@@ -15,8 +15,8 @@ from choral.recipes import make
 from choral.recipes.training import Training
 from choral.testing.problems import CALM, PROBLEMS
 
-LONG = Training(rate=0.01, optimiser=Adam(), batch_size=16)
-SHORT = Training(rate=0.02, optimiser=Adam(), batch_size=16, end=0.004)
+LONG = Training(lr=0.01, optimizer=Adam(), batch_size=16)
+SHORT = Training(lr=0.02, optimizer=Adam(), batch_size=16, end=0.004)
 OPTIONS = [
     ("masksembles", {"members": 3, "repetition": True}),
     ("emp", {"draws": 3, "statistics": "shared"}),
@@ -35,7 +35,7 @@ def test_options_train_alike_everywhere_and_are_saved(name, options, problem, tm
     build, data = PROBLEMS[problem]
     recipe = make(name, **{"epochs": 12, "training": CALM} | options)
     assert from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
-    one, many = (fit(build, data(), recipe, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (fit(build, data(), recipe, compute=choral.Compute(executor=e)) for e in ("sequential", "vectorized"))
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=2e-4, rtol=2e-3) for n in a.params)
     one.save(tmp_path / "saved.choral")
@@ -51,15 +51,15 @@ def trained(recipe):
 
 def test_long_and_short_anchored_trainings_have_settings_of_their_own():
     adam = Adam(betas=(0.8547, 0.9997), weight_decay=1e-3)
-    long = Training(rate=0.002145, optimiser=adam, batch_size=155, end=6.03e-5)
-    short = Training(rate=0.002145, optimiser=adam, batch_size=155, end=1e-4)
+    long = Training(lr=0.002145, optimizer=adam, batch_size=155, end=6.03e-5)
+    short = Training(lr=0.002145, optimizer=adam, batch_size=155, end=1e-4)
     first, *later = trained(make("sequential_anchored", training=long, step_training=short))
     assert (first.epochs, len(later), later[0].epochs) == (100, 50, 2)
     assert [first.schedule.at(p) for p in (0, 0.5, 1)] == pytest.approx([0.002145, (0.002145 + 6.03e-5) / 2, 6.03e-5])
     for phase in later:
         assert [phase.schedule.at(p) for p in (0, 1)] == pytest.approx([0.002145, 1e-4])
         assert phase.memory == "fresh"
-    assert {p.optimiser.weight_decay for p in (first, *later)} == {0.0}  # the anchor is the prior
+    assert {p.optimizer.weight_decay for p in (first, *later)} == {0.0}  # the anchor is the prior
     text = str(make("sequential_anchored", training=long, step_training=short))
     assert "Cosine(start=0.002145, end=6.03e-05)" in text
     assert "Cosine(start=0.002145, end=0.0001)" in text
@@ -68,14 +68,12 @@ def test_long_and_short_anchored_trainings_have_settings_of_their_own():
 
 
 def test_a_cosine_ends_where_it_is_told_and_other_shapes_refuse():
-    assert Training(optimiser="sgd", batch_size=128, rate=0.1).full().at(1.0) == 0.0
-    assert Training(optimiser="sgd", batch_size=128, rate=0.1, end=0.02).full().at(1.0) == pytest.approx(0.02)
+    assert Training(optimizer="sgd", batch_size=128, lr=0.1).full().at(1.0) == 0.0
+    assert Training(optimizer="sgd", batch_size=128, lr=0.1, end=0.02).full().at(1.0) == pytest.approx(0.02)
     for options in ({"end": 0.2}, {"end": -0.1}, {"end": 0.01, "schedule": "steps"}):
         with pytest.raises(InputError, match="end is"):
-            Training(rate=0.1, **options)
+            Training(lr=0.1, **options)
     tuned = trained(
-        make(
-            "prune_and_tune", tuning="constant", training=Training(optimiser="sgd", batch_size=128, rate=0.1, end=0.02)
-        )
+        make("prune_and_tune", tuning="constant", training=Training(optimizer="sgd", batch_size=128, lr=0.1, end=0.02))
     )
     assert tuned[-1].schedule.at(0.0) == pytest.approx(0.02)

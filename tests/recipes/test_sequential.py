@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from choral import Compute
 from choral.base.errors import InputError
 from choral.fit import fit
 from choral.plan import Reset
@@ -84,7 +85,7 @@ def test_fge_goes_on_from_the_second_start_after_a_break(after, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        fit(build, data(), recipe, seed=2, run_dir=tmp_path, checkpoint_seconds=0, listener=hear)
+        fit(build, data(), recipe, seed=2, run_dir=tmp_path, compute=Compute(checkpoint_seconds=0), callbacks=hear)
     again = fit(build, data(), recipe, seed=2, run_dir=tmp_path)
     for a, b in zip(whole, [state.params for state in again.states()]):
         assert all(torch.equal(a[n], b[n]) for n in a)

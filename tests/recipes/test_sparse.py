@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral import masks, models
+from choral import Compute, masks, models
 from choral.base.errors import InputError
 from choral.compaction import compact
 from choral.engine.store import encode_member
@@ -18,7 +18,7 @@ G = torch.Generator().manual_seed(0)
 X = torch.randn(64, 6, generator=G)
 Y = torch.randint(3, (64,), generator=G)
 IMAGES = torch.randn(32, 3, 12, 12, generator=G)
-QUICK = Training(rate=0.05, optimiser=SGD(), batch_size=16)
+QUICK = Training(lr=0.05, optimizer=SGD(), batch_size=16)
 
 
 def wide():
@@ -35,12 +35,17 @@ def test_budgets_of_the_paper():
     assert "Train 1 epochs" in text[1]
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
-@pytest.mark.parametrize("optimiser", [SGD(momentum=0.9, nesterov=True, weight_decay=1e-3), Adam(weight_decay=1e-3)])
-def test_anti_random_children_are_complementary_pairs_with_exact_zeros(executor, optimiser):
-    training = Training(rate=0.02, optimiser=optimiser, batch_size=16)
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, nesterov=True, weight_decay=1e-3), Adam(weight_decay=1e-3)])
+def test_anti_random_children_are_complementary_pairs_with_exact_zeros(executor, optimizer):
+    training = Training(lr=0.02, optimizer=optimizer, batch_size=16)
     states = list(
-        fit(wide, (X, Y), make("prune_and_tune", budget=8, members=4, training=training), executor=executor).states()
+        fit(
+            wide,
+            (X, Y),
+            make("prune_and_tune", budget=8, members=4, training=training),
+            compute=Compute(executor=executor),
+        ).states()
     )
     for first, second in (states[:2], states[2:]):
         for name, mask in first.slots["mask"].items():
@@ -73,8 +78,8 @@ def test_a_partition_covers_everything_once_and_random_masks_have_the_density():
 def test_both_executors_draw_the_same_masks_and_another_seed_draws_others():
     recipe = make("prune_and_tune", budget=6, members=4, training=QUICK)
     runs = [
-        list(fit(wide, (X, Y), recipe, executor=e, seed=s).states())
-        for e, s in (("sequential", 0), ("vectorised", 0), ("sequential", 1))
+        list(fit(wide, (X, Y), recipe, compute=Compute(executor=e), seed=s).states())
+        for e, s in (("sequential", 0), ("vectorized", 0), ("sequential", 1))
     ]
     for a, b, c in zip(*runs):
         for name in a.slots["mask"]:
@@ -91,7 +96,7 @@ def test_a_trained_parent_is_taken_as_it_is():
         members=2,
         parent_epochs=0,
         tuning="constant",
-        training=Training(rate=1e-12, optimiser=SGD(), schedule="constant"),
+        training=Training(lr=1e-12, optimizer=SGD(), schedule="constant"),
     )
     for state in fit(parent, (X, Y), recipe).states():
         for name, p in parent.named_parameters():
@@ -106,7 +111,7 @@ def test_constant_tuning_goes_on_at_the_last_rate_of_the_parent(schedule, rate):
         budget=20,
         members=2,
         tuning="constant",
-        training=Training(rate=0.1, optimiser="sgd", batch_size=128, schedule=schedule),
+        training=Training(lr=0.1, optimizer="sgd", batch_size=128, schedule=schedule),
     )
     parent, (_, tune, _) = recipe.plan.phases[1], recipe.plan.phases[2].body.phases
     steps = 1000
@@ -116,7 +121,7 @@ def test_constant_tuning_goes_on_at_the_last_rate_of_the_parent(schedule, rate):
 
 def test_constant_tuning_after_a_schedule_that_ends_at_zero_is_refused():
     with pytest.raises(InputError, match="parent's last rate, which is 0 with schedule='cosine'"):
-        prune_and_tune(tuning="constant", training=Training(rate=0.1, optimiser="sgd", batch_size=128))
+        prune_and_tune(tuning="constant", training=Training(lr=0.1, optimizer="sgd", batch_size=128))
 
 
 def test_odd_members_are_said_and_wrong_settings_refused():
@@ -300,7 +305,7 @@ def test_users_own_networks_go_through_without_changes(build, unit):
 def test_children_of_a_table_keep_the_first_layer_and_those_of_images_do_not():
     def masked(network, x):
         data = (x, torch.arange(len(x)) % 3)
-        recipe = prune_and_tune(budget=3, members=2, training=Training(optimiser="sgd", rate=0.01, batch_size=8))
+        recipe = prune_and_tune(budget=3, members=2, training=Training(optimizer="sgd", lr=0.01, batch_size=8))
         ensemble = fit(lambda: network, data, recipe, progress=False)
         return [sorted(n for n, m in state.mask.items() if not m.all()) for state in ensemble.states()]
 
@@ -340,7 +345,7 @@ def test_recurrent_weights_are_pruned_too():
 def test_a_network_with_nothing_to_prune_is_refused_before_training(method):
     heard = []
     with pytest.raises(InputError, match=r"nothing to prune: .* but the last one"):
-        fit(lambda: nn.Linear(6, 3), (X, Y), make(method, budget=12), listener=heard.append)
+        fit(lambda: nn.Linear(6, 3), (X, Y), make(method, budget=12), callbacks=heard.append)
     assert not heard
 
 

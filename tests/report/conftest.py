@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from tests.report.browser import Browser
 
-from choral import models
+from choral import Compute, models
 from choral.data.problems import Problem, load_problem
 from choral.judging.compare import compare
 from choral.plan import Adam
 from choral.recipes.training import Training
 from choral.report import write_report
 
-QUICK = Training(rate=0.005, optimiser=Adam(), batch_size=64)
+QUICK = Training(lr=0.005, optimizer=Adam(), batch_size=64)
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def comparison(tmp_path_factory):
         members=4,
         training=QUICK,
         run_dir=folder,
-        executor="sequential",
+        compute=Compute(executor="sequential"),
         corruptions=("fog", "pixelate"),
     )
     write_report(folder)
@@ -53,7 +53,7 @@ def regression(tmp_path_factory):
         members=3,
         training=QUICK,
         run_dir=folder,
-        executor="sequential",
+        compute=Compute(executor="sequential"),
     )
     write_report(folder)
     return folder

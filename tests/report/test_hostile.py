@@ -30,7 +30,7 @@ NAMES = {
     "css": "x; } * { display: none } url(https://example.org/x)",
     "steering": "\u202egnp.exe \x00\x1b[31m\x07\r\n\ud800\uffff",
     "long": "n" * 10_000,
-    "colour": "#1d2430 0.123456",
+    "color": "#1d2430 0.123456",
     "chinese": "集成 $x^2$ _m_",
 }
 

@@ -21,8 +21,8 @@ def svg():
         return written(inline_svg(draw, (300, 200), name="n", title="t", methods=["other", "plain"]))
 
 
-def relative_luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def relative_luminance(color):
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -32,7 +32,7 @@ def contrast(one, other):
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_every_colour_is_a_variable_of_the_page(svg):
+def test_every_color_is_a_variable_of_the_page(svg):
     assert "var(--s2)" in svg
     assert "var(--muted)" in svg
     assert not re.search(r"#[0-9a-f]{6}\b", svg)
@@ -65,11 +65,11 @@ def test_files_stand_alone_in_both_schemes():
     assert int.from_bytes(picture[16:20]) == 600
 
 
-@pytest.mark.parametrize("colours", [LIGHT, DARK])
-def test_colours_can_be_read(colours):
-    for name, colour in colours.items():
+@pytest.mark.parametrize("colors", [LIGHT, DARK])
+def test_colors_can_be_read(colors):
+    for name, color in colors.items():
         if name in ("ink", "muted") or (name.startswith("s") and name != "surface"):
-            assert contrast(colour, colours["surface"]) >= 4.5, name
+            assert contrast(color, colors["surface"]) >= 4.5, name
 
 
 def test_settings_of_the_user_are_left_alone():

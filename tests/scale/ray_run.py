@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
 
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
-OPTIONS: dict[str, Any] = {"threads": 1, "executor": "sequential", "checkpoint_seconds": 0.0}
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=16)
+OPTIONS: dict[str, Any] = {"compute": choral.Compute(threads=1, executor="sequential", checkpoint_seconds=0.0)}
 ROOM = 80 << 20  # bytes of each machine's object store
 BUILD = functools.partial(models.mlp, 3, 2, hidden=(16,))
 
@@ -112,7 +113,14 @@ def main(folder: str) -> None:
         recipe = make("sebays_freeze", budget=24, members=3, branches=3, training=QUICK)
         choral.fit(BUILD, (x, y), recipe, run_dir=root / "one", **OPTIONS)
         heard: list[dict[str, Any]] = []
-        choral.fit(BUILD, (x, y), recipe, run_dir=root / "two", cluster=there, listener=heard.append, **OPTIONS)
+        choral.fit(
+            BUILD,
+            (x, y),
+            recipe,
+            run_dir=root / "two",
+            callbacks=heard.append,
+            **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=there)},
+        )
         epochs = [e["counted"]["epochs"] for e in heard if e["kind"] == "epoch"]
         told["same"] = members(root / "one") == members(root / "two")
         told["events"], told["last"] = len(epochs), max(epochs, default=0)
@@ -120,7 +128,13 @@ def main(folder: str) -> None:
         recipe = make("prune_and_tune", budget=300, members=4, training=QUICK)
         choral.fit(BUILD, (x, y), recipe, run_dir=root / "whole", **OPTIONS)
         wait = meanwhile(lambda: kill_a_worker(0.3), lambda: lose_a_node(cluster, 0.8))
-        choral.fit(BUILD, (x, y), recipe, run_dir=root / "killed", cluster=there, **OPTIONS)
+        choral.fit(
+            BUILD,
+            (x, y),
+            recipe,
+            run_dir=root / "killed",
+            **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=there)},
+        )
         told["deaths"] = sum(wait())
         told["same after deaths"] = members(root / "whole") == members(root / "killed")
 
@@ -128,12 +142,18 @@ def main(folder: str) -> None:
             "budget": 12,
             "training": QUICK,
             "members": 2,
-            "seeds": (0, 1),
+            "seed": (0, 1),
             "corruptions": (),
         } | OPTIONS
         methods, sets = ["single", "deep_ensemble"], (x[:120], y[:120], x[120:], y[120:])
         one = choral.compare(BUILD, sets, methods, run_dir=root / "c1", **several)
-        two = choral.compare(BUILD, sets, methods, run_dir=root / "c2", cluster=there, **several)
+        two = choral.compare(
+            BUILD,
+            sets,
+            methods,
+            run_dir=root / "c2",
+            **several | {"compute": replace(OPTIONS["compute"], cluster=there)},
+        )
         told["compared"] = [row["nll"] for row in one.rows] == [row["nll"] for row in two.rows]
         told["errors"] = refusals(root, there, x, y)
     finally:
@@ -150,11 +170,23 @@ def refusals(root: Path, there: choral.Ray, x: torch.Tensor, y: torch.Tensor) ->
     (root / "full" / "members").write_text("a file where a folder belongs")
     for folder in (root / "full",):
         try:
-            choral.fit(BUILD, (x, y), recipe, run_dir=folder, cluster=there, **OPTIONS)
+            choral.fit(
+                BUILD,
+                (x, y),
+                recipe,
+                run_dir=folder,
+                **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=there)},
+            )
         except choral.ChoralError as error:
             said.append(str(error))
     (root / "full" / "members").unlink()
-    choral.fit(BUILD, (x, y), recipe, run_dir=root / "full", cluster=there, **OPTIONS)
+    choral.fit(
+        BUILD,
+        (x, y),
+        recipe,
+        run_dir=root / "full",
+        **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=there)},
+    )
     return said
 
 

@@ -119,16 +119,25 @@ def test_what_a_cluster_cannot_do_is_said_before_one_is_started(tmp_path, monkey
 
     def fit(**options):
         recipe = make("single", budget=1)
-        choral.fit(lambda: None, (x, y), recipe, **({"cluster": choral.Ray(), "run_dir": tmp_path} | options))
+        choral.fit(
+            lambda: None,
+            (x, y),
+            recipe,
+            **({"compute": choral.Compute(cluster=choral.Ray()), "run_dir": tmp_path} | options),
+        )
 
-    for options, words in {
-        ("run_dir", None): "a cluster needs run_dir",
-        ("cluster", "ray"): r"cluster is 'ray'; give choral.Ray\(\)",
-        ("time_limit", 3.0): "time_limit is 3.0, which a run on a cluster cannot have",
-        ("extend", True): "extend is True, which a run on a cluster cannot have",
-    }.items():
+    for name, value, words in [
+        ("run_dir", None, "a cluster needs run_dir"),
+        ("compute", choral.Compute(cluster="ray"), r"cluster is 'ray'; give choral.Ray\(\)"),
+        (
+            "compute",
+            choral.Compute(cluster=choral.Ray(), time_limit=3.0),
+            "time_limit is 3.0, which a run on a cluster cannot have",
+        ),
+        ("on_existing", "extend", "on_existing is 'extend', which a run on a cluster cannot have"),
+    ]:
         with pytest.raises(choral.ChoralError, match=words):
-            fit(**dict([options]))
+            fit(**{name: value})
     with pytest.raises(choral.ChoralError, match="retries is -1"):
         choral.Ray(retries=-1)
     with pytest.raises(choral.ChoralError, match="cpus is 0"):

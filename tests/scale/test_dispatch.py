@@ -8,6 +8,7 @@ import threading
 import time
 import types
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,14 +24,14 @@ from choral.scale import clusters, dispatch
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 3, generator=G), torch.randint(2, (32,), generator=G)
-OPTIONS = {"threads": 1, "executor": "sequential", "checkpoint_seconds": 0.0}
+OPTIONS = {"compute": choral.Compute(threads=1, executor="sequential", checkpoint_seconds=0.0)}
 
 
 def build():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-RECIPE = make("prune_and_tune", budget=9, members=2, training=Training(rate=0.01, optimiser=Adam(), batch_size=16))
+RECIPE = make("prune_and_tune", budget=9, members=2, training=Training(lr=0.01, optimizer=Adam(), batch_size=16))
 
 
 class Ref:
@@ -151,7 +152,13 @@ def members(folder):
 def fit(folder):
     started = time.monotonic()
     try:
-        choral.fit(build, (X, Y), RECIPE, run_dir=folder, cluster=choral.Ray(), **OPTIONS)
+        choral.fit(
+            build,
+            (X, Y),
+            RECIPE,
+            run_dir=folder,
+            **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=choral.Ray())},
+        )
     finally:
         assert time.monotonic() - started < 60
 
@@ -238,17 +245,33 @@ def test_leaves_that_fit_on_no_machine_are_said_at_once(means, ray, tmp_path, mo
     with pytest.raises(
         choral.ChoralError, match=r"a leaf wants .* the machines of Ray have 2 CPU and 0 GPU; give fewer"
     ):
-        choral.fit(build, (X, Y), RECIPE, run_dir=tmp_path / "run", cluster=choral.Ray(**means), **OPTIONS)
+        choral.fit(
+            build,
+            (X, Y),
+            RECIPE,
+            run_dir=tmp_path / "run",
+            **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=choral.Ray(**means))},
+        )
     ray.up = True  # a cluster may grow
     monkeypatch.setattr(clusters, "_JOINING", 0.1)
     with pytest.warns(UserWarning, match="waiting"), pytest.raises(choral.ChoralError, match="give fewer"):
-        choral.fit(build, (X, Y), RECIPE, run_dir=tmp_path / "run", cluster=choral.Ray(**means), **OPTIONS)
+        choral.fit(
+            build,
+            (X, Y),
+            RECIPE,
+            run_dir=tmp_path / "run",
+            **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=choral.Ray(**means))},
+        )
 
 
 def test_an_address_where_nobody_answers_is_said_at_once(ray, tmp_path):
     with pytest.raises(choral.ChoralError, match=r"Ray at 127.0.0.1:1 cannot be reached \(Connection refused\)"):
         choral.fit(
-            build, (X, Y), RECIPE, run_dir=tmp_path / "run", cluster=choral.Ray(address="127.0.0.1:1"), **OPTIONS
+            build,
+            (X, Y),
+            RECIPE,
+            run_dir=tmp_path / "run",
+            **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=choral.Ray(address="127.0.0.1:1"))},
         )
 
 
@@ -256,14 +279,20 @@ def falling(step):
     return 0.01 / (1 + step)
 
 
-OWN: list[Any] = [{"optimiser": torch.optim.NAdam, "rate": 0.002}, {"schedule": falling}]
+OWN: list[Any] = [{"optimizer": torch.optim.NAdam, "rate": 0.002}, {"schedule": falling}]
 
 
 @pytest.mark.parametrize("own", OWN)
 def test_functions_of_the_user_are_called_in_leaves(own, ray, tmp_path):
     recipe = make("deep_ensemble", budget=4, members=2, training=Training(**own))
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **OPTIONS)
-    choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "ray", cluster=choral.Ray(), **OPTIONS)
+    choral.fit(
+        build,
+        (X, Y),
+        recipe,
+        run_dir=tmp_path / "ray",
+        **OPTIONS | {"compute": replace(OPTIONS["compute"], cluster=choral.Ray())},
+    )
     assert members(tmp_path / "ray") == members(tmp_path / "whole")
     choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "leaves", **OPTIONS)
     for path in ("f0", "f1"):

@@ -1,6 +1,7 @@
 """A run in leaves gives the members of one process, byte for byte, in whatever order and however often leaves are trained."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from choral.recipes.training import Training
 G = torch.Generator().manual_seed(0)
 X = torch.randn(48, 3, 8, 8, generator=G)
 Y = torch.randint(3, (48,), generator=G)
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
-OPTIONS = {"threads": 1, "checkpoint_seconds": 0.0}
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=16)
+OPTIONS = {"compute": choral.Compute(threads=1, checkpoint_seconds=0.0)}
 
 
 def build():
@@ -55,7 +56,7 @@ def train(folder, recipe, order=lambda paths: paths, **options):
 )
 def test_leaves_in_any_order_give_the_bytes_and_counts_of_one_process(method, more, tmp_path):
     recipe = make(method, budget=12, members=4, training=QUICK, **more)
-    options = OPTIONS | {"executor": "sequential"}
+    options = OPTIONS | {"compute": replace(OPTIONS["compute"], executor="sequential")}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **options)
     train(tmp_path / "cut", recipe, lambda paths: paths[::-1], **options)
@@ -77,7 +78,7 @@ def test_forks_in_forks_and_training_behind_a_fork_are_cut_and_put_together(tmp_
         choral.Collect(),
     )
     recipe = choral.Recipe(name="nested", plan=plan)
-    options = OPTIONS | {"executor": "sequential"}
+    options = OPTIONS | {"compute": replace(OPTIONS["compute"], executor="sequential")}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     rows = choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **options)
     assert {row["path"]: row["after"] for row in rows} == {
@@ -94,9 +95,9 @@ def test_forks_in_forks_and_training_behind_a_fork_are_cut_and_put_together(tmp_
     assert counted(tmp_path / "cut") == counted(tmp_path / "whole")
 
 
-def test_stacks_are_settled_once_and_give_the_bytes_of_the_vectorised_run(tmp_path):
+def test_stacks_are_settled_once_and_give_the_bytes_of_the_vectorized_run(tmp_path):
     recipe = make("deep_ensemble", budget=12, members=4, training=QUICK)
-    options = OPTIONS | {"executor": "vectorised"}
+    options = OPTIONS | {"compute": replace(OPTIONS["compute"], executor="vectorized")}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     one = choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "one", **options)
     assert [row["path"] for row in one] == ["f0+3"]
@@ -115,8 +116,12 @@ def test_stacks_are_settled_once_and_give_the_bytes_of_the_vectorised_run(tmp_pa
 @pytest.mark.parametrize("by", ["member", "ensemble"])
 def test_early_stopping_is_that_of_one_process(by, tmp_path):
     recipe = make("deep_ensemble", budget=40, members=4, training=QUICK)
-    stop = choral.EarlyStop(patience=2, by=by)
-    options = OPTIONS | {"executor": "sequential", "validation": 0.25, "stop": stop}
+    stop = choral.EarlyStopping(patience=2, by=by)
+    options = OPTIONS | {
+        "compute": replace(OPTIONS["compute"], executor="sequential"),
+        "validation": 0.25,
+        "early_stopping": stop,
+    }
     whole = choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     rows = choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **options)
     assert len(rows) == (4 if by == "member" else 1)
@@ -130,7 +135,7 @@ def test_early_stopping_is_that_of_one_process(by, tmp_path):
 def cut(tmp_path):
     """A run of four leaves, and the members that one process gives."""
     recipe = make("deep_ensemble", budget=12, members=4, training=QUICK)
-    options = OPTIONS | {"executor": "sequential"}
+    options = OPTIONS | {"compute": replace(OPTIONS["compute"], executor="sequential")}
     choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **options)
     return tmp_path / "cut", recipe, options, files(tmp_path / "whole")
@@ -154,11 +159,11 @@ def test_an_attempt_goes_on_from_the_checkpoint_that_came_furthest(cut):
     for after, expected in [(2, [1, 2]), (3, [2, 3])]:
         epochs: list[int] = []
         with pytest.raises(Stop):
-            choral.run_leaf(folder, "f2", build, (X, Y), recipe, listener=stopping(after), **options)
+            choral.run_leaf(folder, "f2", build, (X, Y), recipe, callbacks=stopping(after), **options)
         assert epochs == expected
     assert [row["state"] for row in choral.leaves(folder)] == ["ready", "ready", "begun", "ready"]
     choral.run_leaf(folder, "f2", build, (X, Y), recipe, **options)
-    done = choral.run_leaf(folder, "f2", build, (X, Y), recipe, listener=stopping(0), **options)
+    done = choral.run_leaf(folder, "f2", build, (X, Y), recipe, callbacks=stopping(0), **options)
     assert list(done["members"]) == ["members/00002.safetensors"]
     assert files(folder) == {"00002.safetensors": whole["00002.safetensors"]}
     left = sorted(p.name.split(".")[-1] for p in (folder / "leaves" / "f2").rglob("*") if p.is_file())
@@ -172,7 +177,7 @@ def test_two_attempts_at_once_leave_the_bytes_of_one(cut, monkeypatch):
         if event["kind"] == "epoch" and event["epoch"] == 2:
             choral.run_leaf(folder, "f1", build, (X, Y), recipe, **options)
 
-    choral.run_leaf(folder, "f1", build, (X, Y), recipe, listener=rival, **options)
+    choral.run_leaf(folder, "f1", build, (X, Y), recipe, callbacks=rival, **options)
     assert files(folder) == {"00001.safetensors": whole["00001.safetensors"]}
     assert choral.leaves(folder)[1]["state"] == "done"
 
@@ -184,7 +189,7 @@ def test_what_a_manifest_does_not_vouch_for_is_trained_again(cut):
     (folder / "members" / "00001.safetensors").unlink()
     (folder / "leaves" / "f0" / "manifest.json").write_text("{")
     heard = []
-    choral.fit(build, (X, Y), recipe, run_dir=folder, listener=heard.append, **options)
+    choral.fit(build, (X, Y), recipe, run_dir=folder, callbacks=heard.append, **options)
     assert files(folder) == whole
     assert len([e for e in heard if e["kind"] == "epoch"]) == 3 * 3
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -193,10 +198,23 @@ def test_what_a_manifest_does_not_vouch_for_is_trained_again(cut):
 
 def test_a_leaf_is_refused_with_other_data_or_before_the_one_it_goes_on_from(tmp_path):
     recipe = make("prune_and_tune", budget=9, members=2, training=QUICK)
-    choral.prepare(build, (X, Y), recipe, run_dir=tmp_path, executor="sequential", **OPTIONS)
+    choral.prepare(
+        build,
+        (X, Y),
+        recipe,
+        run_dir=tmp_path,
+        **OPTIONS | {"compute": replace(OPTIONS["compute"], executor="sequential")},
+    )
 
     def run(path, data=(X, Y), **options):
-        choral.run_leaf(tmp_path, path, build, data, recipe, **({"executor": "sequential"} | OPTIONS | options))
+        choral.run_leaf(
+            tmp_path,
+            path,
+            build,
+            data,
+            recipe,
+            **(OPTIONS | {"compute": replace(OPTIONS["compute"], executor="sequential")} | options),
+        )
 
     with pytest.raises(choral.ChoralError, match="leaf '2/f1': it goes on from leaf 'start', which is not trained yet"):
         run("2/f1")
@@ -206,8 +224,8 @@ def test_a_leaf_is_refused_with_other_data_or_before_the_one_it_goes_on_from(tmp
         run("start", seed=1)
     with pytest.raises(choral.ChoralError, match=r"no leaf '2/f7'.*Did you mean"):
         run("2/f7")
-    with pytest.raises(choral.ChoralError, match=r"no argument 'time_limit'"):
-        run("start", time_limit=3)
+    with pytest.raises(choral.ChoralError, match="time_limit=3, which a run in leaves cannot"):
+        run("start", compute=choral.Compute(time_limit=3))
     with pytest.raises(choral.ChoralError, match="holds no run"):
         choral.leaves(tmp_path / "elsewhere")
 
@@ -228,11 +246,11 @@ class Uneven(nn.Module):
 def test_a_branch_that_diverges_is_named_and_the_others_are_kept(tmp_path):
     fragile, step = (
         Uneven,
-        choral.Train(epochs=1, batch_size=48, schedule=Constant(1e6), optimiser=choral.SGD(momentum=0.0)),
+        choral.Train(epochs=1, batch_size=48, schedule=Constant(1e6), optimizer=choral.SGD(momentum=0.0)),
     )
     parent = choral.fork(6, choral.Reset(), step, choral.fork(2, choral.Collect()))
     recipe = choral.Recipe(name="nested", plan=parent)
-    options = OPTIONS | {"executor": "sequential"}
+    options = OPTIONS | {"compute": replace(OPTIONS["compute"], executor="sequential")}
     with pytest.raises(choral.ChoralError) as whole:
         choral.fit(fragile, (X, Y), recipe, run_dir=tmp_path / "whole", **options)
     choral.prepare(fragile, (X, Y), recipe, run_dir=tmp_path / "cut", **options)
@@ -255,7 +273,7 @@ def test_a_member_lost_behind_a_checkpoint_is_made_again(tmp_path):
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        choral.run_leaf(tmp_path / "cut", "start", build, (X, Y), recipe, listener=stop, **OPTIONS)
+        choral.run_leaf(tmp_path / "cut", "start", build, (X, Y), recipe, callbacks=stop, **OPTIONS)
     assert len(files(tmp_path / "cut")) == 2
     (tmp_path / "cut" / "members" / "00000.safetensors").unlink()
     (tmp_path / "cut" / "members" / "00001.safetensors").write_bytes(b"half a file")

@@ -19,8 +19,8 @@ from choral.scale.remote import RemoteObjects
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 3, generator=G), torch.randint(2, (32,), generator=G)
-QUICK = Training(rate=0.01, optimiser=Adam(), batch_size=16)
-OPTIONS = {"threads": 1, "executor": "sequential", "checkpoint_seconds": 0.0}
+QUICK = Training(lr=0.01, optimizer=Adam(), batch_size=16)
+OPTIONS = {"compute": choral.Compute(threads=1, executor="sequential", checkpoint_seconds=0.0)}
 
 
 def build():
@@ -88,9 +88,11 @@ def test_a_run_in_a_store_has_the_members_of_one_on_a_disk(whole, tmp_path):
     assert torch.equal(loaded.predict(X).probs, ensemble.predict(X).probs)
     assert loaded.info["counted"] == ensemble.info["counted"]
     heard = []
-    choral.fit(build, (X, Y), recipe(), run_dir="memory://runs/one", listener=heard.append, **OPTIONS)
+    choral.fit(build, (X, Y), recipe(), run_dir="memory://runs/one", callbacks=heard.append, **OPTIONS)
     assert not heard  # it is there
-    choral.fit(build, (X, Y), recipe(), run_dir="memory://runs/one", listener=heard.append, overwrite=True, **OPTIONS)
+    choral.fit(
+        build, (X, Y), recipe(), run_dir="memory://runs/one", callbacks=heard.append, on_existing="overwrite", **OPTIONS
+    )
     assert len([e for e in heard if e["kind"] == "epoch"]) == 9
     assert members("memory://runs/one") == whole
     with pytest.raises(choral.ChoralError, match="memory://runs/one holds another run: seed was 0, now 1"):
@@ -183,7 +185,7 @@ def test_a_full_disk_names_its_leaf_keeps_the_rest_and_the_same_call_goes_on(who
     assert states == {"start": "done", "2/f0": "ready", "2/f1": "done"}
     monkeypatch.undo()
     heard = []
-    choral.fit(build, (X, Y), recipe(), run_dir=folder, listener=heard.append, **OPTIONS)
+    choral.fit(build, (X, Y), recipe(), run_dir=folder, callbacks=heard.append, **OPTIONS)
     assert {e["places"][0] for e in heard if e["kind"] == "epoch"} == {"2/f0/1"}
     assert {p.name: p.read_bytes() for p in sorted((folder / "members").iterdir())} == whole
 
@@ -194,7 +196,7 @@ def test_urls_that_lead_nowhere_are_refused():
     with pytest.raises(choral.ChoralError, match="memory://nothing holds no run"):
         choral.load("memory://nothing", build)
     with pytest.raises(choral.ChoralError, match="time_limit is 3"):
-        choral.fit(build, (X, Y), recipe(), run_dir="memory://x", time_limit=3)
+        choral.fit(build, (X, Y), recipe(), run_dir="memory://x", compute=choral.Compute(time_limit=3))
     with pytest.raises(choral.ChoralError, match="give one with ://"):
         choral.Store("runs")
 

@@ -19,8 +19,8 @@ from choral.recipes.training import Training
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(60, 5, generator=G), torch.randint(0, 3, (60,), generator=G)
-OPTIONS = {"threads": 1, "executor": "sequential", "checkpoint_seconds": 0.0}
-STEP = Train(epochs=1, batch_size=20, optimiser=SGD(momentum=0.5))
+OPTIONS = {"compute": choral.Compute(threads=1, executor="sequential", checkpoint_seconds=0.0)}
+STEP = Train(epochs=1, batch_size=20, optimizer=SGD(momentum=0.5))
 STEEP = [{"rate": 3.0, "weight_decay": 0.2, "momentum": 0.9}, {"rate": 0.1, "weight_decay": 0.0, "momentum": 0.0}]
 SOFT = [{"dropout": 0.6, "smoothing": 0.3}, {"dropout": 0.0, "smoothing": 0.0}]
 CUT = [{"depth": 1.0, "width": 3.0}, {"depth": 2.0, "width": 8.0}]
@@ -77,12 +77,12 @@ def test_leaves_have_the_settings_of_all_forks_they_are_in(name, tmp_path):
 
 
 def test_stacked_leaves_have_them_too(tmp_path):
-    options = OPTIONS | {"executor": "vectorised"}
+    options = OPTIONS | {"compute": choral.Compute(executor="vectorized")}
     rows, *_ = check_same(tmp_path, net, (X, Y), Recipe(name="r", plan=PLANS["three deep"]), **options)
     assert [row["networks"] for row in rows] == [2, 4, 8]
 
 
-QUICK = Training(rate=0.02, optimiser=SGD(momentum=0.5), batch_size=20)
+QUICK = Training(lr=0.02, optimizer=SGD(momentum=0.5), batch_size=20)
 CHOSEN = {
     "hyper_ensemble": make("hyper_ensemble", budget=24, members=4, picks=4, patience=3, training=QUICK),
     "tabpack": make("tabpack", budget=24, members=4, picks=4, patience=9),
@@ -91,9 +91,9 @@ CHOSEN = {
 WATCHED = {
     "chosen": {"validation": 0.3},
     "not chosen": {},
-    "in folds": {"folds": 2},
-    "stopped one by one": {"validation": 0.3, "stop": choral.EarlyStop(patience=2)},
-    "stopped together": {"validation": 0.3, "stop": choral.EarlyStop(patience=2, by="ensemble")},
+    "in folds": {"cv": 2},
+    "stopped one by one": {"validation": 0.3, "early_stopping": choral.EarlyStopping(patience=2)},
+    "stopped together": {"validation": 0.3, "early_stopping": choral.EarlyStopping(patience=2, by="ensemble")},
 }
 
 
@@ -109,8 +109,8 @@ WATCHED = {
     ],
 )
 def test_choices_among_branches_are_those_of_one_process(name, watched, tmp_path):
-    executor = "vectorised" if name == "tabpack" else "sequential"
-    options = OPTIONS | WATCHED[watched] | {"executor": executor}
+    executor = "vectorized" if name == "tabpack" else "sequential"
+    options = OPTIONS | WATCHED[watched] | {"compute": choral.Compute(executor=executor)}
     rows, cut, whole = check_same(tmp_path, net, (X, Y), CHOSEN[name], **options)
     assert len(rows) == (4 if watched == "not chosen" and executor == "sequential" else 1)
     assert cut.members == whole.members
@@ -134,7 +134,7 @@ def test_an_attempt_that_ends_in_the_middle_goes_on_with_its_settings(tmp_path):
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        choral.run_leaf(tmp_path / "cut", "f0", net, (X, Y), recipe, listener=stop, **OPTIONS)
+        choral.run_leaf(tmp_path / "cut", "f0", net, (X, Y), recipe, callbacks=stop, **OPTIONS)
     train(tmp_path / "cut", net, (X, Y), recipe, **OPTIONS)
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 

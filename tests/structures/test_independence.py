@@ -15,7 +15,7 @@ from choral.structures import BatchEnsemble, Independent, Masksembles, Packed, P
 from choral.structures.independence import _sets
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Takes the mean over the batch away between two layers, which mixes members folded into the batch."""
 
     def __init__(self):
@@ -31,7 +31,7 @@ class Centred(nn.Module):
 
 def test_a_batch_operation_is_named_by_the_layer_before_it():
     structure = Packed(members=2)
-    joint = structure.convert(Centred(), generator())
+    joint = structure.convert(Centered(), generator())
     assert isinstance(joint, Joint)
     x = torch.randn(6, 4)
     joint.kernel = "matmul"
@@ -42,7 +42,7 @@ def test_a_batch_operation_is_named_by_the_layer_before_it():
         check_independence(structure, joint, x)
 
 
-def test_a_shared_normalisation_is_found():
+def test_a_shared_normalization_is_found():
     structure = BatchEnsemble(members=2, kernel="matmul")
     joint = structure.convert(models.mlp(4, 2, hidden=(8,), norm="batch"), generator())
     check_independence(structure, joint, torch.randn(6, 4))
@@ -53,7 +53,7 @@ def test_a_shared_normalisation_is_found():
 
 def test_mixed_inputs_are_found():
     structure = Masksembles(members=2, kernel="matmul")
-    joint = structure.convert(Centred(), generator())
+    joint = structure.convert(Centered(), generator())
     with pytest.raises(ConversionError, match="depends on the inputs of another member"):
         check_independence(structure, joint, torch.randn(6, 4))
 

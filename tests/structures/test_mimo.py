@@ -67,7 +67,7 @@ def test_inputs_start_with_the_spread_of_their_fan_in():
 def test_what_cannot_be_widened_is_refused():
     with pytest.raises(ConversionError, match=r"'0' \(Embedding\).*linear maps and convolutions"):
         Mimo().convert(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), generator())
-    with pytest.raises(ConversionError, match="'0' normalises the inputs"):
+    with pytest.raises(ConversionError, match="'0' normalizes the inputs"):
         Mimo().convert(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 4), nn.Linear(4, 2)), generator())
     with pytest.raises(InputError, match="repetition=2"):
         Mimo(repetition=2)

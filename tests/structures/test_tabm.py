@@ -95,7 +95,7 @@ def test_twenty_steps_are_those_of_the_package(recipe, kind, features, task):
     build = embedded if features else plain
     target = Y if task == "classes" else torch.randn(48, 3, generator=G)
     loss = nn.functional.cross_entropy if task == "classes" else nn.functional.mse_loss
-    options = {} if task == "classes" else {"likelihood": Loss(nn.functional.mse_loss), "standardise": False}
+    options = {} if task == "classes" else {"likelihood": Loss(nn.functional.mse_loss), "standardize": False}
     value, heard = recipe(epochs=20, members=K), []
     task_of = make_task(build, source_of((X, target)), value, **options)
     network = package(kind, features=features)
@@ -103,17 +103,21 @@ def test_twenty_steps_are_those_of_the_package(recipe, kind, features, task):
     joint = task_of.blueprint.load(next(iter(start.states())))
     copied(joint, network)
     choral.fit(
-        build, (X, target), value, listener=lambda e: heard.append(e) if e["kind"] == "epoch" else None, **options
+        build,
+        (X, target),
+        value,
+        callbacks=lambda e: heard.append(e) if e["kind"] == "epoch" else None,
+        **options,
     )
-    optimiser = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
     expected = []
     for _ in range(20):
         outputs = network(X).flatten(0, 1)
         value = loss(outputs, target.repeat_interleave(K, 0))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         expected.append(value.item())
     found = [e["losses"][0] for e in heard]
     assert expected[-1] < 0.98 * expected[0]
@@ -183,7 +187,7 @@ def test_wrong_words_are_refused():
         TabM(adapters="none")
 
 
-CALM = Training(optimiser="sgd", rate=0.01, batch_size=16)
+CALM = Training(optimizer="sgd", lr=0.01, batch_size=16)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -193,11 +197,11 @@ def test_members_with_batches_of_their_own_read_every_point_once_an_epoch(weight
         budget=1,
         members=3,
         own_batches=True,
-        training=Training(optimiser="sgd", rate=1e-30, batch_size=16, schedule="constant"),
+        training=Training(optimizer="sgd", lr=1e-30, batch_size=16, schedule="constant"),
     )
     weights = torch.rand(48, generator=G) + 0.5 if weighted else None
     heard = []
-    ensemble = choral.fit(plain, (X, Y), value, weights=weights, listener=heard.append)
+    ensemble = choral.fit(plain, (X, Y), value, sample_weight=weights, callbacks=heard.append)
     (found,) = next(e["losses"] for e in heard if e["kind"] == "epoch")
     logits = ensemble.outputs(X)
     each = torch.stack([nn.functional.cross_entropy(row, Y, reduction="none") for row in logits])
@@ -209,11 +213,13 @@ def test_own_batches_differ_between_members_and_stacks_take_the_same_steps():
     structure = TabM(members=3, own_batches=True)
     plan = fork(2, Reset(), CALM.phase(3), Collect())
     recipe = Recipe(name="r", structure=structure, plan=plan)
-    one, many = (choral.fit(plain, (X, Y), recipe, executor=e) for e in ("sequential", "vectorised"))
+    one, many = (
+        choral.fit(plain, (X, Y), recipe, compute=choral.Compute(executor=e)) for e in ("sequential", "vectorized")
+    )
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-5) for n in a.params)
     shared = Recipe(name="r", structure=TabM(members=3), plan=plan)
-    other = choral.fit(plain, (X, Y), shared, executor="sequential")
+    other = choral.fit(plain, (X, Y), shared, compute=choral.Compute(executor="sequential"))
     assert not torch.allclose(one.outputs(X), other.outputs(X), atol=1e-3)
 
 
@@ -222,10 +228,10 @@ def test_early_stop_looks_at_the_ensemble():
     ensemble = choral.fit(
         plain,
         (X, Y),
-        tabm(budget=60, members=8, training=Training(optimiser="sgd", rate=0.05, batch_size=16)),
+        tabm(budget=60, members=8, training=Training(optimizer="sgd", lr=0.05, batch_size=16)),
         validation=0.3,
-        stop=choral.EarlyStop(patience=3),
-        listener=heard.append,
+        early_stopping=choral.EarlyStopping(patience=3),
+        callbacks=heard.append,
     )
     values = [e["validation"][0] for e in heard if e["kind"] == "epoch"]
     assert len(values) < 60

@@ -48,10 +48,10 @@ def test_rows_that_watch_count_as_those_that_train() -> None:
             "y",
             method="single",
             epochs=1,
-            rate=1e-12,
-            patience=1,
+            training=Training(lr=1e-12),
+            early_stopping=choral.EarlyStopping(patience=1),
             validation=whole[40:],
-            listener=listen,
+            callbacks=listen,
             progress=False,
             **options,
         )
@@ -71,7 +71,7 @@ def test_a_comparison_trains_by_the_weights_and_the_likelihood_of_its_problem() 
     def build() -> Any:
         return models.mlp(1, 1, hidden=(8,))
 
-    options: dict[str, Any] = {"budget": 3, "training": Training(optimiser="sgd", batch_size=128, rate=0.01)}
+    options: dict[str, Any] = {"budget": 3, "training": Training(optimizer="sgd", batch_size=128, lr=0.01)}
     weighed = load_problem(table, columns=Columns(target="y", drop=("w",)), weights="w", likelihood="poisson")
     plain = load_problem(table, columns=Columns(target="y", drop=("w",)), likelihood="poisson")
     one, other = (compare(build, problem, ["single"], **options) for problem in (weighed, plain))

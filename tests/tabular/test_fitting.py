@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_a_frame_and_its_file_and_the_shell_give_the_same_members(tmp_path: Path
 
 
 def test_predictions_take_frames_in_any_order_with_blank_and_unseen_cells(tmp_path: Path) -> None:
-    ensemble = choral.fit_table(houses(), "sold", drop=["price"], **QUICK)
+    ensemble = choral.fit_table(houses(), "sold", columns=Columns(drop=["price"]), **QUICK)
     ensemble.save(tmp_path / "e.choral")
     new = pd.DataFrame({"else": [1, 2], "town": ["Bonn", "Rome"], "size": ["80", ""]}, index=[7, 3])
     with pytest.warns(UserWarning, match="town|size"):
@@ -63,7 +64,7 @@ def test_predictions_take_frames_in_any_order_with_blank_and_unseen_cells(tmp_pa
 def test_scores_read_the_target_of_a_frame_or_what_is_given_in_its_words() -> None:
     frame = houses()
     frame["grade"] = np.where(frame["sold"] == "yes", 2, 1)  # class numbers 0 and 1 are named 1 and 2
-    ensemble = choral.fit_table(frame, "grade", drop=["price", "sold"], **QUICK)
+    ensemble = choral.fit_table(frame, "grade", columns=Columns(drop=["price", "sold"]), **QUICK)
     whole = ensemble.evaluate(frame)
     assert ensemble.evaluate(frame.drop(columns="grade"), frame["grade"]) == whole
     codes = (frame["grade"] - 1).to_numpy()
@@ -77,29 +78,35 @@ def test_weights_are_a_column_or_numbers_and_a_row_twice_is_a_weight_of_two() ->
     frame = houses(40)
     frame.loc[3, "price"] = np.nan  # left out, with its weight
     weights = np.where(np.arange(40) % 2, 1.0, 2.0)
-    options: dict[str, Any] = {**QUICK, "batch_size": 100, "optimiser": "sgd", "rate": 0.01}
+    options: dict[str, Any] = {**QUICK, "training": choral.Training(batch_size=100, optimizer="sgd", lr=0.01)}
     with pytest.warns(UserWarning, match="no value of the target"):
-        by_numbers = choral.fit_table(frame, "price", weights=weights, **options)
+        by_numbers = choral.fit_table(frame, "price", sample_weight=weights, **options)
     with pytest.warns(UserWarning, match="no value of the target"):
-        by_column = choral.fit_table(frame.assign(w=weights), "price", weights="w", **options)
+        by_column = choral.fit_table(frame.assign(w=weights), "price", sample_weight="w", **options)
     assert torch.equal(by_numbers.predict(frame).mean, by_column.predict(frame.assign(w=1)).mean)
     assert by_column.table is not None
     assert {c["column"]: c["read_as"] for c in by_column.table.describe()}["w"] == "left out"
     with pytest.raises(InputError, match="weights"):
-        choral.fit_table(frame, "price", weights=[1.0, 2.0], **options)
+        choral.fit_table(frame, "price", sample_weight=[1.0, 2.0], **options)
 
 
 def test_rows_that_watch_are_a_share_or_a_frame_and_groups_stay_together() -> None:
     frame = houses(120)
-    wild: dict[str, Any] = {"members": 2, "epochs": 100, "rate": 0.5, "patience": 1, "progress": False}
-    own = choral.fit_table(frame, "price", drop=["sold"], validation=houses(30, seed=1), **wild)
+    wild: dict[str, Any] = {
+        "members": 2,
+        "epochs": 100,
+        "training": choral.Training(lr=0.5),
+        "early_stopping": choral.EarlyStopping(patience=1),
+        "progress": False,
+    }
+    own = choral.fit_table(frame, "price", columns=Columns(drop=["sold"]), validation=houses(30, seed=1), **wild)
     assert own.info["counted"]["epochs"] < 100
     frame["owner"] = np.arange(120) // 4
     problem = load_problem(frame, target="price", holdout=None)
     assert len(problem.x_test) == 0
     assert prepared(problem).folds == 8
     assert prepared(problem, members=2).validation == 0.2
-    grouped = choral.fit_table(frame, "price", drop=["sold"], group="owner", **QUICK)
+    grouped = choral.fit_table(frame, "price", columns=Columns(drop=["sold"], group="owner"), **QUICK)
     assert grouped.table is not None
     assert "owner" in grouped.table.beside
     with pytest.raises(InputError, match="data frame with the target"):
@@ -138,26 +145,32 @@ def test_columns_named_by_numbers_and_a_run_folder(tmp_path: Path) -> None:
 def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_tell(tmp_path: Path) -> None:
     frame = houses(40)
     frame["owner"] = [f"o{i // 4}" for i in range(40)]
-    ensemble = choral.fit_table(frame, "price", drop=["sold"], group="owner", folds=2, epochs=4, progress=False)
+    ensemble = choral.fit_table(
+        frame, "price", columns=Columns(drop=["sold"], group="owner"), cv=2, epochs=4, progress=False
+    )
     assert ensemble.members == 2
     folds = ensemble.out_of_fold.folds.numpy()
     assert all(len(set(folds[frame["owner"] == o])) == 1 for o in set(frame["owner"]))
     named = prepared(load_problem(houses(120), target="price", holdout=None), method="deep_ensemble", folds=5)
     assert named.recipe.epochs == 5 * 300
     assert prepared(load_problem(frame, target="price", holdout=None), folds=5).recipe.epochs >= 5 * 60
-    with pytest.raises(InputError, match="folds hold out rows of any time"):
-        choral.fit_table(frame, "price", time="size", folds=2)
+    with pytest.raises(InputError, match="cv holds out rows of any time"):
+        choral.fit_table(frame, "price", columns=Columns(time="size"), cv=2)
     frame.to_csv(tmp_path / "h.csv", index=False)
-    words = ["fit", str(tmp_path / "h.csv"), "--target", "price", "--folds", "2", "--budget", "4"]
+    words = ["fit", str(tmp_path / "h.csv"), "--target", "price", "--cv", "2", "--budget", "4"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run"), "--quiet"])
     assert done.exit_code == 0, done.output
     assert "out of fold, over 30 training rows: rmse" in done.stderr
     assert "of 90% cover" in done.stderr
-    planned = CliRunner().invoke(app, ["plan", "packed", "--data", *words[1:6], "--json"])
+    planned = CliRunner().invoke(app, ["plan", "packed", *words[1:6], "--json"])
     assert "Fold(folds=2)" in json.loads(planned.stdout)["text"]
 
 
-SHORT: dict[str, Any] = {"patience": 1, "batch_size": 128, "progress": False}
+SHORT: dict[str, Any] = {
+    "early_stopping": choral.EarlyStopping(patience=1),
+    "training": choral.Training(batch_size=128),
+    "progress": False,
+}
 
 
 def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
@@ -189,7 +202,7 @@ def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
         "periodic",
         "linear",
     }
-    planned = CliRunner().invoke(app, ["plan", "auto", "--data", *words[1:6], "--holdout", "0.05"])
+    planned = CliRunner().invoke(app, ["plan", "auto", *words[1:6], "--holdout", "0.05"])
     assert planned.exit_code == 0, planned.output
     assert "candidate: residual" in planned.stdout
     (tmp_path / "run" / "plan.json").write_text("{}")
@@ -231,14 +244,17 @@ def test_auto_says_what_it_cannot_share(tmp_path: Path, monkeypatch: pytest.Monk
     frame = houses(150)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"run_dir": "memory://auto"}, "name a method, such as deep_ensemble, for several processes, leaves or a URL"),
-        ({"data_parallel": True}, "method auto chooses within one process"),
-        ({"cluster": choral.Ray()}, "a cluster needs run_dir"),
-        ({"cluster": "ray", "run_dir": tmp_path}, "cluster is 'ray'; give choral.Ray"),
-        ({"cluster": choral.Ray(), "run_dir": tmp_path, "time_limit": 9.0}, "time_limit is 9.0, which a run on a"),
+        ({"compute": choral.Compute(data_parallel=True)}, "method auto chooses within one process"),
+        ({"compute": choral.Compute(cluster=choral.Ray())}, "a cluster needs run_dir"),
+        ({"compute": choral.Compute(cluster="ray"), "run_dir": tmp_path}, "cluster is 'ray'; give choral.Ray"),
+        (
+            {"compute": choral.Compute(cluster=choral.Ray(), time_limit=9.0), "run_dir": tmp_path},
+            "time_limit is 9.0, which a run on a",
+        ),
     ]
     for options, said in refused:
         with pytest.raises(InputError, match=said):
-            choral.fit_table(frame, "sold", drop=["price"], method="auto", **options)
+            choral.fit_table(frame, "sold", columns=Columns(drop=["price"]), method="auto", **options)
     assert not list(tmp_path.iterdir())
     frame.to_csv(tmp_path / "h.csv", index=False)
     monkeypatch.chdir(tmp_path)
@@ -252,10 +268,12 @@ def test_auto_says_what_it_cannot_share(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_time_is_kept_and_folds_may_be_named(tmp_path: Path) -> None:
     frame = houses(110).drop(columns="sold")
-    limited = choral.fit_table(frame, "price", time_limit=1e-3, run_dir=tmp_path / "run", **SHORT)
+    limited = choral.fit_table(
+        frame, "price", compute=choral.Compute(time_limit=1e-3), run_dir=tmp_path / "run", **SHORT
+    )
     assert "no others were tried" in " ".join(limited.info["auto"]["reasons"])
     assert torch.isfinite(limited.predict(frame).mean).all()
-    whole = choral.fit_table(frame, "price", folds=3, **SHORT)
+    whole = choral.fit_table(frame, "price", cv=3, **SHORT)
     assert whole.info["out_of_fold"]["folds"] == 3
     assert whole.members % 3 == 0
 
@@ -272,9 +290,9 @@ def hear(event):
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-options = {"patience": 1, "batch_size": 128, "progress": False, "threads": 1, "executor": "vectorised"}
-options |= {"run_dir": sys.argv[1], "checkpoint_seconds": 0.0}
-choral.fit_table(pd.read_csv(sys.argv[1] + ".csv"), "price", listener=hear, **options)
+options = {"early_stopping": choral.EarlyStopping(patience=1), "training": choral.Training(batch_size=128), "progress": False}
+options |= {"compute": choral.Compute(threads=1, executor="vectorized", checkpoint_seconds=0.0), "run_dir": sys.argv[1]}
+choral.fit_table(pd.read_csv(sys.argv[1] + ".csv"), "price", callbacks=hear, **options)
 """
 
 
@@ -286,14 +304,19 @@ def test_a_search_that_is_killed_ends_with_the_same_members(tmp_path: Path) -> N
     def hear(event: dict[str, Any]) -> None:
         heard[0] += event["kind"] == "epoch"
 
-    fixed: dict[str, Any] = {**SHORT, "threads": 1, "executor": "vectorised"}
-    whole = choral.fit_table(frame, "price", listener=hear, **fixed)
+    fixed: dict[str, Any] = {**SHORT, "compute": choral.Compute(threads=1, executor="vectorized")}
+    whole = choral.fit_table(frame, "price", callbacks=hear, **fixed)
     late = str(heard[0] * 3 // 4)  # while a rival of the default is trained
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run"), late])
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "run" / "residual").exists()
     assert not (tmp_path / "run" / "ensemble.choral").exists()
-    choral.fit_table(frame, "price", run_dir=tmp_path / "run", checkpoint_seconds=0.0, **fixed)
+    choral.fit_table(
+        frame,
+        "price",
+        run_dir=tmp_path / "run",
+        **fixed | {"compute": replace(fixed["compute"], checkpoint_seconds=0.0)},
+    )
     found = choral.load(tmp_path / "run")
     assert found.posthoc == whole.posthoc
     assert found.info["auto"] == whole.info["auto"]

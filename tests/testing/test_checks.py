@@ -14,7 +14,7 @@ from choral.testing import CHECKS, check_recipe
 from choral.testing.checks import Nonconforming
 from choral.testing.problems import PROBLEMS
 
-TRAIN = Train(epochs=2, batch_size=16, schedule=Constant(0.02), optimiser=SGD(momentum=0.9))
+TRAIN = Train(epochs=2, batch_size=16, schedule=Constant(0.02), optimizer=SGD(momentum=0.9))
 
 
 def shaken_by(operator: Operator) -> Recipe:
@@ -81,7 +81,7 @@ def test_rounding_that_adam_blows_up_is_no_difference_between_executors():
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
     trial = replace(PROBLEMS["classification"], build=build)
-    train = Train(epochs=12, batch_size=16, schedule=Constant(0.03), optimiser=Adam())
+    train = Train(epochs=12, batch_size=16, schedule=Constant(0.03), optimizer=Adam())
     executors_agree = CHECKS["executors_agree"]
     executors_agree(Recipe(name="biased", plan=fork(2, Reset(), train, Collect())), trial)
 

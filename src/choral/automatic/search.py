@@ -137,7 +137,8 @@ class Search:
         limits: dict[str, Any] = {"time_limit": None if self.time_limit is None else share * self.time_limit}
         if self.folder is not None:
             place = self.folder / folder_name(candidate.name + ("-short" if short else ""))
-            limits |= {"run_dir": place, "overwrite": self.overwrite and place not in self.begun}
+            anew = self.overwrite and place not in self.begun
+            limits |= {"run_dir": place, "on_existing": "overwrite" if anew else "resume"}
             self.begun.add(place)
         try:
             ensemble = self.train(candidate, candidate.recipe(epochs, members), limits)

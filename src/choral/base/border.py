@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 from choral.base import surroundings
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError, unknown_argument
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,19 +76,12 @@ RULES = {
     "batch_size": _COUNT,
     "epochs": Rule(lambda value: is_whole(value, 0), "a whole number of 0 or more"),
     "members": _or_none(_COUNT),
-    "folds": _or_none(Rule(lambda value: is_whole(value, 2), "a whole number of 2 or more")),
-    "executor": _one_of("auto", "sequential", "vectorised"),
     "precision": _one_of("fp32", "bf16", "fp16", "fp64"),
-    "checkpoint_seconds": Rule(lambda value: is_number(value, 0), "a number of seconds, 0 or more"),
-    "time_limit": _or_none(Rule(lambda value: is_number(value, 0) and value > 0, "a number of seconds above 0")),
-    "listener": _or_none(Rule(_can_hear, "a function of an event, or a list of such functions")),
+    "callbacks": _or_none(Rule(_can_hear, "a function of an event, or a list of such functions")),
     "progress": _or_none(_SWITCH),
-    "standardise": _or_none(_SWITCH),
+    "compute": _or_none(Rule(lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute")),
     "stack": _or_none(_COUNT),
-    "overwrite": _SWITCH,
-    "extend": _SWITCH,
-    "process_wide": _SWITCH,
-    "data_parallel": _SWITCH,
+    "on_existing": _one_of("resume", "overwrite", "extend"),
     "partial": _SWITCH,
     "check_build": _SWITCH,
 }
@@ -100,26 +93,28 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     ordered = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = {n for n in ordered if parameters[n].default is inspect.Parameter.empty}
-    rules = [(name, rule) for name, rule in RULES.items() if name in parameters or open_ended]
+    several = "seed" in parameters and parameters["seed"].annotation is not int  # which the function checks itself
+    rules = [
+        (n, rule) for n, rule in RULES.items() if (n in parameters or open_ended) and not (n == "seed" and several)
+    ]
     unruled = next((i for i, name in enumerate(ordered) if name in RULES), len(ordered))
-    takes = ", ".join(n for n in parameters if n != "self")
+    takes = [n for n, p in parameters.items() if n != "self" and p.kind is not p.VAR_KEYWORD]
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given: dict[str, Any] = dict(zip(ordered, args)) | kwargs
         unknown = [] if open_ended or kwargs.keys() <= parameters.keys() else [n for n in kwargs if n not in parameters]
         if unknown:
-            near = did_you_mean(unknown[0], parameters)
-            raise InputError(f"{function.__name__} has no argument {unknown[0]!r}; it takes {takes}.{near}")
+            raise InputError(unknown_argument(function.__name__, unknown[0], takes))
         if len(args) > len(ordered) or not needed <= given.keys():
             missing = ", ".join(n for n in ordered if n in needed and n not in given)
             said = f"lacks {missing}" if missing else f"was given {len(args)} arguments without a name"
-            raise InputError(f"{function.__name__} {said}; it takes {takes}.")
+            pair = "give x and y as a pair: fit(build, (x, y), recipe)"
+            wanted = pair if ordered == ["build", "data", "recipe"] else f"it takes {', '.join(takes)}"
+            raise InputError(f"{function.__name__} {said}; {wanted}.")
         for name, rule in rules:
             unsaid = given.get(name) is None and name in parameters and parameters[name].default is None
             if name in given and not unsaid and not rule.accepts(given[name]):
-                several = name == "seed" and "seeds" in parameters and isinstance(given[name], Sequence)
-                hint = f", or several as seeds={given[name]!r}" if several else ""
-                raise InputError(f"{name} is {given[name]!r}; give {rule.words}{hint}.")
+                raise InputError(f"{name} is {given[name]!r}; give {rule.words}.")
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

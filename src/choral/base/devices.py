@@ -1,6 +1,6 @@
 """What depends on the device that torch computes on, in one place.
 
-Nothing here waits for a device but `synchronise`; a training step calls none of the functions that read a value back.
+Nothing here waits for a device but `synchronize`; a training step calls none of the functions that read a value back.
 """
 
 from functools import lru_cache
@@ -14,13 +14,15 @@ _SHARE = 0.5  # of a device's free memory that data may take: the rest is for we
 
 
 def usable(device: str | torch.device) -> torch.device:
-    """Return a device that is present; raises InputError for any other."""
+    """Return a device that is present; 'auto' is CUDA, MPS or the CPU, the first that is. Raises InputError for any other."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         place = torch.device(device)
         torch.empty(1, device=place)
     except (RuntimeError, AssertionError) as error:
         raise InputError(
-            f"device is {str(device)!r}, which cannot be used here; give 'cpu' or a present 'cuda'."
+            f"device is {str(device)!r}, which cannot be used here; give 'auto', 'cpu' or a present 'cuda'."
         ) from error
     if place.type == "meta":
         raise InputError("device is 'meta', which keeps no numbers to compute with; give 'cpu' or a present 'cuda'.")
@@ -36,7 +38,7 @@ def is_processor(device: torch.device) -> bool:
     return device.type in ("cpu", "meta")
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until a device has done what it was told; the processor has."""
     if not is_processor(device):
         torch.get_device_module(device.type).synchronize()

@@ -38,6 +38,44 @@ class DivergedError(ChoralError, RuntimeError):
     """Training of some branches gave a loss that is not a number."""
 
 
+_TRAINING = "training settings belong to the recipe: choral.recipes.deep_ensemble(training=choral.Training({}))"
+_RECIPE = "it belongs to the recipe: choral.recipes.deep_ensemble({})"
+_COMPUTE = "it is a field of compute: compute=choral.Compute({})"
+HINTS = (
+    {n: _TRAINING.format("lr=0.01") for n in ("lr", "learning_rate", "rate", "learning_rate_init")}
+    | {"optimizer": _TRAINING.format("optimizer='adam'"), "optim": _TRAINING.format("optimizer='adam'")}
+    | {"batch_size": _TRAINING.format("batch_size=32"), "schedule": _TRAINING.format("schedule='cosine'")}
+    | {"scheduler": _TRAINING.format("schedule='cosine'"), "weight_decay": _TRAINING.format("optimizer=choral.AdamW()")}
+    | {n: _RECIPE.format("members=5") for n in ("members", "n_estimators", "num_estimators", "n_members")}
+    | {n: _RECIPE.format("epochs=60") for n in ("epochs", "n_epochs", "num_epochs", "max_epochs", "max_iter")}
+    | {n: _COMPUTE.format(f"{n}=...") for n in ("precision", "executor", "threads", "accumulate", "data_parallel")}
+    | {n: _COMPUTE.format(f"{n}=...") for n in ("batch_norm", "cluster", "time_limit", "checkpoint_seconds")}
+    | {n: _COMPUTE.format("threads=2") for n in ("n_jobs", "num_threads")}
+    | {
+        "verbose": "progress=True or False says whether a progress bar is drawn",
+        "random_state": "the seed is seed=0",
+        "loss": "a loss of your own is given as likelihood=choral.objectives.Loss(function)",
+        "patience": "it is a field of early_stopping: early_stopping=choral.EarlyStopping(patience=16)",
+        "groups": "groups go with cv: cv=(5, groups)",
+        "standardize": "it is a field of likelihoods: likelihood=choral.objectives.LearnedGaussian(standardize=False)",
+    }
+)
+"""What to write instead of arguments that people try."""
+
+
+def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
+    """Return a sentence about an argument that a function does not take: what to write instead, or what it takes.
+
+    >>> unknown_argument("fit", "sead", ["data", "seed"])
+    "fit has no argument 'sead'; it takes data, seed. Did you mean 'seed'?"
+    >>> unknown_argument("fit", "verbose", ["data", "progress"])
+    "fit has no argument 'verbose'; progress=True or False says whether a progress bar is drawn."
+    """
+    names = list(known)
+    instead = HINTS[name] + "." if name in HINTS else f"it takes {', '.join(names)}.{did_you_mean(name, names)}"
+    return f"{function} has no argument {name!r}; {instead}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ' Did you mean X?' for the nearest known name, or an empty string.
 

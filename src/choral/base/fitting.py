@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.arrays import tensor_of
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError, unknown_argument
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,9 +77,11 @@ def bound(name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: 
         return {n: v for n, v in found.items() if signature.parameters[n].kind not in _OPEN}
     except TypeError as error:
         names = list(signature.parameters)
-        near = next((did_you_mean(n, names) for n in kwargs if n not in names), "")
+        unknown = [n for n in kwargs if n not in names]
+        if unknown and names:
+            raise InputError(unknown_argument(name, unknown[0], names)) from error
         said = f"it takes {', '.join(names)}" if names else "it takes nothing"
-        raise InputError(f"{name}: {error}; {said}.{near}") from error
+        raise InputError(f"{name}: {error}; {said}.") from error
 
 
 def check(where: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:

@@ -145,7 +145,7 @@ class Circumstances(NamedTuple):
     """What a forward pass is told from outside; a tuple, since every pass makes one."""
 
     stream: Stream | None = None
-    means: bool = False  # whether sampled layers use the centre of their posteriors
+    means: bool = False  # whether sampled layers use the center of their posteriors
     component: int | Tensor | None = None  # what patched layers take if they all take the same
     outer: Stream | None = None  # what members of a joint network were given streams from
     kept: Kept | None = None  # drawn weights of earlier calls
@@ -235,8 +235,8 @@ def normal(shape: Sequence[int], *, like: Tensor, rows: int | None = None) -> Te
         return found.to(like.dtype)
     bits = _bits(shape, like.device, stream, rows) >> 9
     if not stream.by_number:  # mapped: what writes into tensors cannot be recorded
-        centred = ((bits & 0x7FFFFF).to(torch.float32) + (0.5 - 2.0**22)) * 2.0**-22
-        return (torch.erfinv(centred) * 2.0**0.5).to(like.dtype)
+        centered = ((bits & 0x7FFFFF).to(torch.float32) + (0.5 - 2.0**22)) * 2.0**-22
+        return (torch.erfinv(centered) * 2.0**0.5).to(like.dtype)
     return as_normals(bits.bitwise_and_(0x7FFFFF).to(torch.float32)).to(like.dtype)
 
 

@@ -1,6 +1,6 @@
 """Values: frozen, comparable, printable descriptions that turn into plain dicts and back.
 
-Everything a recipe is made of (phases, schedules, optimisers, structures, penalties) is a frozen dataclass that
+Everything a recipe is made of (phases, schedules, optimizers, structures, penalties) is a frozen dataclass that
 inherits from `Value`. The name of its class is its kind; only kinds defined in Python code can be read back, so a file
 never decides what code is imported.
 """

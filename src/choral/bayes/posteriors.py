@@ -1,4 +1,4 @@
-"""Factorised Gaussian posteriors and node gates as flat dicts of parameters: names, units and the moves of SeBayS.
+"""Factorized Gaussian posteriors and node gates as flat dicts of parameters: names, units and the moves of SeBayS.
 
 A Gaussian posterior over a tensor X is the pair of parameters `X_mean` and `X_rho`, with standard deviation
 softplus(rho). A node gate is a parameter `gate_logit` (inclusion probability gamma = sigmoid(gate_logit)) beside a
@@ -98,7 +98,7 @@ def reset_stds(
         how: "small" sets every standard deviation to `std` (the paper), "redraw" draws every rho anew from
             N(rho, rho_spread^2) (the authors' code).
         std: the standard deviation of "small".
-        rho: the centre of "redraw".
+        rho: the center of "redraw".
         rho_spread: the standard deviation of rho in "redraw".
         generator: a CPU generator, needed by "redraw".
 

@@ -2,7 +2,7 @@
 
 With one standard deviation for every parameter a function drawn from the prior grows with each layer by that deviation times the
 root of its width: 0.45 in a layer of 256 units is a factor of 7, and three such layers give functions hundreds of times as large
-as standardised targets, to which anchored members are then pulled. Divided by the root of the inputs, the prior's functions
+as standardized targets, to which anchored members are then pulled. Divided by the root of the inputs, the prior's functions
 stay of one size whatever the widths.
 
 Reference: Neal, "Bayesian Learning for Neural Networks", 1996, section 2.1; Pearce et al., 2020, arXiv:1810.05546, section 4.

@@ -18,10 +18,8 @@ from choral.cli.options import (
     Data,
     Equal,
     Extend,
-    Forecasting,
     Given,
     Json,
-    Kept,
     Limit,
     Members,
     OnCluster,
@@ -87,22 +85,21 @@ def methods(json: Json = False) -> None:
 @app.command()
 @spread
 def plan(
-    name: Annotated[str, typer.Argument(help="The method.")],
+    name: Annotated[str, typer.Argument(help="The method, or auto.", metavar="METHOD")],
+    data: Annotated[
+        str | None, typer.Argument(help="Data as for fit: what fit would do with it, and what it costs.")
+    ] = None,
     *,
     epochs: Bound = None,
     budget: Budget = None,
     members: Members = None,
     watching: Watching,
-    data: Annotated[
-        str | None, typer.Option("--data", help="Show what fit would do with this data, and what it costs.")
-    ] = None,
     reading: Reading,
     settings: Settings,
-    forecasting: Forecasting,
     json: Json = False,
 ) -> None:
-    """Show what a method would do with a budget, before any training; with --data, exactly what fit would do."""
-    from choral.plan import EarlyStop
+    """Show what a method would do with a budget, before any training; with DATA, exactly what fit would do."""
+    from choral.plan import EarlyStopping
     from choral.preview import show
     from choral.recipes import make
     from choral.tabular.preparing import AUTO, METHOD, check_members
@@ -110,47 +107,46 @@ def plan(
     known = make(METHOD if name == AUTO and data is not None else name)
     check_members(known.name, members)
     if data is None:
-        stop = None if watching.patience is None else EarlyStop(patience=watching.patience)
-        _need_data(reading, settings, Watching(folds=watching.folds))
+        stop = None if watching.patience is None else EarlyStopping(patience=watching.patience)
+        _need_data(reading, settings, Watching(cv=watching.cv))
         recipe = make(known.name, epochs=epochs, budget=budget, members=None if members == 1 else members)
-        stops = {} if stop is None else {"stop": stop.to_dict()}
-        times = scaling.times(forecasting, recipe)
-        write_json(recipe.describe() | stops | times) if json else say(show(recipe, stop=stop))
-        scaling.tell_times(times, quiet=json)
+        stops = {} if stop is None else {"early_stopping": stop.to_dict()}
+        write_json(recipe.describe() | stops) if json else say(show(recipe, early_stopping=stop))
         return
     length: dict[str, Any] = {"epochs": epochs, "budget": budget}
     ready = prepare_fit(data, reading, settings, watching, method=name, **length, members=members, quiet=json)
-    _show_plan(ready, reading.likelihood, scaling.times(forecasting, ready.planned, ready), json=json)
+    _show_plan(ready, reading.likelihood, json=json)
 
 
-def _show_plan(ready: Any, likelihood: str | None, times: dict[str, Any], *, json: bool) -> None:
+def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     """Print the plan of a fit, and what is known of its data and network."""
     from choral.preview import show
 
     problem = ready.problem
     trained, held = problem.validating(ready.validation) if ready.shares else (problem, ready.validation)
     points = (trained.x_train, trained.y_train)
-    text = show(ready.planned, ready.build, points, stop=ready.stop, validation=held, likelihood=likelihood)
+    text = show(
+        ready.planned, ready.build, points, early_stopping=ready.early_stopping, validation=held, likelihood=likelihood
+    )
     if json:
         read = problem.table.describe() if problem.table else []
         stops: dict[str, Any] = (
-            {} if ready.stop is None else {"stop": ready.stop.to_dict(), "validation": ready.validation}
+            {}
+            if ready.early_stopping is None
+            else {"early_stopping": ready.early_stopping.to_dict(), "validation": ready.validation}
         )
         about = {"training": ready.training.to_dict(), "columns": read, "text": text}
-        write_json(ready.planned.describe() | stops | about | times)
+        write_json(ready.planned.describe() | stops | about)
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
     if isinstance(ready.validation, float):
         say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
     if ready.folds:
-        say(
-            f"folds: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself"
-        )
+        say(f"cv: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself")
     say(f"network: {_network(ready.build())}")
     for entry in ready.entries:
         say(f"candidate: {entry.candidate.name}: {entry.candidate.why}")
     say(text)
-    scaling.tell_times(times, quiet=json)
 
 
 def _need_data(reading: Reading, settings: Settings, watching: Watching) -> None:
@@ -158,7 +154,7 @@ def _need_data(reading: Reading, settings: Settings, watching: Watching) -> None
 
     typed = given(replace(reading, holdout=Reading.holdout), settings, watching)
     if typed:
-        raise InputError(f"{next(iter(typed))} changes what fit does with data; add --data FILE, or leave it out.")
+        raise InputError(f"{next(iter(typed))} changes what fit does with data; add the data, or leave it out.")
 
 
 def _network(network: Any) -> str:
@@ -189,7 +185,8 @@ def fit(
         ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="Run folder, or the URL of one; the same command resumes.")
+        str | None,
+        typer.Option("--out", help="Run folder or URL; the same command resumes. Default: runs/DATA-METHOD."),
     ] = None,
     epochs: Bound = None,
     budget: Budget = None,
@@ -197,7 +194,6 @@ def fit(
     settings: Settings,
     watching: Watching,
     class_weights: Weighing = None,
-    keep: Kept = None,
     time_limit: Limit = None,
     accumulate: Accumulate = 1,
     extend: Extend = False,
@@ -205,23 +201,25 @@ def fit(
     running: Running,
 ) -> None:
     """Train one ensemble and save it."""
+    from choral.engine.compute import Compute
     from choral.engine.validation import rules_of
     from choral.scale.remote import is_far
     from choral.tabular.choosing import check_one_process
     from choral.tabular.preparing import METHOD
 
     _check_words(method, members, running)
-    rules_of(watching.validation or None, None, None, time_limit)
-    scaling.check_apart(apart, time_limit, extend=extend)
+    made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
+    compute = Compute(**made, device=running.device, time_limit=time_limit)
+    scaling.check_apart(apart, time_limit, extend=extend, overwrite=running.overwrite)
     silent = running.json or running.quiet
     shared = joined()
     apart_or_far = apart.prepare or apart.cluster is not None or extend or shared.several or is_far(out or "")
     method = METHOD if method is None and apart_or_far else method  # what is chosen is chosen within one process
     asked = {"method": method, "epochs": epochs, "budget": budget, "members": members, "class_weights": class_weights}
-    words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)
+    words = scaling.Words(data, reading, settings, watching, asked, running.seed, made)
     ready = words.understood(quiet=silent)
     problem = ready.problem
-    rules_of(ready.validation, ready.stop, keep, time_limit, ready.folds)
+    rules_of(ready.validation, ready.early_stopping, time_limit, ready.folds)
     place, folder = scaling.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
     if ready.entries:
         check_one_process(apart.prepare or shared.several or is_far(place))
@@ -233,16 +231,10 @@ def fit(
         ensemble = ready.run(
             run_dir=place,
             seed=running.seed,
-            executor=running.executor,
             hearing=bar,
             progress=False,
-            overwrite=running.overwrite,
-            extend=extend,
-            keep=keep,
-            time_limit=time_limit,
-            data_parallel=shared.several,
-            accumulate=accumulate,
-            cluster=scaling.cluster_of(apart.cluster),
+            on_existing="extend" if extend else running.on_existing,
+            compute=replace(compute, data_parallel=shared.several, cluster=scaling.cluster_of(apart.cluster)),
         )
     if shared.speaks:
         _tell(ensemble, problem, folder, quiet=silent, json=running.json)
@@ -309,7 +301,8 @@ def compare(
         int | None, typer.Option("--seeds", min=2, help="Seeds, counted from --seed: means, spread, and what is noise.")
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="Folder of the comparison; the same command resumes.")
+        str | None,
+        typer.Option("--out", help="Folder of the comparison and its report; the same command resumes. Default: none."),
     ] = None,
     reading: Reading,
     settings: Settings,
@@ -317,8 +310,8 @@ def compare(
     running: Running,
 ) -> None:
     """Train several methods with the same budget and print one table."""
-    from choral.judging.compare import compare as run
-    from choral.judging.compare import recipes_for, spending_of
+    from choral.engine.compute import Compute
+    from choral.judging.compare import compared, recipes_for, spending_of
 
     names = _named(methods)
     check_executor(running.executor)
@@ -328,8 +321,14 @@ def compare(
     spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
     recipes = recipes_for(names, budget=budget, members=members, training=training, spending=spending)
     known = {recipe.name: recipe for recipe in recipes}
+    compute = Compute(
+        executor=running.executor,  # type: ignore[arg-type]  # checked by Compute
+        device=running.device,
+        precision=running.precision,  # type: ignore[arg-type]  # checked by Compute
+        cluster=scaling.cluster_of(cluster),
+    )
     with progress(silent, running.shown) as bar, scaling.results_only(cluster):
-        comparison = run(
+        comparison = compared(
             build,
             problem,
             recipes,
@@ -338,13 +337,9 @@ def compare(
             members=members,
             training=training,
             run_dir=out,
-            seed=running.seed,
-            seeds=None if seeds is None else range(running.seed, running.seed + seeds),
-            executor=running.executor,
-            overwrite=running.overwrite,
-            likelihood=reading.likelihood,
-            listener=lambda name: bar(name, known[name].epochs),
-            cluster=scaling.cluster_of(cluster),
+            seed=running.seed if seeds is None else range(running.seed, running.seed + seeds),
+            options={"likelihood": reading.likelihood, "on_existing": running.on_existing, "compute": compute},
+            hearing=lambda name: bar(name, known[name].epochs),
         )
     if running.json:
         write_json(comparison.to_dict() | {"findings": comparison.findings})

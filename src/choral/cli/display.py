@@ -169,7 +169,7 @@ def progress(
         quiet: show nothing, unless it is wanted.
         wanted: True shows a bar in a terminal and a line now and then elsewhere, False nothing, None a bar in a terminal.
     """
-    from choral.listeners import bars
+    from choral.callbacks import bars
 
     terminal = sys.stderr.isatty()
     drawn = terminal and (wanted or (wanted is None and not quiet))

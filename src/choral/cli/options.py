@@ -59,15 +59,25 @@ Bound = Annotated[
     ),
 ]
 Members = Annotated[int | None, typer.Option("--members", min=1, help="Members, where the method has a choice.")]
-Rate = Annotated[float | None, typer.Option("--rate", help="Peak learning rate.")]
-Optimiser = Annotated[str | None, typer.Option("--optimiser", help="sgd, adam or adamw.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="Peak learning rate.")]
+Optimizer = Annotated[str | None, typer.Option("--optimizer", help="sgd, adam or adamw.")]
 Batch = Annotated[int | None, typer.Option("--batch-size", min=1, help="Points in a batch.")]
 Schedule = Annotated[str | None, typer.Option("--schedule", help="cosine, constant, steps or linear_drop.")]
 Seed = Annotated[int, typer.Option("--seed", help="Root of every random draw.")]
-Holdout = Annotated[float, typer.Option("--holdout", min=0.01, max=0.9, help="Part of the rows kept for testing.")]
+Holdout = Annotated[
+    float,
+    typer.Option(
+        "--holdout",
+        min=0.01,
+        max=0.9,
+        help="Part of the rows kept for the scores that are printed; no member sees them.",
+    ),
+]
 Share = Annotated[
     float | None,
-    typer.Option("--validation", help="Part of the training rows no member is trained on, to watch them by."),
+    typer.Option(
+        "--validation", help="Part of the training rows that members are not trained on and stop by; 0 for none."
+    ),
 ]
 Patience = Annotated[
     int | None,
@@ -75,10 +85,11 @@ Patience = Annotated[
 ]
 Folded = Annotated[
     int | None,
-    typer.Option("--folds", min=2, help="Cross-validation: each member holds out one of so many parts of the rows."),
+    typer.Option("--cv", min=2, help="Cross-validation instead of --validation: each member holds out another fold."),
 ]
-Kept = Annotated[
-    str | None, typer.Option("--keep", help="best or last: the state a training leaves; best if validated.")
+RestoreBest = Annotated[
+    bool,
+    typer.Option("--restore-best/--keep-last", help="Keep each member's best weights on held-out rows, or its last."),
 ]
 Limit = Annotated[
     float | None, typer.Option("--time-limit", help="Seconds after which training ends with what is there.")
@@ -90,7 +101,9 @@ Weighing = Annotated[
     str | None,
     typer.Option("--class-weights", help="What rows of each class count in training: balanced, or 'yes=5,no=1'."),
 ]
-Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorised.")]
+Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorized.")]
+Device = Annotated[str, typer.Option("--device", help="auto (CUDA, MPS or the CPU), cpu, cuda, cuda:1, mps.")]
+Precision = Annotated[str, typer.Option("--precision", help="fp32, or bf16 or fp16 by autocast.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, and not how columns are read.")]
 Progress = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="Show progress; only in a terminal if left out.")
@@ -134,11 +147,11 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is said of the optimiser."""
+    """What is said of the optimizer."""
 
-    PANEL: ClassVar = "The optimiser"
-    rate: Rate = None
-    optimiser: Optimiser = None
+    PANEL: ClassVar = "The optimizer"
+    lr: Rate = None
+    optimizer: Optimizer = None
     batch_size: Batch = None
     schedule: Schedule = None
 
@@ -150,25 +163,8 @@ class Watching:
     PANEL: ClassVar = "Validation"
     validation: Share = None
     patience: Patience = None
-    folds: Folded = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecasting:
-    """A cluster whose time is asked for."""
-
-    PANEL: ClassVar = "On a cluster"
-    cluster: Annotated[
-        int | None, typer.Option("--cluster", min=1, help="Say how long it takes on so many workers of a cluster.")
-    ] = None
-    step_seconds: Annotated[
-        float | None,
-        typer.Option("--step-seconds", help="Seconds of one training step; measured here if data is given."),
-    ] = None
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Training rows, where no data is given.")] = None
-    failure_hours: Annotated[
-        float | None, typer.Option("--failure-hours", help="Hours between two failures of one worker, on average.")
-    ] = None
+    cv: Folded = None
+    restore_best: RestoreBest = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +184,17 @@ class Running:
     PANEL: ClassVar = "The run"
     seed: Seed = 0
     executor: Exec = "auto"
+    device: Device = "auto"
+    precision: Precision = "fp32"
     overwrite: Overwrite = False
     json: Json = False
     quiet: Quiet = False
     shown: Progress = None
+
+    @property
+    def on_existing(self) -> Any:
+        """What happens to a run that the folder holds."""
+        return "overwrite" if self.overwrite else "resume"
 
 
 def given(*values: Any) -> dict[str, Any]:

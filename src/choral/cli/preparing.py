@@ -53,7 +53,8 @@ def prepare_fit(
         "members": members,
         "model": reading.model,
     }
-    return prepared(problem, **said, **asdict(watching), **asdict(settings))
+    watched = asdict(watching)
+    return prepared(problem, **said, folds=watched.pop("cv"), **watched, **asdict(settings))
 
 
 def _weighed(problem: Any, asked: str) -> Any:
@@ -108,7 +109,7 @@ def show_columns(data: str, read: Any) -> None:
 
 def check_executor(name: str) -> None:
     """Raise InputError for an executor there is not, before a folder is made."""
-    from choral.engine.executors import Executor
+    from choral.engine.compute import Executor
 
     known = get_args(Executor)
     if name not in known:

@@ -16,17 +16,22 @@ _LISTED = 40  # columns of a table of importance
 
 def evaluate(
     ensemble: Saved,
-    data: Annotated[str, typer.Argument(help="Labelled data: a built-in name, an .npz file or a table.")],
+    data: Annotated[str, typer.Argument(help="Labeled data: a built-in name, an .npz file or a table.")],
     ood: Annotated[str | None, typer.Option("--ood", help="Other data, to see whether it is told apart.")] = None,
     corruptions: Annotated[
         str | None, typer.Option("--corruptions", help="all, or names with commas; images only.")
     ] = None,
     holdout: Annotated[
         float,
-        typer.Option("--holdout", min=0.01, max=0.9, help="As given to fit, for the same test rows of built-in data."),
+        typer.Option(
+            "--holdout",
+            min=0.01,
+            max=0.9,
+            help="Part of built-in data kept for testing, as given to fit: the scores are of these rows.",
+        ),
     ] = 0.25,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Of a table, measure only rows that were not trained on.")
+        bool, typer.Option("--held-out", help="Score only the rows of a table that fit kept for testing (--holdout).")
     ] = False,
     importance: Annotated[
         bool,
@@ -35,7 +40,7 @@ def evaluate(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the result in the run folder, for choral report.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure a saved ensemble on labelled data."""
+    """Measure a saved ensemble on labeled data."""
     from choral.fit import load
     from choral.judging.importance import importance as weigh
     from choral.judging.importance import parts_of
@@ -118,7 +123,7 @@ def _show_importance(measure: str, columns: list[dict[str, Any]], **_: Any) -> N
 
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
     """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
-    from choral.data.arrays import read_inputs, read_labelled
+    from choral.data.arrays import read_inputs, read_labeled
     from choral.data.problems import load_problem, origin_of
     from choral.data.sheets import ending, read_table
     from choral.data.tables import with_target
@@ -133,7 +138,7 @@ def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[
         x = loaded.table.inputs(frame, path=data)
         return x, loaded.table.targets(frame, path=data) if targets else None, None
     if Path(data).suffix.lower() == ".npz" and Path(data).exists():
-        found: tuple[Any, Any] = read_labelled(Path(data)) if targets else (read_inputs(Path(data)), None)
+        found: tuple[Any, Any] = read_labeled(Path(data)) if targets else (read_inputs(Path(data)), None)
         shape = None
     else:
         problem = load_problem(data, holdout=holdout)

@@ -1,7 +1,6 @@
-"""The commands for runs that several processes or machines train, leaf by leaf: fit --prepare, leaves, run-leaf, plan --cluster."""
+"""The commands for runs that several processes or machines train, leaf by leaf: fit --prepare, leaves, run-leaf."""
 
 import contextlib
-import math
 import os
 import shlex
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from choral.cli.display import progress, say, table, write_json
-from choral.cli.options import Apart, Forecasting, Json, Progress, Quiet, Reading, Running, Settings, Watching, given
+from choral.cli.options import Apart, Json, Progress, Quiet, Reading, Running, Settings, Watching
 from choral.cli.preparing import prepare_fit
 
 _COMMAND = "command.json"
@@ -25,6 +24,7 @@ class Words:
 
     Attributes:
         asked: method, epochs, members and weights of classes.
+        compute: executor, precision and parts of a batch.
     """
 
     data: str
@@ -32,10 +32,8 @@ class Words:
     settings: Settings
     watching: Watching
     asked: dict[str, Any]
-    keep: str | None
     seed: int
-    executor: str
-    accumulate: int
+    compute: dict[str, Any]
 
     def understood(self, *, quiet: bool) -> Any:
         """Return what they ask for, a `choral.tabular.preparing.Ready`."""
@@ -43,8 +41,10 @@ class Words:
 
     def arguments(self, ready: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the network, data and recipe that `choral.fit` gets, and its options that decide the members."""
+        from choral.engine.compute import Compute
+
         what, options = ready.arguments()
-        return what, options | {n: getattr(self, n) for n in ("seed", "executor", "keep", "accumulate")}
+        return what, options | {"seed": self.seed, "compute": Compute(**self.compute)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as JSON types, the data as other folders see it."""
@@ -61,10 +61,12 @@ class Words:
 _VALUES = {"reading": Reading, "settings": Settings, "watching": Watching}
 
 
-def check_apart(apart: Apart, time_limit: float | None, *, extend: bool) -> None:
+def check_apart(apart: Apart, time_limit: float | None, *, extend: bool, overwrite: bool) -> None:
     """Raise InputError for options that do not go together."""
     from choral.base.errors import InputError
 
+    if extend and overwrite:
+        raise InputError("--overwrite starts again and --extend adds members to what is there; give one of them.")
     if apart.cluster is not None and (apart.prepare or time_limit is not None):
         other = "--prepare" if apart.prepare else "--time-limit"
         raise InputError(f"--cluster trains the run on a cluster, which cannot go with {other}; leave one of them out.")
@@ -106,69 +108,6 @@ def results_only(cluster: str | None) -> Iterator[None]:
         yield
 
 
-def times(asked: Forecasting, recipe: Any, ready: Any = None) -> dict[str, Any]:
-    """Return how long a method takes on a cluster, nothing if it is not asked for.
-
-    Args:
-        asked: how many workers, and what is known of them.
-        recipe: the method.
-        ready: what fit would do, where data is given: a step is then measured.
-    """
-    from choral.base.errors import InputError
-    from choral.scale.cutting import cut
-    from choral.scale.forecast import Conditions, expected_seconds
-
-    if asked.cluster is None:
-        if given(asked):
-            raise InputError(f"{next(iter(given(asked)))} is about a cluster; add --cluster N, or leave it out.")
-        return {}
-    rows, step = (asked.rows, asked.step_seconds) if ready is None else _measured(ready, asked.step_seconds)
-    if rows is None or step is None:
-        raise InputError(
-            "--cluster needs the seconds of a step and the rows; add --data FILE, or --step-seconds and --rows."
-        )
-    if not 0 < step < math.inf or (asked.failure_hours is not None and not asked.failure_hours > 0):
-        raise InputError("--step-seconds and --failure-hours are numbers above 0; give such.")
-    failure = {} if asked.failure_hours is None else {"failure_seconds": 3600 * asked.failure_hours}
-    conditions, leaves = Conditions(step_seconds=step, **failure), cut(recipe.settled(rows).plan, 1)
-    found = {n: expected_seconds(leaves, n, rows, conditions) for n in (1, asked.cluster, len(leaves))}
-    about = {"workers": asked.cluster, "leaves": len(leaves), "step_seconds": step}
-    return {"cluster": about | {"seconds": found[asked.cluster], "alone": found[1], "least": found[len(leaves)]}}
-
-
-def _measured(ready: Any, step: float | None) -> tuple[int, float]:
-    """Return the training rows of a fit, and the seconds of one of its steps."""
-    from choral.engine.executors import step_seconds
-    from choral.scale.entry import call_of
-
-    (build, data, recipe), options = ready.arguments()
-    job = call_of(build, data, recipe, options).job()
-    return job.source.drawn(), step or step_seconds(job.task, job.source, job.recipe.plan)
-
-
-def tell_times(found: dict[str, Any], *, quiet: bool) -> None:
-    """Say how long a method takes on a cluster."""
-    if quiet or not found:
-        return
-    about = found["cluster"]
-    say(
-        f"cluster: {_span_of(about['seconds'])} on {about['workers']} workers, {_span_of(about['alone'])} on one "
-        f"({about['alone'] / about['seconds']:.1f}x); {about['leaves']} leaves, at least {_span_of(about['least'])} however many workers; one step "
-        f"takes {about['step_seconds']:.3g} s"
-    )
-
-
-def _span_of(seconds: float) -> str:
-    """Return a time in words.
-
-    >>> _span_of(42.1), _span_of(600), _span_of(36000)
-    ('42 s', '10.0 min', '10.0 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def places(out: str | None, usual: Path) -> tuple[str | Path, Path]:
     """Return where a run goes, and the folder of this machine for what is made of it: the usual one if the run is at a URL."""
     from choral.scale.remote import is_far
@@ -185,7 +124,7 @@ def tell_prepared(words: Words, ready: Any, place: str | Path, apart: Apart, run
     from choral.scale.sites import opened
 
     what, options = words.arguments(ready)
-    rows = prepare(*what, run_dir=place, stack=apart.stack, overwrite=running.overwrite, **options)
+    rows = prepare(*what, run_dir=place, stack=apart.stack, on_existing=running.on_existing, **options)
     with opened(place) as (folder, _):
         keep(folder / _COMMAND, words.to_dict(), within=folder)
     _show(str(place), rows, json=running.json)
@@ -260,7 +199,7 @@ def run_leaf(
     what, options = words.arguments(words.understood(quiet=True))
     _await(run, name, wait)
     with progress(json or quiet, shown) as bar:
-        made = train(run, name, *what, listener=bar(name, chosen["epochs"]), **options)
+        made = train(run, name, *what, callbacks=bar(name, chosen["epochs"]), **options)
     if json:
         write_json(made)
     else:

@@ -80,7 +80,7 @@ class Tracer(TorchFunctionMode):
         rows: units of a layer's output channels, by the name of its weight.
         uses: all readings by layers that mix channels.
         elsewhere: parameters used by calls without a rule, with the reason.
-        norms: units of the channels a normalisation module reads, by module name.
+        norms: units of the channels a normalization module reads, by module name.
         silenced: False where a parameter would be silenced, (channel,) by name.
     """
 

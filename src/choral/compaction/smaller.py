@@ -69,7 +69,7 @@ def compact(
     """Return a smaller network with the outputs that the network has, in evaluation mode, without some neurons.
 
     A removed neuron has zero weights and bias. Rows are removed with the matching columns of all that reads them,
-    through normalisation, pooling, flattening, sums, products, concatenations and depthwise or grouped convolutions. A
+    through normalization, pooling, flattening, sums, products, concatenations and depthwise or grouped convolutions. A
     removed neuron that still emits a constant (the shift of a BatchNorm behind it) is folded into the bias of the next
     layer; where the bias cannot represent it (zero-padding, no bias), one such neuron stays, and its outgoing weights
     take over those of the others. Channels that cannot go - summed with live ones, under the statistics of a LayerNorm,

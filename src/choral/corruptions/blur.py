@@ -3,7 +3,7 @@
 import numpy as np
 
 from choral.corruptions.draws import Array, RowDraws
-from choral.corruptions.resample import line_blur, pixel_scale, zoom_centre
+from choral.corruptions.resample import line_blur, pixel_scale, zoom_center
 
 _GAUSSIAN = (0.4, 0.6, 0.7, 0.8, 1.0)
 _DEFOCUS = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))  # radius, smoothing of the disk
@@ -55,9 +55,9 @@ def _convolve(images: Array, kernel: Array) -> Array:
 
 
 def glass_blur(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Smooth, take every pixel from a random neighbour, smooth again: frosted glass.
+    """Smooth, take every pixel from a random neighbor, smooth again: frosted glass.
 
-    The published code means to swap neighbours, but its swap of array views only copies, from up to `reach` pixels before and
+    The published code means to swap neighbors, but its swap of array views only copies, from up to `reach` pixels before and
     `reach` - 1 after; that is what its images show and what is done here.
     """
     sigma, reach, rounds = _GLASS[severity - 1]
@@ -80,9 +80,9 @@ def motion_blur(images: Array, severity: int, draws: RowDraws) -> Array:
 
 
 def zoom_blur(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Average the image and its enlargements by 1.00, 1.01, ... about the centre."""
+    """Average the image and its enlargements by 1.00, 1.01, ... about the center."""
     factors = np.arange(1.0, _ZOOM[severity - 1] - 1e-9, 0.01)
     total = images.copy()
     for factor in factors:
-        total += zoom_centre(images, float(factor))
+        total += zoom_center(images, float(factor))
     return total / (len(factors) + 1)

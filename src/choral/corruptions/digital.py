@@ -5,7 +5,7 @@ import io
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.corruptions.colour import with_saturation
+from choral.corruptions.color import with_saturation
 from choral.corruptions.draws import Array, RowDraws
 from choral.corruptions.resample import box_matrix, pixel_scale, separable, warp
 
@@ -29,7 +29,7 @@ def contrast(images: Array, severity: int, draws: RowDraws) -> Array:
 
 
 def saturate(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Drain or deepen the colours; for RGB images only."""
+    """Drain or deepen the colors; for RGB images only."""
     if images.shape[-1] != 3:
         raise InputError(
             f"images have {images.shape[-1]} channels; saturate needs 3 (RGB), as other images have no saturation. "
@@ -60,10 +60,10 @@ def _smooth_cut(noise: Array, sigma: float) -> Array:
 
 
 def _random_affine(images: Array, moves: Array) -> Array:
-    """Return the images under the affine map that moves three points about the centre by `moves` (row, 3, 2)."""
+    """Return the images under the affine map that moves three points about the center by `moves` (row, 3, 2)."""
     height, width = images.shape[1:3]
-    centre, third = np.array([height // 2, width // 2]), max(1, min(height, width) // 3)
-    points = centre + third * np.array([[1, 1], [-1, 1], [-1, -1]])
+    center, third = np.array([height // 2, width // 2]), max(1, min(height, width) // 3)
+    points = center + third * np.array([[1, 1], [-1, 1], [-1, -1]])
     moved = points + moves.astype(np.float64)  # (row, 3, 2)
     # Where does each pixel come from: the affine map that takes the moved points back, as [y, x, 1] @ back.
     homogeneous = np.concatenate([moved, np.ones((len(images), 3, 1))], -1)

@@ -1,4 +1,4 @@
-"""Random numbers that belong to a row: image i gets the same ones whoever its neighbours are."""
+"""Random numbers that belong to a row: image i gets the same ones whoever its neighbors are."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Moving pixels: separable resizing, centre zooms, free warps, shifted averages. All rows at once."""
+"""Moving pixels: separable resizing, center zooms, free warps, shifted averages. All rows at once."""
 
 import numpy as np
 
@@ -26,11 +26,11 @@ def linear_matrix(positions: Array, size: int) -> Array:
 
 
 def box_matrix(new: int, old: int) -> Array:
-    """Return (new, old) weights of a resize by averaging the pixels whose centres fall into each new pixel."""
+    """Return (new, old) weights of a resize by averaging the pixels whose centers fall into each new pixel."""
     ratio = old / new
     window = max(ratio, 1.0)
-    centres = (np.arange(new) + 0.5) * ratio
-    distance = (np.arange(old) + 0.5)[None] - centres[:, None]
+    centers = (np.arange(new) + 0.5) * ratio
+    distance = (np.arange(old) + 0.5)[None] - centers[:, None]
     inside = ((distance > -0.5 * window) & (distance <= 0.5 * window)).astype(np.float32)
     return inside / inside.sum(1, keepdims=True)
 
@@ -41,12 +41,12 @@ def separable(images: Array, rows: Array, columns: Array) -> Array:
     return np.moveaxis(rows @ planes @ columns.T, 1, -1)
 
 
-def zoom_centre(images: Array, factor: float) -> Array:
-    """Return the images enlarged about their centre by a factor, bilinear, same size."""
+def zoom_center(images: Array, factor: float) -> Array:
+    """Return the images enlarged about their center by a factor, bilinear, same size."""
     matrices = []
     for size in images.shape[1:3]:
-        centre = 0.5 * (size - 1)
-        matrices.append(linear_matrix((np.arange(size) - centre) / factor + centre, size))
+        center = 0.5 * (size - 1)
+        matrices.append(linear_matrix((np.arange(size) - center) / factor + center, size))
     return separable(images, *matrices)
 
 

@@ -11,7 +11,7 @@ from choral.corruptions.draws import Array
 def plasma(noise: Array, decay: float) -> Array:
     """Return cloudy height maps in [0, 1] by the diamond-square rule on a torus.
 
-    Every new point is the mean of four older neighbours plus its own noise; the noise's size falls by decay² with each
+    Every new point is the mean of four older neighbors plus its own noise; the noise's size falls by decay² with each
     halving of the grid (the published clouds square it by multiplying twice).
 
     Args:
@@ -24,7 +24,7 @@ def plasma(noise: Array, decay: float) -> Array:
     while step >= 2:
         half = step // 2
         for y, x, offsets in (
-            (half, half, ((half, half), (half, -half), (-half, half), (-half, -half))),  # centres of squares
+            (half, half, ((half, half), (half, -half), (-half, half), (-half, -half))),  # centers of squares
             (0, half, ((0, half), (0, -half), (half, 0), (-half, 0))),  # then the middles of their sides
             (half, 0, ((0, half), (0, -half), (half, 0), (-half, 0))),
         ):

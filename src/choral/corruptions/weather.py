@@ -6,9 +6,9 @@ import numpy as np
 
 from choral.base.errors import InputError
 from choral.corruptions.blur import smooth
-from choral.corruptions.colour import grey_of, in_channels, with_value_added
+from choral.corruptions.color import grey_of, in_channels, with_value_added
 from choral.corruptions.draws import Array, RowDraws
-from choral.corruptions.resample import enlarge, line_blur, pixel_scale, zoom_centre
+from choral.corruptions.resample import enlarge, line_blur, pixel_scale, zoom_center
 from choral.corruptions.textures import frost_crystals, plasma
 
 _SNOW = (  # mean, deviation, zoom, threshold, blur radius, blur sigma, share of the image kept
@@ -41,7 +41,7 @@ def snow(images: Array, severity: int, draws: RowDraws) -> Array:
     """Whiten the image and add flakes, smeared as they fall, twice (once turned by 180 degrees)."""
     mean, deviation, zoom, threshold, radius, sigma, keep = _SNOW[severity - 1]
     height, width = images.shape[1:3]
-    flakes = zoom_centre((mean + deviation * _noise_layer(images, draws))[..., None], zoom)
+    flakes = zoom_center((mean + deviation * _noise_layer(images, draws))[..., None], zoom)
     flakes = enlarge(np.where(flakes < threshold, 0.0, np.clip(flakes, 0, 1))[..., 0], height, width)[..., None]
     scale = pixel_scale(images)
     angles = draws.uniform(low=-135, high=-45)
@@ -118,6 +118,6 @@ def _depth(inside: Array) -> Array:
     """Return how deep each pixel lies inside its drop, from 1/2 at the rim to 1 at the deepest."""
     from scipy.ndimage import distance_transform_edt
 
-    far = float(sum(inside.shape[1:]))  # rows of the batch are never neighbours
+    far = float(sum(inside.shape[1:]))  # rows of the batch are never neighbors
     depth = np.minimum(distance_transform_edt(inside, sampling=(far, 1, 1)), 5.0)
     return 0.5 + 0.5 * depth / np.maximum(depth.max((1, 2), keepdims=True), 1.0)

@@ -83,8 +83,8 @@ def read_problem(path: Path, *, classes: bool = True) -> tuple[np.ndarray, np.nd
     return x_train, y_train, x_test, y_test
 
 
-def read_labelled(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labelled rows of an .npz file: x_test and y_test, or x and y."""
+def read_labeled(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labeled rows of an .npz file: x_test and y_test, or x and y."""
     held = read_arrays(path)
     part = "_test" if "x_test" in held else ""
     absent = [n for n in (f"x{part}", f"y{part}") if n not in held]

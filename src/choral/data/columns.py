@@ -200,7 +200,7 @@ def _say_bounds(cells: Cells, path: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(Column):
-    """A column of numbers, standardised; cells without one count as the median of training.
+    """A column of numbers, standardized; cells without one count as the median of training.
 
     Attributes:
         scale: mean and deviation of the training cells.

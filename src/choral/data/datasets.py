@@ -359,5 +359,5 @@ def parted(item: Any, target: str | int | None = None) -> tuple[Any, Any]:
     parts = f"{len(item)} parts" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
     raise InputError(
         f"an item of the dataset is {parts}; it must be a pair (x, y), with several inputs as ((x1, x2), y) or a dict of them, "
-        "a dict together with fit(..., target='its key'), or (x, y, weight) together with fit(..., weights=2)."
+        "a dict together with fit(..., target='its key'), or (x, y, weight) together with fit(..., sample_weight=2)."
     )

@@ -27,8 +27,8 @@ def to_images(x: np.ndarray, *, shape: tuple[int, int] | None = None) -> np.ndar
         low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
         if x.dtype.kind != "f" or low < -1e-6 or high > 1 + 1e-6:
             raise InputError(
-                f"x runs from {low:.4g} to {high:.4g} ({x.dtype}); images must be bytes or numbers from 0 to 1. Normalise "
-                "with choral.data.Normalise inside the ensemble instead of beforehand."
+                f"x runs from {low:.4g} to {high:.4g} ({x.dtype}); images must be bytes or numbers from 0 to 1. Normalize "
+                "with choral.data.Normalize inside the ensemble instead of beforehand."
             )
         x = np.rint(x.clip(0, 1) * 255).astype(np.uint8)
     return np.ascontiguousarray(x.transpose(0, 2, 3, 1))

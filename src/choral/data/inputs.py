@@ -1,4 +1,4 @@
-"""What happens to a batch before the network sees it: bytes to numbers, normalisation, augmentation.
+"""What happens to a batch before the network sees it: bytes to numbers, normalization, augmentation.
 
 All of these are values, so they are saved with the ensemble. Augmentations draw from `choral.base.draws`, so they follow the
 place in the plan like everything else.
@@ -38,10 +38,10 @@ class Transform(Value, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalise(Transform):
+class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation for each channel or feature (axis 1).
 
-    >>> Normalise(mean=(1.0, 2.0), std=(1.0, 2.0))(torch.tensor([[2.0, 4.0]])).tolist()
+    >>> Normalize(mean=(1.0, 2.0), std=(1.0, 2.0))(torch.tensor([[2.0, 4.0]])).tolist()
     [[1.0, 1.0]]
     """
 
@@ -56,10 +56,10 @@ class Normalise(Transform):
             )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalised batch."""
+        """Return the normalized batch."""
         if x.dim() > 1 and len(self.mean) not in (1, x.shape[1]):
             raise InputError(
-                f"Normalise has {len(self.mean)} means, but a batch {tuple(x.shape)} has {x.shape[1]} channels or features; give one for each, or one "
+                f"Normalize has {len(self.mean)} means, but a batch {tuple(x.shape)} has {x.shape[1]} channels or features; give one for each, or one "
                 "for all."
             )
         shape = (-1,) + (1,) * (x.dim() - 2)
@@ -143,14 +143,14 @@ def checked_transforms(inputs: Any, x: Batch) -> Transforms:
         for name in inputs:
             if name not in tensors:
                 raise InputError(
-                    f"inputs has transforms for {name!r}, but x is {in_words(x)}; transforms by key are for the tensors of a "
+                    f"transforms has those for {name!r}, but x is {in_words(x)}; transforms by key are for the tensors of a "
                     f"dict.{did_you_mean(str(name), tensors)}"
                 )
-        return {name: _transforms(own, f"inputs[{name!r}]") for name, own in inputs.items()}
-    made = _transforms(inputs, "inputs")
+        return {name: _transforms(own, f"transforms[{name!r}]") for name, own in inputs.items()}
+    made = _transforms(inputs, "transforms")
     if made and not isinstance(x, Tensor):
         raise InputError(
-            f"inputs has transforms of one tensor, but x is {in_words(x)}; give them by key, inputs={{'name': (...)}}, with x a dict."
+            f"transforms has those of one tensor, but x is {in_words(x)}; give them by key, transforms={{'name': (...)}}, with x a dict."
         )
     return made
 
@@ -159,7 +159,7 @@ def _transforms(given: Any, name: str) -> tuple[Transform, ...]:
     made = (given,) if isinstance(given, Transform) else given
     if not isinstance(made, tuple | list) or not all(isinstance(t, Transform) for t in made):
         raise InputError(
-            f"{name} is {given!r}; give transforms of choral.data, such as (Normalise(mean=..., std=...),)."
+            f"{name} is {given!r}; give transforms of choral.data, such as (Normalize(mean=..., std=...),)."
         )
     return tuple(made)
 

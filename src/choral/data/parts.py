@@ -47,7 +47,7 @@ def _by_class(order: Tensor, labels: Tensor) -> Tensor:
 
 
 def _by_size(order: Tensor, values: Tensor, count: int) -> Tensor:
-    """Return the order rearranged so that its first `count` points are one of each of as many runs of neighbouring values."""
+    """Return the order rearranged so that its first `count` points are one of each of as many runs of neighboring values."""
     ranks = values[order].argsort(stable=True)  # places in the order, by value; equal values stay in the order drawn
     runs = torch.empty(len(order), dtype=torch.long)
     runs[ranks] = torch.arange(len(order)) * count // len(order)
@@ -76,7 +76,7 @@ def partition(source: Source, parts: int, seed: int) -> Tensor:
     order = torch.randperm(source.points, generator=generator)
     targets = source.targets()
     if targets is not None and targets[0].numel() == 1:
-        order = order[targets.flatten()[order].argsort(stable=True)]  # neighbours have equal or similar targets
+        order = order[targets.flatten()[order].argsort(stable=True)]  # neighbors have equal or similar targets
     rounds = -(-source.points // parts)
     dealt = torch.stack([torch.randperm(parts, generator=generator) for _ in range(rounds)]).flatten()
     found = torch.empty(source.points, dtype=torch.long)

@@ -1,7 +1,7 @@
 """Problems: training and test data with what is known about them, by name or from a file."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ class Problem:
     def points(self) -> tuple[np.ndarray, ...]:
         """The training data as `fit` takes it: inputs, targets and, if there are any, weights."""
         return (self.x_train, self.y_train, *(() if self.weights is None else (self.weights,)))
+
+    def folds(self, count: int) -> Any:
+        """Return so many folds as `fit(cv=)` takes them: with the groups that are held out together, if there are any."""
+        return count if self.groups is None else (count, self.groups.words.astype(str))
 
     def of_rows(self, rows: np.ndarray) -> "Problem":
         """Return the problem with some of its training rows alone; nothing says any more how to hold out others."""
@@ -144,9 +148,12 @@ def _from_npz(path: Path, likelihood: str | None) -> Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What a user says about the columns of a table.
+    """The columns of a table, where they are more than a target and inputs.
 
-    Attributes:
+    >>> Columns(drop=["id"], orders={"size": ["small", "large"]}).drop
+    ('id',)
+
+    Args:
         target: the one to predict.
         drop: those that are no inputs.
         ids: those that are no inputs but shown beside predictions.
@@ -156,11 +163,17 @@ class Columns:
     """
 
     target: str | None = None
-    drop: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
-    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    ids: Sequence[str] = ()
+    orders: Mapping[str, Any] = field(default_factory=dict)
     group: str | None = None
     time: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "ids"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        object.__setattr__(self, "orders", {name: tuple(steps) for name, steps in self.orders.items()})
 
     @property
     def given(self) -> list[str]:

@@ -52,7 +52,7 @@ LADDERS = (
     ),
     ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
 )
-"""Orders that are recognised without being told, if at least three of their words occur and no other."""
+"""Orders that are recognized without being told, if at least three of their words occur and no other."""
 
 
 def learn_column(cells: Cells, *, order: tuple[str, ...] = (), path: str) -> Column:

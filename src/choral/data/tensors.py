@@ -1,4 +1,4 @@
-"""The contract of training data, points picked by index, batch by batch; and arrays in memory that fulfil it.
+"""The contract of training data, points picked by index, batch by batch; and arrays in memory that fulfill it.
 
 Inputs are batches as `choral.base.batches` has them: a tensor, or dicts, tuples and lists of tensors.
 """

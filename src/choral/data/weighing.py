@@ -35,14 +35,14 @@ def without_weights(data: Any, key: str | int) -> tuple[Any, Tensor]:
     if isinstance(data, DataLoader):
         if data.collate_fn is not default_collate:
             raise InputError(
-                f"weights={key!r} takes a part out of every item, which the DataLoader's collate function would miss; give the weights as an "
+                f"sample_weight={key!r} takes a part out of every item, which the DataLoader's collate function would miss; give the weights as an "
                 "array, one number for each item."
             )
         kept, weights = without_weights(data.dataset, key)
         return _loader_like(data, kept), weights
     if not is_dataset(data):
         raise InputError(
-            f"weights={key!r} says which part of an item is its weight, but data is {_kind(data)}; give the weights themselves, one number for "
+            f"sample_weight={key!r} says which part of an item is its weight, but data is {_kind(data)}; give the weights themselves, one number for "
             "each point."
         )
     if type(data) is TensorDataset and key == _LAST and len(data.tensors) == 3:
@@ -77,12 +77,12 @@ def _weight(item: Any, key: str | int) -> Any:
         if key not in item:
             names = [str(n) for n in item]
             raise InputError(
-                f"weights={key!r} is not among the keys {', '.join(map(repr, names))} of the data.{did_you_mean(str(key), names)}"
+                f"sample_weight={key!r} is not among the keys {', '.join(map(repr, names))} of the data.{did_you_mean(str(key), names)}"
             )
         return item[key]
     if key != _LAST or not isinstance(item, tuple | list) or len(item) != 3:
         raise InputError(
-            f"weights={key!r}, but an item of the dataset is {_kind(item)}; weights=2 takes items (x, y, weight), and a text the key of items that "
+            f"sample_weight={key!r}, but an item of the dataset is {_kind(item)}; sample_weight=2 takes items (x, y, weight), and a text the key of items that "
             "are dicts."
         )
     return item[_LAST]

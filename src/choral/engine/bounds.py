@@ -58,7 +58,7 @@ def check(name: str, value: float, least: float, most: float, where: str) -> Non
 
 
 class _Shapes(TorchFunctionMode):
-    """Networks built inside have shapes alone, without memory; initialising them does nothing."""
+    """Networks built inside have shapes alone, without memory; initializing them does nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")

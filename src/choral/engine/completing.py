@@ -8,7 +8,7 @@ from typing import Any
 
 from choral.base.errors import RunError
 from choral.engine.checkpoint import Checkpoints
-from choral.engine.events import Listener
+from choral.engine.events import Callback
 from choral.engine.files import write_json
 from choral.engine.folder import read_costs, run_of
 from choral.engine.job import Job
@@ -24,7 +24,7 @@ def carry_out(
     folder: Path | None,
     plan: dict[str, Any],
     width: Callable[[Fork, int], int],
-    listener: Listener | None,
+    listener: Callback | None,
     *,
     seed: int,
     seconds: float,
@@ -62,7 +62,7 @@ def carry_out(
 
 @contextmanager
 def _stores(
-    folder: Path | None, plan: dict[str, Any], listener: Listener | None
+    folder: Path | None, plan: dict[str, Any], listener: Callback | None
 ) -> Iterator[tuple[MemberStore, Checkpoints | None, Log]]:
     """Open where members, checkpoints and events of a run go; None keeps members in memory and takes no checkpoints."""
     if folder is None:

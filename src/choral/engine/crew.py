@@ -69,7 +69,7 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
     for branch in branches:
         state = branch.reached
         own = [tree.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
-        able = phase.optimiser.elementwise and (phase.optimiser.varies or not branch.variant.settings)
+        able = phase.optimizer.elementwise and (phase.optimizer.varies or not branch.variant.settings)
         alone = None if able else branch.place
         taken = steps_of(state.memory) if phase.memory == "carried" else ()
         found.setdefault((tree.signature(state.params), repr(state.form), alone, taken, *own), []).append(branch)

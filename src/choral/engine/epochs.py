@@ -216,7 +216,7 @@ class Epochs:
                 watch.best_epoch = epoch + 1
             elif better:
                 watch.best, watch.best_epoch = value, epoch + 1
-                watch.state = branch.state if rules.keep == "best" else None
+                watch.state = branch.state if rules.restore_best else None
         if self.phase.select is not None:
             sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
             now = {i: outputs[branches.index(b)] for i, b in enumerate(sound) if b in branches}
@@ -269,10 +269,10 @@ class Epochs:
 
     def _stop(self, epoch: int, reason: str) -> None:
         """Stop, after so many epochs, the branches whose patience is up, or all, since the time or that of the choice is."""
-        stop = self.setting.rules.stop
+        patience = None if self.setting.rules.stop is None else self.setting.rules.stop.patience
         for branch in self._going():
             watch = branch.watch = branch.watch or Watch()
-            if reason == "patience" and (stop is None or epoch - watch.best_epoch < stop.patience):
+            if reason == "patience" and (patience is None or epoch - watch.best_epoch < patience):
                 continue
             self._take_out()
             watch.stopped = epoch
@@ -287,7 +287,7 @@ class Epochs:
             )
 
     def _leave(self) -> None:
-        """Make the stack smaller when enough have stopped, with what the optimiser remembers of the others."""
+        """Make the stack smaller when enough have stopped, with what the optimizer remembers of the others."""
         mounted = [branch for crew in self.crews for branch in crew.branches]
         going = [branch for branch in mounted if branch.goes_on]
         if len(going) == len(mounted) or not (self.apart or len(going) <= _ROOM * len(mounted)):

@@ -1,4 +1,4 @@
-"""What a run says while it goes: one typed dict for each kind of event, as listeners get them and `log.jsonl` keeps them.
+"""What a run says while it goes: one typed dict for each kind of event, as callbacks get them and `log.jsonl` keeps them.
 
 A place is the path of a phase in the plan, as text. New kinds and fields may come; those here keep their meaning.
 """
@@ -87,4 +87,4 @@ class Warned(TypedDict):
 
 
 EVENTS: tuple[type, ...] = (Epoch, Operated, Collected, Resumed, Diverged, Stopped, Warned)
-Listener = Callable[[dict[str, Any]], None]
+Callback = Callable[[dict[str, Any]], None]

@@ -1,6 +1,6 @@
 """Executors: how many branches of a fork are walked together; and what else is measured before a run, its kernel and threads.
 
-'sequential' walks them one by one and keeps one network in memory. 'vectorised' trains equal-shaped branches stacked.
+'sequential' walks them one by one and keeps one network in memory. 'vectorized' trains equal-shaped branches stacked.
 'auto' takes a few steps of each on the real data and keeps the faster. Convolutions of any size are not tried stacked on a processor: they are
 slower there (LeNet-S 1.9 times at 128 images, 1.5 at 8) and take the memory of all branches at once.
 """
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import nn
@@ -31,8 +30,7 @@ from choral.plan.phases import Fork, Phase, Train
 from choral.plan.state import State
 from choral.plan.walk import Place, Visitor, once, trainings, walk
 
-Executor = Literal["auto", "sequential", "vectorised"]
-_BYTES = 2 << 30  # of stacked parameters, gradients and optimiser memory
+_BYTES = 2 << 30  # of stacked parameters, gradients and optimizer memory
 _CLOSE = 1.25  # ratio of the two below which they are measured again
 _AGAIN = 3  # times
 _LONG = 2e-3  # seconds of a step from which arithmetic, not calls, takes the time
@@ -70,8 +68,8 @@ def _first_train(plan: Phase) -> tuple[Train, int] | None:
 
 def check_executor(executor: str) -> None:
     """Raise InputError if there is no executor of this name."""
-    if executor not in ("auto", "sequential", "vectorised"):
-        raise InputError(f"executor is {executor!r}; give 'auto', 'sequential' or 'vectorised'.")
+    if executor not in ("auto", "sequential", "vectorized"):
+        raise InputError(f"executor is {executor!r}; give 'auto', 'sequential' or 'vectorized'.")
 
 
 def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: str | None = None) -> Settled:
@@ -89,23 +87,23 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
 
     wanted = settled or executor
     if task.precision == "fp16":  # each network has a scale of its own
-        if wanted == "vectorised":
+        if wanted == "vectorized":
             raise InputError(
                 "precision='fp16' scales the losses of each network apart; give executor='sequential', or precision='bf16'."
             )
         return Settled("sequential", _sequential)
     if wanted == "sequential":
         return Settled("sequential", _sequential)
-    if wanted == "vectorised":
+    if wanted == "vectorized":
         if settled is None:
             _check_stackable(task, source, plan)
-        return Settled("vectorised", together)
+        return Settled("vectorized", together)
     found = _first_train(plan)
-    if found is None or widest == 1 or not found[0].optimiser.elementwise or task.ragged or task.remembers:
+    if found is None or widest == 1 or not found[0].optimizer.elementwise or task.ragged or task.remembers:
         return Settled("sequential", _sequential)
     measured = _measure(task, source, found[0], min(found[1], widest))
-    if measured.get("vectorised", float("inf")) < measured["sequential"]:
-        return Settled("vectorised", together, measured)
+    if measured.get("vectorized", float("inf")) < measured["sequential"]:
+        return Settled("vectorized", together, measured)
     return Settled("sequential", _sequential, measured)
 
 
@@ -116,7 +114,7 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
         return
     if task.remembers:
         raise InputError(
-            f"executor='vectorised' cannot train this network: its attribute {task.remembers!r}, a tensor, changes when it is called; make it "
+            f"executor='vectorized' cannot train this network: its attribute {task.remembers!r}, a tensor, changes when it is called; make it "
             "a buffer (register_buffer), or use executor='sequential'."
         )
     state = task.blueprint.fresh(0, "measure")
@@ -129,14 +127,14 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
         except UNMAPPED as error:
             said = str(error).strip().splitlines()[0]
             raise InputError(
-                f"executor='vectorised' cannot train this network: in {modules[-1] if modules else 'its loss'}, torch.func.vmap stops "
+                f"executor='vectorized' cannot train this network: in {modules[-1] if modules else 'its loss'}, torch.func.vmap stops "
                 f"with '{said}'; use executor='sequential'."
             ) from error
     one = _tried(PlainTrainer, task, source, found[0], [state], order, steps=1, last=1)
     wrong = one.differs_from(many, task)
     if wrong:
         raise InputError(
-            f"executor='vectorised' cannot train this network: stacked, its parameter {wrong!r} gets another gradient than alone (hooks of "
+            f"executor='vectorized' cannot train this network: stacked, its parameter {wrong!r} gets another gradient than alone (hooks of "
             "gradients, and weights that forward writes into or reads from a list or dict of its own, are passed over); use "
             "executor='sequential'."
         )
@@ -190,17 +188,8 @@ def choose_threads(task: Task, source: Source, plan: Phase, *, stacked: bool) ->
     return Threads().of(each, rows, run, together=branches, passes=passes)
 
 
-def step_seconds(task: Task, source: Source, plan: Phase) -> float:
-    """Return the seconds of one training step of one network, measured; 0 for a plan that trains nothing."""
-    phases = [phase for phase in trainings(plan) if phase.epochs]
-    if not phases:
-        return 0.0
-    order = torch.arange(min(source.points, phases[0].batch_size))
-    return _tried(PlainTrainer, task, source, phases[0], [task.blueprint.fresh(0, "measure")], order).seconds
-
-
 def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[str, float]:
-    """Return seconds for one step of one network under both executors (vectorised missing if it cannot run, or computes something else)."""
+    """Return seconds for one step of one network under both executors (vectorized missing if it cannot run, or computes something else)."""
     state = task.blueprint.fresh(0, "measure")
     order = torch.arange(min(source.points, phase.batch_size))
 
@@ -223,7 +212,7 @@ def _measure(task: Task, source: Source, phase: Train, branches: int) -> dict[st
         if max(one.seconds, many.seconds) >= _CLOSE * min(one.seconds, many.seconds):
             break
         one, many = min(one, alone(), key=Tried.each), min(many, stacked(), key=Tried.each)
-    return {"sequential": one.seconds, "vectorised": many.seconds}
+    return {"sequential": one.seconds, "vectorized": many.seconds}
 
 
 def _convolves(task: Task) -> bool:
@@ -303,7 +292,7 @@ def _tried(
         started = time.perf_counter()
         with telling("on a first batch,", x) if kind is PlainTrainer else nullcontext():
             trainer.step(x, y, Pace(step, 0.0, 0.0))
-        devices.synchronise(task.device)
+        devices.synchronize(task.device)
         if step:
             best = min(best, time.perf_counter() - started)
     return Tried(best / len(states), trainer.gradients())

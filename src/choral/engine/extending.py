@@ -49,7 +49,7 @@ def check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None
     if why:
         raise RunError(
             f"{folder} cannot be extended: {'; '.join(dict.fromkeys(why[:4]))}. More members of a fork and more rounds of a repeat can be "
-            "added; start anything else again: another run_dir (--out), or overwrite=True (--overwrite)."
+            "added; start anything else again: another run_dir (--out), or on_existing='overwrite' (--overwrite)."
         )
     together = (new.get("stop") or {}).get("by") == "ensemble" or any(
         phase.select for phase in trainings(from_dict(new["recipe"]).plan)
@@ -57,7 +57,7 @@ def check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None
     if "stop" in new and together:
         raise RunError(
             f"{folder} cannot be extended: held-out points stopped or chose its members together, so that in a longer run they would be others; "
-            "start again: another run_dir (--out), or overwrite=True (--overwrite)."
+            "start again: another run_dir (--out), or on_existing='overwrite' (--overwrite)."
         )
 
 

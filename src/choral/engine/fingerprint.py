@@ -3,7 +3,7 @@
 Three parts. `layers`: every module by name, with its class and settings - an activation, a rate of dropout, any attribute of its
 own. `code`: the bytecode of the methods of the user's own classes, and of the functions and constants they name; it needs no
 source file, so networks typed at a prompt have one, and comments and names of lines do not count. `initial`: a few sums over
-freshly drawn weights, so that another initialisation is noticed. Installed packages count by the names of their classes alone.
+freshly drawn weights, so that another initialization is noticed. Installed packages count by the names of their classes alone.
 """
 
 import math
@@ -57,7 +57,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     pairs = list(zip(old.get("initial", ()), new.get("initial", ())))
     largest = max((abs(a) for a, _ in pairs), default=0.0)
     if before == after and not all(math.isclose(a, b, rel_tol=_CLOSE, abs_tol=_CLOSE * largest) for a, b in pairs):
-        yield "the network's weights are drawn in another way (its initialisation was changed)"
+        yield "the network's weights are drawn in another way (its initialization was changed)"
 
 
 def _apart(old: list[str], new: list[str]) -> tuple[str, str]:

@@ -113,7 +113,9 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
 
     A folder with members but without a plan is refused: nothing says what they are members of.
     """
-    advice = "put back a copy of it, or use another run_dir (--out), or overwrite=True (--overwrite) to start again"
+    advice = (
+        "put back a copy of it, or use another run_dir (--out), or on_existing='overwrite' (--overwrite) to start again"
+    )
     plan = read_json(folder / "plan.json", advice=advice)
     if plan is not None:
         if "way" in plan:  # its name before

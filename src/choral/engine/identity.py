@@ -108,7 +108,7 @@ def _is_nested(value: Any) -> bool:
 
 def _word(field: str, kind: str) -> str:
     if field == "start":  # of a schedule
-        return "rate"
+        return "lr"
     return field if kind in _PLAIN else f"{field} of {kind}"
 
 

@@ -5,7 +5,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
-from choral.base.errors import PlanError
+from choral.base.border import is_whole
+from choral.base.errors import InputError, PlanError
 from choral.data.parts import partition
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
@@ -14,9 +15,9 @@ from choral.engine.left_out import Folds
 from choral.engine.reaching import left_plain
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
-from choral.engine.validation import Rules, Validation, chosen, rules_of, set_apart
+from choral.engine.validation import Rules, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.engine.wholeness import refuse_whole
-from choral.plan.stopping import EarlyStop
+from choral.plan.stopping import EarlyStopping
 from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 
@@ -54,34 +55,33 @@ def understood(
     data: Any,
     recipe: Recipe,
     *,
-    stop: EarlyStop | None,
-    keep: str | None,
+    early_stopping: EarlyStopping | None,
     time_limit: float | None,
     target: str | int | None,
-    weights: Any,
+    sample_weight: Any,
     validation: Any,
-    folds: int | None,
-    groups: Any,
+    cv: Any,
     seed: int,
     **options: Any,
 ) -> Job:
     """Return the job that the arguments of `choral.fit` ask for; raises InputError or PlanError where it cannot be done.
 
     Args:
-        build, data, stop, keep, time_limit, target, weights, validation, folds, groups, seed: as in `choral.fit`.
+        build, data, early_stopping, time_limit, target, sample_weight, validation, cv, seed: as in `choral.fit`.
         recipe: the method.
         options: further arguments of `make_task`.
     """
     check_runnable(recipe)
+    folds, groups = folds_of(cv)
     if groups is not None:
         data, target = source_of(data, target).grouped(groups), None
-    whole = source_of(data, target, weights)
-    wanted = folds is None and (recipe.is_open or stop is not None or keep == "best")
+    whole = source_of(data, target, sample_weight)
+    wanted = folds is None and (recipe.is_open or wants_validation(early_stopping))
     validation = chosen(validation, whole.points, wanted=wanted)
-    rules = rules_of(validation, stop, keep, time_limit, folds)
+    rules = rules_of(validation, early_stopping, time_limit, folds)
     recipe = recipe.settled(whole.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
     check_batches(whole, recipe.plan)
-    source, held = set_apart(whole, validation, seed, target, weights if is_key(weights) else None)
+    source, held = set_apart(whole, validation, seed, target, sample_weight if is_key(sample_weight) else None)
     if folds is not None:
         source = source.folded(partition(source, folds, seed))
     raw = source
@@ -109,12 +109,24 @@ def understood(
     return Job(recipe, task, source, watch, rules, rules.identity(validation, held))
 
 
+def folds_of(cv: Any) -> tuple[int | None, Any]:
+    """Return the number of folds of a cross-validation and the groups of its points; InputError for something else.
+
+    >>> folds_of(5), folds_of(None)
+    ((5, None), (None, None))
+    """
+    folds, groups = cv if isinstance(cv, tuple) and len(cv) == 2 else (cv, None)
+    if folds is not None and not is_whole(folds, 2):
+        raise InputError(f"cv is {cv!r}; give a whole number of 2 or more, (number, groups), or None.")
+    return folds, groups
+
+
 def _check_watched_apart(recipe: Recipe) -> None:
     """Raise PlanError for a plan that chooses among networks by points which all of them hold out."""
     if any(phase.select is not None for phase in trainings(recipe.plan)):
         raise PlanError(
             f"'{recipe.name}' chooses among networks while they are trained, by points that none of them sees, but every fold sees others; "
-            "give validation=0.2 instead of folds."
+            "give validation=0.2 instead of cv."
         )
 
 

@@ -54,4 +54,6 @@ class Folds:
         stop = None if rules.stop is None else rules.stop.to_dict()
         groups = self.source.groups
         held = {} if groups is None else {"groups": hashed([groups.numpy()])}
-        return rules.identity(None, None) | held | {"folds": self.count, "stop": stop, "keep": rules.keep}
+        return (
+            rules.identity(None, None) | held | {"folds": self.count, "stop": stop, "restore_best": rules.restore_best}
+        )

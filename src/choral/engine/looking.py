@@ -71,7 +71,7 @@ def look(
         _refuse_extra_state(network)
         _refuse_complex(network)
         if not isinstance(structure, Independent):
-            _refuse_synchronised(network)
+            _refuse_synchronized(network)
         source.settle(floats_of(network))
         x, _ = source.example()
         seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)
@@ -161,7 +161,7 @@ def _refuse_extra_state(network: nn.Module) -> None:
 
 
 def _refuse_complex(network: nn.Module) -> None:
-    """Raise InputError for complex numbers among what is trained: optimisers, penalties and masks are for real ones."""
+    """Raise InputError for complex numbers among what is trained: optimizers, penalties and masks are for real ones."""
     for name, p in network.named_parameters():
         if p.is_complex() and p.requires_grad:
             raise InputError(
@@ -170,13 +170,13 @@ def _refuse_complex(network: nn.Module) -> None:
             )
 
 
-def _refuse_synchronised(network: nn.Module) -> None:
+def _refuse_synchronized(network: nn.Module) -> None:
     """Raise ConversionError for statistics of many processes, which members of one network would have in common."""
     for name, module in network.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise ConversionError(
                 f"layer {name!r} (SyncBatchNorm) would mix the statistics of members; build the network with nn.BatchNorm2d (or 1d, 3d): "
-                "fit(..., data_parallel=True) takes its statistics over the whole batch of all processes."
+                "Compute(data_parallel=True) takes its statistics over the whole batch of all processes."
             )
 
 

@@ -21,6 +21,7 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
+from choral.engine.compute import Compute
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
@@ -171,7 +172,7 @@ class Parts:
                 flat[i] = own
         for p, grad, times in zip(params.values(), flat, used.tolist()):
             if times:
-                made = torch.empty_like(p)  # in the layout of the weights, which the optimiser relies on
+                made = torch.empty_like(p)  # in the layout of the weights, which the optimizer relies on
                 made.copy_(grad.view(p.shape))
                 p.grad = made
 
@@ -223,9 +224,9 @@ class _WholeNorm(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.batch_norm:
             return func(*args, **(kwargs or {}))
-        return self._normalised(*args, **(kwargs or {}))
+        return self._normalized(*args, **(kwargs or {}))
 
-    def _normalised(
+    def _normalized(
         self,
         input: Tensor,
         running_mean: Tensor | None,
@@ -243,33 +244,29 @@ class _WholeNorm(TorchFunctionMode):
         wide = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
         count = wide.numel() / wide.shape[1] * self.part.of / self.part.rows
         mean = _Summed.apply(wide.sum(axes)) / count
-        centred = wide - mean.view(shape)
-        var = _Summed.apply(centred.square().sum(axes)) / count
+        centered = wide - mean.view(shape)
+        var = _Summed.apply(centered.square().sum(axes)) / count
         with torch.no_grad():
             if running_mean is not None and running_var is not None:
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                 running_var.lerp_((var * (count / max(count - 1.0, 1.0))).to(running_var.dtype), momentum)
-        found = (centred * (var + eps).rsqrt().view(shape)).to(input.dtype)
+        found = (centered * (var + eps).rsqrt().view(shape)).to(input.dtype)
         if weight is not None:
             found = found * weight.view(shape)
         return found if bias is None else found + bias.view(shape)
 
 
-def parts_of(*, data_parallel: bool, accumulate: int, batch_norm: str) -> Parts:
-    """Return how batches are taken; raises InputError where the arguments of `choral.fit` cannot be met."""
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise InputError(f"accumulate is {accumulate!r}; give the number of parts of each batch, 1 or more.")
-    if batch_norm not in ("whole", "part"):
-        raise InputError(f"batch_norm is {batch_norm!r}; give 'whole' or 'part'.")
+def parts_of(compute: Compute) -> Parts:
+    """Return how batches are taken; raises InputError where this process belongs to no group."""
     group = None
-    if data_parallel:
+    if compute.data_parallel:
         if not (dist.is_available() and dist.is_initialized()):
             raise InputError(
                 "data_parallel=True, but this process belongs to no group; start it with torchrun and call "
                 "torch.distributed.init_process_group('gloo') first ('nccl' on GPUs), or use the shell: torchrun -m choral fit ..."
             )
         group = Group(dist.get_rank(), dist.get_world_size())
-    return Parts(accumulate, group, batch_norm == "whole")
+    return Parts(compute.accumulate, group, compute.batch_norm == "whole")
 
 
 def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: int, plan: Phase) -> None:
@@ -282,7 +279,7 @@ def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: 
             f"{type(structure).__name__} lays rows of a batch out among its members, so a part of a batch is not a part of what they "
             "read; train without data_parallel and accumulate, or use another method."
         )
-    if parts.accumulate > 1 and parts.whole_norm and _normalises(network):
+    if parts.accumulate > 1 and parts.whole_norm and _normalizes(network):
         raise InputError(
             f"accumulate={parts.accumulate}, but the network has BatchNorm, whose statistics over the whole batch are not known part by "
             "part; give batch_norm='part' to let each part have its own, or train with accumulate=1."
@@ -296,7 +293,7 @@ def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: 
             )
 
 
-def _normalises(network: nn.Module) -> bool:
+def _normalizes(network: nn.Module) -> bool:
     """Return whether a network has BatchNorm."""
     norms = nn.modules.batchnorm._BatchNorm
     return any(

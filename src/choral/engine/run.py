@@ -298,7 +298,7 @@ class Run:
         if phase.select is not None and self._selects and len(stacks) > 1:
             raise RunError(
                 f"{type(phase).__name__} chooses among its {len(branches)} branches while they train, but they cannot be stacked (other shapes, or an "
-                "optimiser that looks across members); give them equal shapes and an optimiser of choral.plan."
+                "optimizer that looks across members); give them equal shapes and an optimizer of choral.plan."
             )
         for number, some in enumerate(stacks):
             before = number * phase.epochs

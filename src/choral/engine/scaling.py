@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-NAME = "loss_scale/"  # in a branch's memory, beside what the optimiser remembers
+NAME = "loss_scale/"  # in a branch's memory, beside what the optimizer remembers
 _FIRST, _LEAST, _PATIENCE = 2.0**16, 2.0**-14, 2000  # the scale doubles after so many steps in which nothing overflowed
 
 

@@ -20,7 +20,7 @@ from choral.engine.threads import using
 from choral.plan.phases import Fork
 
 _NOTHING: dict[str, Any] = {}
-ANEW = "use another run_dir (--out), overwrite=True (--overwrite) to start again in this one, or extend=True (--extend) to add members"
+ANEW = "use another run_dir (--out), on_existing='overwrite' (--overwrite) to start again in this one, or on_existing='extend' (--extend) to add members"
 
 
 def settle(
@@ -69,7 +69,7 @@ def settle(
     with using(count):
         kernel, seconds = choose_kernel(task, source, recipe.plan, settled=held.get("kernel"))
         settled = choose(executor, task, source, recipe.plan, settled=held.get("executor"))
-    if not wanted and settled.name == "vectorised":
+    if not wanted and settled.name == "vectorized":
         count = choose_threads(task, source, recipe.plan, stacked=True)
     plan = stored or {
         "identity": identity,
@@ -107,7 +107,7 @@ def _check_alone(folder: Path, *, overwrite: bool) -> None:
     """Refuse the folder of a search: its ensemble would be replaced."""
     if not overwrite and (folder / "choice.json").exists() and not (folder / "plan.json").exists():
         raise RunError(
-            f"{folder} holds a choice among several methods, and this run is of one; use another run_dir (--out), or overwrite=True "
+            f"{folder} holds a choice among several methods, and this run is of one; use another run_dir (--out), or on_existing='overwrite' "
             "(--overwrite) to start again in this one."
         )
 
@@ -131,9 +131,9 @@ def _gone_on(
 
 
 def _apart(executor: str) -> str:
-    if executor == "vectorised":
+    if executor == "vectorized":
         raise InputError(
-            "executor='vectorised' trains stacks of networks in one process; with data_parallel=True leave it out, or give 'sequential'."
+            "executor='vectorized' trains stacks of networks in one process; with data_parallel=True leave it out, or give 'sequential'."
         )
     return "sequential"
 

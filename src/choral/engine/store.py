@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from choral.base.errors import RunError
-from choral.engine.events import Listener
+from choral.engine.events import Callback
 from choral.engine.files import is_sealed, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
 from choral.engine.schema import expect
 from choral.plan.selecting import SHARE
@@ -190,7 +190,7 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
 class Log:
     """Events as lines of JSON in a file, and to a listener (the progress display)."""
 
-    def __init__(self, path: Path | None = None, listener: Listener | None = None):
+    def __init__(self, path: Path | None = None, listener: Callback | None = None):
         self.path, self.listener = path, listener
         self._handle = None if path is None else os.fdopen(open_kept(path, os.O_APPEND), "a", encoding="utf8")
 

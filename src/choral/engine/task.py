@@ -179,7 +179,7 @@ def make_task(
     inputs: Transforms = (),
     output: Any = None,
     likelihood: Likelihood | str | None = None,
-    standardise: bool | None = None,
+    standardize: bool | None = None,
     device: str | torch.device = "cpu",
     precision: str = "fp32",
     parts: Parts = _WHOLE,
@@ -187,7 +187,7 @@ def make_task(
     """Return the checked task of a run: the network is built once and tried on the first points.
 
     Args:
-        build, recipe, inputs, output, likelihood, standardise, device, precision: as in `choral.fit`.
+        build, recipe, inputs, output, likelihood, standardize, device, precision: as in `choral.fit`.
         parts: how batches are taken.
         source: training data; its targets decide what is left open of the likelihood.
     """
@@ -205,7 +205,7 @@ def make_task(
     targets, weights = _targets(source)
     whole = source.targets() is not None
     given = likelihood or recipe.objective.likelihood
-    decided = resolve(given, targets, shape, standardise=standardise, weights=weights, whole=whole)
+    decided = resolve(given, targets, shape, standardize=standardize, weights=weights, whole=whole)
     return Task(
         blueprint,
         recipe.structure,
@@ -224,7 +224,7 @@ def make_task(
 def _converted(build: Any, structure: Structure, source: Source, seen: Seen) -> tuple[Blueprint, tuple[int, ...]]:
     """Return the blueprint of joint networks that compute what their members compute alone, and the shape of an output.
 
-    A kernel that fails or computes something else is left out, where the choice is choral's: it is an optimisation.
+    A kernel that fails or computes something else is left out, where the choice is choral's: it is an optimization.
     """
     x, more = (seen.ready(source.example(rows)[0]) for rows in (2, 4))
     images = any(t.dim() == 4 for t in batches.leaves(x))

@@ -66,9 +66,9 @@ class Trainer(ABC):
         self.variants = [Variant()] * len(self.points)  # in what each network differs; set before mounting
 
     def _clip(self, *, stacked: bool = False) -> None:
-        """Clip the gradients as the phase's optimiser says."""
-        clip, apart = self.phase.optimiser.clip, self.phase.optimiser.apart
-        if clip is not None or not self.phase.optimiser.direct:
+        """Clip the gradients as the phase's optimizer says."""
+        clip, apart = self.phase.optimizer.clip, self.phase.optimizer.apart
+        if clip is not None or not self.phase.optimizer.direct:
             for p, m in self.mask:  # what is removed neither counts for a norm nor turns a matrix
                 if p.grad is not None:
                     p.grad.mul_(m)
@@ -95,7 +95,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def states(self, *, here: bool = False) -> list[State]:
-        """Return copies of the current states, optimiser memory included: in plain memory, or `here` on the device of the network."""
+        """Return copies of the current states, optimizer memory included: in plain memory, or `here` on the device of the network."""
 
     @abstractmethod
     def losses(self) -> list[float]:
@@ -124,7 +124,7 @@ class PlainTrainer(Trainer):
     """One network: the network itself, its own parameters, the plain loop."""
 
     def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
-        """Load the state into the shared network and restore the optimiser."""
+        """Load the state into the shared network and restore the optimizer."""
         (self.state,), (self.key,) = states, keys
         self.network = self.task.blueprint.load(self.state).train()
         self.params = dict(self.network.named_parameters())
@@ -135,13 +135,13 @@ class PlainTrainer(Trainer):
         self.mask = [(self.params[n], m.to(device, self.params[n].dtype)) for n, m in self.state.mask.items()]
         self._apply_mask()
         variant = self.variants[0]
-        value = variant.optimiser(self.phase.optimiser)
+        value = variant.optimizer(self.phase.optimizer)
         self._rate, self._smoothing = variant.get("rate", 1.0), variant.get("smoothing")
         self._dropout = None if variant.get("dropout") is None else draws.Rate.of(variant.get("dropout"))
-        self.optimiser = value.make(self.trained, undecayed=self.task.structure.undecayed, led=_led(self.network))
+        self.optimizer = value.make(self.trained, undecayed=self.task.structure.undecayed, led=_led(self.network))
         remembered = {n: t for n, t in self.state.memory.items() if n != scaling.NAME}
-        restore_memory(self.optimiser, self.trained, remembered)
-        self.stepper = Stepper(value, self.optimiser)
+        restore_memory(self.optimizer, self.trained, remembered)
+        self.stepper = Stepper(value, self.optimizer)
         self._ahead = draws.Ahead()
         self.scale = scaling.LossScale(self.state.memory) if self.task.precision == "fp16" else None
         self.total, self.count = torch.zeros((), device=device), 0
@@ -151,7 +151,7 @@ class PlainTrainer(Trainer):
         task = self.task
         x, y = batches.moved(x, task.device), devices.moved(y, task.device)
         weights = None if weights is None else devices.moved(weights, task.device)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         catch, lend = self.catch, self.lend
         for piece in task.parts.of(x, y, weights, task.likelihood, part):
             lending = rng.seeded(self.key, "unkeyed", pace.step) if lend else nullcontext()
@@ -199,7 +199,7 @@ class PlainTrainer(Trainer):
     def states(self, *, here: bool = False) -> list[State]:
         """Copy the values out."""
         now = state_of(self.network, here=here)
-        memory = memory_of(self.optimiser, self.trained)
+        memory = memory_of(self.optimizer, self.trained)
         memory |= {} if self.scale is None else self.scale.memory()
         found = self.state.having(params=now.params, buffers=now.buffers, memory=memory)
         return [found if here else _in_plain_memory(found)]
@@ -212,10 +212,10 @@ class PlainTrainer(Trainer):
 
 
 class StackedTrainer(Trainer):
-    """Several networks of equal shapes at once: stacked leaves, one mapped loss, one backward, one optimiser."""
+    """Several networks of equal shapes at once: stacked leaves, one mapped loss, one backward, one optimizer."""
 
     def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
-        """Stack the states and restore the stacked optimiser."""
+        """Stack the states and restore the stacked optimizer."""
         self.held = list(states)
         device = self.task.device
         self.network = self.task.blueprint.network(states[0].form).train()
@@ -235,13 +235,13 @@ class StackedTrainer(Trainer):
         self.mask = [(self.params[n], m.to(self.params[n].dtype)) for n, m in masks.items()]
         self._apply_mask()
         self.words = draws.words(*keys).view(-1, 2).to(device)
-        values = [v.optimiser(self.phase.optimiser) for v in self.variants]
+        values = [v.optimizer(self.phase.optimizer) for v in self.variants]
         value = max(values, key=lambda v: v.weight_decay)  # which parameters decay is told by whether any member's do
         undecayed, led = self.task.structure.undecayed, _led(self.network)
-        self.optimiser = value.make(self.trained, stacked=True, undecayed=undecayed, led=led)
-        restore_memory(self.optimiser, self.trained, stack_memory([s.memory for s in states]))
+        self.optimizer = value.make(self.trained, stacked=True, undecayed=undecayed, led=led)
+        restore_memory(self.optimizer, self.trained, stack_memory([s.memory for s in states]))
         members = [Member(own, v.get("rate", 1.0)) for own, v in zip(values, self.variants)]
-        self.stepper = Stepper(value, self.optimiser, members if any(v.settings for v in self.variants) else ())
+        self.stepper = Stepper(value, self.optimizer, members if any(v.settings for v in self.variants) else ())
         self.own = self._own_settings()
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._pace = Pace(0, 0.0, 0.0)
@@ -313,7 +313,7 @@ class StackedTrainer(Trainer):
             held = (self.trained, self.fixed, self.buffers, self.slots, self.words, points, self.own)
             losses, buffers = self._mapped(*held, x, y, *own)
             self.catch = self._caught
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
             losses.sum().backward()
             self.buffers = {n: b.detach() for n, b in buffers.items()}
         self.sharing.weigh(self.params)
@@ -379,7 +379,7 @@ class StackedTrainer(Trainer):
 
         params = tree.unstack({n: placed(p) for n, p in self.params.items()}, count)
         buffers = tree.unstack({n: placed(b) for n, b in self.buffers.items()}, count)
-        memory = unstack_memory({n: placed(t) for n, t in memory_of(self.optimiser, self.trained).items()}, count)
+        memory = unstack_memory({n: placed(t) for n, t in memory_of(self.optimizer, self.trained).items()}, count)
         found = [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
         return found if here else [_in_plain_memory(state) for state in found]
 

@@ -186,4 +186,4 @@ def _smallest(points: int, plan: Phase) -> int:
 def _advice(rows: int) -> str:
     if rows > 1:
         return "give data and a loss that fit its outputs."
-    return "layers that normalise over a batch need two rows in each: give more rows, or a batch_size of 2 or more."
+    return "layers that normalize over a batch need two rows in each: give more rows, or a batch_size of 2 or more."

@@ -24,7 +24,7 @@ from choral.engine.evaluators import Evaluator, PlainEvaluator, copied, suited
 from choral.engine.task import Task
 from choral.objectives.likelihoods import About
 from choral.plan.state import State
-from choral.plan.stopping import EarlyStop, Keep, Measure
+from choral.plan.stopping import EarlyStopping, Measure
 from choral.posthoc.greedy import Loss
 from choral.predictions import Prediction
 
@@ -37,10 +37,10 @@ _TAME = 60.0  # outputs below it give finite variances, rates and probabilities,
 
 @dataclass(frozen=True)
 class Rules:
-    """What the user asked for: when to stop, what to keep, how long it may take."""
+    """What the user asked for: when to stop, which weights to keep, how long it may take."""
 
-    stop: EarlyStop | None = None
-    keep: Keep = "last"
+    stop: EarlyStopping | None = None  # with a patience
+    restore_best: bool = False
     time_limit: float | None = None
     score: str = "nll"  # of the task, measured unless `stop` says otherwise
 
@@ -56,7 +56,7 @@ class Rules:
             return {}
         shown = validation if isinstance(validation, int | float) else "data of its own"
         stop = None if self.stop is None else self.stop.to_dict()
-        return {"validation": shown, "held out": held.digest(), "stop": stop, "keep": self.keep}
+        return {"validation": shown, "held out": held.digest(), "stop": stop, "restore_best": self.restore_best}
 
 
 def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
@@ -71,24 +71,30 @@ def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
     return held / points if wanted and points >= _LEAST else None
 
 
+def wants_validation(early_stopping: EarlyStopping | None) -> bool:
+    """Return whether early stopping needs held-out points; InputError if it is something else."""
+    if early_stopping is None:
+        return False
+    if not isinstance(early_stopping, EarlyStopping):
+        raise InputError(
+            f"early_stopping is {early_stopping!r}; give choral.EarlyStopping(patience=16), or leave it out."
+        )
+    return early_stopping.patience is not None or early_stopping.restore_best
+
+
 def rules_of(
-    validation: Any, stop: EarlyStop | None, keep: str | None, time_limit: float | None, folds: int | None = None
+    validation: Any, early_stopping: EarlyStopping | None, time_limit: float | None = None, folds: int | None = None
 ) -> Rules:
     """Return the checked wishes of a user; InputError for those that need validation without it."""
     if validation is not None and folds is not None:
-        raise InputError("validation and folds both say which points are held out; give one of them.")
-    validation = validation if folds is None else folds
-    if validation is None and (stop is not None or keep == "best"):
-        wish = "stop" if stop is not None else "keep='best'"
-        raise InputError(f"{wish} needs held-out points; give validation=0.2 (a share) or validation=(x, y) too.")
-    if stop is not None and not isinstance(stop, EarlyStop):
-        raise InputError(f"stop is {stop!r}; give choral.EarlyStop(patience=16), or leave it out.")
-    if keep not in (None, "best", "last"):
-        raise InputError(f"keep is {keep!r}; give 'best' or 'last'.")
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(f"time_limit is {time_limit!r}; give a number of seconds above 0.")
-    kept: Keep = "best" if keep == "best" or (keep is None and validation is not None) else "last"
-    return Rules(stop, kept, time_limit)
+        raise InputError("validation and cv both say which points are held out; give one of them.")
+    watched = validation is not None or folds is not None
+    if wants_validation(early_stopping) and not watched:
+        raise InputError("early_stopping needs held-out points; give validation=0.2 (a share) or validation=(x, y).")
+    if early_stopping is None:
+        return Rules(None, watched, time_limit)
+    stop = None if early_stopping.patience is None else early_stopping
+    return Rules(stop, early_stopping.restore_best, time_limit)
 
 
 def set_apart(

@@ -28,7 +28,7 @@ class Converted:
     """A joint network with its loss, to be trained by any loop.
 
     Attributes:
-        network: the joint network; give its parameters to an optimiser.
+        network: the joint network; give its parameters to an optimizer.
         points: training points, or the sum of their weights, by which a penalty such as a KL is divided.
     """
 
@@ -88,8 +88,7 @@ def converted(
     *,
     data: Any,
     likelihood: Likelihood | str | None = None,
-    standardise: bool | None = None,
-    inputs: tuple[Transform, ...] = (),
+    transforms: tuple[Transform, ...] = (),
     seed: int = 0,
 ) -> Converted:
     """Return a network in the structure of a recipe, with its loss, for a loop of your own; its plan is not used.
@@ -99,11 +98,11 @@ def converted(
     >>> from choral.recipes import packed
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     >>> own = converted(net, packed(members=2, epochs=1), data=(x, y))
-    >>> optimiser = torch.optim.SGD(own.network.parameters(), lr=0.1)
+    >>> optimizer = torch.optim.SGD(own.network.parameters(), lr=0.1)
     >>> for step in range(3):
     ...     own.loss(x, y, step=step).backward()
-    ...     optimiser.step()
-    ...     optimiser.zero_grad()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
     >>> own.ensemble().members
     2
 
@@ -111,8 +110,8 @@ def converted(
         network: a plain network; it is copied, its weights are kept where the structure can keep them.
         recipe: any recipe; its structure and objective are used.
         data: training data, as in `choral.fit`: says what the outputs mean and how many points there are.
-        likelihood, standardise: what the outputs mean, and how real targets are read, as in `choral.fit`.
-        inputs: transforms of input batches, as in `choral.fit`.
+        likelihood: what the outputs mean, as in `choral.fit`.
+        transforms: transforms of input batches, as in `choral.fit`.
         seed: of the conversion and of every draw in the loss.
     """
     if not isinstance(network, nn.Module):
@@ -130,5 +129,5 @@ def converted(
         combine=recipe.combine,
     )
     source = source_of(data)
-    task = make_task(network, source, alone, inputs=inputs, likelihood=likelihood, standardise=standardise)
+    task = make_task(network, source, alone, inputs=transforms, likelihood=likelihood)
     return Converted(task, alone, network, source, seed)

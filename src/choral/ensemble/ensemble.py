@@ -137,7 +137,7 @@ class Ensemble:
         x: Any,
         *,
         batch_size: int = 1024,
-        device: str = "cpu",
+        device: str = "auto",
         precision: str = "fp32",
         threads: int | None = None,
     ) -> Tensor:
@@ -237,7 +237,7 @@ class Ensemble:
         x: Any,
         *,
         batch_size: int = 1024,
-        device: str = "cpu",
+        device: str = "auto",
         precision: str = "fp32",
         threads: int | None = None,
     ) -> Prediction:
@@ -248,7 +248,7 @@ class Ensemble:
                 whose targets are not looked at; for an ensemble fitted on a table, a pandas data frame with its columns, read as
                 `choral predict` does, or what `ensemble.table.inputs(frame)` makes of it.
             batch_size: points evaluated at once, at most.
-            device: where to evaluate.
+            device: where to evaluate; 'auto' is CUDA, MPS or the CPU.
             precision: 'fp32'; 'bf16' or 'fp16' by autocast; or 'fp64', in which what a row gets differs by less than 1e-12 whatever rows
                 stand beside it, and networks are run one by one.
             threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
@@ -290,7 +290,7 @@ class Ensemble:
         return self.likelihood.predict(outputs, about)
 
     @guarded
-    def evaluate(self, x: Any, y: Any = None, *, weights: Any = None, **options: Any) -> dict[str, float]:
+    def evaluate(self, x: Any, y: Any = None, *, sample_weight: Any = None, **options: Any) -> dict[str, float]:
         """Return every score of the predictions of some inputs against their labels or targets.
 
         `choral.judging.judge.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
@@ -299,7 +299,7 @@ class Ensemble:
             x: inputs, as given to predict.
             y: their labels or targets, in their own units; of a data frame as its target column has them,
                 which is read if they are left out.
-            weights: what each row counts, as in `fit`; scores that are no means over rows are then left out.
+            sample_weight: a weight for each row, as in `fit`; scores that are no means over rows are then left out.
             options: further arguments of predict.
         """
         y = self.arranged_targets(x, y)
@@ -307,7 +307,9 @@ class Ensemble:
         self._check_targets(y, outputs)
         prediction = corrections.correct(self.uncorrected(outputs), self.posthoc)
         targets = prediction.targets(y)
-        return scores_of(prediction, targets, None if weights is None else as_weights(weights, len(targets)))
+        return scores_of(
+            prediction, targets, None if sample_weight is None else as_weights(sample_weight, len(targets))
+        )
 
     def _check_targets(self, y: Any, outputs: Tensor) -> None:
         """Raise InputError for targets that these outputs (row, batch, ...) cannot be judged by, as `fit` would."""

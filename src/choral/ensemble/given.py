@@ -33,7 +33,7 @@ def ensemble_of(
     data: Any,
     build: Build | None = None,
     likelihood: Likelihood | str | None = None,
-    inputs: Transforms = (),
+    transforms: Transforms = (),
     target: str | int | None = None,
     output: str | int | Callable[[Any], Tensor] | None = None,
     combine: Combine = "probs",
@@ -55,7 +55,7 @@ def ensemble_of(
             tried on it, and a Gaussian noise that is not given is estimated on it.
         build: makes the network that state dicts and files belong to.
         likelihood: what the outputs mean, as in `choral.fit`.
-        inputs: transforms of inputs that the networks expect, as in `choral.fit`.
+        transforms: transforms of inputs that the networks expect, as in `choral.fit`.
         target, output: which part of the data and of what the networks return counts, as in `choral.fit`.
         combine: how members become one prediction of classes, 'probs' or 'logits'.
     """
@@ -69,7 +69,7 @@ def ensemble_of(
     plan = member if len(given) == 1 else fork(len(given), member)
     recipe = Recipe(name="given", plan=plan, combine=combine)
     store, source = MemberStore(), source_of(data, target)
-    options: dict[str, Any] = {"inputs": inputs, "output": output, "likelihood": likelihood, "standardise": False}
+    options: dict[str, Any] = {"inputs": transforms, "output": output, "likelihood": likelihood, "standardize": False}
     kinds: list[_Kind] = []
     for i, (item, network) in enumerate(zip(items, given)):
         written = described(network)

@@ -13,14 +13,15 @@ from choral import __version__
 from choral.base.border import guarded, is_whole
 from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
 from choral.base.types import Build
+from choral.callbacks import one_of
 from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
-from choral.data.inputs import Transform
 from choral.data.problems import Problem
-from choral.engine.events import Listener
+from choral.engine.compute import Compute
+from choral.engine.events import Callback
 from choral.engine.files import read_json, write_json
 from choral.engine.folder import folder_name
-from choral.fit import fit
+from choral.fit import check_options, train
 from choral.judging.findings import findings
 from choral.judging.judge import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
 from choral.judging.maps import pca, tsne
@@ -32,7 +33,6 @@ from choral.recipes import METHODS, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 from choral.scale.apart import Asked, check_cluster, train_apart
-from choral.scale.clusters import Ray
 from choral.scale.entry import OPTIONS, call_of
 from choral.scale.remote import is_far
 
@@ -57,9 +57,7 @@ def recipes_for(
     not tell.
     """
     if not isinstance(training, Training):
-        raise InputError(
-            f"training is {training!r}; give choral.Training(rate=0.01, optimiser='adam'), or leave it out."
-        )
+        raise InputError(f"training is {training!r}; give choral.Training(lr=0.01, optimizer='adam'), or leave it out.")
     if isinstance(methods, str | Recipe):
         methods = list(METHODS) if methods == "all" else [methods]
     if not isinstance(methods, Sequence):
@@ -93,17 +91,19 @@ def compare(
     members: int | None = None,
     training: Training = Training(),
     run_dir: str | Path | None = None,
-    seed: int = 0,
-    seeds: Sequence[int] | None = None,
-    inputs: tuple[Transform, ...] = (),
-    listener: Callable[[str], Listener] | None = None,
+    seed: int | Sequence[int] = 0,
     ood: Any = None,
     corruptions: Sequence[str] | str = "all",
-    test_weights: Any = None,
-    cluster: Ray | None = None,
+    test_sample_weight: Any = None,
     **options: Any,
 ) -> Comparison:
     """Fit several methods with the same budget and return one table.
+
+    >>> x, y = np.random.default_rng(0).normal(size=(80, 3)).astype("f"), np.arange(80) % 2
+    >>> data = x[:60], y[:60], x[60:], y[60:]
+    >>> found = compare(lambda: nn.Linear(3, 2), data, ["single", "snapshot"], budget=4, progress=False)
+    >>> [row["method"] for row in found.rows]
+    ['single', 'snapshot']
 
     Args:
         build: the network, as for `fit`.
@@ -113,52 +113,73 @@ def compare(
         equal: what is the same for all: 'operations' gives methods that run several members on each batch fewer epochs, and sparse
             ones no more; 'epochs' counts epochs alone.
         members: members where a method has a choice; if None its own default, or as many as have the steps they need.
-        training: optimiser, rate, batch size and schedule shared by all but the methods that depend on their own, which take the batch
+        training: optimizer, learning rate, batch size and schedule shared by all but the methods that depend on their own, which take the batch
             size.
         run_dir: a folder for all runs: each resumes by itself; `comparison.json` holds the table.
-        seed: root seed of every method.
-        seeds: several root seeds instead: the table holds means, with standard deviations and the differences to a baseline
-            (single, or the first method), paired by seed. Each seed has a folder of its own in run_dir.
-        inputs: transforms of input batches.
-        listener: gives the event listener of a method by name.
+        seed: root seed of every method; or several: the table then holds means, with standard deviations and the differences to a
+            baseline (single, or the first method), paired by seed. Each seed has a folder of its own in run_dir.
         ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
         corruptions: names of corruptions, 'all' or none; images only.
-        test_weights: what each test row counts in the scores, as `weights` does of training rows.
-        cluster: trains all methods and seeds side by side, `choral.Ray()`; needs run_dir.
-        options: passed on to `fit`.
+        test_sample_weight: a weight for each test row in the scores, as `sample_weight` is one for each training row.
+        options: further arguments of `fit`, for every method; a cluster in `compute` trains all methods and seeds side by side.
+
+    Returns:
+        The table as `rows`, `findings` in words, and what the report shows.
     """
-    problem = _problem(data)
-    options |= {"inputs": inputs}
+    return compared(**locals())
+
+
+def compared(
+    build: Build | nn.Module,
+    data: Problem | tuple[Any, Any, Any, Any],
+    methods: str | Sequence[str | Recipe],
+    *,
+    budget: int,
+    equal: Literal["operations", "epochs"],
+    members: int | None,
+    training: Training,
+    run_dir: str | Path | None,
+    seed: int | Sequence[int],
+    options: dict[str, Any],
+    ood: Any = None,
+    corruptions: Sequence[str] | str = "all",
+    test_sample_weight: Any = None,
+    hearing: Callable[[str], Callback] | None = None,
+) -> Comparison:
+    """Return what `compare` does; `hearing` gives the callback of each method by its name."""
+    check_options("compare", options)
+    problem, compute = _problem(data), options.get("compute") or Compute()
     if problem.likelihood is not None and options.get("likelihood") is None:
         options["likelihood"] = problem.likelihood
     spending = spending_of(build, problem, options, equal=equal)
     recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
     strange_rows = arranged(ood, _columns(data))
-    trial = trial_of(problem, weights=test_weights, ood=strange_rows, corruptions=corruptions)
-    settings = {"data": problem.name, "budget": budget, "seed": seed, "training": training.to_dict()}
+    trial = trial_of(problem, weights=test_sample_weight, ood=strange_rows, corruptions=corruptions)
+    owns, several = _checked_seeds(seed), not is_whole(seed)
+    settings = {"data": problem.name, "budget": budget, "seed": owns[0], "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
     settings |= {"equal": equal, "below": below(recipes, len(problem.y_train))}
 
     def of_seed(own: int, folder: Path | None) -> Comparison:
-        rows, details = _measured(build, problem, recipes, trial, folder, listener, options | {"seed": own})
+        rows, details = _measured(build, problem, recipes, trial, folder, hearing, options | {"seed": own})
         return Comparison(rows, settings | {"seed": own}, details)
 
     if is_far(run_dir):
         raise InputError(f"run_dir is {run_dir}; a comparison is written into a folder of this machine: give a path.")
     place = None if run_dir is None else Path(run_dir)
-    owns = [seed] if seeds is None else _checked_seeds(seeds)
-    folders = {own: place if seeds is None or place is None else place / f"seed-{own}" for own in owns}
-    if cluster is not None:
-        check_cluster(cluster, run_dir, time_limit=options.get("time_limit"), extend=options.get("extend"))
-        train_apart(_asked(build, problem, recipes, folders, listener, options), cluster)
-        options, listener = options | {"overwrite": False}, _silent  # all is trained, and was heard
-    if seeds is None:
-        parts = {seed: of_seed(seed, place)}
-    else:
-        parts = {own: of_seed(own, folder) for own, folder in folders.items()}
+    folders = {own: place / f"seed-{own}" if several and place is not None else place for own in owns}
+    if compute.cluster is not None:
+        extends = options.get("on_existing") == "extend"
+        check_cluster(
+            compute.cluster, run_dir, time_limit=compute.time_limit, on_existing="extend" if extends else None
+        )
+        options = options | {"compute": replace(compute, cluster=None)}
+        train_apart(_asked(build, problem, recipes, folders, hearing, options), compute.cluster)
+        options, hearing = options | {"on_existing": "resume"}, _silent  # all is trained, and was heard
+    parts = {own: of_seed(own, folder) for own, folder in folders.items()}
     names = [row["method"] for row in next(iter(parts.values())).rows if DIVERGED not in row]
     baseline = "single" if "single" in names else names[0]
-    comparison = parts[seed] if seeds is None else over_seeds(parts, baseline=baseline)
+    comparison = over_seeds(parts, baseline=baseline) if several else parts[owns[0]]
     found = findings([part.rows for part in parts.values()], baseline=baseline)
     comparison = replace(comparison, details=comparison.details | {"findings": found})
     if place is not None:
@@ -183,10 +204,12 @@ def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
     return {name: sentence for name, sentence in said.items() if sentence}
 
 
-def _checked_seeds(seeds: Any) -> list[int]:
-    found = list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else []
+def _checked_seeds(seed: Any) -> list[int]:
+    if is_whole(seed):
+        return [int(seed)]
+    found = list(seed) if isinstance(seed, Iterable) and not isinstance(seed, str) else []
     if len(found) < 2 or not all(map(is_whole, found)) or len(set(found)) < len(found):
-        raise InputError(f"seeds is {seeds!r}; give two or more different whole numbers, such as (0, 1, 2).")
+        raise InputError(f"seed is {seed!r}; give a whole number, or two or more different ones, such as (0, 1, 2).")
     return [int(s) for s in found]
 
 
@@ -216,7 +239,7 @@ def _named(recipes: Sequence[Recipe]) -> list[tuple[str, Recipe]]:
     return [(recipe.name + (f"_{twin + 1}" if twin else ""), recipe) for recipe, twin in zip(recipes, twins)]
 
 
-def _silent(name: str) -> Listener:
+def _silent(name: str) -> Callback:
     return lambda event: None
 
 
@@ -225,19 +248,19 @@ def _asked(
     problem: Problem,
     recipes: Sequence[Recipe],
     folders: dict[int, Path | None],
-    listener: Callable[[str], Listener] | None,
+    hearing: Callable[[str], Callback] | None,
     options: dict[str, Any],
 ) -> list[Asked]:
     """Return the runs of all methods and seeds, for a cluster to train."""
     found = []
-    data, known = problem.points, {n: v for n, v in options.items() if n in OPTIONS}
+    data, known = problem.points, {n: v for n, v in options.items() if n in (*OPTIONS, "device")}
     for own, folder in folders.items():
         for name, recipe in _named(recipes):
             assert folder is not None
             call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
-            hear = None if listener is None else listener(name)
+            hear = one_of(options.get("callbacks")) if hearing is None else hearing(name)
             place = (folder / folder_name(name)).resolve()
-            found.append(Asked(call, place, hear, bool(options.get("overwrite"))))
+            found.append(Asked(call, place, hear, options.get("on_existing") == "overwrite"))
     return found
 
 
@@ -247,7 +270,7 @@ def _measured(
     recipes: Sequence[Recipe],
     trial: Trial,
     run_dir: Path | None,
-    listener: Callable[[str], Listener] | None,
+    hearing: Callable[[str], Callback] | None,
     options: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Fit and judge every recipe with one seed; return the rows and what a report shows beyond them."""
@@ -255,16 +278,8 @@ def _measured(
     for name, recipe in _named(recipes):
         folder = None if run_dir is None else run_dir / folder_name(name)
         try:
-            ensemble = fit(
-                build,
-                problem.points,
-                recipe,
-                run_dir=folder,
-                table=problem.table,
-                listener=None if listener is None else listener(name),
-                progress=None if listener is None else False,
-                **options,
-            )
+            heard = {} if hearing is None else {"callbacks": hearing(name), "progress": False}
+            ensemble = train(build, problem.points, recipe, run_dir=folder, table=problem.table, **options | heard)
         except DivergedError as error:  # the other methods get their rows
             rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})
             continue
@@ -314,7 +329,7 @@ def trial_of(
     return make_trial(
         problem.x_test,
         problem.y_test,
-        weights=weights,
+        sample_weight=weights,
         ood=ood,
         ood_name=name,
         corruptions=corruptions,

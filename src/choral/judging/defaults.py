@@ -16,7 +16,7 @@ from choral.data.problems import Problem
 from choral.layers.features import quantile_edges
 from choral.plan import AdamW, Phase
 from choral.plan.cost import begun
-from choral.recipes.training import DEFAULT, OPTIMISERS, Training
+from choral.recipes.training import DEFAULT, Training, optimizer_of
 
 BINS, MORE_BINS = 48, 96
 LARGE = 5000  # rows above which a table is large
@@ -103,8 +103,8 @@ def training_for(
     problem: Problem,
     *,
     model: str | None = None,
-    rate: float | None = None,
-    optimiser: str | None = None,
+    lr: float | None = None,
+    optimizer: Any = None,
     batch_size: int | None = None,
     schedule: str | None = None,
 ) -> Training:
@@ -112,19 +112,15 @@ def training_for(
     settings that `fit` chooses.
     """
     tabular, large = _is_tabular(model), len(problem.x_train) > LARGE
-    name = optimiser or "adamw"
-    if name not in OPTIMISERS:
-        raise InputError(
-            f"there is no optimiser '{name}'; known: {', '.join(OPTIMISERS)}.{did_you_mean(name, OPTIMISERS)}"
-        )
+    name = optimizer or "adamw"
     if not tabular:
-        chosen = DEFAULT if optimiser is None else OPTIMISERS[name]
-        return Training(rate=rate, optimiser=chosen, batch_size=batch_size, schedule=schedule or "cosine")  # type: ignore[arg-type]  # checked by Training
-    rates = {"sgd": 0.05, "adam": 0.003, "adamw": 0.002 if large else 0.001}
-    chosen = AdamW(weight_decay=3e-4) if name == "adamw" else OPTIMISERS[name]
+        chosen = DEFAULT if optimizer is None else optimizer_of(name)
+        return Training(lr=lr, optimizer=chosen, batch_size=batch_size, schedule=schedule or "cosine")  # type: ignore[arg-type]  # checked by Training
+    chosen = AdamW(weight_decay=3e-4) if name == "adamw" else optimizer_of(name)
+    rates = {"SGD": 0.05, "Adam": 0.003, "AdamW": 0.002 if large else 0.001}
     return Training(
-        rate=rates[name] if rate is None else rate,
-        optimiser=chosen,
+        lr=rates.get(type(chosen).__name__) if lr is None else lr,
+        optimizer=chosen,
         batch_size=batch_size or (256 if large else 32),
         schedule=schedule or "constant",  # type: ignore[arg-type]  # checked by Training
     )

@@ -120,7 +120,7 @@ def permutation_importance(
 
     Args:
         ensemble: the ensemble.
-        x: labelled inputs as given to predict, best ones that were not trained on.
+        x: labeled inputs as given to predict, best ones that were not trained on.
         y: their targets; of a table's data frame its own target column if None.
         groups: as in `parts_of`.
         measures: of `row_scores` of the prediction, such as 'nll', 'mse' or 'rmse'; those of the task if empty, the one that decides

@@ -37,7 +37,7 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
         x: test inputs.
         y: their labels or targets.
         batch_size: points evaluated at once.
-        options: weights, ood, corruptions, severities, ... as in `make_trial`.
+        options: sample_weight, ood, corruptions, severities, ... as in `make_trial`.
     """
     options |= {"ood": ensemble.arranged(options["ood"])} if "ood" in options else {}
     y = ensemble.arranged_targets(x, y)
@@ -87,12 +87,12 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Prediction, flo
     return prediction, min(seconds)
 
 
-def measure(ensemble: Ensemble, x: Any, y: Any, *, weights: Any = None, batch_size: int = 1024) -> dict[str, Any]:
-    """Return every scalar measure of an ensemble on labelled data, with what it cost to make, as one flat row; `weights` as in `fit`."""
+def measure(ensemble: Ensemble, x: Any, y: Any, *, sample_weight: Any = None, batch_size: int = 1024) -> dict[str, Any]:
+    """Return every scalar measure of an ensemble on labeled data, with what it cost to make, as one flat row; `sample_weight` as in `fit`."""
     prediction, seconds = _timed(ensemble, x, batch_size)
     y = ensemble.arranged_targets(x, y)
     targets = prediction.targets(y)
-    rows = None if weights is None else as_weights(weights, len(targets))
+    rows = None if sample_weight is None else as_weights(sample_weight, len(targets))
     return _row(ensemble, scores_of(prediction, targets, rows), _cost(ensemble, seconds))
 
 

@@ -24,12 +24,12 @@ def pca(members: dict[str, Tensor]) -> dict[str, Any]:
     ([[3.0, 0.0], [3.0]], [1.0, 0.0])
     """
     values = torch.cat([v.double() for v in members.values()])
-    centred = values - values.mean(0)
-    _, sizes, axes = torch.linalg.svd(centred, full_matrices=False)
+    centered = values - values.mean(0)
+    _, sizes, axes = torch.linalg.svd(centered, full_matrices=False)
     signs = torch.sign(axes.gather(1, axes.abs().argmax(1, keepdim=True)))  # the same plane whatever the library's sign
     places = torch.zeros(len(values), 2, dtype=torch.float64)
     kept = min(2, len(axes))
-    places[:, :kept] = centred @ (axes * signs)[:kept].T
+    places[:, :kept] = centered @ (axes * signs)[:kept].T
     shares = torch.zeros(2, dtype=torch.float64)
     total = float(sizes.square().sum())
     if total > 1e-20:

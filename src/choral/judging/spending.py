@@ -17,7 +17,8 @@ from choral.recipes import FEW, METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
-_OF_TASK = ("inputs", "output", "likelihood", "standardise", "device")
+_OF_TASK = {"transforms": "inputs", "output": "output", "likelihood": "likelihood", "device": "device"}
+"""Options of `choral.fit` that say how data and outputs are read, with their names in `make_task`."""
 _SLACK = 1.005
 
 
@@ -33,7 +34,7 @@ class Spending:
     def __init__(self, build: Build | nn.Module, data: Any, options: Mapping[str, Any]):
         self._build = build
         self._source = source_of(data, options.get("target"))
-        self._options = {name: options[name] for name in _OF_TASK if options.get(name) is not None}
+        self._options = {own: options[name] for name, own in _OF_TASK.items() if options.get(name) is not None}
         self._plain: float | None = None
 
     @property
@@ -81,7 +82,7 @@ def within(
         training: settings shared by all methods but those that have their own.
         spending: counts operations; None takes the budget for epochs, whatever they cost, and every default as it is.
         points: training points, if they are known: of few, a method may have options of its own (`Method.for_few`).
-        said: settings (rate, optimiser, schedule) that replace also those that a method depends on.
+        said: settings (lr, optimizer, schedule) that replace also those that a method depends on.
     """
     if name not in METHODS:
         make(name)

@@ -68,7 +68,7 @@ def make_trial(
     x: Any,
     y: Any,
     *,
-    weights: Any = None,
+    sample_weight: Any = None,
     ood: Any = None,
     ood_name: str = "a second data set",
     corruptions: Sequence[str] | str = (),
@@ -82,7 +82,7 @@ def make_trial(
     Args:
         x: test inputs as given to predict.
         y: their labels or targets.
-        weights: what each test row counts, as in `fit`; all alike if None.
+        sample_weight: a weight for each test row, as in `fit`; equal if None.
         ood: inputs of another data set.
         ood_name: what to call them.
         corruptions: names of `choral.corruptions`, or 'all' for the fifteen common ones; images only (bytes, or numbers from 0 to 1).
@@ -96,7 +96,7 @@ def make_trial(
     x, y, ood = rows_of(x), np.asarray(y), None if ood is None else rows_of(ood)
     if count_rows(x) != len(y) or not len(y):
         raise InputError(f"x has {count_rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
-    rows = None if weights is None else as_weights(weights, len(y)).numpy()
+    rows = None if sample_weight is None else as_weights(sample_weight, len(y)).numpy()
     names = _names(corruptions)
     if names and not isinstance(x, np.ndarray):
         raise InputError(f"corruptions are for images in one array, but x is {batches.in_words(x)}; leave them out.")

@@ -1,4 +1,4 @@
-"""Filter response normalisation: a normalisation that needs no batch and keeps no running statistics."""
+"""Filter response normalization: a normalization that needs no batch and keeps no running statistics."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from choral.base.errors import InputError
 from choral.base.fitting import typed
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """The layer's function with a gradient of its own: a third of the passes over the maps that recorded operations take."""
 
     generate_vmap_rule = True
@@ -49,7 +49,7 @@ class FilterResponseNorm(nn.Module):
     """Divide every channel of an image by its root mean square, then scale, shift and threshold it.
 
     With nu^2 the mean of x^2 over height and width, z = max(gamma * x / sqrt(nu^2 + eps) + beta, tau): each example is
-    normalised on its own, so training and evaluation are the same function.
+    normalized on its own, so training and evaluation are the same function.
 
     Args:
         channels: number of channels, at least 1; `weight` is the paper's gamma, `bias` its beta, `tau` its threshold.
@@ -90,9 +90,9 @@ class FilterResponseNorm(nn.Module):
             nn.init.constant_(self.extra_eps, 1e-4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised, thresholded maps."""
+        """Return the normalized, thresholded maps."""
         eps = x.new_full((1,), self.eps) if self.extra_eps is None else self.eps + self.extra_eps.abs()
-        found: Tensor = _Normalise.apply(x, *(p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau)), eps)
+        found: Tensor = _Normalize.apply(x, *(p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau)), eps)
         return found
 
     def extra_repr(self) -> str:

@@ -121,7 +121,7 @@ def expand_neurons(
     Args:
         shapes: shapes of all the network's parameters, by name.
         keep: bool vector over output neurons, by layer name.
-        norms: bool vector over channels, by the name of normalisation layers that read removed neurons: their weight
+        norms: bool vector over channels, by the name of normalization layers that read removed neurons: their weight
             and bias are masked too, so that a removed neuron stays silent behind them
             (`choral.compaction.neuron_param_mask` finds them).
 

@@ -29,8 +29,8 @@ def prunable(
 ) -> list[str]:
     """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
 
-    Biases and normalisation layers are kept whole. The weights inside `nn.MultiheadAttention` and of recurrent layers count as
-    linear ones for connections, and are left alone for neurons, as are transposed convolutions. Weights under a parametrisation (weight_norm),
+    Biases and normalization layers are kept whole. The weights inside `nn.MultiheadAttention` and of recurrent layers count as
+    linear ones for connections, and are left alone for neurons, as are transposed convolutions. Weights under a parametrization (weight_norm),
     `nn.Bilinear` and bare parameters are left alone unless `include` names them.
 
     Args:

@@ -75,14 +75,14 @@ def pair_sums(member_probs: Tensor) -> PairSums:
     members, batch, classes = member_probs.shape
     votes = torch.nn.functional.one_hot(member_probs.argmax(-1), classes).double().reshape(members, -1)
     flat = member_probs.reshape(members, -1)
-    centred = flat - 1.0 / classes  # a shift leaves the correlation as it is and keeps its sums small
+    centered = flat - 1.0 / classes  # a shift leaves the correlation as it is and keeps its sums small
     return PairSums(
         rows=batch,
         entries=batch * classes,
         agree=votes @ votes.T,
         cross=flat @ flat.clamp_min(PROB_FLOOR).log().T,
-        first=centred.sum(1),
-        second=centred @ centred.T,
+        first=centered.sum(1),
+        second=centered @ centered.T,
     )
 
 

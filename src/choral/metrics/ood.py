@@ -1,7 +1,7 @@
 """Out-of-distribution detection: scores that are higher for stranger inputs, and how well they separate two sets.
 
 `scores_in` are of rows like the training data, `scores_out` of rows from elsewhere. Where a measure depends on which
-set counts as positive, the name says so: `out` (finding strangers) or `in` (recognising friends).
+set counts as positive, the name says so: `out` (finding strangers) or `in` (recognizing friends).
 """
 
 import math

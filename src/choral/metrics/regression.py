@@ -59,18 +59,18 @@ def mixture_nll(means: Tensor, variances: Tensor, targets: Tensor, *, weights: T
     return float(-(log_scores + shaped).logsumexp(0).mean())
 
 
-def _cdf(centred: Tensor, scales: Tensor) -> Tensor:
-    """Return the normal distribution function at centred values; a step (1/2 at 0) where the scale is 0."""
-    z = torch.where(scales > 0, centred / scales.clamp_min(1e-300), centred.sign() * math.inf)
-    return torch.special.ndtr(torch.where(centred == 0, 0.0, z))
+def _cdf(centered: Tensor, scales: Tensor) -> Tensor:
+    """Return the normal distribution function at centered values; a step (1/2 at 0) where the scale is 0."""
+    z = torch.where(scales > 0, centered / scales.clamp_min(1e-300), centered.sign() * math.inf)
+    return torch.special.ndtr(torch.where(centered == 0, 0.0, z))
 
 
-def _expected_distance(centred: Tensor, scales: Tensor) -> Tensor:
-    """Return E|X| of X ~ N(centred, scales²): 2 s phi(c/s) + c (2 Phi(c/s) - 1), and |c| where the scale is 0."""
-    z = centred / scales.clamp_min(1e-300)
+def _expected_distance(centered: Tensor, scales: Tensor) -> Tensor:
+    """Return E|X| of X ~ N(centered, scales²): 2 s phi(c/s) + c (2 Phi(c/s) - 1), and |c| where the scale is 0."""
+    z = centered / scales.clamp_min(1e-300)
     density = torch.exp(-0.5 * z.square() - _HALF_LOG_TWO_PI)
-    smooth = 2.0 * scales * density + centred * torch.special.erf(z / math.sqrt(2.0))
-    return torch.where(scales > 0, smooth, centred.abs())
+    smooth = 2.0 * scales * density + centered * torch.special.erf(z / math.sqrt(2.0))
+    return torch.where(scales > 0, smooth, centered.abs())
 
 
 def gaussian_crps(means: Tensor, variances: Tensor, targets: Tensor) -> float:

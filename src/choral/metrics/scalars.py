@@ -84,10 +84,10 @@ def evaluate_regression(
     members = len(means)
     weights = checked_weights(weights, members=members, like=means)
     copies = targets.expand_as(means)
-    centre = torch.einsum("m,m...->...", weights, means)
+    center = torch.einsum("m,m...->...", weights, means)
     result = {
         "rmse": rmse(means, targets, weights=weights),
-        "mae": float((centre - targets).abs().mean()),
+        "mae": float((center - targets).abs().mean()),
         "nll": mixture_nll(means, variances, targets, weights=weights),
         "crps": crps(means, variances, targets, weights=weights),
         "member_rmse": sum(rmse(member.unsqueeze(0), targets) for member in means) / members,

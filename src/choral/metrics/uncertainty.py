@@ -109,5 +109,5 @@ def epistemic_variance(means: Tensor, *, weights: Tensor | None = None) -> Tenso
     """
     means = checked_finite(means, "means")
     weights = checked_weights(weights, members=len(means), like=means)
-    centred = means - torch.einsum("m,m...->...", weights, means)
-    return torch.einsum("m,m...->...", weights, centred.square())
+    centered = means - torch.einsum("m,m...->...", weights, means)
+    return torch.einsum("m,m...->...", weights, centered.square())

@@ -41,7 +41,7 @@ def _positions(tokens: Tensor) -> Tensor:
     return torch.ones_like(tokens[:1], dtype=torch.long).cumsum(1) - 1
 
 
-def _initialise(network: nn.Module) -> None:
+def _initialize(network: nn.Module) -> None:
     """Xavier for linear layers with zero biases, N(0, 0.02^2) for embeddings."""
     for layer in network.modules():
         if isinstance(layer, nn.Linear):
@@ -115,7 +115,7 @@ def vit(
     network = VisionTransformer(
         blocks, (side // patch) ** 2, patch, count("channels", channels), width, count("classes", classes)
     )
-    _initialise(network)
+    _initialize(network)
     return network
 
 
@@ -183,5 +183,5 @@ def transformer(
     network = TextTransformer(
         blocks, count("vocabulary", vocabulary), count("length", length), width, count("classes", classes)
     )
-    _initialise(network)
+    _initialize(network)
     return network

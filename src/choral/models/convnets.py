@@ -63,7 +63,7 @@ def lenet(size: str = "S", *, classes: int = 10, channels: int = 3, side: int = 
 
 @zoo
 def alexnet_cifar(*, classes: int = 10, channels: int = 3, side: int = 32) -> nn.Module:
-    """Return a small AlexNet with Swish: five convolutions and three linear layers, no normalisation, no dropout.
+    """Return a small AlexNet with Swish: five convolutions and three linear layers, no normalization, no dropout.
 
     Convolutions of 64, 128 (3x3, each with max-pooling), 256, 128 and 64 channels (2x2), linear layers of 256 and 256
     units. Every convolution keeps the side of its input.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.models.arguments import choice, count, rate
-from choral.models.initialise import he
+from choral.models.initialize import he
 from choral.models.resnet import STEMS
 from choral.models.spec import zoo
 

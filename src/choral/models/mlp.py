@@ -32,7 +32,7 @@ def mlp(
         outputs: number of classes or targets.
         hidden: units of each hidden layer; () gives a linear model.
         activation: "relu", "tanh", "sigmoid", "elu", "gelu" or "silu".
-        norm: "batch" or "layer" puts this normalisation before the activation of every hidden layer.
+        norm: "batch" or "layer" puts this normalization before the activation of every hidden layer.
         dropout: rate after the activation of every hidden layer.
 
     Shapes: (batch, ...) -> (batch, outputs).
@@ -43,13 +43,13 @@ def mlp(
     act = activation_named(activation)
     choice("norm", norm, _NORMS)
     rate("dropout", dropout)
-    normalise = _NORMS[norm]
+    normalize = _NORMS[norm]
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = count("inputs", inputs)
     for i, units in enumerate(counts("hidden", hidden), start=1):
         layers[f"linear{i}"] = nn.Linear(width, units)
-        if normalise is not None:
-            layers[f"norm{i}"] = normalise(units)
+        if normalize is not None:
+            layers[f"norm{i}"] = normalize(units)
         layers[f"activation{i}"] = act()
         if dropout > 0:
             layers[f"dropout{i}"] = nn.Dropout(dropout)

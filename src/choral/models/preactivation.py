@@ -1,4 +1,4 @@
-"""Residual networks that normalise before they convolve: wide ResNets and pyramidal networks."""
+"""Residual networks that normalize before they convolve: wide ResNets and pyramidal networks."""
 
 from collections import OrderedDict
 
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.models.arguments import blocks, count, rate
-from choral.models.initialise import he
+from choral.models.initialize import he
 from choral.models.spec import zoo
 
 
@@ -33,7 +33,7 @@ class WideBlock(nn.Module):
 
 
 def _finished(layers: OrderedDict[str, nn.Module], inputs: int, classes: int) -> nn.Module:
-    """Return a network of these layers and what follows the last block: normalisation, pooling and the output layer."""
+    """Return a network of these layers and what follows the last block: normalization, pooling and the output layer."""
     layers["bn_final"] = nn.BatchNorm2d(inputs)
     layers["relu_final"] = nn.ReLU()
     layers["avgpool"] = nn.AdaptiveAvgPool2d(1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from choral.layers.frn import FilterResponseNorm
 from choral.models.arguments import activation_named, blocks, choice, count
-from choral.models.initialise import he
+from choral.models.initialize import he
 from choral.models.spec import zoo
 
 STEMS = ("imagenet", "cifar")
@@ -28,7 +28,7 @@ class _Parts:
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, parts: _Parts) -> nn.Module:
-    """Return the identity, or a normalised 1x1 projection where the shape changes."""
+    """Return the identity, or a normalized 1x1 projection where the shape changes."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=parts.bias), parts.norm(outputs))
@@ -166,7 +166,7 @@ def resnet20_frn(*, classes: int = 10, channels: int = 3, width: int = 16) -> nn
 
     Reference: Izmailov et al., "What Are Bayesian Neural Network Posteriors Really Like?", 2021, arXiv:2104.14421.
 
-    Differs from the paper: He's normal initialisation is not truncated.
+    Differs from the paper: He's normal initialization is not truncated.
 
     >>> sum(p.numel() for p in resnet20_frn().parameters())
     274042

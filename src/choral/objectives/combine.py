@@ -12,7 +12,7 @@ from choral.objectives.penalties import Penalty
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(Value):
-    """What one training step minimises: likelihood + penalties / N.
+    """What one training step minimizes: likelihood + penalties / N.
 
     Args:
         likelihood: what the outputs mean; None is decided from the data.

@@ -87,7 +87,7 @@ def bernoulli_kl(logit: Tensor, *, inclusion: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianKL(Penalty):
-    """KL from every factorised Gaussian posterior (`X_mean`, `X_rho`) to N(prior_mean, prior_std^2).
+    """KL from every factorized Gaussian posterior (`X_mean`, `X_rho`) to N(prior_mean, prior_std^2).
 
     Args:
         prior_mean: mean of the prior; 1 for rank-one factors.
@@ -133,7 +133,7 @@ class SpikeSlabKL(Penalty):
     """KL of node spike-and-slab posteriors: KL(Bernoulli(gamma), Bernoulli(lambda)) + gamma * Gaussian KL, by node.
 
     The node's Gaussian KL is summed over its weights and bias. Gaussian posteriors in layers without a gate (the
-    classifier, normalisation) count in full, as in `GaussianKL`.
+    classifier, normalization) count in full, as in `GaussianKL`.
 
     Args:
         prior_std: standard deviation of the slab (sigma_0), above 0.

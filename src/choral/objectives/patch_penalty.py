@@ -16,7 +16,7 @@ _PATCHES, _MIXING = "patches", "mixing"
 
 @dataclass(frozen=True, kw_only=True)
 class PatchedL2(Penalty):
-    """The approximate KL of a patched network to a zero-centred Gaussian prior (the paper's equation 6).
+    """The approximate KL of a patched network to a zero-centered Gaussian prior (the paper's equation 6).
 
     sum over components k of tau p_k / 2 ||M_k||^2 for weights, rho p_k / 2 ||m_k||^2 for biases; p = 1 for parameters that
     are not patched. Probabilities are uniform, or softmax(mixing) where they are learned.

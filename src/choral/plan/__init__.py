@@ -15,8 +15,8 @@ from choral.plan.cost import Cost, batches_in, cost
 from choral.plan.folds import Fold, folds_of, in_folds
 from choral.plan.muon import Muon
 from choral.plan.operators import Bag, DrawMoments, Recalibrate, RecalibrateDraws, Reset, Start, UpdateMoments, UseMean
-from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
-from choral.plan.own import OwnOptimiser, OwnRate
+from choral.plan.optimizer import SGD, Adam, AdamW, Optimizer
+from choral.plan.own import OwnOptimizer, OwnRate
 from choral.plan.phases import (
     Collect,
     Context,
@@ -39,13 +39,13 @@ from choral.plan.selecting import Select
 from choral.plan.soundness import problems
 from choral.plan.sparse import AntiRandom, Compact, ErdosRenyi, Magnitude, Masks, Partition, Prune, RandomMasks, Regrow
 from choral.plan.state import Role, State, slot
-from choral.plan.stopping import EarlyStop, Measure
+from choral.plan.stopping import EarlyStopping, Measure
 from choral.plan.variants import LogUniform, OneOf, Space, Span, Uniform, Variant
 
 __all__ = [
     "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
-    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStop", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates",
-    "Linear", "LogUniform", "Magnitude", "Masks", "Measure", "Muon", "OneCycle", "OneOf", "Operator", "Optimiser", "OwnOptimiser", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
+    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStopping", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates",
+    "Linear", "LogUniform", "Magnitude", "Masks", "Measure", "Muon", "OneCycle", "OneOf", "Operator", "Optimizer", "OwnOptimizer", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
     "Reset", "ResetStds", "Resize", "Role", "Schedule", "Select", "Seq", "Space", "Span", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
     "Triangles", "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "folds_of", "fork", "in_folds", "problems", "repeat",
     "seq", "slot",

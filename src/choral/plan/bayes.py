@@ -70,7 +70,7 @@ class StepAnchor(_Walking):
         return ("anchor", "direction") if self.walk.directed else ("anchor",)
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with a neighbouring anchor."""
+        """Return the state with a neighboring anchor."""
         held, directions = state.slots["anchor"], state.slots.get("direction", {})
         held = in_units(held) if self.scaled else held
         anchor, memory = self.walk.step(held, directions, self.prior_std, context.generator("anchor"))
@@ -85,7 +85,7 @@ class DrawTargetShift(_Walking):
     narrow (see `choral.objectives.anchored`). The likelihood must be Gaussian with a known precision.
 
     Reference: Pearce et al., "Uncertainty in Neural Networks: Approximately Bayesian Ensembling", 2020,
-        arXiv:1810.05546, section 3; the noise on targets is that of randomise-then-optimise.
+        arXiv:1810.05546, section 3; the noise on targets is that of randomize-then-optimize.
     """
 
     @property
@@ -110,7 +110,7 @@ class StepTargetShift(_Walking):
         return (SHIFT, "target_direction") if self.walk.directed else (SHIFT,)
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with neighbouring noise."""
+        """Return the state with neighboring noise."""
         scale = _noise(context) / self.prior_std
         noise = _scaled(state.slots[SHIFT], 1 / scale)
         memory = state.slots.get("target_direction", {})
@@ -163,7 +163,7 @@ class ResetStds(Operator):
         how: 'small' sets every standard deviation to `std` (the paper), 'redraw' draws every rho anew from
             N(rho, rho_spread^2) (the authors' code).
         std: the standard deviation of 'small'.
-        rho, rho_spread: centre and spread of 'redraw'.
+        rho, rho_spread: center and spread of 'redraw'.
 
     Reference: Jantre et al., 2022, arXiv:2206.00794, Algorithm 1.
     """
@@ -262,7 +262,7 @@ def take_over(params: Params, folds: Iterable[Fold]) -> Params:
 
 
 def _sliced_memory(memory: Params, form: Form) -> Params:
-    """Return what an optimiser remembers of the entries that stay; counts of steps have none."""
+    """Return what an optimizer remembers of the entries that stay; counts of steps have none."""
     sliced = {}
     for full, value in memory.items():
         name = full.split("/", 1)[1]
@@ -274,7 +274,7 @@ def variational_form(form: Form, names: list[str]) -> Form:
     """Return the form of a network with posteriors, from that of its plain twin.
 
     Means and rhos are cut as the tensor they stand for, gates as the rows of their layer, and the statistics of a
-    normalisation layer inside its Gaussian one.
+    normalization layer inside its Gaussian one.
 
     Args:
         form: the plain network's.

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.plan.optimiser import STACKED, Optimiser, check_moments
+from choral.plan.optimizer import STACKED, Optimizer, check_moments
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the iteration, as in torch
 _TINY = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon(Optimiser):
+class Muon(Optimizer):
     """Muon for matrices (linear maps), AdamW for vectors and convolutions.
 
     Stacked members are made orthogonal each by itself, in one batched product.
@@ -76,14 +76,14 @@ class Muon(Optimiser):
     def update(
         self, params: list[Tensor], grads: list[Tensor], memory: list[list[Tensor]], *, rate: float, decay: float
     ) -> None:
-        """Never called: steps go through the torch optimiser that `make` returns."""
+        """Never called: steps go through the torch optimizer that `make` returns."""
         raise NotImplementedError("Muon has no fused kernel.")
 
 
 class _Muon(torch.optim.Optimizer):
     """Takes the steps; settings of a group are numbers, or lists with one for each member where stacked members differ.
 
-    What is computed element by element goes by member and in the order of torch's own optimisers: matrices are rounded to bfloat16, so one
+    What is computed element by element goes by member and in the order of torch's own optimizers: matrices are rounded to bfloat16, so one
     bit of difference would soon be a thousandth.
     """
 

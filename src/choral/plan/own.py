@@ -1,4 +1,4 @@
-"""Optimisers and rates of the user's own: any class or factory of torch.optim, any function of the step."""
+"""Optimizers and rates of the user's own: any class or factory of torch.optim, any function of the step."""
 
 import copy
 import inspect
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.functions import Function
-from choral.plan.optimiser import SPARED, Optimiser
+from choral.plan.optimizer import SPARED, Optimizer
 from choral.plan.schedule import Schedule
 
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
@@ -20,13 +20,13 @@ _FINE = 10_000  # steps of a phase whose true number is not known
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnOptimiser(Optimiser):
-    """An optimiser made by a class or factory of the user.
+class OwnOptimizer(Optimizer):
+    """An optimizer made by a class or factory of the user.
 
     The rate is the schedule's, set before every step; weight decay is the factory's own, and none for objectives that hold the
     prior themselves.
 
-    >>> OwnOptimiser.of(torch.optim.RMSprop).elementwise
+    >>> OwnOptimizer.of(torch.optim.RMSprop).elementwise
     True
 
     Args:
@@ -48,25 +48,25 @@ class OwnOptimiser(Optimiser):
         return not self.apiece
 
     @staticmethod
-    def of(factory: Callable[..., torch.optim.Optimizer], *, elementwise: bool | None = None) -> "OwnOptimiser":
-        """Return a class or factory as an optimiser; it is tried on one weight first.
+    def of(factory: Callable[..., torch.optim.Optimizer], *, elementwise: bool | None = None) -> "OwnOptimizer":
+        """Return a class or factory as an optimizer; it is tried on one weight first.
 
         Args:
-            factory: a class such as `torch.optim.NAdam`, or a function of the parameters that returns an optimiser.
+            factory: a class such as `torch.optim.NAdam`, or a function of the parameters that returns an optimizer.
             elementwise: declare it for classes that torch.optim does not have.
         """
         made = _tried(factory)
         known = type(made).__module__.startswith("torch.optim") and type(made).__name__ in _ELEMENTWISE
         stacks = known if elementwise is None else elementwise
-        return OwnOptimiser(factory=Function.of(factory), apiece=not stacks)
+        return OwnOptimizer(factory=Function.of(factory), apiece=not stacks)
 
     @property
     def entries(self) -> tuple[str, ...]:
         """Unknown before its first step."""
         return ()
 
-    def without_decay(self) -> "OwnOptimiser":
-        """Return the same optimiser with a weight decay of 0 in every group, whatever the factory says."""
+    def without_decay(self) -> "OwnOptimizer":
+        """Return the same optimizer with a weight decay of 0 in every group, whatever the factory says."""
         return replace(self, weight_decay=0.0, own_decay=False)
 
     @property
@@ -85,7 +85,7 @@ class OwnOptimiser(Optimiser):
             own -= {float(usual.default)}
         if own:
             raise InputError(
-                f"optimiser: {self.factory.name} has a rate of its own, {min(own)}, but rate is {rate}; schedules start from "
+                f"optimizer: {self.factory.name} has a rate of its own, {min(own)}, but rate is {rate}; schedules start from "
                 f"Training(rate=...): give the same number there, or leave lr out."
             )
 
@@ -98,15 +98,15 @@ class OwnOptimiser(Optimiser):
         except Exception as error:  # the user's code can fail in any way
             said = str(error).splitlines()[0] if str(error) else repr(error)
             raise InputError(
-                f"optimiser: {self.factory.name} cannot take the parameters of this network ('{said}'); it is called with a list of parameter groups, "
+                f"optimizer: {self.factory.name} cannot take the parameters of this network ('{said}'); it is called with a list of parameter groups, "
                 "{'params': [...]}: give one that takes all of them, such as choral.plan.Muon for matrices and the rest."
             ) from error
 
     def update(
         self, params: list[Tensor], grads: list[Tensor], memory: list[list[Tensor]], *, rate: float, decay: float
     ) -> None:
-        """Never called: steps go through torch's optimiser itself."""
-        raise NotImplementedError("an optimiser of the user's own steps by itself.")
+        """Never called: steps go through torch's optimizer itself."""
+        raise NotImplementedError("an optimizer of the user's own steps by itself.")
 
 
 def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -117,31 +117,31 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
     try:
         made = factory([{"params": [weight]}])
         if not isinstance(made, torch.optim.Optimizer):
-            raise TypeError(f"it returned {type(made).__name__}, not a torch optimiser")
+            raise TypeError(f"it returned {type(made).__name__}, not a torch optimizer")
         before = _numbers(made)
         made.step()
     except Exception as error:  # the user's code can fail in any way
         raise InputError(
-            f"optimiser: {name} was tried on one weight and failed with '{str(error).splitlines()[0] if str(error) else error!r}'; give a class of "
-            "torch.optim that steps without a closure, or a function of a list of parameter groups, [{'params': [...]}], that returns such an optimiser."
+            f"optimizer: {name} was tried on one weight and failed with '{str(error).splitlines()[0] if str(error) else error!r}'; give a class of "
+            "torch.optim that steps without a closure, or a function of a list of parameter groups, [{'params': [...]}], that returns such an optimizer."
         ) from error
     after = _numbers(made)
     counts = [entry for entry in after if after[entry] != before.get(entry)]
     if counts:
         raise InputError(
-            f"optimiser: {name} counts by itself, in {counts[0]!r}, and only tensors of its state can be kept in a checkpoint; a run could not be "
+            f"optimizer: {name} counts by itself, in {counts[0]!r}, and only tensors of its state can be kept in a checkpoint; a run could not be "
             "resumed exactly: keep it in state[parameter] as a tensor."
         )
     held = [k for k, v in vars(made).items() if k not in ("state", "param_groups", "defaults") and _holds_tensors(v)]
     if held:
         raise InputError(
-            f"optimiser: {name} keeps tensors in {held[0]!r}, and a checkpoint has only those of its state; a run could not be resumed exactly: keep "
+            f"optimizer: {name} keeps tensors in {held[0]!r}, and a checkpoint has only those of its state; a run could not be resumed exactly: keep "
             "them in state[parameter]."
         )
     odd = [entry for entry, value in made.state[weight].items() if not isinstance(value, Tensor)]
     if odd:
         raise InputError(
-            f"optimiser: {name} remembers {odd[0]!r} as {type(made.state[weight][odd[0]]).__name__}, and only tensors can be kept in a "
+            f"optimizer: {name} remembers {odd[0]!r} as {type(made.state[weight][odd[0]]).__name__}, and only tensors can be kept in a "
             "checkpoint; a run could not be resumed exactly."
         )
     return made
@@ -160,7 +160,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _numbers(made: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the plain values that an optimiser holds in attributes and parameter groups."""
+    """Return the plain values that an optimizer holds in attributes and parameter groups."""
     groups = {
         f"param_groups[{i}][{k!r}]": v for i, g in enumerate(made.param_groups) for k, v in g.items() if k != "params"
     }

@@ -18,7 +18,7 @@ from choral.base.errors import InputError
 from choral.base.types import Params
 from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
-from choral.plan.optimiser import SGD, Optimiser
+from choral.plan.optimizer import SGD, Optimizer
 from choral.plan.schedule import Constant, Schedule
 from choral.plan.selecting import Select
 from choral.plan.state import State
@@ -183,15 +183,15 @@ class Every(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Phase):
-    """Minimise the objective for some epochs.
+    """Minimize the objective for some epochs.
 
     Args:
         epochs: passes over this member's training points.
         schedule: learning rate, spanning the phase.
-        optimiser: what updates the weights.
+        optimizer: what updates the weights.
         batch_size: points in a batch, 0 for as many as `fit` chooses; a last batch of a single point is left out (BatchNorm cannot train
             on it).
-        memory: 'fresh' starts the optimiser anew, 'carried' goes on with the memory of the phase before.
+        memory: 'fresh' starts the optimizer anew, 'carried' goes on with the memory of the phase before.
         every: operators applied while training.
         select: chooses among the branches trained together, and weighs them, by held-out points; None keeps all alike.
         annealing: whether penalties that rise over a phase rise in this one; if not, they have their full weight at once.
@@ -202,7 +202,7 @@ class Train(Phase):
 
     epochs: int
     schedule: Schedule = Constant(0.1)
-    optimiser: Optimiser = SGD()
+    optimizer: Optimizer = SGD()
     batch_size: int = 128
     memory: Literal["fresh", "carried"] = "fresh"
     every: tuple[Every, ...] = ()

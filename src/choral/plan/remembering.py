@@ -1,11 +1,11 @@
-"""What an optimiser remembers of its parameters: taken out, put back, stacked, and laid out in memory as they are."""
+"""What an optimizer remembers of its parameters: taken out, put back, stacked, and laid out in memory as they are."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from choral.plan.optimiser import COUNTS
+from choral.plan.optimizer import COUNTS
 
 
 def lie_alike(a: Tensor, b: Tensor) -> bool:
@@ -23,30 +23,30 @@ def laid_out_like(p: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(p, requires_grad=False).copy_(value)
 
 
-def memory_of(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the optimiser's memory as a flat dict 'entry/parameter name' -> tensor."""
+def memory_of(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the optimizer's memory as a flat dict 'entry/parameter name' -> tensor."""
     memory: dict[str, Tensor] = {}
     for name, p in params.items():
-        for entry, value in optimiser.state.get(p, {}).items():
+        for entry, value in optimizer.state.get(p, {}).items():
             if isinstance(value, Tensor):
                 memory[f"{entry}/{name}"] = value.detach().clone()
     return memory
 
 
 def restore_memory(
-    optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], memory: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], memory: Mapping[str, Tensor]
 ) -> None:
-    """Put a memory taken by `memory_of` into a new optimiser over the same parameters."""
+    """Put a memory taken by `memory_of` into a new optimizer over the same parameters."""
     for full, value in memory.items():
         entry, name = full.split("/", 1)
         p = params.get(name)
         if p is None:  # frozen since the memory was made
             continue
         if entry in COUNTS:  # kernels of a device read them there
-            fused = any(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
-            optimiser.state[p][entry] = value.detach().clone().to(p.device if fused else "cpu")
+            fused = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+            optimizer.state[p][entry] = value.detach().clone().to(p.device if fused else "cpu")
         else:
-            optimiser.state[p][entry] = laid_out_like(p, value.detach())
+            optimizer.state[p][entry] = laid_out_like(p, value.detach())
 
 
 def steps_of(memory: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:

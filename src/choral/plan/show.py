@@ -46,10 +46,10 @@ def label(node: Phase) -> str:
         parts = [
             f"Train {node.epochs} epochs",
             _brief(node.schedule),
-            _brief(node.optimiser),
+            _brief(node.optimizer),
             f"batch {node.batch_size or 'chosen for the data'}",
         ]
-        parts += ["optimiser memory carried"] if node.memory == "carried" else []
+        parts += ["optimizer memory carried"] if node.memory == "carried" else []
         parts += [_brief(rule) for rule in node.every]
         parts += [_brief(node.select)] if node.select else []
         return ", ".join(parts)

@@ -74,7 +74,7 @@ class _Check:
             Visitor(train=lambda p, *_: phases.append(p), change=change, rounds=once, branches=first),
         )
         for phase in phases[:1]:
-            wrong = check_known(set(node.varied), phase.optimiser, read)
+            wrong = check_known(set(node.varied), phase.optimizer, read)
             if wrong:
                 self.say(node, place, wrong)
 

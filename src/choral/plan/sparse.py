@@ -142,7 +142,7 @@ class Prune(Operator):
 
     Args:
         masks: which ones: `RandomMasks`, `AntiRandom`, `Partition`, `Magnitude`, `ErdosRenyi`, or `Masks` of your own.
-        unit: 'connection', or 'neuron' (whole output rows with their bias and normalisation).
+        unit: 'connection', or 'neuron' (whole output rows with their bias and normalization).
         scope: 'layer' removes the share in every layer, 'global' over all of them.
         keep_classifier: whether the output layer stays whole.
         keep_first: whether the first layer does. None keeps it where the inputs are rows of numbers, whose units lose whole features
@@ -234,7 +234,7 @@ def _is_rows(example: Batch) -> bool:
 class Regrow(Operator):
     """Drop the smallest weights and grow as many where the gradient is largest, or at random.
 
-    Grown weights start at zero with zero optimiser memory, so nothing from a former life carries over.
+    Grown weights start at zero with zero optimizer memory, so nothing from a former life carries over.
 
     Args:
         rate: share of kept weights replaced in each layer.

@@ -1,4 +1,4 @@
-"""The steps of an optimiser: by its fused kernels where that is faster, each member by its own settings, with clipped gradients."""
+"""The steps of an optimizer: by its fused kernels where that is faster, each member by its own settings, with clipped gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from choral.objectives.penalties import matches
-from choral.plan.optimiser import COUNTS, FACTOR, FUSED, MOMENTUM, Optimiser
+from choral.plan.optimizer import COUNTS, FACTOR, FUSED, MOMENTUM, Optimizer
 from choral.plan.remembering import laid_out_like, lie_alike
 
 
@@ -21,37 +21,37 @@ class _Group(NamedTuple):
 
 
 class Member(NamedTuple):
-    """How one of several stacked networks is trained: its optimiser, and the factor of its rate."""
+    """How one of several stacked networks is trained: its optimizer, and the factor of its rate."""
 
-    optimiser: Optimiser
+    optimizer: Optimizer
     rate: float
 
 
 def _apart(
-    value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member]
+    value: Optimizer, optimizer: torch.optim.Optimizer, members: Sequence[Member]
 ) -> Callable[[float], None] | None:
     """Return what takes the steps of members that differ; None if they do not."""
     if not members:
         return None
-    return (_OneByOne if value.direct else _Together)(value, optimiser, members)
+    return (_OneByOne if value.direct else _Together)(value, optimizer, members)
 
 
 class _OneByOne:
-    """Each member takes its step by itself, by its own optimiser's kernel on its part of the stack: the numbers it gets alone.
+    """Each member takes its step by itself, by its own optimizer's kernel on its part of the stack: the numbers it gets alone.
 
     What any member remembers, the stack has room for; a member that does not (no momentum) leaves its part as it is.
     """
 
-    def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member]):
-        self._members, self._groups = members, optimiser.param_groups
+    def __init__(self, value: Optimizer, optimizer: torch.optim.Optimizer, members: Sequence[Member]):
+        self._members, self._groups = members, optimizer.param_groups
         self._memory = []
-        entries = list(dict.fromkeys(entry for member in members for entry in member.optimiser.entries))
+        entries = list(dict.fromkeys(entry for member in members for entry in member.optimizer.entries))
         for group in self._groups:
             for p in group["params"]:
                 for entry in entries:
-                    if entry not in optimiser.state[p]:
-                        optimiser.state[p][entry] = torch.zeros(()) if entry in COUNTS else torch.zeros_like(p)
-            held = [[optimiser.state[p][entry] for p in group["params"]] for entry in entries]
+                    if entry not in optimizer.state[p]:
+                        optimizer.state[p][entry] = torch.zeros(()) if entry in COUNTS else torch.zeros_like(p)
+            held = [[optimizer.state[p][entry] for p in group["params"]] for entry in entries]
             self._memory.append(list(zip(entries, held)))
 
     def __call__(self, rate: float) -> None:
@@ -73,50 +73,50 @@ class _OneByOne:
                 counts = [t for e, ts in self._memory[g] if e in COUNTS for t in (ts[i] for i in used)]
                 for t, old in zip(counts, before):
                     t.copy_(old)
-            decay = member.optimiser.weight_decay if group["weight_decay"] else 0.0
-            member.optimiser.update(
+            decay = member.optimizer.weight_decay if group["weight_decay"] else 0.0
+            member.optimizer.update(
                 [p[number] for p in params],
                 [grad[number] for grad in grads],
-                [[t[number] for t in memory[entry]] for entry in member.optimiser.entries],
+                [[t[number] for t in memory[entry]] for entry in member.optimizer.entries],
                 rate=rate * member.rate * group[FACTOR],
                 decay=decay,
             )
 
 
 class _Together:
-    """All members take one step of a torch optimiser that reads settings of groups as lists, one for each member."""
+    """All members take one step of a torch optimizer that reads settings of groups as lists, one for each member."""
 
-    def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member]):
-        self._optimiser, self._rates = optimiser, [m.rate for m in members]
-        for group in optimiser.param_groups:
+    def __init__(self, value: Optimizer, optimizer: torch.optim.Optimizer, members: Sequence[Member]):
+        self._optimizer, self._rates = optimizer, [m.rate for m in members]
+        for group in optimizer.param_groups:
             for name in group.keys() - {"lr"}:
                 decays = name != "weight_decay" or group[name]
                 if decays and isinstance(getattr(value, name, None), float):
-                    group[name] = [getattr(m.optimiser, name) for m in members]
+                    group[name] = [getattr(m.optimizer, name) for m in members]
 
     def __call__(self, rate: float) -> None:
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = [rate * group[FACTOR] * own for own in self._rates]
-        self._optimiser.step()
+        self._optimizer.step()
 
 
 class Stepper:
-    """Takes the steps of a torch optimiser.
+    """Takes the steps of a torch optimizer.
 
-    On the processor, once the optimiser's memory exists, steps go straight to its fused kernel: the same arithmetic
+    On the processor, once the optimizer's memory exists, steps go straight to its fused kernel: the same arithmetic
     without the bookkeeping around it, which for small networks takes longer than the update itself. Whole fits of one perceptron of 8-50-1
     are 1.13 times faster by it, of 20 stacked ones 1.09 times, of LeNet-S 1.02 times.
 
     Args:
-        value: the optimiser as a value.
-        optimiser: what its `make` returned.
+        value: the optimizer as a value.
+        optimizer: what its `make` returned.
         members: of stacked networks whose settings differ, each one's own; empty if all are trained alike.
     """
 
-    def __init__(self, value: Optimiser, optimiser: torch.optim.Optimizer, members: Sequence[Member] = ()):
-        self._value, self._optimiser = value, optimiser
-        self._apart = _apart(value, optimiser, members)
-        tensors = [p for group in optimiser.param_groups for p in group["params"]]
+    def __init__(self, value: Optimizer, optimizer: torch.optim.Optimizer, members: Sequence[Member] = ()):
+        self._value, self._optimizer = value, optimizer
+        self._apart = _apart(value, optimizer, members)
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
         self._direct = (
             value.direct
             and all(p.device.type == "cpu" and p.dtype in FUSED for p in tensors)
@@ -136,10 +136,10 @@ class Stepper:
             self._groups = self._gathered()
         grads = [[p.grad for p in group.params] for group in self._groups or ()]
         if self._groups is None or any(g is None for group in grads for g in group):
-            for group in self._optimiser.param_groups:
+            for group in self._optimizer.param_groups:
                 group["lr"] = rate * group[FACTOR]
             self._complete_momentum()
-            self._optimiser.step()
+            self._optimizer.step()
             return
         with torch.no_grad():
             for g, found in zip(self._groups, grads):
@@ -149,15 +149,15 @@ class Stepper:
         """Begin the momentum of parameters that had no gradient until now where others have one: torch's kernel wants all or none."""
         if self._value.entries != (MOMENTUM,):
             return
-        state = self._optimiser.state
-        used = [p for group in self._optimiser.param_groups for p in group["params"] if p.grad is not None]
+        state = self._optimizer.state
+        used = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
         lacking = [p for p in used if state.get(p, {}).get(MOMENTUM) is None]
         for p in lacking if len(lacking) < len(used) else ():
             state[p][MOMENTUM] = torch.zeros_like(p)
 
     def _gathered(self) -> "list[_Group] | None":
-        """Return parameters, memory, decay and factor of each group; None before the optimiser has a memory of all of them."""
-        state, entries, groups = self._optimiser.state, self._value.entries, self._optimiser.param_groups
+        """Return parameters, memory, decay and factor of each group; None before the optimizer has a memory of all of them."""
+        state, entries, groups = self._optimizer.state, self._value.entries, self._optimizer.param_groups
         if any(not isinstance(state.get(p, {}).get(e), Tensor) for g in groups for p in g["params"] for e in entries):
             return None
         for p in (p for group in groups for p in group["params"]):

@@ -12,7 +12,6 @@ from choral.base.functions import Function
 from choral.base.values import Value
 from choral.predictions import Prediction, means_of
 
-Keep = Literal["best", "last"]
 By = Literal["member", "ensemble"]
 
 
@@ -87,22 +86,24 @@ class Measure(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStop(Value):
-    """End a training phase when held-out points are no longer predicted better.
+class EarlyStopping(Value):
+    """End a training phase when held-out points are no longer predicted better, and choose the weights that are kept.
 
     Args:
-        patience: epochs without improvement after which it ends.
+        patience: epochs without improvement after which it ends; None never ends it.
+        restore_best: whether the weights that predicted held-out points best are kept; False keeps the last ones.
         measure: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float; None
             for the task's own score: 'pinball' for quantiles, 'loss' for a loss of your own, 'nll' for all others.
         by: 'member' ends each network by itself; 'ensemble' looks at the mean prediction of all that are trained together, and
             ends them together.
         least: improvement that counts, at least.
 
-    >>> EarlyStop(patience=5, measure="rmse").measure
+    >>> EarlyStopping(patience=5, measure="rmse").measure
     Measure(name='rmse', larger_is_better=False, function=None)
     """
 
-    patience: int = 16
+    patience: int | None = 16
+    restore_best: bool = True
     measure: Any = None
     by: By = "member"
     least: float = 0.0
@@ -110,9 +111,9 @@ class EarlyStop(Value):
     def __post_init__(self) -> None:
         if self.measure is not None:
             object.__setattr__(self, "measure", Measure.of(self.measure))
-        if not isinstance(self.patience, int) or isinstance(self.patience, bool) or self.patience < 1:
-            raise InputError(f"EarlyStop: patience is {self.patience!r}; give a whole number of epochs, 1 or more.")
+        if self.patience is not None and self.patience < 1:
+            raise InputError(f"EarlyStopping: patience is {self.patience!r}; give 1 or more epochs, or None.")
         if self.by not in get_args(By):
-            raise InputError(f"EarlyStop: by is {self.by!r}; give 'member' or 'ensemble'.")
+            raise InputError(f"EarlyStopping: by is {self.by!r}; give 'member' or 'ensemble'.")
         if not self.least >= 0:
-            raise InputError(f"EarlyStop: least is {self.least!r}; give 0 or more.")
+            raise InputError(f"EarlyStopping: least is {self.least!r}; give 0 or more.")

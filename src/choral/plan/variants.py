@@ -1,7 +1,7 @@
 """Variants: what the branches of a fork do differently, given one by one or drawn from a space.
 
 A variant names settings and their values. Known to the engine are `rate` (times the schedule's), `dropout` (of every dropout
-layer), `smoothing` (of class labels), and every number of the phase's optimiser (`weight_decay`, `momentum`, ...); operators may read
+layer), `smoothing` (of class labels), and every number of the phase's optimizer (`weight_decay`, `momentum`, ...); operators may read
 others. Branch i draws its values by its own place in the plan, so it has the same ones among 4 branches or 40.
 """
 
@@ -17,10 +17,10 @@ import torch
 from choral.base.errors import InputError, did_you_mean
 from choral.base.fitting import fits
 from choral.base.values import Value
-from choral.plan.optimiser import Optimiser
+from choral.plan.optimizer import Optimizer
 
 OF_STEPS = ("rate", "dropout", "smoothing")
-"""Settings of a training step beside those of its optimiser."""
+"""Settings of a training step beside those of its optimizer."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class Variant(Value):
         """Return the settings of a fork inside a branch with settings of its own; the inner ones win."""
         return Variant(tuple(sorted((dict(outer.settings) | dict(self.settings)).items())))
 
-    def optimiser(self, phase: Optimiser) -> Optimiser:
-        """Return the optimiser of a phase with this variant's settings."""
+    def optimizer(self, phase: Optimizer) -> Optimizer:
+        """Return the optimizer of a phase with this variant's settings."""
         own: dict[str, Any] = {name: value for name, value in self.settings if name in numbers_of(phase)}
         return replace(phase, **own) if own else phase
 
 
-def numbers_of(optimiser: Optimiser) -> tuple[str, ...]:
-    """Return the names of an optimiser's settings that are numbers, and each member's own."""
-    if not optimiser.varies:
+def numbers_of(optimizer: Optimizer) -> tuple[str, ...]:
+    """Return the names of an optimizer's settings that are numbers, and each member's own."""
+    if not optimizer.varies:
         return ()
     return tuple(
-        f.name for f in fields(optimiser) if f.name != "clip" and isinstance(getattr(optimiser, f.name), float)
+        f.name for f in fields(optimizer) if f.name != "clip" and isinstance(getattr(optimizer, f.name), float)
     )
 
 
@@ -167,13 +167,13 @@ class Space(Value):
         return Variant(tuple((name, span.draw(generator(name))) for name, span in self.spans))
 
 
-def check_known(names: set[str], optimiser: Optimiser, read: set[str]) -> str:
-    """Return what is wrong with the names of settings, where a phase has this optimiser and operators read some."""
-    known = {*OF_STEPS, *numbers_of(optimiser), *read}
+def check_known(names: set[str], optimizer: Optimizer, read: set[str]) -> str:
+    """Return what is wrong with the names of settings, where a phase has this optimizer and operators read some."""
+    known = {*OF_STEPS, *numbers_of(optimizer), *read}
     for name in sorted(names - known):
         near = did_you_mean(name, sorted(known))
         return (
-            f"variants set {name!r}, which neither {type(optimiser).__name__} nor an operator knows; known are "
+            f"variants set {name!r}, which neither {type(optimizer).__name__} nor an operator knows; known are "
             f"{', '.join(sorted(known))}{'.' if near else ''}{near}"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Conformal intervals for regression: split conformal (plain or scaled residuals) and conformalised quantiles.
+"""Conformal intervals for regression: split conformal (plain or scaled residuals) and conformalized quantiles.
 
 Each target of a row has a threshold of its own, so the promise holds target by target.
 """

@@ -1,4 +1,4 @@
-"""Conformal prediction sets for classification: adaptive (APS) and regularised adaptive (RAPS).
+"""Conformal prediction sets for classification: adaptive (APS) and regularized adaptive (RAPS).
 
 Classes are added in order of probability until enough is gathered; held-out rows say how much is enough. If held-out
 and new rows are exchangeable, the set holds the true class with the promised probability, whatever the network is.
@@ -27,7 +27,7 @@ class ConformalSets(Value):
         level: the promised coverage, 1 - alpha.
         penalty: added to the score for each rank beyond `free_classes` (lambda of RAPS; 0 is APS).
         free_classes: ranks without penalty (k_reg of RAPS).
-        randomised: the last class counts with a random share of its probability, which makes coverage exact.
+        randomized: the last class counts with a random share of its probability, which makes coverage exact.
         keeps_top: the most probable class is always in the set, so no set is empty and coverage can only rise.
     """
 
@@ -35,7 +35,7 @@ class ConformalSets(Value):
     level: float
     penalty: float = 0.0
     free_classes: int = 0
-    randomised: bool = True
+    randomized: bool = True
     keeps_top: bool = False
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class ConformalSets(Value):
         probs = checked_probs(probs)
         scores = class_scores(
             probs,
-            shares=_shares(probs, self.randomised, seed),
+            shares=_shares(probs, self.randomized, seed),
             penalty=self.penalty,
             free_classes=self.free_classes,
         )
@@ -73,12 +73,12 @@ def class_scores(probs: Tensor, *, shares: Tensor, penalty: float, free_classes:
     return torch.empty_like(scores).scatter_(-1, order, scores)
 
 
-def _shares(probs: Tensor, randomised: bool, seed: int) -> Tensor:
+def _shares(probs: Tensor, randomized: bool, seed: int) -> Tensor:
     """Return a number from 0 to 1 for each row (batch, 1), decided by the row's probabilities and the seed.
 
     Equal rows get equal sets wherever they stand. Held-out and new rows are read by one rule, which keeps them exchangeable.
     """
-    if not randomised:
+    if not randomized:
         return torch.ones(len(probs), 1, dtype=probs.dtype, device=probs.device)
     words = (probs.cpu() + 0.0).contiguous().numpy().view(np.uint64)  # + 0.0: there is one zero
     found = np.full(len(words), key(seed, "conformal") % (1 << 64), np.uint64)
@@ -101,7 +101,7 @@ def fit_conformal_sets(
     level: float = 0.9,
     penalty: float = 0.0,
     free_classes: int = 0,
-    randomised: bool = True,
+    randomized: bool = True,
     keeps_top: bool = False,
     seed: int = 0,
 ) -> ConformalSets:
@@ -113,7 +113,7 @@ def fit_conformal_sets(
         level: probability to cover, 1 - alpha.
         penalty: see `ConformalSets`; 0 is APS, RAPS uses for example 0.01.
         free_classes: see `ConformalSets`; for example 5 with many classes.
-        randomised: see `ConformalSets`.
+        randomized: see `ConformalSets`.
         keeps_top: see `ConformalSets`.
         seed: of the random shares.
 
@@ -125,13 +125,13 @@ def fit_conformal_sets(
         raise InputError(f"penalty is {penalty} and free_classes {free_classes}; neither can be negative.")
     probs = checked_probs(probs)
     labels = checked_labels(labels, batch=len(probs), classes=probs.shape[1]).to(probs.device)
-    shares = _shares(probs, randomised, seed)
+    shares = _shares(probs, randomized, seed)
     scores = class_scores(probs, shares=shares, penalty=penalty, free_classes=free_classes)
     return ConformalSets(
         threshold=conformal_threshold(scores.gather(1, labels.unsqueeze(1)).squeeze(1), level),
         level=level,
         penalty=penalty,
         free_classes=free_classes,
-        randomised=randomised,
+        randomized=randomized,
         keeps_top=keeps_top,
     )

@@ -1,4 +1,4 @@
-"""Stacking: weights of members that maximise the held-out log score of their mixture."""
+"""Stacking: weights of members that maximize the held-out log score of their mixture."""
 
 import math
 from dataclasses import dataclass
@@ -70,9 +70,9 @@ def checked_log_scores(member_log_scores: Tensor) -> Tensor:
 
 
 def fit_stacking(member_log_scores: Tensor, *, tolerance: float = 1e-7, steps: int = 5_000) -> StackingWeights:
-    """Return the weights on the simplex that maximise the mean log of the mixture's score on held-out data.
+    """Return the weights on the simplex that maximize the mean log of the mixture's score on held-out data.
 
-    Expectation maximisation from uniform weights, w_m <- w_m g_m with g_m = mean of p_m / mixture, which never lowers
+    Expectation maximization from uniform weights, w_m <- w_m g_m with g_m = mean of p_m / mixture, which never lowers
     the score; longer steps w_m g_m^eta are tried and kept only when they raise it. The problem is concave and log max
     g bounds the distance to its optimum, so the search stops when that is below `tolerance` nats.
 

@@ -1,6 +1,6 @@
 """Temperature: divide logits by a number so that confidence matches accuracy on held-out data.
 
-The number minimises the held-out negative log likelihood of the *ensemble*, the members' average of softmax(logits /
+The number minimizes the held-out negative log likelihood of the *ensemble*, the members' average of softmax(logits /
 T), so that members and ensemble are not calibrated against each other. With one member it is the usual convex problem.
 """
 
@@ -55,7 +55,7 @@ def fit_temperature(
     per: Literal["ensemble", "member"] = "ensemble",
     weights: Tensor | None = None,
 ) -> Temperature:
-    """Return the temperature that minimises the ensemble's negative log likelihood on held-out data.
+    """Return the temperature that minimizes the ensemble's negative log likelihood on held-out data.
 
     A grid over [0.05, 20] finds the valley, L-BFGS its floor. If the result is not below the likelihood at 1 (in the
     given precision), it is 1: fitting never raises the likelihood of the data it is fitted on.

@@ -104,7 +104,7 @@ class Outputs(Prediction):
         """Return the weights; raises InputError for a loss that gives one number for all points."""
         if not self.function(self.member_outputs[0], targets.clone()).dim():
             raise InputError(
-                f"the loss {getattr(self.function, 'name', 'given')} returns one number for a batch, so weights of points cannot be honoured; return "
+                f"the loss {getattr(self.function, 'name', 'given')} returns one number for a batch, so weights of points cannot be honored; return "
                 "the loss of each point, for example with reduction='none'."
             )
         return weights

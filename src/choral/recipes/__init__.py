@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choral.base.border import is_whole
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError, did_you_mean, unknown_argument
 from choral.base.fitting import typed
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
@@ -45,8 +45,6 @@ from choral.recipes.training import Training
 from choral.recipes.treenet import treenet
 
 __all__ = [
-    "METHODS",
-    "Method",
     "anchored",
     "bagged",
     "batch_ensemble",
@@ -60,14 +58,12 @@ __all__ = [
     "emp",
     "fge",
     "hyper_ensemble",
-    "make",
     "masksembles",
     "mc_dropout",
     "mimo",
     "packed",
     "prune_and_tune",
     "rank1_bnn",
-    "recipe_of",
     "sebays_freeze",
     "sebays_no_freeze",
     "sequential_anchored",
@@ -98,7 +94,7 @@ class Method:
     Attributes:
         build: makes the recipe.
         family: the table it stands in.
-        depends: whether it needs its own optimiser, rate and schedule (the builder's default), so that a comparison does not
+        depends: whether it needs its own optimizer, rate and schedule (the builder's default), so that a comparison does not
             replace them by those it gives to all.
         for_few: options that comparisons and tables give it for fewer than `FEW` points, where its paper's settings come to nothing.
     """
@@ -198,10 +194,7 @@ def make(name: str, **options: Any) -> Recipe:
     given = {k: v for k, v in options.items() if v is not None}
     for option in given:
         if option not in method.options:
-            raise InputError(
-                f"'{name}' has no option '{option}'; it takes {', '.join(method.options)}."
-                + did_you_mean(option, method.options)
-            )
+            raise InputError(unknown_argument(name, option, method.options))
     return _checked(method.build)(**given)
 
 
@@ -222,4 +215,20 @@ def _checked(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
     return call
 
 
-globals().update({name: _checked(method.build) for name, method in METHODS.items()})
+def _documented(method: Method) -> Callable[..., Recipe]:
+    """Return the builder of a method as users call it, its paper in its docstring."""
+    call = _checked(method.build)
+    before, mark, after = (method.build.__doc__ or "").partition("    Cost: ")
+    call.__doc__ = f"{before}    Reference: {method.paper}\n\n{mark}{after}" if method.paper else method.build.__doc__
+    return call
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"module 'choral.recipes' has no attribute {name!r}.{did_you_mean(name, METHODS)}")
+
+
+def __dir__() -> list[str]:
+    return [*METHODS]
+
+
+globals().update({name: _documented(method) for name, method in METHODS.items()})

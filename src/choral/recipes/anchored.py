@@ -14,7 +14,7 @@ from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 
 SCALED_STD = 2**0.5
-ADAM = Training(rate=0.002, optimiser=Adam())
+ADAM = Training(lr=0.002, optimizer=Adam())
 
 
 def prior_of(prior_std: float | None) -> dict[str, Any]:
@@ -34,6 +34,11 @@ def anchored(
 ) -> Recipe:
     """Independent networks, each pulled to its own anchor drawn from the prior.
 
+    Cost: training, memory and prediction of `members` networks.
+
+    >>> anchored(epochs=60).epochs
+    240
+
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
@@ -44,7 +49,7 @@ def anchored(
         target_noise: also give each member its own targets, y + noise of the likelihood, which must be Gaussian with a known
             precision. It makes the ensemble of a linear model exact; the paper goes without.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule of each member; its weight decay is left out, because the anchor
+        training: optimizer, learning rate, batch size and schedule of each member; its weight decay is left out, because the anchor
             is the prior.
 
     Differs from the authors' code: the last weights are kept, not those that were best on validation data.

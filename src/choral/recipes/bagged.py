@@ -22,6 +22,11 @@ def bagged(
 ) -> Recipe:
     """Independent networks, each on its own random 90 % of the training points.
 
+    Cost: training, memory and prediction of `members` networks, each on a part of the points.
+
+    >>> bagged(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
@@ -29,7 +34,7 @@ def bagged(
         fraction: size of each part relative to all points, in (0, 1].
         replace: draw with replacement (the bootstrap).
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule of each member.
+        training: optimizer, learning rate, batch size and schedule of each member.
     """
     epochs = total_epochs(epochs, budget, trainings=members)
     training = settings_of(training)

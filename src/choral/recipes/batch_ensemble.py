@@ -27,16 +27,21 @@ def batch_ensemble(
 ) -> Recipe:
     """Members that share all weights up to rank-one factors of their own, trained in one run.
 
+    Cost: the parameters of one network; each batch is run through all `members`.
+
+    >>> batch_ensemble(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run.
         members: members, all trained on every batch.
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
-        own_norms: whether each member has its own normalisation scales and shifts.
+        own_norms: whether each member has its own normalization scales and shifts.
         kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule; the factors take no weight decay.
+        training: optimizer, learning rate, batch size and schedule; the factors take no weight decay.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -11,7 +11,7 @@ from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 from choral.structures import Gaussian
 
-VARIATIONAL = Training(rate=0.1, optimiser=SGD(momentum=0.9, clip=1.0), schedule="steps")
+VARIATIONAL = Training(lr=0.1, optimizer=SGD(momentum=0.9, clip=1.0), schedule="steps")
 
 
 def settling(training: Training) -> Schedule:
@@ -35,18 +35,23 @@ def bnn(
 ) -> Recipe:
     """One network whose weights are Gaussian, drawn anew in every pass; predictions average several draws.
 
+    Cost: about twice the training and parameters of one network; prediction takes `draws` passes.
+
+    >>> bnn(epochs=60).epochs
+    60
+
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks, each with a posterior of its own.
         draws: passes averaged at prediction for each network (1 or 5 in the paper).
-        prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalisation.
+        prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalization.
         rho: where every rho starts; the standard deviation is softplus(rho).
         rho_rate: factor of the learning rate for every rho.
         kl_weight: factor of the KL; 1 is the ELBO.
         anneal: share of training over which the weight of the KL rises from 0.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
+        training: optimizer, learning rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
             1 unless it says otherwise.
     """
     epochs = total_epochs(epochs, budget, trainings=members, usual=250)

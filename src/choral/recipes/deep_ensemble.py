@@ -1,4 +1,4 @@
-"""Deep ensemble: independent networks that differ in initialisation and batch order.
+"""Deep ensemble: independent networks that differ in initialization and batch order.
 
 Reference: Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep
 Ensembles", NeurIPS 2017, arXiv:1612.01474.
@@ -19,12 +19,17 @@ def deep_ensemble(
 ) -> Recipe:
     """Independent networks from different random starts; the budget is split evenly.
 
+    Cost: training, memory and prediction of `members` networks.
+
+    >>> deep_ensemble(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule of each member.
+        training: optimizer, learning rate, batch size and schedule of each member.
 
     Differs from the paper: no adversarial training.
     """

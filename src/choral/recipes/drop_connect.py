@@ -21,13 +21,18 @@ def drop_connect(
 ) -> Recipe:
     """One network whose single weights are dropped at random, also at prediction; several passes are averaged.
 
+    Cost: the training of one network; prediction takes `draws` passes.
+
+    >>> drop_connect(epochs=60).epochs
+    60
+
     Args:
         epochs: length of the training run.
         rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

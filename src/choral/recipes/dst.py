@@ -23,6 +23,11 @@ def dst(
 ) -> Recipe:
     """Independent sparse networks whose connections move while they train.
 
+    Cost: training, memory and prediction of `members` networks, each a sparse one.
+
+    >>> dst(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
@@ -32,7 +37,7 @@ def dst(
         rate: share of living weights moved each time.
         moving: part of training in which connections move: all of it in the authors' code, 0.75 in Evci et al.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule of each member.
+        training: optimizer, learning rate, batch size and schedule of each member.
     """
     epochs = total_epochs(epochs, budget, trainings=members, usual=150)
     training = settings_of(training)

@@ -34,6 +34,11 @@ def ecmp(
     """Like EMP, but every scalar of a patched layer draws its own component.
 
     Args are those of `emp`.
+
+    Cost: the training of one network; prediction takes `draws` passes.
+
+    >>> ecmp(epochs=60).epochs
+    60
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

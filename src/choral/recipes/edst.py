@@ -28,6 +28,11 @@ def edst(
 ) -> Recipe:
     """One dynamic sparse run: explore, then settle, keep a member and move 80 % of the weights, again and again.
 
+    Cost: the training of one network; prediction of `members` networks, each a sparse one.
+
+    >>> edst(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run. Exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
         members: networks kept; they share evenly what exploration leaves.
@@ -39,7 +44,7 @@ def edst(
         escape: share moved after a member is kept, to leave its minimum.
         moving: part of each training phase in which connections move: all of it in the authors' code, 0.75 in Evci et al.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate (of the exploration; members settle at a tenth, then a hundredth) and batch size.
+        training: optimizer, learning rate (of the exploration; members settle at a tenth, then a hundredth) and batch size.
 
     Differs from the authors' code: grown weights also start with zero momentum.
     """

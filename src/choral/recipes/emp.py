@@ -31,21 +31,26 @@ def emp(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """One network whose normalisation and output layers are drawn from K components in every pass.
+    """One network whose normalization and output layers are drawn from K components in every pass.
+
+    Cost: the training of one network; prediction takes `draws` passes, of which the layers before the first patched one are shared.
+
+    >>> emp(epochs=60).epochs
+    60
 
     Args:
         epochs: length of the training run.
         components: K, components of each patched layer.
         draws: S, passes averaged at prediction (the paper uses 200).
-        norms, output: whether normalisation layers and the output layer are patched.
+        norms, output: whether normalization layers and the output layer are patched.
         layers: name patterns of further layers to patch.
         learned: learn the mixing probabilities instead of keeping them uniform.
-        precision: prior precision of the penalty of Equation 6; None leaves regularisation to the optimiser's weight decay.
+        precision: prior precision of the penalty of Equation 6; None leaves regularization to the optimizer's weight decay.
         statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
             of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

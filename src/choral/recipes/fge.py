@@ -27,6 +27,11 @@ def fge(
     The paper's 200 epochs: 156 on the first part of a schedule for 200, then 22 of triangles from each of the checkpoints at
     epochs 120 and 156, with low points after 2, 6, ..., 22: 12 members.
 
+    Cost: the training of one network; prediction of `members` networks.
+
+    >>> fge(epochs=60).epochs
+    60
+
     Args:
         epochs: length of the training run.
         members: low points kept, equally many from each start; as many as the budget holds if None.
@@ -34,7 +39,7 @@ def fge(
         starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
             None, 2 where the budget has room for both and `members` is even.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate and batch size. The rate is constant for half the budget and falls in a straight line to a
+        training: optimizer, learning rate and batch size. The rate is constant for half the budget and falls in a straight line to a
             hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """
     epochs = total_epochs(epochs, budget)

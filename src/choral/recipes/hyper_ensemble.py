@@ -9,7 +9,7 @@ from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, settings_of, shares, total_epochs
 
 SPACE = Space(rate=LogUniform(0.3, 3.0), weight_decay=LogUniform(1e-5, 1e-2))
-"""Times the rate of the schedule, and weight decay: what every network and optimiser has."""
+"""Times the rate of the schedule, and weight decay: what every network and optimizer has."""
 
 
 def hyper_ensemble(
@@ -25,6 +25,11 @@ def hyper_ensemble(
 ) -> Recipe:
     """Independent networks with hyper-parameters drawn at random, chosen and weighed by held-out points while they train.
 
+    Cost: training, memory and prediction of `members` networks.
+
+    >>> hyper_ensemble(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
@@ -34,9 +39,9 @@ def hyper_ensemble(
         picks: choices of the greedy selection, at most; without `validation=` in `fit` all networks count alike.
         patience: epochs without a better choice after which training ends.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule, which the drawn settings change.
+        training: optimizer, learning rate, batch size and schedule, which the drawn settings change.
 
-    Differs from the paper: selection is repeated after every epoch; each network has one draw of initialisation.
+    Differs from the paper: selection is repeated after every epoch; each network has one draw of initialization.
     """
     epochs = total_epochs(epochs, budget, trainings=members)
     training = settings_of(training)

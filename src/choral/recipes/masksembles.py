@@ -24,6 +24,11 @@ def masksembles(
 ) -> Recipe:
     """Members that are fixed, overlapping subsets of one network's channels.
 
+    Cost: the parameters of about one network; prediction runs all `members` subsets.
+
+    >>> masksembles(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run.
         members: masks; in training each sees its part of every batch.
@@ -32,7 +37,7 @@ def masksembles(
         kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

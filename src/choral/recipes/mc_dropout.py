@@ -21,13 +21,18 @@ def mc_dropout(
 ) -> Recipe:
     """One network with dropout that stays on at prediction; several passes are averaged.
 
+    Cost: the training of one network; prediction takes `draws` passes.
+
+    >>> mc_dropout(epochs=60).epochs
+    60
+
     Args:
         epochs: length of the training run.
         rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -20,13 +20,18 @@ def mimo(
 ) -> Recipe:
     """One network with several inputs and outputs that learns to keep them apart.
 
+    Cost: training and prediction of one network with wider first and last layers.
+
+    >>> mimo(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run.
         members: inputs read at once.
         repetition: probability that all inputs of a training example are the same.
         batch_repetition: times each example appears in a training batch (the paper uses 4).
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

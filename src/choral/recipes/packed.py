@@ -25,6 +25,11 @@ def packed(
 ) -> Recipe:
     """Slim members side by side in one network, each seeing only its own channels.
 
+    Cost: training and prediction of about width^2 / members networks, in one run.
+
+    >>> packed(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run. One run of the joint network, which costs about width^2 / members of the plain one in each.
         members: M.
@@ -35,7 +40,7 @@ def packed(
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
         kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

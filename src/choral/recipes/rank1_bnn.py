@@ -26,6 +26,11 @@ def rank1_bnn(
 ) -> Recipe:
     """One network shared by members that each own two Gaussian vectors in every layer.
 
+    Cost: the parameters of about one network; each batch is run through all `members`, prediction `draws` times.
+
+    >>> rank1_bnn(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run. All members train together.
         members: components of the mixture.
@@ -34,7 +39,7 @@ def rank1_bnn(
         rho: where every rho starts; the standard deviation is softplus(rho).
         anneal: share of training over which the weight of the KL rises from 0 to 1.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule; weight decay acts on the shared weights and biases, and gradients
+        training: optimizer, learning rate, batch size and schedule; weight decay acts on the shared weights and biases, and gradients
             are clipped at norm 1 unless it says otherwise.
 
     Differs from the paper: gradients are clipped, because the losses of members add up in the weights they share.

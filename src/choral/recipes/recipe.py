@@ -20,13 +20,13 @@ __all__ = ["Combine", "MeanLogits", "MeanProbs", "Recipe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Value):
-    """A method: how members share weights, what happens to them, what is minimised.
+    """A method: how members share weights, what happens to them, what is minimized.
 
     Args:
         name: the method's name, as in the registry.
         plan: what happens to the weights.
         structure: how members share weights and read a batch.
-        objective: what one training step minimises.
+        objective: what one training step minimizes.
         combine: how members, and draws of a member, become one prediction of classes: `MeanProbs()` or 'probs' averages
             their probabilities, `MeanLogits()` or 'logits' their logits. Regression averages means and variances with both.
         enough: whether `fit` gives the training phases as many epochs as the data need (`choral.plan.needs.enough`).

@@ -46,6 +46,11 @@ def sebays_freeze(
 ) -> Recipe:
     """SeBayS with sparsity fixed after exploration: closed nodes are cut out, and settling is cheaper.
 
+    Cost: less than twice the training of one network; prediction takes `members` times `draws` passes of sparse ones.
+
+    >>> sebays_freeze(members=3, epochs=60).members
+    3
+
     Args:
         epochs: length of the training run. Of a total alone a third explores, and the rest is split over the members.
         explore_epochs, exploit_epochs: epochs of the exploration and of every exploitation; 150 and 100 where no total is
@@ -59,14 +64,14 @@ def sebays_freeze(
         reset: what standard deviations become then: 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the
             authors' code); 'small' is 1e-6 (the paper's text), which leaves nothing to perturb by the next time; 'keep'
             leaves them as they are.
-        memory: of the optimiser: every exploitation starts it 'fresh', or momentum is 'carried' from phase to phase (the
+        memory: of the optimizer: every exploitation starts it 'fresh', or momentum is 'carried' from phase to phase (the
             authors' code).
         recalibrate: estimate BatchNorm statistics again after cutting and after every perturbation.
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
         prior_std, inclusion, gamma, temperature, rho, clip_gates, rho_rate, gate_rate, kl_weight: as in `ssbnn`.
         anneal: share of the exploration over which the weight of the KL rises to its full size.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
+        training: optimizer, learning rate (of the exploration) and batch size; gradients are clipped as in `bnn`.
 
     Differs from the paper: closed nodes are removed from the network. What BatchNorm emits for them is kept, in the bias
     of the next layer or by one closed node of each layer, so that outputs stay the same.

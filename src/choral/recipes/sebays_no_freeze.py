@@ -46,6 +46,11 @@ def sebays_no_freeze(
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
 
     Args are those of `sebays_freeze`, without `freeze`; gates at prediction are as in `ssbnn`.
+
+    Cost: about twice the training of one network; prediction takes `members` times `draws` passes.
+
+    >>> sebays_no_freeze(members=3, epochs=60).members
+    3
     """
     epochs = total_epochs(epochs, budget, usual=None)
     training = settings_of(training, VARIATIONAL)

@@ -48,6 +48,11 @@ def sequential_anchored(
     The paper's budgets: 200 epochs are 1 chain of 100 + 50 x 2 (51 members), 500 are 2 (100 + 75 x 2) = 152 members, 1,000
     are 3 (100 + 116 x 2) = 351, 10,000 are 10 (100 + 450 x 2) = 4,510. With steps of 10 epochs: 11, 32, 72 and 910.
 
+    Cost: the training of one network; prediction of `members` networks.
+
+    >>> sequential_anchored(epochs=60).epochs
+    60
+
     Args:
         epochs: length of the training run. Split evenly over the chains.
         members: networks kept; as many as the budget holds if None.
@@ -61,7 +66,7 @@ def sequential_anchored(
             otherwise.
         target_noise: as in `anchored`; the noise walks along with the anchor.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: as in `anchored`; every member has a fresh optimiser and the whole schedule.
+        training: as in `anchored`; every member has a fresh optimizer and the whole schedule.
         step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
             from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
     """

@@ -15,11 +15,16 @@ def single(
 ) -> Recipe:
     """One plain network, trained for the whole budget.
 
+    Cost: the unit of all others: one network.
+
+    >>> single(epochs=60).epochs
+    60
+
     Args:
         epochs: length of the training run.
         members: always 1; accepted so that every recipe takes the same arguments.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -18,11 +18,16 @@ def snapshot(
 ) -> Recipe:
     """One run of cosine cycles restarting at the full rate; a member at each low point.
 
+    Cost: the training of one network; prediction of `members` networks.
+
+    >>> snapshot(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run. Shared evenly by the cycles, the first ones longer where it cannot be.
         members: cycles.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate (where each cycle starts) and batch size.
+        training: optimizer, learning rate (where each cycle starts) and batch size.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -35,6 +35,11 @@ def ssbnn(
 ) -> Recipe:
     """One Bayesian network with a gate for every neuron and filter; gates that are not worth their cost close.
 
+    Cost: about twice the training of one network; prediction takes `draws` passes of what is left of it.
+
+    >>> ssbnn(epochs=60).epochs
+    60
+
     Args:
         epochs, members, draws, prior_std, rho, rho_rate, kl_weight, anneal, combine, training: as in `bnn`; the prior is that
             of open nodes. With few points start wide (rho -2), or anneal: while deviations are narrow the KL of a node is

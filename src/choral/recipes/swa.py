@@ -37,12 +37,17 @@ def swa(
 ) -> Recipe:
     """One network at the average of the weights at the ends of its last epochs.
 
+    Cost: training and prediction of one network.
+
+    >>> swa(epochs=60).epochs
+    60
+
     Args:
         epochs: length of the training run.
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate and batch size; averaging runs at half the rate.
+        training: optimizer, learning rate and batch size; averaging runs at half the rate.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

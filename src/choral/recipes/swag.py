@@ -23,6 +23,11 @@ def swag(
 ) -> Recipe:
     """Members drawn from a low-rank plus diagonal Gaussian around the average of the last epochs.
 
+    Cost: the training of one network; prediction of `members` networks, drawn after training.
+
+    >>> swag(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run.
         members: draws kept; drawing takes no training, but BatchNorm statistics are estimated again for each.
@@ -30,7 +35,7 @@ def swag(
         scale: factor of the covariance; 0.5 is the paper's formula.
         start: part of the budget before collecting begins.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate and batch size; collecting runs at half the rate.
+        training: optimizer, learning rate and batch size; collecting runs at half the rate.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -11,7 +11,7 @@ from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, settings_of, total_epochs
 from choral.structures import TabM
 
-TRAINING = Training(rate=2e-3, optimiser=AdamW(weight_decay=3e-4, clip=1.0), batch_size=256, schedule="constant")
+TRAINING = Training(lr=2e-3, optimizer=AdamW(weight_decay=3e-4, clip=1.0), batch_size=256, schedule="constant")
 """The authors' settings."""
 
 
@@ -29,7 +29,12 @@ def tabm(
     """Members that share weights up to factors and biases of their own, with output layers of their own, for tables.
 
     In the paper networks are `choral.models.tabular` with three hidden layers of 512 and dropout 0.1 (two behind embeddings), and training
-    stops by the ensemble's score: `fit(..., validation=0.2, stop=EarlyStop(patience=16))`.
+    stops by the ensemble's score: `fit(..., validation=0.2, early_stopping=EarlyStopping(patience=16))`.
+
+    Cost: the parameters of about one network; each batch is run through all `members`.
+
+    >>> tabm(members=4, epochs=60).members
+    4
 
     Args:
         epochs: length of the training run. With a stop, an upper bound.
@@ -38,7 +43,7 @@ def tabm(
         own_batches: whether each member reads batches of its own in training.
         kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule; the authors' if nothing is said.
+        training: optimizer, learning rate, batch size and schedule; the authors' if nothing is said.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training, TRAINING)

@@ -18,8 +18,8 @@ SPACE = Space(
 )
 """Rates are times 0.001: 0.0001 to 0.005 for vectors; matrices of a network are 1 to 100 times as fast."""
 OTHERS = Space((*HYPER.spans, *(pair for pair in SPACE.spans if pair[0] in ("depth", "dropout"))))
-"""For other optimisers than Muon, whose rates and decays mean something else."""
-TRAINING = Training(rate=1e-3, optimiser=Muon(), batch_size=256, schedule="constant")
+"""For other optimizers than Muon, whose rates and decays mean something else."""
+TRAINING = Training(lr=1e-3, optimizer=Muon(), batch_size=256, schedule="constant")
 MEMBERS, LEAST = 64, 4  # networks, and epochs of each
 
 
@@ -37,15 +37,20 @@ def tabpack(
     """Perceptrons with different depths, rates, decays and dropout in one stack, chosen while they train, for tables.
 
     Networks are `choral.models.tabular(..., hidden=(384,) * 3, dropout=0.1, skippable=True)`; each stops by itself with
-    `fit(..., validation=0.2, stop=EarlyStop(patience=16))`. Other networks keep their depth, and their dropout if they have none.
+    `fit(..., validation=0.2, early_stopping=EarlyStopping(patience=16))`. Other networks keep their depth, and their dropout if they have none.
+
+    Cost: training, memory and prediction of `members` networks, stacked.
+
+    >>> tabpack(epochs=60).epochs
+    3840
 
     Args:
         epochs: length of each member's training.
         budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained; if None 64, or of a budget as many as can have 4 epochs each.
-        space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimiser than Muon.
+        space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimizer than Muon.
         picks, patience, combine: as in `hyper_ensemble`.
-        training: optimiser, rate, batch size and schedule, which the drawn settings change.
+        training: optimizer, learning rate, batch size and schedule, which the drawn settings change.
 
     Differs from the paper: embeddings are the same in all members; matrices draw their rate as a multiple of that of vectors.
     """
@@ -54,6 +59,6 @@ def tabpack(
     epochs = total_epochs(epochs, budget, trainings=members, usual=100)
     training = settings_of(training, TRAINING)
     each = training.phase(shares(epochs, members)[-1][1], select=Select(picks=picks, patience=patience))
-    own = space or (SPACE if "matrix_rate" in numbers_of(training.optimiser) else OTHERS)
+    own = space or (SPACE if "matrix_rate" in numbers_of(training.optimizer) else OTHERS)
     plan = fork(members, Reset(), Resize(), each, Collect(), sample=own)
     return Recipe(name="tabpack", plan=plan, combine=combine)

@@ -11,19 +11,19 @@ from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.plan.needs import steps_of
 from choral.plan.operators import Reset, Start
-from choral.plan.optimiser import SGD, Adam, AdamW, Optimiser
-from choral.plan.own import OwnOptimiser, OwnRate
+from choral.plan.optimizer import SGD, Adam, AdamW, Optimizer
+from choral.plan.own import OwnOptimizer, OwnRate
 from choral.plan.phases import Collect, Every, Operator, Phase, Repeat, Seq, Train, fork, repeat, seq
 from choral.plan.schedule import Constant, Cosine, Linear, Relative, Schedule, Steps
 from choral.plan.walk import Visitor, mapped, trainings, walk
 
-OPTIMISERS: dict[str, Optimiser] = {
+OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(momentum=0.9, nesterov=True, weight_decay=5e-4),
     "adam": Adam(),
     "adamw": AdamW(),
 }
 DEFAULT = AdamW(weight_decay=0.1, clip=1.0)
-"""The optimiser where none is given; the decay holds noisy tables of a few hundred rows back from learning them by heart."""
+"""The optimizer where none is given; the decay holds noisy tables of a few hundred rows back from learning them by heart."""
 Paper = Literal["paper"]
 SCHEDULES = ("cosine", "constant", "steps", "linear_drop")
 LEAST_STEPS = 500
@@ -34,40 +34,40 @@ FEW_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Value):
-    """Optimiser, rate, batch size and the usual schedule of a user's network.
+    """Optimizer, learning rate, batch size and schedule of a training.
 
     What is left out is chosen for the data and the network (`default_settings`). `training="paper"` gives a recipe the settings of its
     paper instead.
 
     Args:
-        rate: peak learning rate; chosen if None.
-        optimiser: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
-            function of the parameters that returns a torch optimiser. Its rate is always the schedule's.
+        lr: peak learning rate; chosen if None.
+        optimizer: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
+            function of the parameters that returns a torch optimizer. Its learning rate is always the schedule's.
         batch_size: points in a batch; chosen if None.
-        schedule: shape of the rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own, and do not read it): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
+        schedule: shape of the learning rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own, and do not read it): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
             'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end); or a function of the step, or of
             the step and the number of steps, that returns the rate.
         end: learning rate at the end of 'cosine'; the other shapes say where they end.
     """
 
-    rate: float | None = None
-    optimiser: Any = DEFAULT  # an Optimiser once it is made
+    lr: float | None = None
+    optimizer: Any = DEFAULT  # an Optimizer once it is made
     batch_size: int | None = None
     schedule: Literal["cosine", "constant", "steps", "linear_drop"] | OwnRate = "cosine"
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "optimiser", optimiser_of(self.optimiser))
+        object.__setattr__(self, "optimizer", optimizer_of(self.optimizer))
         if callable(self.schedule):
             object.__setattr__(self, "schedule", OwnRate.of(self.schedule))
-        if self.rate is None:
-            object.__setattr__(self, "rate", self.optimiser.own_rate)
+        if self.lr is None:
+            object.__setattr__(self, "lr", self.optimizer.own_rate)
         self._check_numbers()
-        if self.rate is not None:
-            self.optimiser.check_rate(self.rate)
+        if self.lr is not None:
+            self.optimizer.check_rate(self.lr)
 
     def _check_numbers(self) -> None:
-        for name in ("rate", "end", "batch_size"):
+        for name in ("lr", "end", "batch_size"):
             value = getattr(self, name)
             if value is None and name != "end":
                 continue
@@ -82,10 +82,10 @@ class Training(Value):
                 + did_you_mean(str(self.schedule), SCHEDULES)
             )
         if not 0 < self.peak < math.inf:
-            raise InputError(f"rate is {self.rate}; give a learning rate above 0.")
-        if not 0 <= self.end <= self.peak or (self.end and (self.schedule != "cosine" or self.rate is None)):
+            raise InputError(f"lr is {self.lr}; give a learning rate above 0.")
+        if not 0 <= self.end <= self.peak or (self.end and (self.schedule != "cosine" or self.lr is None)):
             raise InputError(
-                f"end is {self.end} with rate {self.rate} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
+                f"end is {self.end} with lr {self.lr} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
                 "schedule 'cosine'."
             )
         if self.batch_size is not None and (self.batch_size < 1 or self.batch_size != int(self.batch_size)):
@@ -94,7 +94,7 @@ class Training(Value):
     @property
     def peak(self) -> float:
         """The peak learning rate that schedules are made of: 1 while it is not chosen yet."""
-        return 1.0 if self.rate is None else self.rate
+        return 1.0 if self.lr is None else self.lr
 
     def full(self) -> Schedule:
         """Return the schedule of a full training."""
@@ -123,8 +123,8 @@ class Training(Value):
         shape = schedule or self.full()
         return Train(
             epochs=epochs,
-            schedule=Relative(shape) if self.rate is None and not isinstance(shape, OwnRate) else shape,
-            optimiser=self.optimiser,
+            schedule=Relative(shape) if self.lr is None and not isinstance(shape, OwnRate) else shape,
+            optimizer=self.optimizer,
             batch_size=self.batch_size or 0,
             memory=memory,
             every=every,
@@ -134,7 +134,7 @@ class Training(Value):
 
     def without_decay(self) -> "Training":
         """Return the same settings without weight decay, for objectives that hold the prior themselves."""
-        return replace(self, optimiser=self.optimiser.without_decay())
+        return replace(self, optimizer=self.optimizer.without_decay())
 
     def whole(self, epochs: int, *, pretrained: bool = False, after: tuple[Operator, ...] = ()) -> Seq:
         """Return the plan of methods whose members share one network: build it, train it for the budget, keep it.
@@ -148,34 +148,34 @@ class Training(Value):
 
     def clipped(self, norm: float) -> "Training":
         """Return the same settings with gradients clipped at a norm, unless they are clipped already."""
-        return self if self.optimiser.clip is not None else replace(self, optimiser=replace(self.optimiser, clip=norm))
+        return self if self.optimizer.clip is not None else replace(self, optimizer=replace(self.optimizer, clip=norm))
 
     def clipped_apart(self, *patterns: str) -> "Training":
         """Return the same settings with the parameters that fit a pattern clipped by a norm of their own."""
-        apart = (*self.optimiser.apart, *(p for p in patterns if p not in self.optimiser.apart))
-        return replace(self, optimiser=replace(self.optimiser, apart=apart))
+        apart = (*self.optimizer.apart, *(p for p in patterns if p not in self.optimizer.apart))
+        return replace(self, optimizer=replace(self.optimizer, apart=apart))
 
     def with_rates(self, **factors: float) -> "Training":
         """Return the same settings with rates of their own, as factors, for the parameters whose names end as given."""
         own = tuple((f"*{ending}", factor) for ending, factor in factors.items() if factor != 1.0)
-        return replace(self, optimiser=replace(self.optimiser, rates=(*own, *self.optimiser.rates))) if own else self
+        return replace(self, optimizer=replace(self.optimizer, rates=(*own, *self.optimizer.rates))) if own else self
 
 
-def optimiser_of(given: Any) -> Optimiser:
-    """Return what the user gave as an optimiser: a value, a name, a class of torch.optim or a factory.
+def optimizer_of(given: Any) -> Optimizer:
+    """Return what the user gave as an optimizer: a value, a name, a class of torch.optim or a factory.
 
-    >>> optimiser_of("adam")
+    >>> optimizer_of("adam")
     Adam(weight_decay=0.0, decay_vectors=True, clip=None, apart=(), rates=(), betas=(0.9, 0.999), eps=1e-08)
     """
-    if isinstance(given, Optimiser):
+    if isinstance(given, Optimizer):
         return given
-    if isinstance(given, str) and given.lower() in OPTIMISERS:
-        return OPTIMISERS[given.lower()]
+    if isinstance(given, str) and given.lower() in OPTIMIZERS:
+        return OPTIMIZERS[given.lower()]
     if callable(given):
-        return OwnOptimiser.of(given)
+        return OwnOptimizer.of(given)
     raise InputError(
-        f"optimiser is {given!r}; give {', '.join(map(repr, OPTIMISERS))}, a value such as choral.Adam(), a class of torch.optim, or a "
-        "function of the parameters that returns a torch optimiser." + did_you_mean(str(given), OPTIMISERS)
+        f"optimizer is {given!r}; give {', '.join(map(repr, OPTIMIZERS))}, a value such as choral.Adam(), a class of torch.optim, or a "
+        "function of the parameters that returns a torch optimizer." + did_you_mean(str(given), OPTIMIZERS)
     )
 
 
@@ -186,7 +186,7 @@ def settings_of(given: Training | Paper, own: Training = Training()) -> Training
         given: what the user gave.
         own: what the recipe has by default; what that leaves open was SGD at 0.1 in batches of 128 on CIFAR-10.
 
-    >>> settings_of("paper").rate, settings_of("paper").batch_size, type(settings_of("paper").optimiser).__name__
+    >>> settings_of("paper").lr, settings_of("paper").batch_size, type(settings_of("paper").optimizer).__name__
     (0.1, 128, 'SGD')
     """
     if isinstance(given, Training):
@@ -195,8 +195,8 @@ def settings_of(given: Training | Paper, own: Training = Training()) -> Training
         raise InputError(
             f"training is {given!r}; give choral.Training(...), or 'paper' for the settings of the method's paper."
         )
-    chosen = OPTIMISERS["sgd"] if own.rate is None else own.optimiser
-    return replace(own, rate=own.rate or 0.1, optimiser=chosen, batch_size=own.batch_size or 128)
+    chosen = OPTIMIZERS["sgd"] if own.lr is None else own.optimizer
+    return replace(own, lr=own.lr or 0.1, optimizer=chosen, batch_size=own.batch_size or 128)
 
 
 def default_batch_size(points: int) -> int:
@@ -204,15 +204,15 @@ def default_batch_size(points: int) -> int:
     return 32 if points < 5_000 else 128
 
 
-def default_rate(optimiser: Optimiser, steps: int, parameters: int, *, given: bool = False) -> float:
+def default_rate(optimizer: Optimizer, steps: int, parameters: int, *, given: bool = False) -> float:
     """Return the peak learning rate of a training that leaves it open.
 
     Adam moves a weight by at most the learning rate in a step, so a short training needs a larger one: 10 / steps, between 2 and 10
-    times the optimiser's usual rate of 1e-3. Wide networks need smaller moves: above 200,000 parameters it falls with their fourth
+    times the optimizer's usual rate of 1e-3. Wide networks need smaller moves: above 200,000 parameters it falls with their fourth
     root, to a half at 3 million. SGD keeps its usual rate. Chosen with `benchmarks/defaults.py --part choose`.
 
     Args:
-        optimiser: what updates the weights.
+        optimizer: what updates the weights.
         steps: of the longest training phase.
         parameters: of the network that is trained, for each member.
         given: whether training starts from weights that the user handed over; a tenth then.
@@ -220,9 +220,9 @@ def default_rate(optimiser: Optimiser, steps: int, parameters: int, *, given: bo
     >>> [default_rate(AdamW(), steps, 10_000) for steps in (500, 2_500, 100_000)]
     [0.01, 0.004, 0.002]
     """
-    short = min(max(10 / max(steps, 1), 2e-3), 1e-2) / 1e-3 if optimiser.adaptive else 1.0
+    short = min(max(10 / max(steps, 1), 2e-3), 1e-2) / 1e-3 if optimizer.adaptive else 1.0
     wide = min(1.0, (200_000 / max(parameters, 1)) ** 0.25)
-    return float(f"{optimiser.usual_rate * short * wide * (0.1 if given else 1.0):.2g}")
+    return float(f"{optimizer.usual_rate * short * wide * (0.1 if given else 1.0):.2g}")
 
 
 def is_open(plan: Phase) -> bool:
@@ -256,7 +256,7 @@ def settled(plan: Phase, points: int, parameters: int | None = None, batch_size:
         phase = sized(phase)
         if parameters is None or not isinstance(phase.schedule, Relative) or phase.schedule.peak is not None:
             return phase
-        rate = default_rate(phase.optimiser, longest, parameters, given=any(starts))
+        rate = default_rate(phase.optimizer, longest, parameters, given=any(starts))
         return replace(phase, schedule=Relative(phase.schedule.shape, rate))
 
     return mapped(plan, choose)

@@ -22,6 +22,11 @@ def treenet(
 ) -> Recipe:
     """Members that share the first layers and have the last ones to themselves.
 
+    Cost: one network for the shared layers, `members` networks for the others.
+
+    >>> treenet(members=4, epochs=60).members
+    4
+
     Args:
         epochs: length of the training run.
         members: branches.
@@ -29,7 +34,7 @@ def treenet(
         branches: instead of start, name patterns of all layers that are not shared.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimiser, rate, batch size and schedule.
+        training: optimizer, learning rate, batch size and schedule.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

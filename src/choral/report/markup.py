@@ -66,7 +66,7 @@ def written(root: Element) -> str:
 def _pieces(node: Element) -> Iterator[str]:
     yield f"<{_checked(node.tag)}"
     for name, value in node.items():
-        assert not name.startswith("on"), f"{name}: behaviour belongs into the script"
+        assert not name.startswith("on"), f"{name}: behavior belongs into the script"
         assert name != "href" or value.startswith(("#", "data:")), f"a page refers to nothing outside: {value}"
         yield f' {_checked(name)}="{escape(visible(value))}"'
     yield ">"

@@ -1,7 +1,7 @@
 """Pictures of all methods at once: cost against loss, curves, and the map of function space.
 
 A line or point belongs to the group "series:PLACE" of its method, so that the page can bring one method forward in all of them. A
-method's colour follows its place in the order of all methods, so it is the same in every picture.
+method's color follows its place in the order of all methods, so it is the same in every picture.
 """
 
 import itertools
@@ -121,7 +121,7 @@ def _name_points(
 
     Args:
         axes: where the points are drawn.
-        theme: colours.
+        theme: colors.
         points: series -> name and place, those named first in front.
         path: a line that names avoid.
     """

@@ -61,8 +61,8 @@ def render(content: Content, pictures: Sequence[Picture], panels: Sequence[Panel
 
 def _document(title: str, body: Element) -> str:
     """Return the whole page around a body, with the policy that lets only its own script and style in."""
-    colours = f":root {{ {variables(LIGHT)} }} @media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
-    style = f"{colours}\n{_part('style.css')}\n{rules_of(body)}\n"
+    colors = f":root {{ {variables(LIGHT)} }} @media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
+    style = f"{colors}\n{_part('style.css')}\n{rules_of(body)}\n"
     script = _part("script.js")
     body.append(element("script", script))
     security = element("meta", content=policy(script=script, style=style))
@@ -311,11 +311,11 @@ def _members(content: Content, drawn: dict[str, list[Picture]], frames: dict[str
     if "diversity" in frames:
         measure = next(iter(frames["diversity"].data.values()))["diversity"]["measure"]
         if measure == "disagreement":
-            text = "How often two members name different classes: each row and column is a member, stronger colour means more often, the strongest being the most of that method."
+            text = "How often two members name different classes: each row and column is a member, stronger color means more often, the strongest being the most of that method."
             notes = _noted(content, "disagreement", "mean")
         else:
             text = (
-                "How alike the members' errors are: each row and column is a member, stronger colour means more alike."
+                "How alike the members' errors are: each row and column is a member, stronger color means more alike."
             )
             notes = _noted(content, "residual_correlation", "mean")
         yield _section("diversity", "Diversity", text, _frames(frames["diversity"], notes))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def reliability(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
-    """Draw accuracy by confidence; what a bin is too sure of, or not sure enough of, has a colour of its own."""
+    """Draw accuracy by confidence; what a bin is too sure of, or not sure enough of, has a color of its own."""
     from matplotlib.colors import to_rgba
 
     table = found["reliability"]
@@ -59,7 +59,7 @@ def confidence(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
 
 
 def diversity(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
-    """Draw the matrix between members: the stronger the colour, the larger the value."""
+    """Draw the matrix between members: the stronger the color, the larger the value."""
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgba
 
@@ -126,9 +126,9 @@ def intervals(axes: "Axes", theme: Theme, found: dict[str, Any]) -> None:
     for i, row in enumerate(rows):
         axes.plot([i, i], [row["low"], row["high"]], color=theme["accent"], alpha=0.45, linewidth=2)
     inside = [row["low"] <= row["target"] <= row["high"] for row in rows]
-    for held, colour in ((True, theme["ink"]), (False, theme["outside"])):
+    for held, color in ((True, theme["ink"]), (False, theme["outside"])):
         places = [i for i, h in enumerate(inside) if h is held]
-        axes.plot(places, [rows[i]["target"] for i in places], "o", color=colour, markersize=2.6)
+        axes.plot(places, [rows[i]["target"] for i in places], "o", color=color, markersize=2.6)
     axes.plot(range(len(rows)), [row["mean"] for row in rows], color=theme["accent"], linewidth=1.2)
     axes.set_xticks([])
     axes.set_xlabel("rows by predicted mean")

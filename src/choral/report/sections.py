@@ -1,4 +1,4 @@
-"""What every part of the page is made of: a section with its words, frames that stand side by side, a key of colours."""
+"""What every part of the page is made of: a section with its words, frames that stand side by side, a key of colors."""
 
 from xml.etree.ElementTree import Element
 
@@ -27,8 +27,8 @@ def frames(panels: Panels, notes: dict[str, Inside], *, large: bool = False) -> 
 
 
 def key(*entries: tuple[str, str]) -> Element:
-    """Return a key of colours: (name of the colour, what it stands for)."""
+    """Return a key of colors: (name of the color, what it stands for)."""
     dots = [
-        element("span", element("i", class_="dot"), text, style=f"--tint: var(--{colour})") for colour, text in entries
+        element("span", element("i", class_="dot"), text, style=f"--tint: var(--{color})") for color, text in entries
     ]
     return element("div", dots, class_="key")

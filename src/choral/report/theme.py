@@ -1,4 +1,4 @@
-"""Colours of figures: drawn in light colours, which become CSS variables in an SVG, so that one suits light and dark."""
+"""Colors of figures: drawn in light colors, which become CSS variables in an SVG, so that one suits light and dark."""
 
 import io
 import re
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _DROPPED = {f"{{{SVG}}}metadata", f"{{{SVG}}}style"}
-SERIES = 8  # methods with a colour of their own; later ones share "other"
+SERIES = 8  # methods with a color of their own; later ones share "other"
 LIGHT = {
     "ink": "#1d2430",
     "muted": "#5c6675",
@@ -87,29 +87,29 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours by name, and whether the picture stands alone (then it needs its own legend)."""
+    """Colors by name, and whether the picture stands alone (then it needs its own legend)."""
 
-    colours: dict[str, str]
+    colors: dict[str, str]
     alone: bool = False
 
     def __getitem__(self, name: str) -> str:
-        return self.colours[name]
+        return self.colors[name]
 
     def series(self, number: int) -> str:
-        """Return the colour of the method with some rank, counted from 0."""
-        return self.colours[f"s{number}" if number < SERIES else "other"]
+        """Return the color of the method with some rank, counted from 0."""
+        return self.colors[f"s{number}" if number < SERIES else "other"]
 
 
 Draw = Callable[["Figure", Theme], None]
 
 
-def variables(colours: dict[str, str]) -> str:
-    """Return colours as CSS declarations.
+def variables(colors: dict[str, str]) -> str:
+    """Return colors as CSS declarations.
 
     >>> variables({"ink": "#000000"})
     '--ink: #000000;'
     """
-    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+    return " ".join(f"--{name}: {value};" for name, value in colors.items())
 
 
 def _figure(draw: Draw, size: tuple[float, float], theme: Theme) -> "Figure":
@@ -143,7 +143,7 @@ def settings() -> Iterator[None]:
 
 
 def inline_svg(draw: Draw, size: tuple[float, float], *, name: str, title: str, methods: Sequence[str] = ()) -> Element:
-    """Return a figure as an SVG element for the page; its colours are CSS variables of the page.
+    """Return a figure as an SVG element for the page; its colors are CSS variables of the page.
 
     Groups whose id is "series:NUMBER" become `class="series" data-method="METHOD"`, for the page's highlighting.
 
@@ -189,7 +189,7 @@ def standing_files(draw: Draw, size: tuple[float, float]) -> tuple[str, bytes]:
 
 
 def _tree(figure: "Figure") -> Element:
-    """Return a figure as an SVG tree without namespaces: colours are variables, lengths have two decimals."""
+    """Return a figure as an SVG tree without namespaces: colors are variables, lengths have two decimals."""
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = fromstring(out.getvalue())  # drops comments and the document type
@@ -206,8 +206,8 @@ def _tree(figure: "Figure") -> Element:
 
 
 def _tidied(value: str) -> str:
-    for colour, code in LIGHT.items():
-        value = value.replace(code, f"var(--{colour})")
+    for color, code in LIGHT.items():
+        value = value.replace(code, f"var(--{color})")
     value = value.replace("'DejaVu Sans', sans-serif", "system-ui, 'DejaVu Sans', sans-serif")
     value = re.sub(r"(\d\.\d\d)\d+", r"\1", value)  # a hundredth of a point is enough
     return " ".join(value.split())

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from choral.base.errors import InputError
-from choral.engine.events import Listener
+from choral.engine.events import Callback
 from choral.engine.folder import claimed
-from choral.engine.process_wide import settled_process
 from choral.scale.clusters import Ray, RayWorkers
 from choral.scale.entry import Call, field_of, settle_leaves
 from choral.scale.farm import Plot, logged, plot_of, train_all
@@ -28,7 +27,7 @@ class Asked:
 
     call: Call
     run_dir: Any
-    listener: Listener | None = None
+    listener: Callback | None = None
     overwrite: bool = False
 
 
@@ -56,7 +55,6 @@ def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
 def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
     """Train the leaves of runs side by side on a cluster; RunError names those that could not be."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(settled_process(all(one.call.process_wide for one in asked)))
         workers = stack.enter_context(cluster.connected())
         plots = [_plot(one, cluster, workers, stack.enter_context) for one in asked]
         train_all([plot for plot in plots if plot is not None], workers)
@@ -65,8 +63,8 @@ def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
 def _plot(one: Asked, cluster: Ray, workers: RayWorkers, enter: Callable[[Any], Any]) -> Plot | None:
     """Prepare a run, which is held until all are trained; return its leaves that wait."""
     call = one.call
-    if call["threads"] is None:
-        call = replace(call, options=call.options | {"threads": cluster.threads})
+    if call.compute.threads is None:
+        call = replace(call, options=call.options | {"compute": replace(call.compute, threads=cluster.threads)})
     folder, objects = enter(opened(one.run_dir))
     enter(claimed(folder))
     job = call.job()

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.engine.folder import read_plan
-from choral.engine.process_wide import settled_process
 from choral.scale.asking import Question
 from choral.scale.cutting import Leaf, leaves_of
 from choral.scale.farm import Plot
@@ -214,11 +213,9 @@ def _train(call: list[Any], run_dir: Any, path: str, key: str) -> tuple[str, str
     if name not in _UNDERSTOOD:
         made = ray.cloudpickle.loads(ray.get(call[0]))
         _UNDERSTOOD.clear()
-        with settled_process(made.process_wide):
-            _UNDERSTOOD[name] = made, _understood(made, run_dir, path, key)
-    made, field = _UNDERSTOOD[name]
-    with settled_process(made.process_wide):
-        return path, train_leaf(field, path).digest
+        _UNDERSTOOD[name] = made, _understood(made, run_dir, path, key)
+    _, field = _UNDERSTOOD[name]
+    return path, train_leaf(field, path).digest
 
 
 def _understood(call: Any, run_dir: Any, path: str, key: str) -> Field:

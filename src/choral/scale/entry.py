@@ -1,25 +1,25 @@
 """The calls of users: prepare a run that is trained leaf by leaf, list its leaves, train one."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from choral.base.border import guarded
-from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
+from choral.base.errors import DivergedError, InputError, RunError, did_you_mean, unknown_argument
 from choral.base.types import Build
-from choral.engine.events import Listener
+from choral.callbacks import one_of
+from choral.engine.compute import Compute, OnExisting
+from choral.engine.events import Callback
 from choral.engine.executors import Settled
 from choral.engine.folder import claimed, read_plan
-from choral.engine.job import Job, understood
+from choral.engine.job import Job, folds_of, understood
 from choral.engine.parts import Parts, parts_of
-from choral.engine.process_wide import settled_process
 from choral.engine.run import WIDEST
 from choral.engine.settling import settle
 from choral.engine.store import MemberStore
-from choral.engine.threads import checked
 from choral.engine.validation import AUTO
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Visitor, walk
@@ -34,25 +34,16 @@ from choral.scale.sites import opened, publish
 
 OPTIONS: dict[str, Any] = {
     "seed": 0,
-    "inputs": (),
+    "transforms": (),
     "target": None,
     "output": None,
-    "weights": None,
+    "sample_weight": None,
     "likelihood": None,
-    "standardise": None,
     "validation": AUTO,
-    "folds": None,
-    "groups": None,
-    "stop": None,
-    "keep": None,
-    "executor": "auto",
-    "device": "cpu",
-    "precision": "fp32",
+    "cv": None,
+    "early_stopping": None,
+    "compute": Compute(),
     "table": None,
-    "threads": None,
-    "checkpoint_seconds": 5.0,
-    "accumulate": 1,
-    "batch_norm": "whole",
 }
 """What `fit` takes that decides the members of a run, or how they are trained, and what it is if it is left out."""
 
@@ -65,11 +56,15 @@ class Call:
     data: Any
     recipe: Recipe
     options: dict[str, Any]
-    time_limit: float | None = None
-    process_wide: bool = True
 
     def __getitem__(self, name: str) -> Any:
         return self.options[name]
+
+    @property
+    def compute(self) -> Compute:
+        """Where and how it is trained."""
+        found: Compute = self["compute"]
+        return found
 
     def job(self, parts: Parts | None = None) -> Job:
         """Return what is to be done; raises InputError or PlanError where it cannot be.
@@ -77,33 +72,42 @@ class Call:
         Args:
             parts: how batches are taken, by one process if None.
         """
-        checked(self["threads"])
-        asked = ("target", "weights", "validation", "folds", "groups", "seed", "stop", "keep")
-        points = {name: self[name] for name in asked} | {"time_limit": self.time_limit}
-        names = ("inputs", "output", "likelihood", "standardise", "device", "precision")
-        how = {name: self[name] for name in names}
-        how["parts"] = parts or parts_of(
-            data_parallel=False, accumulate=self["accumulate"], batch_norm=self["batch_norm"]
+        names = ("target", "sample_weight", "validation", "cv", "seed", "early_stopping", "output", "likelihood")
+        compute = self.compute
+        return understood(
+            self.build,
+            self.data,
+            self.recipe,
+            **{name: self[name] for name in names},
+            time_limit=compute.time_limit,
+            inputs=self["transforms"],
+            device=compute.device,
+            precision=compute.precision,
+            parts=parts or parts_of(replace(compute, data_parallel=False)),
         )
-        return understood(self.build, self.data, self.recipe, **points, **how)
 
 
 def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
-    """Return the call that arguments make; InputError for one that a run in leaves does not take."""
+    """Return the call that arguments of `fit` make; InputError for one that there is not."""
+    options = dict(options)
+    compute, device = options.get("compute") or Compute(), options.pop("device", None)
+    options["compute"] = compute if device is None else replace(compute, device=device)
     for name in options:
         if name not in OPTIONS:
+            raise InputError(unknown_argument("fit", name, OPTIONS))
+    recipe, (folds, _) = recipe_of(recipe), folds_of(options.get("cv"))
+    return Call(build, data, recipe if folds is None else recipe.in_folds(folds), OPTIONS | options)
+
+
+def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
+    """Return the call of a run in leaves; InputError for what only one process, or a cluster, can be asked for."""
+    call = call_of(build, data, recipe, options)
+    for name in ("time_limit", "data_parallel", "cluster"):
+        if getattr(call.compute, name):
             raise InputError(
-                f"a run in leaves has no argument {name!r}; it takes {', '.join(OPTIONS)}.{did_you_mean(name, OPTIONS)}"
+                f"compute has {name}={getattr(call.compute, name)!r}, which a run in leaves cannot; leave it out."
             )
-    chosen = folded(recipe_of(recipe), options.get("folds"), options.get("groups"))
-    return Call(build, data, chosen, OPTIONS | options)
-
-
-def folded(recipe: Recipe, folds: int | None, groups: Any) -> Recipe:
-    """Return the recipe by which every network holds out a part of the points, if folds are asked for."""
-    if folds is None and groups is not None:
-        raise InputError("groups say which points folds hold out together; give folds too, or leave them out.")
-    return recipe if folds is None else recipe.in_folds(folds)
+    return call
 
 
 def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], dict[str, Any]]:
@@ -141,9 +145,9 @@ def cut_for(call: Call, run_dir: Any, parts: Parts) -> Callable[[Settled], dict[
         raise InputError(
             f"data_parallel=True trains in a folder of this machine, and run_dir is {run_dir}; give a path, or leave one of them out."
         )
-    if call.time_limit is not None:
+    if call.compute.time_limit is not None:
         raise InputError(
-            f"time_limit is {call.time_limit!r}, a clock of one process, but a run in {run_dir} is trained leaf by leaf; leave it out."
+            f"time_limit is {call.compute.time_limit!r}, a clock of one process, but a run in {run_dir} is trained leaf by leaf; leave it out."
         )
     return cut_by(call.recipe.plan, None)
 
@@ -152,15 +156,17 @@ def settle_leaves(
     call: Call, job: Job, folder: Path, *, stack: int | None, slots: int | None = None, overwrite: bool = False
 ) -> dict[str, Any]:
     """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
-    if stack is not None and call["executor"] == "sequential" and stack > 1:
+    if stack is not None and call.compute.executor == "sequential" and stack > 1:
         raise InputError(
             f"stack is {stack}, but executor='sequential' trains one network at a time; leave one of them out."
         )
-    names = ("seed", "executor", "table", "threads")
     plan, _ = settle(
         folder,
         job,
-        **{name: call[name] for name in names},
+        seed=call["seed"],
+        table=call["table"],
+        executor=call.compute.executor,
+        threads=call.compute.threads,
         overwrite=overwrite,
         cut=cut_by(call.recipe.plan, stack, slots),
     )
@@ -173,7 +179,7 @@ def _check_cut(folder: Path, plan: dict[str, Any], stack: int | None) -> None:
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
             f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
-            "was begun, or use another run_dir (--out), or overwrite=True (--overwrite)."
+            "was begun, or use another run_dir (--out), or on_existing='overwrite' (--overwrite)."
         )
     held = plan.get("leaves", {}).get("stack")
     if stack is not None and held is not None and held != stack:
@@ -190,7 +196,7 @@ def prepare(
     *,
     run_dir: str | Path | Store,
     stack: int | None = None,
-    overwrite: bool = False,
+    on_existing: OnExisting = "resume",
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Make a run folder without training: the plan, settled once for all, cut into leaves. Return where each leaf stands.
@@ -199,18 +205,20 @@ def prepare(
         build, data, recipe: as in `choral.fit`.
         run_dir: a folder that every process that trains a leaf can see, or the URL of one ('s3://bucket/run', `choral.Store`).
         stack: networks that one leaf trains together, at most, where the executor stacks them; None: as many as fit.
-        overwrite: start again in a folder that holds another run.
-        options: as in `choral.fit`: seed, validation, executor, threads and so on.
+        on_existing: 'overwrite' starts again in a folder that holds another run.
+        options: as in `choral.fit`: seed, validation, compute and so on.
     """
-    call = call_of(build, data, recipe, options)
-    with settled_process(True), opened(run_dir) as (folder, objects):
+    call, overwrite = _leaf_call(build, data, recipe, options), on_existing == "overwrite"
+    if on_existing == "extend":
+        raise InputError("on_existing is 'extend', which a run in leaves cannot be; give 'resume' or 'overwrite'.")
+    with opened(run_dir) as (folder, objects):
         job = call.job()
         with claimed(folder):
             plan = settle_leaves(call, job, folder, stack=stack, overwrite=overwrite)
             if "leaves" not in plan:
                 raise RunError(
                     f"{objects.where} holds this run already, trained as a whole: choral.load gives it; use another run_dir (--out), or "
-                    "overwrite=True (--overwrite) to start again."
+                    "on_existing='overwrite' (--overwrite) to start again."
                 )
             publish(objects, folder, overwrite=overwrite)
         return states(objects, plan)
@@ -236,7 +244,7 @@ def run_leaf(
     data: Any,
     recipe: Recipe | str,
     *,
-    listener: Listener | None = None,
+    callbacks: Callback | Sequence[Callback] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train one leaf of a prepared run, or find it trained; return its members' files, each with its SHA-256.
@@ -247,10 +255,10 @@ def run_leaf(
         run_dir: the folder.
         path: the leaf, as `choral.leaves` names it.
         build, data, recipe: as they were given to `choral.prepare`; anything else is refused.
-        listener: called with every event.
+        callbacks: called with every event, as in `choral.fit`.
         options: as they were given to `choral.prepare`.
     """
-    call = call_of(build, data, recipe, options)
+    call = _leaf_call(build, data, recipe, options)
     with opened(run_dir) as (folder, objects):
         plan = _planned(folder, objects)
         known = {leaf.path: leaf for leaf in leaves_of(plan)}
@@ -259,10 +267,9 @@ def run_leaf(
                 f"{objects.where} has no leaf {path!r}; it has {', '.join(list(known)[:8])}"
                 f"{', ...' if len(known) > 8 else ''}.{did_you_mean(path, known)}"
             )
-        with settled_process(True):
-            job = call.job()
-            admit(objects, plan, job, seed=call["seed"], executor=call["executor"])
-            manifest = train_leaf(field_of(call, job, objects, plan), path, listener)
+        job = call.job()
+        admit(objects, plan, job, seed=call["seed"], executor=call.compute.executor)
+        manifest = train_leaf(field_of(call, job, objects, plan), path, one_of(callbacks))
     if manifest.failed:
         raise DivergedError(f"leaf {path!r}: {'; '.join(manifest.failed.values())}; its other members are kept.")
     return {"leaf": path, "members": manifest.members, "digest": manifest.digest}
@@ -274,7 +281,7 @@ def carry_out_leaves(
     folder: Path,
     objects: Objects,
     plan: dict[str, Any],
-    listener: Listener | None,
+    listener: Callback | None,
     *,
     extend: bool,
     started: float,
@@ -302,7 +309,7 @@ def carry_out_leaves(
 def field_of(call: Call, job: Job, objects: Objects, plan: dict[str, Any]) -> Field:
     """Return what the leaves of a run have in common."""
     return Field(
-        objects, plan, job, {leaf.path: leaf for leaf in leaves_of(plan, job.recipe)}, call["checkpoint_seconds"]
+        objects, plan, job, {leaf.path: leaf for leaf in leaves_of(plan, job.recipe)}, call.compute.checkpoint_seconds
     )
 
 

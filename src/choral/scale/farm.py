@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from choral.base.errors import ChoralError, RunError
 from choral.engine.completing import kept_costs, write_costs
-from choral.engine.events import Listener
+from choral.engine.events import Callback
 from choral.engine.files import unpack_tensors, write_bytes
 from choral.engine.folder import run_of
 from choral.engine.store import Log, MemberStore, state_from
@@ -93,7 +93,7 @@ def states(objects: Objects, plan: dict[str, Any]) -> list[dict[str, Any]]:
 class Chorus:
     """One listener for the events of all leaves: what they have counted is added up."""
 
-    def __init__(self, listener: Listener | None):
+    def __init__(self, listener: Callback | None):
         self.listener = listener
         self.counted: dict[str, dict[str, float]] = {}
 
@@ -111,7 +111,7 @@ class Chorus:
 
 
 @contextmanager
-def logged(folder: Path, listener: Listener | None) -> Iterator[Listener]:
+def logged(folder: Path, listener: Callback | None) -> Iterator[Callback]:
     """Yield a listener that writes events to log.jsonl while they come; `conclude` puts them in plan order."""
     log = Log(folder / "log.jsonl", listener)
     try:
@@ -134,7 +134,7 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def plot_of(field: Field, call: Any, run_dir: Any, listener: Listener | None) -> Plot:
+def plot_of(field: Field, call: Any, run_dir: Any, listener: Callback | None) -> Plot:
     """Return the leaves of a run that are not trained yet; one of which something is lost is not."""
     chorus, waiting = Chorus(listener), list[Leaf]()
     for leaf in field.leaves.values():

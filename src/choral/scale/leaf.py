@@ -8,7 +8,7 @@ from typing import Any
 
 from choral.base.errors import ChoralError, RunError
 from choral.engine.checkpoint import Branch, Stack, pack_branches
-from choral.engine.events import Listener
+from choral.engine.events import Callback
 from choral.engine.executors import choose_kernel
 from choral.engine.folder import run_of
 from choral.engine.identity import identity_of
@@ -64,7 +64,7 @@ def admit(objects: Objects, plan: dict[str, Any], job: Job, *, seed: int, execut
     choose_kernel(job.task, job.source, job.recipe.plan, settled=plan.get("kernel"))
 
 
-def train_leaf(field: Field, path: str, listener: Listener | None = None) -> Manifest:
+def train_leaf(field: Field, path: str, listener: Callback | None = None) -> Manifest:
     """Train a leaf, or find it trained; return its manifest. Errors name the leaf."""
     leaf = field.leaves[path]
     key = key_of(field.plan, leaf)
@@ -80,7 +80,7 @@ def train_leaf(field: Field, path: str, listener: Listener | None = None) -> Man
         raise type(error)(f"leaf '{path}': {error}") from error
 
 
-def _trained(field: Field, leaf: Leaf, key: str, listener: Listener | None) -> Manifest:
+def _trained(field: Field, leaf: Leaf, key: str, listener: Callback | None) -> Manifest:
     objects, attempt = field.objects, new_attempt()
     origins, failed = _origins(field, leaf)
     journal = Journal(objects, f"{leaf.folder}/{attempt}.jsonl", listener)

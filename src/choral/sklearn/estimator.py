@@ -20,7 +20,7 @@ from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
 from choral.sklearn.carrying import laid_open, taken_up
 from choral.sklearn.repeating import REPEATED, counted, present, repeats
-from choral.sklearn.training import Wishes, holds_out, train, usable_device
+from choral.sklearn.training import Wishes, holds_out, train
 
 _SEEDS = 2**31 - 1
 
@@ -150,7 +150,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
             seconds=self.time_limit,
             share=_share(self.validation_fraction),
             seed=seed,
-            device=usable_device(self.device),
+            device=str(self.device),
             fixed=fixed,
             progress=bool(self.verbose),
         )
@@ -175,7 +175,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         X = inputs.read(self, X, reset=False)
         table = self.ensemble_.table
         assert table is not None  # given by fit, and kept in every saved form
-        return self.ensemble_.predict(inputs.encode(table, X), precision="fp64", device=usable_device(self.device))
+        return self.ensemble_.predict(inputs.encode(table, X), precision="fp64", device=str(self.device))
 
     def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Prediction, np.ndarray]:
         """Return the prediction for held-out rows and their targets as numbers."""

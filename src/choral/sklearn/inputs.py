@@ -168,7 +168,7 @@ def _learn(cells: Cells) -> Column:
 
 
 def _learn_numbers(values: np.ndarray, names: list[str]) -> tuple[Column, ...]:
-    """Return columns of numbers, standardised; a column without a single one is left out."""
+    """Return columns of numbers, standardized; a column without a single one is left out."""
     _check_size(values, "X")
     absent = np.isnan(values)
     columns: list[Column] = []

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from choral.base.border import is_number, is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
+from choral.engine.compute import Compute
 from choral.ensemble.ensemble import Ensemble
 from choral.judging.defaults import LEAST_ROWS, patience_for
 from choral.recipes import METHODS, make
@@ -74,13 +74,6 @@ class Wishes:
             )
 
 
-def usable_device(asked: Any) -> str:
-    """Return the device that 'auto' means here, or the one that was asked for."""
-    if asked != "auto":
-        return str(asked)
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def holds_out(wishes: Wishes, rows: int, held: Any) -> bool:
     """Return whether some of the rows themselves are held out: not of few, nor where the user gives others."""
     return held is None and wishes.share > 0 and rows >= LEAST_ROWS
@@ -113,10 +106,12 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
     with _untroubled(problem):
         return ready.run(
             seed=wishes.seed,
-            time_limit=wishes.seconds,
-            executor="vectorised" if wishes.fixed else "auto",
-            threads=1 if wishes.fixed else None,
-            device=wishes.device,
+            compute=Compute(
+                device=wishes.device,
+                executor="vectorized" if wishes.fixed else "auto",
+                threads=1 if wishes.fixed else None,
+                time_limit=wishes.seconds,
+            ),
             progress=wishes.progress,
         )
 

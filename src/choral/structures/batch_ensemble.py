@@ -26,13 +26,13 @@ class BatchEnsemble(JointStructure):
 
     The shared weights start at those of the given network, so a trained one can be turned into an ensemble. Linear maps and
     (transposed) convolutions get vectors, those inside attention included; embeddings, recurrent layers, layers that compute something else
-    and bare parameters are shared; normalisation statistics are kept by member. Layers with frozen or tied parameters are shared as they are.
+    and bare parameters are shared; normalization statistics are kept by member. Layers with frozen or tied parameters are shared as they are.
 
     Args:
         members: how many members.
         start: 'normal' draws r and s from N(1, spread^2), 'signs' from {-1, 1}.
         spread: standard deviation of the normal start.
-        own_norms: whether every member gets a scale and shift of its own in normalisation layers.
+        own_norms: whether every member gets a scale and shift of its own in normalization layers.
         kernel: see `JointStructure`.
         include: patterns of the layers that get vectors; all linear maps and convolutions when empty.
         exclude: patterns of layers that stay wholly shared.

@@ -23,7 +23,7 @@ _BAYESIAN = (SampledLayer, GaussianNorm)
 class Sampled(OneMember, ABC):
     """One network with sampled weights: its passes differ, in training and in evaluation mode alike.
 
-    Prediction averages `draws` passes. `member` gives the deterministic network at the centre of the posterior: a plain
+    Prediction averages `draws` passes. `member` gives the deterministic network at the center of the posterior: a plain
     network, but not the same function as the average of the draws.
 
     Args:
@@ -54,7 +54,7 @@ class Sampled(OneMember, ABC):
         if not holds(joint, *_BAYESIAN):
             raise ConversionError(
                 f"{type(self).__name__} found no layer to make Bayesian in {type(network).__name__}; it takes torch's "
-                "own linear, convolution and normalisation layers (with a scale), within include and exclude."
+                "own linear, convolution and normalization layers (with a scale), within include and exclude."
             )
         return joint
 
@@ -73,7 +73,7 @@ class Sampled(OneMember, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Sampled):
-    """A mean-field Gaussian posterior over weights, biases and the scale and shift of normalisation layers.
+    """A mean-field Gaussian posterior over weights, biases and the scale and shift of normalization layers.
 
     See `Sampled` for the arguments; the penalty is `choral.objectives.kl.GaussianKL`.
 

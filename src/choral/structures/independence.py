@@ -128,7 +128,7 @@ def _run(structure: Structure, network: Joint, inputs: Batch) -> tuple[list[str]
     except RuntimeError as error:
         if "running_mean" in str(error):
             raise ConversionError(
-                "the joint network cannot run: forward code draws by member (F.dropout, for example) before a normalisation that all "
+                "the joint network cannot run: forward code draws by member (F.dropout, for example) before a normalization that all "
                 "members share; make the dropout a layer of its own (nn.Dropout), or let the branches begin before it."
             ) from error
         report = f"\n{network.report()}" if isinstance(network, PackedNetwork) else ""

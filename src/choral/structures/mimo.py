@@ -81,7 +81,7 @@ class Mimo(Structure):
         for name in order[: min(order.index(name) for name, _ in ends_of(network))]:
             if isinstance(network.get_submodule(name), NORMS):
                 raise ConversionError(
-                    f"layer {name!r} normalises the inputs, of which MIMO has {self.members} side by side; standardise the "
+                    f"layer {name!r} normalizes the inputs, of which MIMO has {self.members} side by side; standardize the "
                     "data instead and leave the layer out."
                 )
         if self.members > 1:

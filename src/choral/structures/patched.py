@@ -33,7 +33,7 @@ class Patched(OneMember):
     Args:
         mixture: how patched layers are drawn.
         draws: passes averaged at prediction, the paper's S.
-        norms: whether normalisation layers are patched.
+        norms: whether normalization layers are patched.
         output: whether the output layer (the last one registered) is patched.
         include: patterns of further layers to patch.
         exclude: patterns of layers that stay shared, with everything inside them.

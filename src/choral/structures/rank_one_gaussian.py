@@ -81,7 +81,7 @@ class RankOneGaussian(Structure):
         return outputs.unflatten(0, (self.members, -1))
 
     def shared(self, network: nn.Module) -> frozenset[str]:
-        """Return all but the factors and biases of rank-one layers and the members' normalisation."""
+        """Return all but the factors and biases of rank-one layers and the members' normalization."""
         own: set[str] = set()
         for name, module in network.named_modules():
             if isinstance(module, (RankOneGaussianLayer, MemberBatchNorm)):

@@ -37,7 +37,7 @@ class TabM(JointStructure):
     The first layer behind the features multiplies its inputs by factors of each member: random signs, or where features are
     embedded (`choral.models.tabular`) one number of N(0, 1) for all columns of a feature. All later factors start at 1. Output
     layers are other draws from the values of the given one, which the first member keeps. Embeddings, and layers with frozen or
-    tied weights, are shared; normalisation statistics are kept by member.
+    tied weights, are shared; normalization statistics are kept by member.
 
     Args:
         members: the paper's k.

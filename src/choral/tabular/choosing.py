@@ -17,11 +17,12 @@ from choral.base import rng
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.data.sources import Source, source_of
+from choral.engine.compute import Compute, Executor, OnExisting
 from choral.engine.validation import set_apart
 from choral.ensemble.ensemble import Ensemble
-from choral.fit import fit
+from choral.fit import train
 from choral.judging.defaults import MEMBERS
-from choral.plan import EarlyStop
+from choral.plan import EarlyStopping
 from choral.plan.cost import begun
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
@@ -105,7 +106,7 @@ def short_list(
         ]
     members = folds or MEMBERS
     few = _FEW if folds is None else members  # every part must be held out of somebody
-    quick = replace(training, rate=_QUICK * training.peak)  # few weights, which start far from where they end
+    quick = replace(training, lr=_QUICK * training.peak)  # few weights, which start far from where they end
 
     def candidate(name: str, method: str, why: str) -> Candidate:
         light = name == _LINEAR
@@ -128,14 +129,14 @@ def choose(
     problem: Problem,
     entries: Sequence[Entry],
     validation: Any,
-    stop: EarlyStop | None,
+    early_stopping: EarlyStopping | None,
     *,
     folds: int | None = None,
     run_dir: Any = None,
-    time_limit: float | None = None,
+    on_existing: OnExisting = "resume",
     seed: int = 0,
     hearing: Callable[[str, int], Any] | None = None,
-    cluster: Any = None,
+    compute: Compute | None = None,
     **options: Any,
 ) -> Ensemble:
     """Return the best ensemble that the candidates give for a table.
@@ -144,59 +145,61 @@ def choose(
         problem: the data.
         entries: the candidates with their networks.
         validation: part of the training rows, or rows of its own, as `fit` takes them.
-        stop: when a member stops by itself.
+        early_stopping: when a member stops by itself.
         folds: parts of cross-validation instead, of which each member holds out one.
-        run_dir, time_limit: of the whole search.
+        run_dir, on_existing: of the whole search.
         seed: root of every draw.
         hearing: gives a listener for the name and the epochs of each run.
-        cluster: who trains the candidates, one after the other; it is connected once.
+        compute: of each candidate; its time limit is of the whole search, and its cluster is connected once.
         options: further ones of `choral.fit`.
     """
-    check_one_process(options.get("data_parallel", False) or is_far(run_dir))
+    compute = compute or Compute()
+    cluster, time_limit, overwrite = compute.cluster, compute.time_limit, on_existing == "overwrite"
+    check_one_process(compute.data_parallel or is_far(run_dir))
+    if on_existing == "extend":
+        raise InputError("on_existing is 'extend', which adds members of one method; name one, such as deep_ensemble.")
     if cluster is not None:
-        check_cluster(cluster, run_dir, time_limit=time_limit, extend=options.get("extend", False))
-    overwrite = bool(options.pop("overwrite", False))
+        check_cluster(cluster, run_dir, time_limit=time_limit)
     builds = {entry.candidate.name: entry.build for entry in entries}
     source, judge, watching = _watched(problem, validation, folds, seed)
 
-    def train(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
-        settled = _executor(builds[candidate.name], options)
-        return fit(
-            builds[candidate.name],
+    def trained(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        build, limit = builds[candidate.name], limits.pop("time_limit")
+        heard = {} if hearing is None else {"callbacks": hearing(candidate.name, recipe.epochs)}
+        return train(
+            build,
             source,
             recipe,
-            stop=stop,
+            early_stopping=early_stopping,
             seed=seed,
             likelihood=problem.likelihood,
             table=problem.table,
-            cluster=cluster,
+            compute=replace(compute, executor=_executor(build, compute.executor), time_limit=limit),
             **watching,
             **limits,
-            **(settled if hearing is None else settled | {"listener": hearing(candidate.name, recipe.epochs)}),
+            **options | heard,
         )
 
     candidates = [entry.candidate for entry in entries]
     with contextlib.nullcontext() if cluster is None else cluster.connected():
-        return search(candidates, train, judge, run_dir=run_dir, time_limit=time_limit, seed=seed, overwrite=overwrite)
+        return search(
+            candidates, trained, judge, run_dir=run_dir, time_limit=time_limit, seed=seed, overwrite=overwrite
+        )
 
 
-def _executor(build: Callable[[], nn.Module], options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with an executor decided by the network's size, not by a clock: the same command is to give the same members."""
-    if options.get("executor", "auto") != "auto":
-        return options
+def _executor(build: Callable[[], nn.Module], asked: Executor) -> Executor:
+    """Return an executor decided by the network's size, not by a clock: the same command is to give the same members."""
+    if asked != "auto":
+        return asked
     numbers = sum(p.numel() for p in build().parameters())
-    return options | {"executor": "vectorised" if numbers < _STACKED else "sequential"}
+    return "vectorized" if numbers < _STACKED else "sequential"
 
 
 def _watched(problem: Problem, validation: Any, folds: int | None, seed: int) -> tuple[Source, Judge, dict[str, Any]]:
     """Return the rows to train on, what candidates are judged by, and what `fit` is told about rows held out."""
     if folds is not None:
-        source, groups = source_of(problem.points), problem.groups
-        return (
-            source,
-            ByFolds(source),
-            {"folds": folds, "groups": None if groups is None else groups.words.astype(str)},
-        )
+        source = source_of(problem.points)
+        return source, ByFolds(source), {"cv": problem.folds(folds)}
     trained, held = problem, validation
     if isinstance(validation, int | float):
         trained, held = problem.validating(validation)

@@ -1,6 +1,7 @@
 """fit_table: what `choral fit FILE` does, in Python."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from choral.data.balance import balanced
 from choral.data.problems import Columns, Problem, load_problem, weights_in
 from choral.data.sheets import as_frame, is_frame, read_table
 from choral.data.targets import Kind
+from choral.engine.compute import Compute
 from choral.ensemble.ensemble import Ensemble
+from choral.fit import check_options
+from choral.recipes.training import Training
 from choral.scale.remote import is_far
 from choral.tabular.preparing import METHOD, prepared
+
+_OPEN = Training()
 
 
 @guarded
@@ -28,26 +34,14 @@ def fit_table(
     members: int | None = None,
     epochs: int | None = None,
     budget: int | None = None,
-    validation: Any = None,
-    patience: int | None = None,
-    folds: int | None = None,
-    weights: Any = None,
-    class_weights: str | Mapping[str, float] | None = None,
-    task: Kind | None = None,
-    likelihood: str | None = None,
-    drop: Sequence[str] = (),
-    ids: Sequence[str] = (),
-    orders: Mapping[str, Sequence[str]] | None = None,
-    group: str | None = None,
-    time: str | None = None,
     model: str | None = None,
-    rate: float | None = None,
-    optimiser: str | None = None,
-    batch_size: int | None = None,
-    schedule: str | None = None,
-    seed: int = 0,
-    run_dir: str | Path | None = None,
-    time_limit: float | None = None,
+    training: Training | None = None,
+    columns: Columns | None = None,
+    task: Kind | None = None,
+    validation: Any = None,
+    cv: int | None = None,
+    sample_weight: Any = None,
+    class_weight: str | Mapping[str, float] | None = None,
     **options: Any,
 ) -> Ensemble:
     """Return an ensemble of a table, trained as `choral fit` does: columns are read, and what is not said is the usual.
@@ -72,57 +66,53 @@ def fit_table(
         members: where the method has a choice.
         epochs: length of each member's training, by the number of rows if None; an upper bound if rows are held out.
         budget: total in epochs of one network instead.
+        model: the network's name; by the data if None.
+        training: optimizer, learning rate, batch size and schedule; what it leaves out is chosen by the data.
+        columns: columns that are no inputs, identify a row, are ordered, or say which rows are held out together or last.
+        task: 'classification' or 'regression'; decided by the target if None.
         validation: part of the rows that no member is trained on, or a data frame (or the path of one) with such rows; 0 for none. If
             None, each of 8 members holds out an eighth ('auto'), or all of them a fifth, of 100 rows or more.
-        patience: epochs without a better score on these after which a member stops.
-        folds: cross-validation instead of validation: every member holds out one of so many parts of the rows, as in `choral.fit`; equal
-            values of `group` together. Scores and intervals are then honest for all rows: `ensemble.info["out_of_fold"]`.
-        weights: what each row counts: a column, which is then no input, or a number for each row.
-        class_weights: 'balanced', or what rows of each class count in training, by its name (others 1); they also count so where they
-            watch. Probabilities are then of classes as common as that.
-        task: 'classification' or 'regression'; decided by the target if None.
-        likelihood: what the outputs mean, by name; decided by the target if None.
-        drop: columns that are no inputs.
-        ids: columns that are no inputs but shown beside predictions.
-        orders: values from first to last, by column.
-        group: a column whose equal values are held out together; no input.
-        time: a column of dates or numbers; the last rows watch.
-        model: the network's name; by the data if None.
-        rate, optimiser, batch_size, schedule: of training; by the data if None.
-        seed: root of every random draw.
-        run_dir: folder of the run; the same call resumes.
-        time_limit: seconds after which training ends with what is there.
-        options: further ones of `choral.fit`: device, precision, executor, keep, listener, progress, overwrite, threads, ...
+        cv: cross-validation instead of validation: every member holds out one of so many folds of the rows, as in `choral.fit`; equal
+            values of `Columns.group` together. Scores and intervals are then honest for all rows: `ensemble.info["out_of_fold"]`.
+        sample_weight: a weight for each row: a column, which is then no input, or a number for each row.
+        class_weight: 'balanced', or a weight for the rows of each class by its name (others 1), in training and validation.
+            Probabilities are then of classes as common as that.
+        options: further ones of `choral.fit`: likelihood (by name), early_stopping, run_dir, on_existing, seed, callbacks, progress,
+            device, compute.
+
+    Returns:
+        The trained ensemble.
     """
-    columns = Columns(
+    check_options("fit_table", options)
+    compute = options.get("compute") or Compute()
+    problem = load_problem(
+        data,
         target=target,
-        drop=tuple(drop),
-        ids=tuple(ids),
-        orders={name: tuple(steps) for name, steps in (orders or {}).items()},
-        group=group,
-        time=time,
+        task=task,
+        holdout=None,
+        columns=columns,
+        likelihood=options.pop("likelihood", None),
+        weights=sample_weight,
     )
-    problem = load_problem(data, task=task, holdout=None, columns=columns, likelihood=likelihood, weights=weights)
     each: dict[str, float] = {}
-    if class_weights is not None:
-        problem, each = balanced(problem, class_weights)
-    apart = options.get("data_parallel") or options.get("extend") or options.get("cluster") is not None
+    if class_weight is not None:
+        problem, each = balanced(problem, class_weight)
+    extends = options.get("on_existing") == "extend"
+    apart = compute.data_parallel or extends or compute.cluster is not None or is_far(options.get("run_dir"))
+    settings = {} if training is None else {f.name: getattr(training, f.name) for f in fields(training)}
     ready = prepared(
         problem,
-        method=METHOD if method is None and (apart or is_far(run_dir)) else method,
+        method=METHOD if method is None and apart else method,
         epochs=epochs,
         budget=budget,
         members=members,
         model=model,
-        validation=_watching(validation, problem, weights if isinstance(weights, str) else None, each),
-        patience=patience,
-        folds=folds,
-        rate=rate,
-        optimiser=optimiser,
-        batch_size=batch_size,
-        schedule=schedule,
+        validation=_watching(validation, problem, sample_weight if isinstance(sample_weight, str) else None, each),
+        early_stopping=options.pop("early_stopping", None),
+        folds=cv,
+        **{name: value for name, value in settings.items() if value != getattr(_OPEN, name)},
     )
-    return ready.run(run_dir=run_dir, seed=seed, time_limit=time_limit, **options)
+    return ready.run(**options)
 
 
 def _watching(validation: Any, problem: Problem, column: str | None, each: Mapping[str, float]) -> Any:

@@ -10,7 +10,7 @@ from choral.base.border import is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.ensemble.ensemble import Ensemble
-from choral.fit import fit
+from choral.fit import train
 from choral.judging.compare import recipes_for
 from choral.judging.defaults import (
     LEAST_IN_TURN,
@@ -25,7 +25,7 @@ from choral.judging.defaults import (
     usual,
 )
 from choral.objectives import GaussianKL, SpikeSlabKL
-from choral.plan import EarlyStop
+from choral.plan import EarlyStopping
 from choral.plan.cost import begun
 from choral.plan.needs import raised
 from choral.recipes import METHODS, make
@@ -50,7 +50,7 @@ class Ready:
         recipe: the method with its budget.
         training: its settings.
         validation: the part of the training rows that watches, data of its own, or None.
-        stop: when a member stops by itself.
+        early_stopping: when a member stops by itself.
         folds: parts of cross-validation, of which every member holds out one instead; None for none.
         entries: candidates of a search by validation, of which `recipe` is the first; none where a method was named.
     """
@@ -60,7 +60,7 @@ class Ready:
     recipe: Recipe
     training: Training
     validation: Any
-    stop: EarlyStop | None
+    early_stopping: EarlyStopping | None
     folds: int | None = None
     entries: tuple[Entry, ...] = ()
 
@@ -77,12 +77,12 @@ class Ready:
             options: of `fit`.
         """
         if self.entries:
-            what = (self.problem, self.entries, self.validation, self.stop)
+            what = (self.problem, self.entries, self.validation, self.early_stopping)
             return choose(*what, folds=self.folds, hearing=hearing, **options)
         if hearing is not None:
-            options["listener"] = hearing(self.recipe.name, self.planned.epochs)
+            options["callbacks"] = hearing(self.recipe.name, self.planned.epochs)
         (build, data, recipe), known = self.arguments()
-        return fit(build, data, recipe, **known, **options)
+        return train(build, data, recipe, **known, **options)
 
     def arguments(self) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
         """Return the network, data and recipe that `choral.fit` gets, and the options that go with them."""
@@ -91,9 +91,9 @@ class Ready:
             trained, held = self.problem.validating(self.validation)
         known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
         if self.folds is not None:
-            groups = self.problem.groups
-            known |= {"folds": self.folds, "groups": None if groups is None else groups.words.astype(str)}
-        return (self.build, trained.points, self.recipe), known | {"validation": held, "stop": self.stop}
+            known["cv"] = self.problem.folds(self.folds)
+        known |= {"validation": held, "early_stopping": self.early_stopping}
+        return (self.build, trained.points, self.recipe), known
 
     @property
     def rows(self) -> int:
@@ -122,6 +122,8 @@ def prepared(
     model: str | None = None,
     validation: Any = None,
     patience: int | None = None,
+    restore_best: bool = True,
+    early_stopping: EarlyStopping | None = None,
     folds: int | None = None,
     **settings: Any,
 ) -> Ready:
@@ -136,8 +138,10 @@ def prepared(
         model: the network's name in `choral.judging.defaults.SIZES`; by the data if None.
         validation: part of the training rows that no member is trained on, or data of its own; 0 for none, the usual if None.
         patience: epochs without a better score after which a member stops.
+        restore_best: whether members keep their best weights.
+        early_stopping: instead of these two.
         folds: parts of cross-validation, of which every member holds out one, instead of validation.
-        settings: of the optimiser, as in `choral.judging.defaults.training_for`.
+        settings: of the optimizer, as in `choral.judging.defaults.training_for`.
     """
     for what, value in (("epochs", epochs), ("budget", budget)):
         if value is not None and not is_whole(value, 1):
@@ -177,11 +181,12 @@ def prepared(
     (recipe,) = recipes_for(
         [method or METHOD], epochs=epochs, budget=budget, members=members, training=training, said=said, points=points
     )
-    stop = None if wait is None else EarlyStop(patience=wait)
+    if early_stopping is None and (wait is not None or not restore_best):
+        early_stopping = EarlyStopping(patience=wait, restore_best=restore_best)
     share = share if folds is None else None
     if share is None and validation is None and folds is None and problem.groups is None and problem.times is None:
         share = AUTO
-    ready = Ready(problem, factory(problem, name), recipe, training, share, stop, folds)
+    ready = Ready(problem, factory(problem, name), recipe, training, share, early_stopping, folds)
     if length is not None or found.epochs is None:
         return ready
     if searched:
@@ -259,7 +264,7 @@ def _one_for_each(folds: int, budget: int | None) -> int:
     if budget is not None and budget < folds:
         raise InputError(
             f"budget is {budget}, too few for {folds} folds, each of which a member of at least 1 epoch holds out; give at least {folds} "
-            "epochs or fewer folds."
+            "epochs or fewer folds (cv)."
         )
     return folds
 
@@ -276,10 +281,10 @@ def _some(members: int | None) -> dict[str, int]:
 def _check_folds(problem: Problem, validation: Any) -> None:
     """Raise InputError where rows would be held out in two ways."""
     if validation is not None:
-        raise InputError("validation and folds both say which rows are held out; give one of them.")
+        raise InputError("validation and cv both say which rows are held out; give one of them.")
     if problem.times is not None:
         raise InputError(
-            "folds hold out rows of any time, but time says that the last ones are; give one of them (validation=0.2 goes with time)."
+            "cv holds out rows of any time, but time says that the last ones are; give one of them (validation=0.2 goes with time)."
         )
 
 

@@ -22,6 +22,7 @@ from choral.base import batches
 from choral.base.errors import ChoralError, InputError
 from choral.base.values import from_dict
 from choral.data.inputs import prepare
+from choral.engine.compute import Compute, Executor
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit, load
 from choral.recipes.recipe import Recipe
@@ -93,7 +94,7 @@ def executors_agree(recipe: Recipe, trial: Trial) -> None:
 
 def _apart(recipe: Recipe, trial: Trial, *, atol: float, rtol: float) -> str:
     """Return the first tensor in which members trained stacked differ from those trained one by one; empty if none does."""
-    one, many = _fitted(recipe, trial, executor="sequential"), _stacked(recipe, trial)
+    one, many = _fitted(recipe, trial, compute=Compute(executor="sequential")), _stacked(recipe, trial)
     for a, b in zip(one.states(), many.states() if many is not None else ()):
         for n, t in (a.params | a.buffers).items():
             if not torch.allclose(t.double(), (b.params | b.buffers)[n].double(), atol=atol, rtol=rtol):
@@ -103,18 +104,18 @@ def _apart(recipe: Recipe, trial: Trial, *, atol: float, rtol: float) -> str:
 
 def resumes_exactly(recipe: Recipe, trial: Trial) -> None:
     """A run stopped again and again, at every event in turn, ends with the bytes of an unbroken one."""
-    able = "sequential", *(("vectorised",) if _stacked(recipe, trial) is not None else ())
+    able = "sequential", *(("vectorized",) if _stacked(recipe, trial) is not None else ())
     for executor in able:
         with tempfile.TemporaryDirectory() as place:
             _stopped_at_every_event(recipe, trial, executor, Path(place))
 
 
-def _stopped_at_every_event(recipe: Recipe, trial: Trial, executor: str, place: Path) -> None:
-    _fitted(recipe, trial, run_dir=place / "whole", executor=executor)
+def _stopped_at_every_event(recipe: Recipe, trial: Trial, executor: Executor, place: Path) -> None:
+    _fitted(recipe, trial, run_dir=place / "whole", compute=Compute(executor=executor))
     for after in range(2, _MOST_STOPS):
         try:
-            options = {"checkpoint_seconds": 0, "listener": _stopping(1 + after % 7)}
-            _fitted(recipe, trial, run_dir=place / "broken", executor=executor, **options)
+            compute, hear = Compute(executor=executor, checkpoint_seconds=0), _stopping(1 + after % 7)
+            _fitted(recipe, trial, run_dir=place / "broken", compute=compute, callbacks=hear)
             break
         except _Stop:
             continue
@@ -203,13 +204,15 @@ def _stopping(after: int) -> Callable[[dict[str, Any]], None]:
 
 
 def _fitted(recipe: Recipe, trial: Trial, **options: Any) -> Ensemble:
-    return fit(trial.build, trial.data(), recipe, **{"executor": "sequential"} | dict(trial.options) | options)
+    return fit(
+        trial.build, trial.data(), recipe, **{"compute": Compute(executor="sequential")} | dict(trial.options) | options
+    )
 
 
 def _stacked(recipe: Recipe, trial: Trial) -> Ensemble | None:
     """Return the ensemble trained stacked; None where that is refused, with the advice to train one by one."""
     try:
-        return _fitted(recipe, trial, executor="vectorised")
+        return _fitted(recipe, trial, compute=Compute(executor="vectorized"))
     except InputError as error:
         if "executor='sequential'" not in str(error):
             raise

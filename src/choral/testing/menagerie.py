@@ -32,7 +32,7 @@ def _classes(x: Tensor) -> Tensor:
     return (x.flatten(1).mean(1) > 0).long()
 
 
-def _labelled(rows: int = _ROWS) -> tuple[Tensor, Tensor]:
+def _labeled(rows: int = _ROWS) -> tuple[Tensor, Tensor]:
     x = _features(rows)
     return x, _classes(x)
 
@@ -262,7 +262,7 @@ def _plain() -> nn.Module:
 
 
 def _columns() -> tuple[Tensor, Tensor]:
-    x, y = _labelled()
+    x, y = _labeled()
     return torch.cat([x[:, :4], (x[:, 4:] > 0).float()], 1), y
 
 
@@ -277,7 +277,7 @@ def _unbalanced() -> tuple[Tensor, Tensor]:
 
 
 def _in_double() -> tuple[Tensor, Tensor]:
-    x, y = _labelled()
+    x, y = _labeled()
     return x.double(), y
 
 
@@ -302,16 +302,16 @@ MENAGERIE: dict[str, Trial] = {
     "dense tokens": _of(Tagging, _tokens, likelihood=Categorical(axis=-1, ignore=-1)),
     "double precision": _of(lambda: _plain().double(), _in_double),
     "embedded columns": _of(_table, _columns),
-    "frozen layer": _of(_frozen, _labelled),
+    "frozen layer": _of(_frozen, _labeled),
     "group norm and strides": _of(Grouped, _pictures),
     "lazy layers": _of(Lazy, _pictures),
-    "loose parameters": _of(Loose, _labelled),
+    "loose parameters": _of(Loose, _labeled),
     "lstm": _of(Recurrent, _steps),
     "padded sequences": _of(Masked, _sentences, target="label"),
     "squeezed output": _of(Squeezed, _real),
     "tied weights": _of(Tied, lambda: (_tokens()[0] % 5, _tokens()[0][:, 0] % 5)),
-    "three rows": _of(_plain, lambda: _labelled(3)),
+    "three rows": _of(_plain, lambda: _labeled(3)),
     "two inputs": _of(TwoInputs, _two_inputs, output="logits"),
     "unbalanced classes": _of(_plain, _unbalanced),
-    "weighted rows": _of(_plain, lambda: (*_labelled(), torch.arange(_ROWS) % 3)),
+    "weighted rows": _of(_plain, lambda: (*_labeled(), torch.arange(_ROWS) % 3)),
 }

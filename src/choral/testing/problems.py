@@ -14,7 +14,7 @@ from choral.data.sources import as_inputs, parted
 from choral.plan import SGD
 from choral.recipes.training import Training
 
-CALM = Training(rate=0.02, optimiser=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4, clip=1.0), batch_size=16)
+CALM = Training(lr=0.02, optimizer=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4, clip=1.0), batch_size=16)
 
 
 class Branching(nn.Module):

@@ -19,7 +19,7 @@ from choral.structures import Patched
 G = torch.Generator().manual_seed(0)
 DATA = torch.randn(40, 5, generator=G), torch.randint(3, (40,), generator=G)
 IMAGES = torch.randn(40, 3, 9, 9, generator=G), torch.randint(3, (40,), generator=G)
-QUICK = Training(optimiser="sgd", rate=0.05, batch_size=8)
+QUICK = Training(optimizer="sgd", lr=0.05, batch_size=8)
 
 
 def perceptron():

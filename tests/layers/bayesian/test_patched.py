@@ -164,13 +164,13 @@ def test_learned_mixing_draws_by_its_probabilities_and_finds_the_good_component(
             values.append(round(patched(x).item(), 6))
     shares = [values.count(v) / 2000 for v in (0.0, 1.0, 2.0)]
     assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
-    optimiser = torch.optim.Adam([patched.mixing], lr=0.05)
+    optimizer = torch.optim.Adam([patched.mixing], lr=0.05)
     for key in range(400):
         with draws.keyed(key):
             loss = (patched(x) - 2.0).square().sum()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert patched.probabilities().argmax() == 2
     assert patched.probabilities()[2] > 0.7
 

@@ -158,14 +158,14 @@ def test_training_removes_a_node_nobody_needs_and_keeps_the_needed_one():
     layer: Any = SpikeSlabLinear(1, 2)
     penalty = SpikeSlabKL(prior_std=1.0, inclusion=0.1)
     readout = torch.tensor([[1.0], [0.0]])  # nothing reads the second node
-    optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     for step in range(600):
         with draws.keyed(17, step):
             fit = layer(x) @ readout
         loss = 0.5 * ((fit - y) / 0.1).square().mean() + penalty(dict(layer.named_parameters()), {}, 1.0) / 200
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     needed, useless = layer.gate_logit.sigmoid().tolist()
     assert needed > 0.95
     assert useless < 0.2  # falls towards the prior, 0.1

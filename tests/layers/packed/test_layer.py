@@ -13,7 +13,7 @@ from choral.layers.packed.layer import packed
 M, B = 3, 4
 
 
-def randomised(layer):
+def randomized(layer):
     with torch.no_grad():
         for t in (*layer.parameters(), *layer.buffers()):
             if t.is_floating_point():
@@ -49,7 +49,7 @@ LAYERS = {
 def test_a_packed_layer_is_its_layers_side_by_side(name):
     build, shape = LAYERS[name]
     torch.manual_seed(0)
-    layers = [randomised(build().double()) for _ in range(M)]
+    layers = [randomized(build().double()) for _ in range(M)]
     joint = packed(layers)
     x = torch.randn(M, B, *shape, dtype=torch.float64)
     for training in (True, False):

@@ -84,11 +84,11 @@ def test_what_the_sentence_says_to_write_is_accepted():
         resolve(torch.nn.MSELoss(), binary, (1,))
 
 
-def test_real_targets_are_standardised_unless_their_noise_is_given():
+def test_real_targets_are_standardized_unless_their_noise_is_given():
     assert resolve(None, PRICES, (1,)).scale == TargetScale.of(PRICES.unsqueeze(1))
     assert resolve("student_t", PRICES, (2,)).scale is not None
     given = FixedGaussian(precision=4.0)
     assert resolve(given, PRICES, (1,)) == given
-    assert resolve(given, PRICES, (1,), standardise=True).scale is not None
-    assert resolve(None, PRICES, (1,), standardise=False).scale is None
+    assert resolve(given, PRICES, (1,), standardize=True).scale is not None
+    assert resolve(None, PRICES, (1,), standardize=False).scale is None
     assert infer(PRICES, 1) == FixedGaussian()

@@ -52,7 +52,7 @@ class DrawnStatistics(nn.Module):
         self.number = None
         self.known.fill_(True)
 
-    def normalise(self, layer: Any, x: Tensor, tensors: Tensors) -> Tensor:
+    def normalize(self, layer: Any, x: Tensor, tensors: Tensors) -> Tensor:
         """Return the layer's output in evaluation with the statistics of the running pass.
 
         Args:
@@ -104,7 +104,7 @@ class DrawnNorm(nn.Module):
         tensors = {**self._parameters, **self._buffers}
         if self.training:
             return operate(self._plain[0], x, tensors, training=True)
-        return self.drawn.normalise(self._plain[0], x, tensors)
+        return self.drawn.normalize(self._plain[0], x, tensors)
 
     def plain(self) -> nn.Module:
         """Return the BatchNorm with its running statistics."""

@@ -1,4 +1,4 @@
-"""Layers with a factorised Gaussian posterior over their weights, drawn anew in every forward pass.
+"""Layers with a factorized Gaussian posterior over their weights, drawn anew in every forward pass.
 
 Each tensor X of the plain layer becomes the parameters `X_mean` and `X_rho`; one draw for the whole batch gives it the
 value X_mean + softplus(X_rho) * noise. Means start afresh (Kaiming) or from trained weights, and
@@ -74,7 +74,7 @@ def _size(name: str) -> Any:
 
 
 class GaussianNorm(nn.Module):
-    """A normalisation layer whose scale and shift are Gaussian.
+    """A normalization layer whose scale and shift are Gaussian.
 
     The statistics are those of the plain layer, kept without scale and shift in `norm`; means start at the layer's own
     scale and shift (1 and 0 in a fresh layer).
@@ -104,7 +104,7 @@ class GaussianNorm(nn.Module):
         add_posterior(self, "bias", shift, rho)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised input under one draw of scale and shift."""
+        """Return the normalized input under one draw of scale and shift."""
         # lent to the plain layer for this pass, so that torch's fused kernel applies them; vars() keeps torch from
         # registering them
         lent = vars(self.norm)
@@ -115,12 +115,12 @@ class GaussianNorm(nn.Module):
             lent["weight"] = lent["bias"] = None
 
     def plain(self) -> nn.Module:
-        """Return a plain normalisation layer with the posterior means as scale and shift."""
+        """Return a plain normalization layer with the posterior means as scale and shift."""
         return _with_affine(self.norm, self.weight_mean, self.bias_mean)
 
 
 def _affine_of(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """Return scale and shift of a plain normalisation layer; None for those it, or any other module, does not have."""
+    """Return scale and shift of a plain normalization layer; None for those it, or any other module, does not have."""
     if type(norm) not in (*_CHANNEL_NORMS, *_TRAILING_NORMS):
         return None, None
     own = dict(norm.named_parameters(recurse=False))
@@ -128,7 +128,7 @@ def _affine_of(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _without_affine(norm: nn.Module) -> Any:
-    """Return a copy of a normalisation layer in which scale and shift are not parameters but plain attributes, None."""
+    """Return a copy of a normalization layer in which scale and shift are not parameters but plain attributes, None."""
     norm = deepcopy(norm)
     for name in ("weight", "bias"):
         norm._parameters.pop(name, None)
@@ -167,8 +167,8 @@ def gaussian_twin(
     """Return the Gaussian layer that stands for a plain one, or None if there is none for what it computes.
 
     Args:
-        layer: any module; linear maps, convolutions and normalisation with a scale have a twin.
-        keep_weights: means start at the plain layer's weights, not at fresh draws; normalisation always keeps its own.
+        layer: any module; linear maps, convolutions and normalization with a scale have a twin.
+        keep_weights: means start at the plain layer's weights, not at fresh draws; normalization always keeps its own.
         rho: as in `choral.layers.bayesian.sampling.SampledLayer`.
         generator: for fresh means.
     """

@@ -177,7 +177,7 @@ class PatchedLayer(nn.Module):
             drawn = self._draw()
         tensors = {**dict.fromkeys(self._plain[0]._parameters), **self._buffers, **drawn}
         if self.drawn is not None and not self.training:
-            return self.drawn.normalise(self._plain[0], x, tensors)
+            return self.drawn.normalize(self._plain[0], x, tensors)
         return operate(self._plain[0], x, tensors, training=self.training)
 
     def _draw(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Layers whose members share one weight and own Gaussian rank-one factors: W_m = W * (s_m r_m^T), elementwise.
 
 Member m multiplies its inputs by r_m, applies the shared weight, and multiplies the outputs by s_m; r_m and s_m have
-factorised Gaussian posteriors (`input_mean`, `input_rho`, `output_mean`, `output_rho`), drawn once for each member in
+factorized Gaussian posteriors (`input_mean`, `input_rho`, `output_mean`, `output_rho`), drawn once for each member in
 every forward pass. Means start at random signs, so that members start apart. The penalty that belongs to them is
 `choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1)`.
 

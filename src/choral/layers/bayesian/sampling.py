@@ -1,7 +1,7 @@
 """What sampled layers share: a base, a draw from a Gaussian posterior, the mean mode, and operations on given weights.
 
 Sampled layers draw their weights anew in every forward pass, in training and in evaluation mode alike, through
-`choral.base.draws`. Within `at_means` they draw nothing and use the centre of their posterior.
+`choral.base.draws`. Within `at_means` they draw nothing and use the center of their posterior.
 """
 
 from abc import ABC, abstractmethod
@@ -56,9 +56,9 @@ def draw(mean: Tensor | None, rho: Tensor | None) -> Tensor | None:
     return draws.remembered(mean, lambda: torch.addcmul(mean, std_of(rho), draws.normal(mean.shape, like=mean)))
 
 
-def add_posterior(layer: nn.Module, name: str, centre: Tensor | None, rho: float) -> None:
-    """Give a layer the parameters `name_mean`, a copy of `centre`, and `name_rho`; None twice if `centre` is None."""
-    mean = None if centre is None else nn.Parameter(centre.detach().clone())
+def add_posterior(layer: nn.Module, name: str, center: Tensor | None, rho: float) -> None:
+    """Give a layer the parameters `name_mean`, a copy of `center`, and `name_rho`; None twice if `center` is None."""
+    mean = None if center is None else nn.Parameter(center.detach().clone())
     layer.register_parameter(name + MEAN, mean)
     layer.register_parameter(name + RHO, None if mean is None else nn.Parameter(torch.full_like(mean, rho)))
 
@@ -225,7 +225,7 @@ class SampledLayer(nn.Module, ABC):
 
     @abstractmethod
     def plain(self) -> nn.Module:
-        """Return a plain layer with the centre of the posterior as its weights."""
+        """Return a plain layer with the center of the posterior as its weights."""
 
     def extra_repr(self) -> str:
         """Return the arguments of the plain layer."""

@@ -39,7 +39,7 @@ class WeightLayer(nn.Module, ABC):
         if kind is None:
             raise ConversionError(
                 f"{type(self).__name__} was given {layer}; it takes torch's own nn.Linear, nn.Conv1d-3d and "
-                "nn.ConvTranspose1d-3d, without parametrisations."
+                "nn.ConvTranspose1d-3d, without parametrizations."
             )
         self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
         self.transposed = kind in TRANSPOSED

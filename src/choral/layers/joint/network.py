@@ -337,7 +337,7 @@ def tune(
                 joint.kernel = kernel
                 start = time.perf_counter()
                 torch.autograd.grad(loss(joint(x)), params, allow_unused=True)
-                devices.synchronise(batches.leaves(x)[0].device)
+                devices.synchronize(batches.leaves(x)[0].device)
                 if turn:
                     seconds[kernel].append(time.perf_counter() - start)
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""Normalisation layers for members that share other weights: statistics of its own for every member.
+"""Normalization layers for members that share other weights: statistics of its own for every member.
 
-A normalisation that keeps running statistics would mix members that pass through it together, and one member's loss would
+A normalization that keeps running statistics would mix members that pass through it together, and one member's loss would
 move another. Statistics are therefore always kept by member; scale and shift are shared, or each member's own.
 """
 
@@ -15,7 +15,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def member_norm(layer: nn.Module, *, members: int, own_affine: bool = False) -> PackedLayer | None:
-    """Return a normalisation layer with statistics by member; None for layers that need none.
+    """Return a normalization layer with statistics by member; None for layers that need none.
 
     Args:
         layer: any layer; not changed.

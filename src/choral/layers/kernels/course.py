@@ -1,6 +1,6 @@
 """Read the forward code of a packed network into the steps that run its members abreast (what that gains: `abreast`).
 
-If the layers of a network treat channels apart (activations, pooling, normalisation by channel) or are packed, and its
+If the layers of a network treat channels apart (activations, pooling, normalization by channel) or are packed, and its
 forward code only adds, multiplies and flattens what they return, then nothing between two layers can mix members.
 `course_of` finds that out by symbolic tracing and returns the steps; it also finds which values are needed nowhere else
 and may be overwritten. Networks that do anything else have no course. `choral.layers.kernels.abreast` runs the steps.

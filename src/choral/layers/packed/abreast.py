@@ -81,9 +81,9 @@ def pack(
     """Return M narrower copies of a network as one: a Packed-Ensemble PE-(alpha, M, gamma).
 
     Every member is the plain network with alpha / M times the inner widths, rounded up, and with weights of its own: the
-    forward code of the network runs as it is for each member, so sums, concatenations, flattening, normalisation and
+    forward code of the network runs as it is for each member, so sums, concatenations, flattening, normalization and
     attention stay within a member. Weights are drawn from the values the given network has, tensor by tensor, scaled
-    by the root of the change in fan-in, so its kind of initialisation is kept.
+    by the root of the change in fan-in, so its kind of initialization is kept.
 
     Args:
         network: any nested network; not changed.

@@ -131,7 +131,7 @@ class Narrowing:
 def redrawn(plain: Tensor, shape: Sequence[int], *, members: int, spread: float, generator: torch.Generator) -> Tensor:
     """Return members' tensors (member, *shape) drawn from the values of a plain tensor.
 
-    Values are drawn with replacement and multiplied by `spread`, so whatever initialisation the network has chosen -
+    Values are drawn with replacement and multiplied by `spread`, so whatever initialization the network has chosen -
     constants, zeros, uniform, normal - stays what it is. Constant tensors stay constant, and where the shape has not changed
     the first member keeps the very values.
     """
@@ -155,8 +155,8 @@ def redrawn(plain: Tensor, shape: Sequence[int], *, members: int, spread: float,
 def _refuse_odd(name: str, layer: nn.Module) -> None:
     if parametrize.is_parametrized(layer):
         raise ConversionError(
-            f"layer {name!r} ({type(layer).__name__}) has parametrised weights, which have no width of their own; "
-            "remove the parametrisation (torch.nn.utils.parametrize.remove_parametrizations) before converting."
+            f"layer {name!r} ({type(layer).__name__}) has parametrized weights, which have no width of their own; "
+            "remove the parametrization (torch.nn.utils.parametrize.remove_parametrizations) before converting."
         )
     if any(is_lazy(p) for p in layer.parameters()):
         raise ConversionError(f"layer {name!r} has no shape yet; run the plain network once before converting.")

@@ -99,7 +99,7 @@ class Likelihood(Value, ABC):
         targets: Tensor,
         outputs: tuple[int, ...],
         *,
-        standardise: bool | None = None,
+        standardize: bool | None = None,
         weights: Tensor | None = None,
         whole: bool = True,
     ) -> Self:
@@ -108,7 +108,7 @@ class Likelihood(Value, ABC):
         Args:
             targets: training targets (point, ...), checked.
             outputs: shape of the network's outputs for one point.
-            standardise: whether real targets are brought to mean 0 and deviation 1; None leaves it to the likelihood.
+            standardize: whether real targets are brought to mean 0 and deviation 1; None leaves it to the likelihood.
             weights: of the points (point,), equal if None.
             whole: whether these are all training targets, or only some.
         """

@@ -145,7 +145,7 @@ class CountLikelihood(Likelihood, ABC):
         targets: Tensor,
         outputs: tuple[int, ...],
         *,
-        standardise: bool | None = None,
+        standardize: bool | None = None,
         weights: Tensor | None = None,
         whole: bool = True,
     ) -> Self:

@@ -27,16 +27,19 @@ class RealLikelihood(Likelihood, ABC):
 
     Args:
         scale: of the targets, learned from the training data; None trains in the units of the data.
+        standardize: whether targets are brought to mean 0 and deviation 1 for training, which predictions undo; None does so unless
+            the likelihood says how large their noise is.
     """
 
     outputs_each: ClassVar[int] = 1
     described: ClassVar[str]
 
     scale: TargetScale | None = None
+    standardize: bool | None = None
 
     @property
-    def standardises(self) -> bool:
-        """Whether targets are brought to mean 0 and deviation 1 unless `fit` is told otherwise."""
+    def standardizes(self) -> bool:
+        """Whether targets are brought to mean 0 and deviation 1 unless `standardize` says otherwise."""
         return True
 
     def read(self, targets: Tensor) -> Tensor:
@@ -63,12 +66,13 @@ class RealLikelihood(Likelihood, ABC):
         targets: Tensor,
         outputs: tuple[int, ...],
         *,
-        standardise: bool | None = None,
+        standardize: bool | None = None,
         weights: Tensor | None = None,
         whole: bool = True,
     ) -> Self:
         """Return it with the scale of the training targets."""
-        wanted = self.standardises if standardise is None else standardise
+        asked = self.standardize if standardize is None else standardize
+        wanted = self.standardizes if asked is None else asked
         if not wanted or self.scale is not None:
             return self
         dense = targets.dim() > 2
@@ -81,7 +85,7 @@ class RealLikelihood(Likelihood, ABC):
         if self.scale is None:
             return super().understood() | {"targets": "in their own units"}
         mean, std = (", ".join(f"{v:.4g}" for v in vs[:4]) for vs in (self.scale.mean, self.scale.std))
-        return super().understood() | {"targets": f"standardised (mean {mean}, deviation {std})"}
+        return super().understood() | {"targets": f"standardized (mean {mean}, deviation {std})"}
 
 
 def _two(targets: Tensor) -> Tensor:
@@ -125,7 +129,7 @@ class FixedGaussian(GaussianLikelihood):
     Args:
         precision: inverse variance of the noise in the units the network is trained in, one for all targets or one for each.
             A number that is given is kept, and targets stay in their own units. None is trained as least squares in
-            standardised units; the noise is then estimated after training (`estimated`).
+            standardized units; the noise is then estimated after training (`estimated`).
     """
 
     described: ClassVar[str] = "a Gaussian of fixed variance"
@@ -138,7 +142,7 @@ class FixedGaussian(GaussianLikelihood):
             raise InputError(f"precision is {self.precision}; give a finite number above 0.")
 
     @property
-    def standardises(self) -> bool:
+    def standardizes(self) -> bool:
         """Only where no precision is given: one that is belongs to the units of the data."""
         return self.precision is None
 
@@ -185,7 +189,7 @@ class FixedGaussian(GaussianLikelihood):
     def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
         """Return it with the precision under which the members' mixture gives some targets the best log score.
 
-        Expectation maximisation of one noise for each target, from the mean squared error of the members.
+        Expectation maximization of one noise for each target, from the mean squared error of the members.
         """
         means = columns(outputs).double()
         squares = (means - aligned(targets.double().expand(len(means), *targets.shape), means)).square()

@@ -47,7 +47,7 @@ def resolve(
     targets: Tensor,
     outputs: tuple[int, ...],
     *,
-    standardise: bool | None = None,
+    standardize: bool | None = None,
     weights: Tensor | None = None,
     whole: bool = True,
 ) -> Likelihood:
@@ -57,7 +57,7 @@ def resolve(
         given: a likelihood, its name, or None.
         targets: training targets (point, ...), all of them or a few.
         outputs: shape of the network's outputs for one point.
-        standardise, weights, whole: as in `Likelihood.settled`.
+        standardize, weights, whole: as in `Likelihood.settled`.
     """
     if isinstance(given, str):
         given = named(given, targets, outputs)
@@ -68,7 +68,7 @@ def resolve(
             "choral.objectives.Loss(function) for a loss of your own."
         )
     found.check(targets, outputs)
-    return found.settled(targets, outputs, standardise=standardise, weights=weights, whole=whole)
+    return found.settled(targets, outputs, standardize=standardize, weights=weights, whole=whole)
 
 
 def infer(targets: Tensor, outputs: tuple[int, ...] | int | None = None) -> Likelihood:

@@ -77,14 +77,14 @@ class Loss(Likelihood):
         targets: Tensor,
         outputs: tuple[int, ...],
         *,
-        standardise: bool | None = None,
+        standardize: bool | None = None,
         weights: Tensor | None = None,
         whole: bool = True,
     ) -> Self:
         """Return itself; refuse weights of points for a function that gives one mean for all of them."""
         if weights is not None and not self.function(torch.zeros(1, *outputs), targets[:1].clone()).dim():
             raise InputError(
-                f"the loss {self.function.name} returns one number for a batch, so weights of points cannot be honoured; return the "
+                f"the loss {self.function.name} returns one number for a batch, so weights of points cannot be honored; return the "
                 "loss of each point, for example with reduction='none'."
             )
         return self

@@ -1,4 +1,4 @@
-"""Initialisations that several families share; all draw from torch's global generator."""
+"""Initializations that several families share; all draw from torch's global generator."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ def he(network: nn.Module, *, fan: Literal["fan_in", "fan_out"] = "fan_out", lin
     """Draw the weights of every convolution from N(0, 2 / fan) and set all convolution and linear biases to zero.
 
     Args:
-        network: the network to initialise, in place.
+        network: the network to initialize, in place.
         fan: inputs ("fan_in") or outputs ("fan_out") of one unit.
         linear: draw the weights of linear layers in the same way instead of leaving them as they are.
 

@@ -1,6 +1,6 @@
-"""Optimisers as values: what updates the weights, with weight-decay groups and clipping by member.
+"""Optimizers as values: what updates the weights, with weight-decay groups and clipping by member.
 
-The rate comes from the schedule. Every optimiser here is elementwise, so the same object also updates the stacked
+The rate comes from the schedule. Every optimizer here is elementwise, so the same object also updates the stacked
 parameters of many members at once.
 """
 
@@ -18,7 +18,7 @@ from choral.base.values import Value
 from choral.objectives.penalties import matches
 
 COUNTS = ("step", "mu_product", "eta", "mu")
-"""Entries of torch's optimisers' memory that depend on the number of steps alone; every other one has the shape of its parameter."""
+"""Entries of torch's optimizers' memory that depend on the number of steps alone; every other one has the shape of its parameter."""
 
 FACTOR = "rate_factor"
 """The key of torch's parameter groups under which they keep the factor of their rate."""
@@ -27,7 +27,7 @@ STACKED = "stacked"
 """The key under which they keep whether the first axis of their parameters runs over members."""
 
 SPARED = "spared"
-"""The key under which they keep whether their parameters must not decay, where the optimiser brings a decay of its own."""
+"""The key under which they keep whether their parameters must not decay, where the optimizer brings a decay of its own."""
 
 
 MOMENTUM = "momentum_buffer"
@@ -36,7 +36,7 @@ FUSED = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimiser(Value, ABC):
+class Optimizer(Value, ABC):
     """What updates the weights.
 
     Args:
@@ -59,10 +59,10 @@ class Optimiser(Value, ABC):
     """Whether stacked members may differ in its settings."""
 
     decays_by_itself: ClassVar[bool] = False
-    """Whether torch's optimiser brings a weight decay of its own."""
+    """Whether torch's optimizer brings a weight decay of its own."""
 
     direct: ClassVar[bool] = True
-    """Whether `update` takes the steps of torch's optimiser by its fused kernel."""
+    """Whether `update` takes the steps of torch's optimizer by its fused kernel."""
 
     usual_rate: ClassVar[float] = 1e-3
     """The peak learning rate where none is given."""
@@ -80,12 +80,12 @@ class Optimiser(Value, ABC):
         """Whether each number is updated by itself, so that stacked members stay apart."""
         return True
 
-    def without_decay(self) -> "Optimiser":
-        """Return the same optimiser without weight decay."""
+    def without_decay(self) -> "Optimizer":
+        """Return the same optimizer without weight decay."""
         return replace(self, weight_decay=0.0)
 
     def check_rate(self, rate: float) -> None:
-        """Raise InputError if the optimiser has a rate of its own that differs from a schedule's."""
+        """Raise InputError if the optimizer has a rate of its own that differs from a schedule's."""
         return
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Optimiser(Value, ABC):
     @property
     @abstractmethod
     def entries(self) -> tuple[str, ...]:
-        """Names of what the torch optimiser remembers of every parameter."""
+        """Names of what the torch optimizer remembers of every parameter."""
 
     @abstractmethod
     def _make(self, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer: ...
@@ -123,7 +123,7 @@ class Optimiser(Value, ABC):
         undecayed: tuple[str, ...] = (),
         led: Collection[str] = (),
     ) -> torch.optim.Optimizer:
-        """Return a torch optimiser over the named parameters.
+        """Return a torch optimizer over the named parameters.
 
         Args:
             params: leaf tensors by name.
@@ -146,7 +146,7 @@ class Optimiser(Value, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD(Optimiser):
+class SGD(Optimizer):
     """Stochastic gradient descent with momentum."""
 
     momentum: float = 0.9
@@ -193,7 +193,7 @@ def check_moments(betas: tuple[float, float], eps: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Adam(Optimiser, ABC):
+class _Adam(Optimizer, ABC):
     """What both kinds of Adam have in common."""
 
     betas: tuple[float, float] = (0.9, 0.999)

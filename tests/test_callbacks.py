@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import choral
-from choral import listeners
+from choral import callbacks
 from choral.base.errors import InputError
 from choral.engine.events import EVENTS
 from choral.recipes import make
@@ -53,24 +53,34 @@ def events_of(recipe, folder=None, stop_after=None, **options):
             raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt, choral.ChoralError):
-        choral.fit(build, (X, Y), recipe, run_dir=folder, listener=hear, checkpoint_seconds=0, **options)
+        choral.fit(
+            build,
+            (X, Y),
+            recipe,
+            run_dir=folder,
+            callbacks=hear,
+            **{"compute": choral.Compute(checkpoint_seconds=0)} | options,
+        )
     return heard
 
 
 def test_every_event_has_its_declared_form(tmp_path):
-    training = Training(optimiser="sgd", rate=0.05, batch_size=16)
-    wild = Training(optimiser="sgd", rate=1e30, batch_size=16)
+    training = Training(optimizer="sgd", lr=0.05, batch_size=16)
+    wild = Training(optimizer="sgd", lr=1e30, batch_size=16)
     heard = events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a", stop_after=4)
     heard += events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a")
     next(iter((tmp_path / "a" / "members").iterdir())).unlink()
     heard += events_of(make("prune_and_tune", budget=4, members=2, training=training), tmp_path / "a")
-    heard += events_of(make("deep_ensemble", budget=2, members=2, training=wild), executor="vectorised")
-    heard += events_of(make("ssbnn", budget=2))
-    stop = choral.EarlyStop(patience=1)
     heard += events_of(
-        make("single", budget=60, training=Training(optimiser="sgd", rate=1.0, batch_size=16)),
+        make("deep_ensemble", budget=2, members=2, training=wild),
+        compute=choral.Compute(executor="vectorized", checkpoint_seconds=0),
+    )
+    heard += events_of(make("ssbnn", budget=2))
+    stop = choral.EarlyStopping(patience=1)
+    heard += events_of(
+        make("single", budget=60, training=Training(optimizer="sgd", lr=1.0, batch_size=16)),
         validation=0.3,
-        stop=stop,
+        early_stopping=stop,
     )
     kinds = {get_args(get_type_hints(k)["kind"])[0]: k for k in EVENTS}
     assert {e["kind"] for e in heard} == set(kinds)  # all of them were heard
@@ -80,23 +90,29 @@ def test_every_event_has_its_declared_form(tmp_path):
 
 def test_several_listeners_hear_the_same(tmp_path):
     one, other = [], []
-    choral.fit(build, (X, Y), make("single", budget=2), listener=[one.append, other.append])
+    choral.fit(build, (X, Y), make("single", budget=2), callbacks=[one.append, other.append])
     assert one == other
     assert [e["kind"] for e in one] == ["operator", "epoch", "epoch", "collected"]
     with pytest.raises(InputError, match="give a function of an event"):
-        choral.fit(build, (X, Y), make("single", budget=1), listener="loud")
+        choral.fit(build, (X, Y), make("single", budget=1), callbacks="loud")
 
 
 def test_events_that_are_kept_do_not_change_afterwards():
     heard = []
-    choral.fit(build, (X, Y), make("single", budget=3), listener=heard.append)
+    choral.fit(build, (X, Y), make("single", budget=3), callbacks=heard.append)
     assert [e["counted"]["epochs"] for e in heard if e["kind"] == "epoch"] == [1, 2, 3]
 
 
 def test_a_table_of_losses(tmp_path):
     heard = []
     recipe = make("deep_ensemble", budget=4, members=2)
-    choral.fit(build, (X, Y), recipe, executor="vectorised", listener=[listeners.csv(tmp_path / "l.csv"), heard.append])
+    choral.fit(
+        build,
+        (X, Y),
+        recipe,
+        compute=choral.Compute(executor="vectorized", checkpoint_seconds=0),
+        callbacks=[callbacks.csv(tmp_path / "l.csv"), heard.append],
+    )
     with open(tmp_path / "l.csv") as file:
         rows = list(csv.DictReader(file))
     losses = [loss for e in heard if e["kind"] == "epoch" for loss in e["losses"]]
@@ -104,7 +120,7 @@ def test_a_table_of_losses(tmp_path):
     assert [r["epoch"] for r in rows] == ["1", "1", "2", "2"]
     assert len({r["place"] for r in rows}) == 2
     with pytest.raises(InputError, match="is not a folder"):
-        listeners.csv(tmp_path / "nowhere" / "l.csv")
+        callbacks.csv(tmp_path / "nowhere" / "l.csv")
 
 
 class Tracker:
@@ -125,7 +141,7 @@ class Tracker:
 def test_trackers_get_the_losses_of_every_network(name):
     tracker, heard = Tracker(), []
     recipe = make("deep_ensemble", budget=4, members=2)
-    choral.fit(build, (X, Y), recipe, validation=None, listener=[getattr(listeners, name)(tracker), heard.append])
+    choral.fit(build, (X, Y), recipe, validation=None, callbacks=[getattr(callbacks, name)(tracker), heard.append])
     wanted = [
         (f"loss/{p}", loss, e["epoch"])
         for e in heard
@@ -144,11 +160,11 @@ def test_a_bar_is_drawn_when_asked_for_and_by_default_only_if_somebody_watches(c
 
 
 def test_a_notebook_counts_as_somebody(monkeypatch):
-    assert not listeners.somebody_watches()
+    assert not callbacks.somebody_watches()
     notebook = types.ModuleType("IPython")
     notebook.get_ipython = lambda: type("ZMQInteractiveShell", (), {})()
     monkeypatch.setitem(__import__("sys").modules, "IPython", notebook)
-    assert listeners.somebody_watches()
+    assert callbacks.somebody_watches()
 
 
 @pytest.mark.parametrize("content", [b"name,age\nme,3\n", b"\xff\xfe\x00"])
@@ -156,5 +172,5 @@ def test_a_table_of_another_s_is_not_added_to(tmp_path, content):
     path = tmp_path / "mine.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"mine\.csv exists and begins with .*give another path"):
-        listeners.csv(path)
+        callbacks.csv(path)
     assert path.read_bytes() == content

@@ -43,8 +43,8 @@ def test_clipping_by_member_equals_torch_s_for_each():
             assert torch.allclose(p.grad[i], singles[i][n].grad, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimiser", [SGD(nesterov=True), Adam(), AdamW()])
-def test_a_restored_memory_goes_on_as_if_never_stopped(optimiser):
+@pytest.mark.parametrize("optimizer", [SGD(nesterov=True), Adam(), AdamW()])
+def test_a_restored_memory_goes_on_as_if_never_stopped(optimizer):
     def steps(p, made, count, seed):
         generator = torch.Generator().manual_seed(seed)
         for _ in range(count):
@@ -53,12 +53,12 @@ def test_a_restored_memory_goes_on_as_if_never_stopped(optimiser):
             made.step()
 
     whole = params()
-    made = optimiser.make(whole)
+    made = optimizer.make(whole)
     steps(whole, made, 3, 1)
     halfway = {n: t.detach().clone().requires_grad_() for n, t in whole.items()}
     memory = memory_of(made, whole)
     steps(whole, made, 3, 2)
-    again = optimiser.make(halfway)
+    again = optimizer.make(halfway)
     restore_memory(again, halfway, memory)
     steps(halfway, again, 3, 2)
     assert all(torch.equal(whole[n], halfway[n]) for n in whole)
@@ -66,14 +66,14 @@ def test_a_restored_memory_goes_on_as_if_never_stopped(optimiser):
     assert fresh.keys() == memory.keys()
 
 
-@pytest.mark.parametrize("optimiser", [SGD(momentum=0.0), SGD(nesterov=True, weight_decay=0.1), Adam(), AdamW()])
-def test_steps_past_torch_are_torchs_steps_bit_by_bit(optimiser):
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.0), SGD(nesterov=True, weight_decay=0.1), Adam(), AdamW()])
+def test_steps_past_torch_are_torchs_steps_bit_by_bit(optimizer):
     generator = torch.Generator().manual_seed(0)
     start = {"weight": torch.randn(3, 4, generator=generator), "bias": torch.randn(3, generator=generator)}
     grads = [{n: torch.randn(p.shape, generator=generator) for n, p in start.items()} for _ in range(6)]
     ours, theirs = ({n: p.clone().requires_grad_() for n, p in start.items()} for _ in range(2))
-    torchs, wrapped = optimiser.make(theirs), optimiser.make(ours)
-    stepper = Stepper(optimiser, wrapped)
+    torchs, wrapped = optimizer.make(theirs), optimizer.make(ours)
+    stepper = Stepper(optimizer, wrapped)
     for i, given in enumerate(grads):
         for params in (ours, theirs):
             for n, p in params.items():
@@ -126,17 +126,17 @@ def take(p, stepper, count, seed, *, order=torch.preserve_format):
 
 
 @pytest.mark.parametrize("through_torch", [False, True])
-@pytest.mark.parametrize("optimiser", EVERY)
-def test_memory_in_the_order_of_a_file_meets_weights_with_channels_last(optimiser, through_torch):
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_memory_in_the_order_of_a_file_meets_weights_with_channels_last(optimizer, through_torch):
     whole = images()
-    made = optimiser.make(whole)
-    take(whole, Stepper(optimiser, made), 3, 1)
+    made = optimizer.make(whole)
+    take(whole, Stepper(optimizer, made), 3, 1)
     memory = {n: t.contiguous() for n, t in memory_of(made, whole).items()}
     halfway = {n: t.detach().clone().requires_grad_() for n, t in whole.items()}
-    take(whole, Stepper(optimiser, made), 3, 2)
-    again = optimiser.make(halfway)
+    take(whole, Stepper(optimizer, made), 3, 2)
+    again = optimizer.make(halfway)
     restore_memory(again, halfway, memory)
-    stepper = Stepper(optimiser, again)
+    stepper = Stepper(optimizer, again)
     if through_torch:
         stepper._direct = False
     take(halfway, stepper, 3, 2)
@@ -144,30 +144,30 @@ def test_memory_in_the_order_of_a_file_meets_weights_with_channels_last(optimise
 
 
 @pytest.mark.parametrize("through_torch", [False, True])
-@pytest.mark.parametrize("optimiser", EVERY)
-def test_gradients_in_another_order_than_their_weights_do_the_same(optimiser, through_torch):
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_gradients_in_another_order_than_their_weights_do_the_same(optimizer, through_torch):
     usual, other = images(), images()
     for p, order in ((usual, torch.preserve_format), (other, torch.contiguous_format)):
-        stepper = Stepper(optimiser, optimiser.make(p))
+        stepper = Stepper(optimizer, optimizer.make(p))
         stepper._direct = not through_torch
         take(p, stepper, 4, 1, order=order)
     assert all(torch.equal(usual[n], other[n]) for n in usual)
 
 
-@pytest.mark.parametrize("optimiser", EVERY)
-def test_memory_is_stacked_and_taken_apart_by_network_also_that_of_scalars(optimiser):
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_memory_is_stacked_and_taken_apart_by_network_also_that_of_scalars(optimizer):
     def run(p, seed, count, memory=None):
-        made = optimiser.make(p)
+        made = optimizer.make(p)
         restore_memory(made, p, memory or {})
-        take(p, Stepper(optimiser, made), count, seed)
+        take(p, Stepper(optimizer, made), count, seed)
         return memory_of(made, p)
 
     alone = [images(seed) for seed in (1, 2)]
     memories = [run(p, 3, 2) for p in alone]
     stacked = {n: torch.stack([p[n].detach() for p in alone]).requires_grad_() for n in alone[0]}
-    made = optimiser.make(stacked, stacked=True)
+    made = optimizer.make(stacked, stacked=True)
     restore_memory(made, stacked, stack_memory(memories))
-    stepper = Stepper(optimiser, made)
+    stepper = Stepper(optimizer, made)
     for _ in range(2):
         for n, t in stacked.items():
             t.grad = torch.stack([torch.full_like(p[n], 0.5 + i) for i, p in enumerate(alone)])
@@ -176,9 +176,9 @@ def test_memory_is_stacked_and_taken_apart_by_network_also_that_of_scalars(optim
         stepper.step(0.1)
     apart = unstack_memory(memory_of(made, stacked), 2)
     for i, p in enumerate(alone):
-        made = optimiser.make(p)
+        made = optimizer.make(p)
         restore_memory(made, p, memories[i])
-        stepper = Stepper(optimiser, made)
+        stepper = Stepper(optimizer, made)
         for _ in range(2):
             stepper.step(0.1)
         for n in p:
@@ -190,8 +190,8 @@ def test_memory_is_stacked_and_taken_apart_by_network_also_that_of_scalars(optim
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
-def test_a_rate_of_its_own_is_that_of_an_optimiser_of_its_own(kind, stacked):
-    """Factors of the rate, also past torch's optimiser: 'b' steps as if its schedule were a quarter of the rate."""
+def test_a_rate_of_its_own_is_that_of_an_optimizer_of_its_own(kind, stacked):
+    """Factors of the rate, also past torch's optimizer: 'b' steps as if its schedule were a quarter of the rate."""
     value = kind(weight_decay=0.1, rates=(("b", 0.25), ("*", 1.0)))
     branches = 2 if stacked else None
     ours, alone = params(branches=branches), params(branches=branches)

@@ -3,13 +3,13 @@ import colorsys
 import numpy as np
 import pytest
 
-from choral.corruptions.colour import grey_of, in_channels, with_saturation, with_value_added
+from choral.corruptions.color import grey_of, in_channels, with_saturation, with_value_added
 
 
 def pixels() -> np.ndarray:
-    colours = np.random.default_rng(0).random((1, 20, 20, 3)).astype(np.float32)
-    colours[0, 0, :4] = np.array([[0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], [1, 0, 0]])
-    return colours
+    colors = np.random.default_rng(0).random((1, 20, 20, 3)).astype(np.float32)
+    colors[0, 0, :4] = np.array([[0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], [1, 0, 0]])
+    return colors
 
 
 @pytest.mark.parametrize("add", [0.05, 0.3])
@@ -31,7 +31,7 @@ def test_saturation_agrees_with_colorsys(multiply: float, add: float) -> None:
         np.testing.assert_allclose(after, wanted, atol=1e-5)
 
 
-def test_grey_and_colours_for_other_channel_counts() -> None:
+def test_grey_and_colors_for_other_channel_counts() -> None:
     assert grey_of(np.array([[1.0, 0.0, 0.0]])) == pytest.approx(0.299)
     assert grey_of(np.array([[0.2, 0.4]])) == pytest.approx(0.3)
     assert in_channels(np.array([0.0, 1.0, 0.0]), 2).tolist() == pytest.approx([0.587, 0.587])

@@ -1,4 +1,4 @@
-"""Colour: value and saturation of RGB images without leaving RGB, and colours for any number of channels."""
+"""Color: value and saturation of RGB images without leaving RGB, and colors for any number of channels."""
 
 import numpy as np
 

@@ -1,9 +1,9 @@
-"""Ready-made listeners: what a run says, drawn as bars, written as a table, or sent to a tracker.
+"""Ready-made callbacks: progress bars, a table of losses, experiment trackers.
 
-    choral.fit(..., listener=listeners.csv("losses.csv"))
-    choral.fit(..., listener=[listeners.tensorboard(SummaryWriter()), my_own])
+    choral.fit(..., callbacks=choral.callbacks.csv("losses.csv"))
+    choral.fit(..., callbacks=[choral.callbacks.tensorboard(SummaryWriter()), my_own])
 
-A listener is a function of an event (`choral.engine.events`). What it raises ends the run, which the same call resumes.
+A callback is a function of an event (`choral.engine.events`). What it raises ends the run, which the same call resumes.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ from typing import Any
 
 from choral.base.errors import InputError
 from choral.base.lettering import visible
-from choral.engine.events import Listener
+from choral.engine.events import Callback
 
 _COLUMNS = ("place", "epoch", "loss", "rate", "seconds")
 
 
-def one_of(listeners: Listener | Sequence[Listener] | None) -> Listener | None:
+def one_of(listeners: Callback | Sequence[Callback] | None) -> Callback | None:
     """Return one listener for what the user gave: a function, several, or nothing."""
     if listeners is None or callable(listeners):
         return listeners
     if not isinstance(listeners, Sequence) or not all(map(callable, listeners)):
-        raise InputError(f"listener is {listeners!r}; give a function of an event, or a list of such functions.")
+        raise InputError(f"callbacks is {listeners!r}; give a function of an event, or a list of such functions.")
     several = tuple(listeners)
 
     def hear(event: dict[str, Any]) -> None:
@@ -36,8 +36,8 @@ def one_of(listeners: Listener | Sequence[Listener] | None) -> Listener | None:
     return hear
 
 
-def csv(path: str | Path) -> Listener:
-    """Return a listener that adds a row to a table for each network and epoch: place, epoch, loss, rate, seconds."""
+def csv(path: str | Path) -> Callback:
+    """Return a callback that adds a row to a table for each network and epoch: place, epoch, loss, rate, seconds."""
     file = Path(path)
     if not file.parent.is_dir():
         raise InputError(f"{file.parent} is not a folder, so {file.name} cannot be written there; make it first.")
@@ -75,8 +75,8 @@ def _check_own(file: Path) -> None:
         )
 
 
-def tensorboard(summary: Any) -> Listener:
-    """Return a listener for a `torch.utils.tensorboard.SummaryWriter` (or anything with `add_scalar(name, value, step)`)."""
+def tensorboard(summary: Any) -> Callback:
+    """Return a callback for a `torch.utils.tensorboard.SummaryWriter` (or anything with `add_scalar(name, value, step)`)."""
 
     def send(values: dict[str, float], epoch: int) -> None:
         for name, value in values.items():
@@ -85,18 +85,18 @@ def tensorboard(summary: Any) -> Listener:
     return _numbers(send)
 
 
-def mlflow(module: Any) -> Listener:
-    """Return a listener for MLflow: give the module `mlflow` itself, with a run begun (or anything with `log_metrics`)."""
+def mlflow(module: Any) -> Callback:
+    """Return a callback for MLflow: give the module `mlflow` itself, with a run begun (or anything with `log_metrics`)."""
     return _numbers(lambda values, epoch: module.log_metrics(values, step=epoch))
 
 
-def wandb(run: Any) -> Listener:
-    """Return a listener for Weights & Biases: give what `wandb.init()` returned (or anything with `log`)."""
+def wandb(run: Any) -> Callback:
+    """Return a callback for Weights & Biases: give what `wandb.init()` returned (or anything with `log`)."""
     return _numbers(lambda values, epoch: run.log(values | {"epoch": epoch}))  # their steps may never go back, ours do
 
 
-def _numbers(send: Callable[[dict[str, float], int], object]) -> Listener:
-    """Return a listener that sends the numbers of each epoch: the loss of every network by its place, what validation says of it, and the rate."""
+def _numbers(send: Callable[[dict[str, float], int], object]) -> Callback:
+    """Return a callback that sends the numbers of each epoch: the loss of every network by its place, what validation says of it, and the rate."""
 
     def hear(event: dict[str, Any]) -> None:
         if event["kind"] == "epoch":
@@ -109,7 +109,7 @@ def _numbers(send: Callable[[dict[str, float], int], object]) -> Listener:
 
 
 @contextlib.contextmanager
-def bars(*, drawn: bool, say: Callable[[str], object]) -> Iterator[Callable[[str, int], Listener]]:
+def bars(*, drawn: bool, say: Callable[[str], object]) -> Iterator[Callable[[str, int], Callback]]:
     """Yield a function (name, epochs) -> listener that draws a bar with the time left.
 
     Args:
@@ -131,7 +131,7 @@ def bars(*, drawn: bool, say: Callable[[str], object]) -> Iterator[Callable[[str
         disable=not drawn,
     )
 
-    def listener(name: str, epochs: int) -> Listener:
+    def listener(name: str, epochs: int) -> Callback:
         task = shown.add_task(visible(name), total=epochs, loss=0.0)
 
         def hear(event: dict[str, Any]) -> None:
@@ -161,8 +161,8 @@ def somebody_watches() -> bool:
 
 @contextlib.contextmanager
 def watched(
-    name: str, epochs: int, listener: Listener | Sequence[Listener] | None, progress: bool | None
-) -> Iterator[Listener | None]:
+    name: str, epochs: int, listener: Callback | Sequence[Callback] | None, progress: bool | None
+) -> Iterator[Callback | None]:
     """Yield the listener of a run: what the user gave, and a bar if it is wanted or, by default, if somebody watches."""
     given = one_of(listener)
     if not (somebody_watches() if progress is None else progress):

@@ -1,0 +1,61 @@
+"""Compute: where a run is trained, and how its arithmetic is done."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from choral.base.border import is_number, is_whole
+from choral.base.errors import InputError
+from choral.base.values import Value
+
+Executor = Literal["auto", "sequential", "vectorized"]
+OnExisting = Literal["resume", "overwrite", "extend"]
+"""What happens to a run that the folder holds: it continues, it is removed, or members are added to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute(Value):
+    """Where and how a run is trained. What a network learns depends on none of it, up to rounding and `time_limit`.
+
+    Args:
+        device: 'auto' (CUDA, MPS or the CPU, the first that is there), or a device of torch.
+        precision: 'fp32', or 'bf16' or 'fp16' by autocast; 'fp16' scales losses, skips steps whose gradients overflow and trains
+            members one by one.
+        executor: 'sequential', 'vectorized' (members of equal shapes are trained together), or 'auto'.
+        threads: threads of torch's operations; None chooses. A resumed run keeps the number it was begun with.
+        time_limit: seconds after which training ends, at the end of an epoch; members that were not begun are left out. The same
+            call with a larger limit, or none, continues.
+        accumulate: parts of a batch whose gradients are accumulated, for less memory.
+        data_parallel: whether the processes of torch's default group (`torchrun`) share every batch; each makes the same call.
+        batch_norm: statistics of BatchNorm with `data_parallel`: of the 'whole' batch, or of each process's 'part'.
+        cluster: `choral.Ray()` trains members on a Ray cluster; `run_dir` must be visible to all its machines.
+        checkpoint_seconds: least time between two checkpoints; 0 takes one after every epoch.
+
+    >>> Compute(device="cpu", threads=2).executor
+    'auto'
+    """
+
+    device: Any = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    executor: Executor = "auto"
+    threads: int | None = None
+    time_limit: float | None = None
+    accumulate: int = 1
+    data_parallel: bool = False
+    batch_norm: Literal["whole", "part"] = "whole"
+    cluster: Any = None
+    checkpoint_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, str | torch.device):
+            raise InputError(f"device is {self.device!r}; give 'auto', 'cpu' or a present 'cuda'.")
+        object.__setattr__(self, "device", str(self.device))
+        for name in ("threads", "accumulate"):
+            value = getattr(self, name)
+            if not is_whole(value, 1) and not (name == "threads" and value is None):
+                raise InputError(f"{name} is {value!r}; give a whole number of 1 or more.")
+        if self.time_limit is not None and not (is_number(self.time_limit, 0) and self.time_limit > 0):
+            raise InputError(f"time_limit is {self.time_limit!r}; give a number of seconds above 0.")
+        if not is_number(self.checkpoint_seconds, 0):
+            raise InputError(f"checkpoint_seconds is {self.checkpoint_seconds!r}; give 0 or more.")
