@@ -66,7 +66,7 @@ def uci(name: str, seed: int) -> list[dict[str, Any]]:
     targets = torch.as_tensor(y[test])
     rows = []
     for level in LEVELS:
-        plain = evaluate_intervals(*ensemble.predict(x[test]).mixture_interval(level), targets)
+        plain = evaluate_intervals(*ensemble._predictive(x[test]).mixture_interval(level), targets)
         rows.append({"data": name, "rule": "not calibrated", "level": level, "seed": seed, **plain})
         for rule in ("residual", "scaled", "quantile"):
             corrected = ensemble.calibrated(x[calibration], y[calibration], level=level, conformal=rule)

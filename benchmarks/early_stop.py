@@ -28,7 +28,7 @@ from choral.data.sources import TensorSource
 from choral.fit import fit
 from choral.judging.defaults import patience_for
 from choral.plan import Adam, EarlyStopping, Measure
-from choral.predictions import Prediction
+from choral.predictions import Predictive
 from choral.recipes import make
 from choral.recipes.training import Training
 from datasets import loaders
@@ -50,7 +50,7 @@ class HalfImproves:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, prediction: Prediction, y: Tensor) -> float:
+    def __call__(self, prediction: Predictive, y: Tensor) -> float:
         if len(y) <= 8:  # the trial before training
             return 0.0
         self.calls += 1

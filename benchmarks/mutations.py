@@ -110,7 +110,7 @@ def stopped(kind: dict[str, Any], folder: Path) -> None:
 
 def predicted(ensemble: Any, x: Tensor) -> list[Tensor]:
     """Return everything a prediction says."""
-    p = ensemble.predict(x)
+    p = ensemble._predictive(x)
     return [p.probs, p.logits] if hasattr(p, "probs") else [p.mean, p.variance, p.member_means]
 
 

@@ -48,7 +48,7 @@ def scores(ensemble: Ensemble, x: np.ndarray, *, batch: int = 2000) -> dict[str,
     """Return the five scores of every row, batch by batch."""
     stream = ScoreStream()
     for start in range(0, len(x), batch):
-        prediction = ensemble.predict(x[start : start + batch])
+        prediction = ensemble._predictive(x[start : start + batch])
         stream.update(prediction.member_probs, member_logits=prediction.logits)
     return stream.compute()
 

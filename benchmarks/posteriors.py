@@ -260,7 +260,7 @@ def negative_elbo(ensemble: Ensemble, data: nuts.Data, passes: int = 20) -> floa
     x, y = torch.as_tensor(data.x, dtype=torch.float32), torch.as_tensor(data.y)
     values = []
     for number, state in enumerate(ensemble.states()):
-        network = ensemble.network(number).train()  # draws gates, too; these networks have no other use for the mode
+        network = ensemble._network(number).train()  # draws gates, too; these networks have no other use for the mode
         with draws.keyed(number):
             nll = [float(F.cross_entropy(network(x), y)) for _ in range(passes)]
         values.append(statistics.mean(nll) + sum(float(kl(state.params, {}, 1.0)) for kl in kls) / len(x))

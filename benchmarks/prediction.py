@@ -86,7 +86,7 @@ def passes(network: nn.Module, x: Tensor) -> Call:
 def packed_lines(rivals: str | None) -> Iterator[Line]:
     """A packed perceptron against its joint network's own call and torch-uncertainty's layers."""
     ensemble = trained(mlp, packed(budget=1, members=4, width=2))
-    joint = ensemble.network()
+    joint = ensemble._network()
     theirs = None if rivals is None else with_packed_layers(reference_layers(rivals), mlp()).eval()
     for rows in (1, 100, 1000):
         x = inputs(rows, image=False)

@@ -158,7 +158,7 @@ def own_row(method: str, folder: Path, train: pd.DataFrame, test: pd.DataFrame, 
     ensemble = choral.load(folder / "run" / "ensemble.choral")
     assert ensemble.table is not None
     x, y = ensemble.table.inputs(test), ensemble.table.targets(test)
-    prediction: Any = ensemble.predict(x)
+    prediction: Any = ensemble._predictive(x)
     if ensemble.task == "classification":
         scores = class_scores(prediction.probs.double().numpy(), y)
     else:

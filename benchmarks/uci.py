@@ -176,7 +176,7 @@ def passes(ensemble: Ensemble, splits: Splits, count: int) -> Iterator[Tensor]:
 
     Shapes: (split, member * pass, row, output).
     """
-    structure, network, states = ensemble.recipe.structure, ensemble.network(), list(ensemble.states())
+    structure, network, states = ensemble.recipe.structure, ensemble._network(), list(ensemble.states())
     params = {n: torch.stack([s.params[n] for s in states]) for n in states[0].params}
     buffers = {n: torch.stack([s.buffers[n] for s in states]) for n in states[0].buffers}
     x = splits.x_test.repeat_interleave(len(states) // splits.count, 0)
@@ -258,7 +258,7 @@ def packed(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
         chosen = np.argmin(np.asarray(held), 0).tolist()
         scores = {m: [final[c][m][split] for split, c in enumerate(chosen)] for m in ("rmse", "nll")}
         rows[method] = scores | {
-            "parameters": ensemble.parameters // splits.count,
+            "parameters": ensemble._parameters // splits.count,
             "rates": [RATES[c] for c in chosen],
             "seconds": seconds,
         }
@@ -300,7 +300,7 @@ def patched(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any
         rows[method] = averaged(ensemble, splits, count) | {
             "draws": count,
             "epochs": epochs,
-            "parameters": ensemble.parameters // splits.count,
+            "parameters": ensemble._parameters // splits.count,
             "seconds": ensemble.info["seconds"],
         }
     return rows

@@ -35,7 +35,7 @@ print(choral.show(recipe, Residual, (x[train], y[train])))
 ensemble = choral.fit(Residual, (x[train], y[train]), recipe)
 
 known, strange = ensemble.predict(x[test]), ensemble.predict(x[test].flip(2))  # digits, and digits upside down
-accuracy = (known.probs.argmax(1) == y[test]).double().mean()
+accuracy = (known.labels == y[test]).double().mean()
 print(
     f"accuracy {accuracy:.3f}; mean entropy {known.entropy.mean():.2f} nats, upside down {strange.entropy.mean():.2f}"
 )

@@ -23,5 +23,5 @@ ensemble = choral.fit(
 grid = torch.linspace(-4, 4, 17).unsqueeze(1)
 p = ensemble.predict(grid)
 print("     x    mean   epistemic std")
-for place, mean, spread in zip(grid[:, 0], p.mean[:, 0], p.epistemic[:, 0].sqrt()):
+for place, mean, spread in zip(grid[:, 0], p.mean[:, 0], p.epistemic_std[:, 0]):
     print(f"{place:6.1f}  {mean:6.2f}  {spread:5.2f} {'#' * int(40 * spread)}")

@@ -190,7 +190,7 @@ def test_layers_that_compute_linear_maps_are_converted_as_such(method, layer):
     ensemble = choral.fit(build, (ROWS, Y), brief(method))
     alone(ensemble, ROWS)
     if method in CONVERTED:
-        joint = ensemble.network()
+        joint = ensemble._network()
         first = joint.network[0] if hasattr(joint, "network") else joint[0]
         assert isinstance(first, CONVERTED[method])
     if method in ("batch_ensemble", "deep_ensemble"):

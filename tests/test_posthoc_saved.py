@@ -45,7 +45,7 @@ def test_temperature_divides_the_logits_and_lowers_held_out_nll(classes):
     x, y = blobs(400, 1)
     corrected = classes.calibrated(x, y, temperature="ensemble")
     (value,) = corrected.posthoc
-    before, after = classes.predict(x), corrected.predict(x)
+    before, after = classes._predictive(x), corrected._predictive(x)
     assert torch.allclose(after.logits, before.logits / value.temperatures[0])
     assert logits_nll(after.logits, y) <= logits_nll(before.logits, y)
     assert classes.posthoc == ()
@@ -55,7 +55,7 @@ def test_each_correction_is_fitted_on_what_the_ones_before_leave(classes):
     x, y = blobs(400, 1)
     corrected = classes.calibrated(x, y, select=3, temperature="member", stacking=True, level=0.8)
     chosen, warm, weights, _ = corrected.posthoc
-    prediction = corrected.predict(x)
+    prediction = corrected._predictive(x)
     assert len(prediction.logits) == len(chosen.indices) == len(warm.temperatures) == len(weights.weights)
     raw = classes.outputs(x)[list(chosen.indices)] / torch.tensor(warm.temperatures).view(-1, 1, 1)
     assert torch.allclose(prediction.logits, raw, atol=1e-6)
@@ -74,11 +74,11 @@ def test_conformal_intervals_cover_as_promised(targets, rule):
     prediction = corrected.predict(x)
     low, high = prediction.conformal_interval()
     assert float(((low <= y) & (y <= high)).double().mean()) == pytest.approx(0.8, abs=0.05)
-    widths = (high - low).squeeze(1)
+    widths = (high - low).flatten()
     constant = float(widths.std() / widths.mean()) < 1e-6
     assert constant == (rule == "residual")  # the other two are wide where the ensemble is unsure
     x, y = line(400, 1)
-    after, before = corrected.predict(x), targets.predict(x)
+    after, before = corrected._predictive(x), targets._predictive(x)
     weights = torch.tensor(after.weights, dtype=torch.float64)
     assert mixture_nll(after.member_means, after.member_variances, y, weights=weights) <= mixture_nll(
         before.member_means, before.member_variances, y
@@ -177,9 +177,9 @@ def test_weights_of_a_method_stay_when_something_else_is_fitted(classes, targets
 
 def test_variances_of_probabilities_count_members_by_their_weights(classes):
     x, _ = blobs(20, 2)
-    weighed = classes.with_posthoc(StackingWeights(weights=(1.0, 0.0, 0.0, 0.0))).predict(x)
+    weighed = classes.with_posthoc(StackingWeights(weights=(1.0, 0.0, 0.0, 0.0)))._predictive(x)
     torch.testing.assert_close(weighed.variance, torch.zeros_like(weighed.variance), atol=1e-7, rtol=0)
-    plain = classes.predict(x)
+    plain = classes._predictive(x)
     torch.testing.assert_close(plain.variance, plain.member_probs.var(0, correction=0))
     logits = torch.randn(2, 5, 3)
     both = MultiLabel(logits, weights=(0.25, 0.75))

@@ -76,6 +76,17 @@ def test_what_python_a_page_shows_runs_after_the_readme(page, tmp_path):
         runpy.run_path(str(script))
 
 
+@pytest.mark.slow
+def test_what_python_the_readme_shows_passes_a_type_checker(tmp_path):
+    api = pytest.importorskip("mypy.api")
+    script = tmp_path / "pasted.py"
+    script.write_text("\n".join(blocks("README.md", "python")))
+    options = ["--ignore-missing-imports", "--check-untyped-defs", "--follow-imports=silent"]
+    with contextlib.chdir(ROOT):
+        said, errors, status = api.run([*options, f"--cache-dir={ROOT / '.mypy_cache'}", str(script)])
+    assert status == 0, said + errors
+
+
 def test_what_the_tour_prints_is_printed():
     from choral import recipes, show
 

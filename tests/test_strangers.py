@@ -67,7 +67,7 @@ def test_buffers_given_anew_in_forward_are_kept(executor):
 @pytest.mark.parametrize("name", ["batch_ensemble", "packed", "masksembles", "tabm"])
 def test_buffers_given_anew_in_forward_of_a_joint_network(name):
     ensemble = fitted(Counting, recipe=recipes.make(name, budget=2, members=2, training=CALM))
-    joint = dict(ensemble.network().named_buffers())
+    joint = dict(ensemble._network().named_buffers())
     assert {int(b.max()) for n, b in joint.items() if n.endswith("seen")} == {4}
 
 
@@ -334,7 +334,7 @@ def test_ensembles_are_copied_and_cut_with_care():
     assert torch.equal(copy.deepcopy(ensemble).outputs(X), ensemble.outputs(X))
     for numbers in ([], [2], [-1]):
         with pytest.raises(InputError, match="from 0 to 1"):
-            ensemble.of_networks(numbers)
+            ensemble._of_networks(numbers)
 
 
 def test_ignored_labels_count_nowhere():

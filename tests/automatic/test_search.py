@@ -83,10 +83,10 @@ def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_vali
     ensemble, held = found(tmp_path / "run")
     judge = ByValidation(held)
     first = choral.load(tmp_path / "run" / "first")
-    assert judge.score(ensemble.predict(judge.x)) <= judge.score(first.predict(judge.x)) + 1e-6
-    assert judge.point(ensemble.predict(judge.x)) <= judge.point(first.predict(judge.x)) + 1e-6
+    assert judge.score(ensemble._predictive(judge.x)) <= judge.score(first._predictive(judge.x)) + 1e-6
+    assert judge.point(ensemble._predictive(judge.x)) <= judge.point(first._predictive(judge.x)) + 1e-6
     about = ensemble.info["auto"]
-    assert judge.score(ensemble.predict(judge.x)) == pytest.approx(about["validation"], abs=1e-4)
+    assert judge.score(ensemble._predictive(judge.x)) == pytest.approx(about["validation"], abs=1e-4)
     assert len(about["tried"]) == 6  # the first, a look at three others, and two of them whole
     assert "chosen from 6 trainings" in repr(ensemble)
     assert "0.0," not in repr(ensemble)  # no list of weights
@@ -172,14 +172,14 @@ def test_folds_judge_by_all_points_and_the_choice_keeps_what_they_tell(tmp_path:
     assert ensemble.info["out_of_fold"]["rows"] == 60
     assert ensemble.info["out_of_fold"]["scores"]["nll"] == pytest.approx(judge.score(after), abs=1e-6)
     again = choral.load(tmp_path / "run")
-    assert torch.equal(again.out_of_fold.outputs, ensemble.out_of_fold.outputs)
+    assert torch.equal(again._out_of_fold.outputs, ensemble._out_of_fold.outputs)
     assert again.posthoc == ensemble.posthoc
     prediction: Any = again.predict(data()[0])
     low, high = prediction.conformal_interval()
     assert bool((low < high).all())
     # a file of another ensemble in the folder is not taken for its own
     first.save(tmp_path / "run" / "ensemble.choral")
-    assert choral.load(tmp_path / "run").out_of_fold is None
+    assert choral.load(tmp_path / "run")._out_of_fold is None
 
 
 class Given(ByFolds):
@@ -190,7 +190,7 @@ class Given(ByFolds):
         self.given, self.y, self.weights = outputs, torch.zeros(60, 1), None
 
     def prediction(self, ensemble: Ensemble) -> Any:
-        return ensemble.uncorrected(self.given[id(ensemble)], networks=1)
+        return ensemble._uncorrected(self.given[id(ensemble)], networks=1)
 
     def outputs(self, ensemble: Ensemble) -> torch.Tensor:
         return self.given[id(ensemble)]
@@ -251,7 +251,7 @@ def test_a_search_begun_anew_leaves_nothing_of_the_one_before_and_one_refused_le
 
     with pytest.raises(InputError, match="no"):
         search(listed, refused, ByValidation(held), run_dir=folder, overwrite=True)
-    assert choral.load(folder / "ensemble.choral").digest == before.digest
+    assert choral.load(folder / "ensemble.choral")._digest == before._digest
 
     def interrupted(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
         raise KeyboardInterrupt
@@ -270,6 +270,6 @@ def test_a_run_of_one_method_does_not_replace_a_search(tmp_path: Path) -> None:
     recipe = make("single", budget=1, training=QUICK)
     with pytest.raises(RunError, match="holds a choice among several methods"):
         choral.fit(small, data(), recipe, run_dir=tmp_path / "run")
-    assert choral.load(tmp_path / "run").digest == before.digest
+    assert choral.load(tmp_path / "run")._digest == before._digest
     choral.fit(small, data(), recipe, run_dir=tmp_path / "run", on_existing="overwrite")
     assert choral.load(tmp_path / "run").recipe.name == "single"

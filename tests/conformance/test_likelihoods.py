@@ -96,7 +96,7 @@ def test_both_executors_agree_and_the_ensemble_is_judged_and_comes_back(name, tm
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     one.save(tmp_path / "e.choral")
     back = choral.load(tmp_path / "e.choral", build(outputs), likelihood=likelihood if name == "own loss" else None)
-    assert torch.equal(back.predict(X).mean, one.predict(X).mean)
+    assert torch.equal(back._predictive(X).mean, one._predictive(X).mean)
     assert back.evaluate(X, y) == one.evaluate(X, y)
 
 

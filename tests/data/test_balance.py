@@ -77,7 +77,7 @@ def test_probabilities_are_of_classes_as_common_as_their_weights(likelihood):
     shares = []
     for weights in (None, "balanced", {"rare": 7, "usual": 3}):
         ensemble = fit_table(FRAME, "t", class_weight=weights, validation=0.3, **options)
-        shares.append(np.mean(ensemble.predict(FRAME).columns()["p_rare" if likelihood is None else "p_usual"]))
+        shares.append(np.mean(ensemble.predict(FRAME).to_frame()["p_rare" if likelihood is None else "p_usual"]))
     common = 1 / 8, 0.5, 7 / (7 + 3 * 7)
     expected = common if likelihood is None else [1 - c for c in common]
     assert shares == pytest.approx(expected, abs=0.07)

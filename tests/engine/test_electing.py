@@ -43,7 +43,7 @@ def test_shares_weigh_the_members_and_no_member_alone_is_better():
     assert len(weights.weights) == ensemble.members < 6
     assert abs(sum(weights.weights) - 1) < 1e-9
     assert all(abs(w * 32 - round(w * 32)) < 1e-9 or w > 0 for w in weights.weights)
-    p = ensemble.predict(HELD[0])
+    p = ensemble._predictive(HELD[0])
     mixed = torch.einsum("m,mbc->bc", weights.tensor.float(), p.member_probs)
     torch.testing.assert_close(p.probs, mixed, atol=1e-6, rtol=1e-5)
     assert nll(p.probs) <= min(nll(one) for one in p.member_probs) + 1e-6
@@ -57,7 +57,7 @@ def test_it_is_greedy_selection_when_there_is_one_epoch():
     ensemble = fitted(recipe(epochs=1))
     plain = Train(epochs=1, schedule=Constant(0.1), optimizer=SGD(), batch_size=20)
     every = choral.fit(net, (X[:60], Y[:60]), Recipe(name="r", plan=fork(Reset(), plain, Collect(), variants=VARIANTS)))
-    probs = every.predict(HELD[0]).member_probs
+    probs = every._predictive(HELD[0]).member_probs
     scores = probs[:, torch.arange(30), HELD[1]].log()
     counts = greedy_selection(scores, picks=32).counts
     expected = [c / sum(counts) for c in counts if c]

@@ -69,7 +69,7 @@ def test_pickles_cut_files_and_other_files_are_refused(tmp_path):
         (tmp_path / "cut").write_bytes(data[:cut])
         with pytest.raises(RunError, match="was cut short, damaged or"):
             choral.load(tmp_path / "cut")
-    torch.save(ensemble.network(0).state_dict(), tmp_path / "w.pt")
+    torch.save(ensemble._network(0).state_dict(), tmp_path / "w.pt")
     (tmp_path / "w.pkl").write_bytes(pickle.dumps({"a": 1}))
     for name in ("w.pt", "w.pkl"):
         with pytest.raises(RunError, match="is a pickle"):

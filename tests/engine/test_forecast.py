@@ -51,7 +51,7 @@ def test_pruned_members_count_what_they_keep():
     ran = fit(lenet, IMAGES, recipe)
     assert ran.info["counted"]["train_flops"] == pytest.approx(ahead.train_flops)
     assert ran.info["predict_flops"] == pytest.approx(ahead.predict_flops)
-    assert ran.info["parameters"] == ahead.parameters == ran.parameters
+    assert ran.info["parameters"] == ahead.parameters == ran._parameters
 
 
 def test_the_cost_column_of_the_paper_is_the_count_without_the_classifier():

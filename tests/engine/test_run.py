@@ -126,7 +126,7 @@ def test_weight_averages_in_training_and_batchnorm_statistics_of_the_averaged_we
     snapshots = Train(epochs=1, batch_size=16, memory="carried")
     recipe = Recipe(name="r", plan=seq(Reset(), train, UseMean(), Recalibrate(), Collect()))
     ensemble = fit(build, (X, Y), recipe)
-    network = ensemble.network(0)
+    network = ensemble._network(0)
     norm = next(m for m in network.modules() if isinstance(m, nn.BatchNorm1d))
     hidden = nn.functional.linear(X, network.linear1.weight, network.linear1.bias)
     assert torch.allclose(norm.running_mean, hidden.mean(0), atol=1e-5)

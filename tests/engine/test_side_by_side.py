@@ -145,7 +145,7 @@ def test_packed_convolutions_with_instance_norms_agree_with_members_alone() -> N
 
     recipe = make("packed", members=2, budget=1, training=Training(lr=0.1, optimizer="sgd", batch_size=12))
     ensemble = choral.fit(convolutions, (images, Y[:24]), recipe, seed=0)
-    together: Any = ensemble.predict(images)
+    together: Any = ensemble._predictive(images)
     for i in range(2):
         torch.testing.assert_close(ensemble.member(i).eval()(images), together.logits[i], rtol=1e-4, atol=1e-5)
 

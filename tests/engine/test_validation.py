@@ -115,7 +115,7 @@ def test_what_is_measured_is_the_prediction_in_evaluation_mode_and_the_best_is_k
             validation=0.25,
             early_stopping=EarlyStopping(patience=None, restore_best=keep == "best"),
         )
-        prediction = ensemble.predict(X[held])
+        prediction = ensemble._predictive(X[held])
         found[keep] = [float(-one.log().gather(1, Y[held, None]).mean()) for one in prediction.member_probs]
     curves: dict[str, list[float]] = {}
     for event in epochs_of(tmp_path / "best"):

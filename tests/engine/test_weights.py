@@ -46,7 +46,7 @@ def test_weights_are_repetition_and_absence(name, executor):
     repeated = choral.fit(build, (X[ROWS], y[ROWS]), whole(), **options)
     for a, b in zip(weighed.states(), repeated.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-5) for n in a.params)
-    one, other = weighed.predict(X), repeated.predict(X)
+    one, other = weighed._predictive(X), repeated._predictive(X)
     assert torch.allclose(one.mean, other.mean, rtol=1e-4, atol=1e-4)
     found, wanted = weighed.evaluate(X, y, sample_weight=COUNTS), repeated.evaluate(X[ROWS], y[ROWS])
     assert "nll" in found

@@ -26,7 +26,7 @@ def test_a_single_call_gives_what_calls_prepared_for_more_give():
         ("mc_dropout", {"draws": 3}),
     ):
         ensemble = trained(method, **options)
-        once = ensemble.outputs_once(X, batch_size=25)
+        once = ensemble._outputs_once(X, batch_size=25)
         torch.testing.assert_close(once, ensemble.outputs(X), rtol=1e-4, atol=1e-5)
 
 

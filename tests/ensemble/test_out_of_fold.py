@@ -47,7 +47,7 @@ def test_a_member_does_not_notice_what_becomes_of_the_points_it_holds_out() -> N
         likelihood=LearnedGaussian(standardize=False),
         early_stopping=choral.EarlyStopping(patience=None, restore_best=False),
     )
-    held = before.out_of_fold.folds == 0
+    held = before._out_of_fold.folds == 0
     other = x.clone()
     other[held] += 3.0
     after = fitted(
@@ -68,13 +68,13 @@ def test_both_executors_agree_and_ragged_folds_are_trained_too() -> None:
         all_ = fitted((x, y), compute=choral.Compute(executor="vectorized"), cv=4 if own is None else (4, own))
         for a, b in zip(weights(one), weights(all_)):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(one.out_of_fold.outputs, all_.out_of_fold.outputs, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(one._out_of_fold.outputs, all_._out_of_fold.outputs, rtol=1e-3, atol=1e-3)
 
 
 def test_out_of_fold_outputs_are_those_of_the_members_that_hold_the_points_out() -> None:
     x, y = line(30)
     ensemble = fitted((x, y), members=8)  # two members for each part
-    found = ensemble.out_of_fold
+    found = ensemble._out_of_fold
     assert found.outputs.shape == (2, 30, 2)
     assert torch.equal(found.points, torch.arange(30))
     outputs = ensemble.outputs(x)
@@ -92,7 +92,7 @@ def test_scores_and_coverage_are_near_those_of_new_points() -> None:
     assert abs(about["scores"]["rmse"] / truth["rmse"] - 1) < 0.25
     assert about["level"] == 0.9
     assert 0.82 <= about["coverage"] <= 0.97
-    prediction = ensemble.predict(new[0])
+    prediction = ensemble._predictive(new[0])
     assert float(prediction.covered(prediction.targets(new[1])).double().mean()) >= 0.86
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_is_interrupted_ends_with_the_same_bytes(executor: Any, tmp_p
     assert cuts >= 1
     for name in ("members/00000.safetensors", "members/00003.safetensors"):
         assert torch.equal(weights(whole)[int(name[12])], weights(done)[int(name[12])])
-    assert torch.equal(whole.out_of_fold.outputs, done.out_of_fold.outputs)
+    assert torch.equal(whole._out_of_fold.outputs, done._out_of_fold.outputs)
     with pytest.raises(choral.ChoralError, match="folds was 4, now 2"):
         fitted(data, cv=2, run_dir=tmp_path / "whole", **options)
 
@@ -142,16 +142,16 @@ def test_a_folder_gives_everything_back_and_a_file_what_can_be_shared(tmp_path: 
     x, y = line(30)
     ensemble = fitted((x, y), run_dir=tmp_path / "run")
     again = choral.load(tmp_path / "run")
-    assert torch.equal(again.out_of_fold.outputs, ensemble.out_of_fold.outputs)
+    assert torch.equal(again._out_of_fold.outputs, ensemble._out_of_fold.outputs)
     assert again.posthoc == ensemble.posthoc
     again.save(tmp_path / "e.choral")
     shared = choral.load(tmp_path / "e.choral")
-    assert shared.out_of_fold is None  # targets of training points stay at home
+    assert shared._out_of_fold is None  # targets of training points stay at home
     assert shared.info["out_of_fold"] == ensemble.info["out_of_fold"]
     low, _ = shared.predict(x).conformal_interval()  # type: ignore[attr-defined]
     assert torch.equal(low, ensemble.predict(x).conformal_interval()[0])
     (tmp_path / "run" / "out_of_fold.safetensors").write_bytes(b"damaged")
-    assert choral.load(tmp_path / "run").out_of_fold is None
+    assert choral.load(tmp_path / "run")._out_of_fold is None
     assert fitted((x, y), run_dir=tmp_path / "run").posthoc == ensemble.posthoc
 
 
@@ -162,7 +162,7 @@ def test_classes_of_one_point_a_dozen_rows_and_weights() -> None:
     assert ensemble.info["out_of_fold"]["rows"] == 11
     assert 0 <= ensemble.info["out_of_fold"]["coverage"] <= 1
     lone = fitted((x, labels), network=lambda: build(3), epochs=4)
-    assert lone.out_of_fold.outputs.shape == (1, 12, 3)
+    assert lone._out_of_fold.outputs.shape == (1, 12, 3)
     steps = torch.tensor([[0.0]] * 9 + [[2.5]] * 3)
     assert fitted((x, steps), epochs=4, cv=(4, np.arange(12) // 3)).info["out_of_fold"]["rows"] == 12
 
@@ -173,7 +173,7 @@ def test_methods_of_every_shape(method: str) -> None:
     options = {"members": 4} if method in ("packed", "bagged") else {}
     recipe = make(method, budget=12, training=QUICK, **options)
     ensemble = choral.fit(build, (x, y), recipe, cv=4, progress=False)
-    assert len(ensemble.out_of_fold.y) == 24
+    assert len(ensemble._out_of_fold.y) == 24
     assert ensemble.predict(x).mean.shape == (24, 1)
 
 

@@ -14,7 +14,7 @@ import choral
 from choral import Adam, Training, models
 from choral.base.errors import InputError, RunError
 from choral.objectives import Likelihood, Loss
-from choral.predictions import Prediction, Regression
+from choral.predictions import Predictive, Regression
 from choral.recipes import make
 
 G = torch.Generator().manual_seed(0)
@@ -27,7 +27,7 @@ RECIPE = make("deep_ensemble", budget=6, members=2, training=Training(lr=0.01, o
 class Huber(Likelihood):
     """The contract by hand: three methods."""
 
-    prediction: ClassVar[type[Prediction]] = Regression
+    prediction: ClassVar[type[Predictive]] = Regression
     delta: float = 1.0
 
     def nll(self, outputs, targets):
@@ -68,13 +68,13 @@ def test_another_process_is_told_what_it_needs(tmp_path):
         f"import choral, torch\nx = torch.zeros(2, 3)\n"
         f"try: choral.load({str(tmp_path / 'huber.choral')!r})\nexcept choral.ChoralError as e: print(e)\n"
         f"raw = choral.load({str(tmp_path / 'loss.choral')!r}).predict(x)\nprint(tuple(raw.mean.shape))\n"
-        f"try: raw.scores(raw.targets([0.0, 1.0]))\nexcept choral.ChoralError as e: print(e)\n"
+        f"try: raw.scores([0.0, 1.0])\nexcept choral.ChoralError as e: print(e)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, shape, second = done.stdout.strip().splitlines()
     assert "the likelihood Huber, which is not defined here" in first
     assert "choral.load(path, likelihood=...)" in first
-    assert shape == "(2, 1)"
+    assert shape == "(2,)"
     assert "never brings code" in second
 
 
@@ -84,12 +84,12 @@ def test_a_loss_trains_as_the_same_loop_by_hand_and_needs_its_function_back(tmp_
     )
     p = ensemble.predict(X)
     found = ensemble.evaluate(X, Y)
-    assert found["loss"] == pytest.approx(float((p.mean[:, 0] - Y).square().mean()), rel=1e-5)
-    assert found["member_loss"] == pytest.approx(float((p.member_values[..., 0] - Y).square().mean()), rel=1e-5)
+    assert found["loss"] == pytest.approx(float((p.mean - Y).square().mean()), rel=1e-5)
+    assert found["member_loss"] == pytest.approx(float((p.members - Y).square().mean()), rel=1e-5)
     twin = choral.fit(
         build, (X, Y.unsqueeze(1)), RECIPE, likelihood=Loss(nn.MSELoss()), compute=choral.Compute(executor="sequential")
     )
-    assert torch.allclose(twin.predict(X).mean, p.mean, atol=1e-5)
+    assert torch.allclose(twin.predict(X).mean[:, 0], p.mean, atol=1e-5)
     ensemble.save(tmp_path / "e.choral")
     back = choral.load(tmp_path / "e.choral", likelihood=Loss(squares))
     assert back.evaluate(X, Y) == found

@@ -39,14 +39,14 @@ def test_bytes_are_refused_where_training_saw_other_numbers(tmp_path: Path) -> N
     with pytest.raises(InputError, match="x holds bytes"):
         flags.predict((X > 50).to(torch.uint8))
     unit = choral.fit(build, (X.float() / 255, Y), RECIPE)
-    torch.testing.assert_close(unit.predict(X.to(torch.uint8)).mean, unit.predict(X.float() / 255).mean)
+    torch.testing.assert_close(unit.predict(X.to(torch.uint8)).probs, unit.predict(X.float() / 255).probs)
 
 
 def test_what_bytes_hold_is_refused_as_floats_where_training_saw_bytes() -> None:
     ensemble = choral.fit(build, (X.to(torch.uint8), Y), RECIPE)
     with pytest.raises(InputError, match="fitted on bytes"):
         ensemble.predict(X.float())
-    torch.testing.assert_close(ensemble.predict(X.float() / 255).mean, ensemble.predict(X.to(torch.uint8)).mean)
+    torch.testing.assert_close(ensemble.predict(X.float() / 255).probs, ensemble.predict(X.to(torch.uint8)).probs)
 
 
 def test_a_frame_of_small_whole_numbers_is_judged_as_it_is_predicted() -> None:
@@ -105,8 +105,8 @@ def test_images_of_several_channels_are_taken_as_bytes_or_from_0_to_1_and_no_oth
     normalize = (Normalize(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)),)
     for given, other in ((images, images.float() / 255), (images.float() / 255, images)):
         ensemble = choral.fit(convolutions, (given, Y[:24]), RECIPE, transforms=normalize)
-        torch.testing.assert_close(ensemble.predict(given).mean, ensemble.predict(other).mean)
-        torch.testing.assert_close(ensemble.predict(given[:1] * 0).mean, ensemble.predict(other[:1] * 0).mean)
+        torch.testing.assert_close(ensemble.predict(given).probs, ensemble.predict(other).probs)
+        torch.testing.assert_close(ensemble.predict(given[:1] * 0).probs, ensemble.predict(other[:1] * 0).probs)
     raw = choral.fit(convolutions, (images.float(), Y[:24]), RECIPE)
     with pytest.raises(InputError, match="x holds bytes"):
         raw.predict(images)

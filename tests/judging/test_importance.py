@@ -161,7 +161,7 @@ def test_dependence_is_the_mean_over_rows_with_one_value(town):
     for i, kind in enumerate(kinds["values"]):
         prediction = ensemble.predict(table.inputs(frame.assign(kind=kind)))
         assert kinds["mean"][i] == pytest.approx(prediction.probs.mean(0).tolist(), abs=1e-5)
-        assert np.array(kinds["members"])[:, i] == pytest.approx(prediction.member_probs.mean(1).numpy(), abs=1e-5)
+        assert np.array(kinds["members"])[:, i] == pytest.approx(prediction.members.mean(1).numpy(), abs=1e-5)
     assert partial_dependence(ensemble, x, "rank")["values"] == ["low", "medium", "high"]
     size = partial_dependence(ensemble, x, "size", points=7)
     assert len(size["at"]) == 7

@@ -70,7 +70,7 @@ def test_the_row_is_what_measure_gives_with_corruptions_and_auroc(ensemble, foun
 
 
 def test_sizes_end_at_the_whole_ensemble_and_begin_at_its_first_member(ensemble, found):
-    probs = ensemble.predict(X).member_probs
+    probs = ensemble._predictive(X).member_probs
     labels = torch.as_tensor(Y)
     assert [s["members"] for s in found["sizes"]] == [1, 2, 3]
     assert found["sizes"][0]["nll"] == pytest.approx(metrics.nll(probs[0], labels))
@@ -114,7 +114,7 @@ def test_corrupted_rows_are_held_against_the_same_rows_clean(ensemble):
 
 def test_diversity_and_chains_of_the_map(ensemble, found):
     matrix = np.array(found["diversity"]["matrix"])
-    labels = ensemble.predict(X).logits.argmax(-1)
+    labels = ensemble._predictive(X).logits.argmax(-1)
     assert matrix[0, 2] == pytest.approx(float((labels[0] != labels[2]).float().mean()), abs=1e-5)
     assert found["map"]["chains"] == [[0, 1, 2]]
 
@@ -163,7 +163,7 @@ def test_weights_of_a_calibrated_ensemble_count(ensemble):
 
     alone = ensemble.with_posthoc(StackingWeights(weights=(0.0, 0.0, 1.0)))
     found = evaluate(alone, X, Y, ood=1 - X)
-    last = ensemble.predict(X).member_probs[2]
+    last = ensemble._predictive(X).member_probs[2]
     assert found["scores"]["nll"] == pytest.approx(metrics.nll(last, torch.as_tensor(Y)))
 
 
@@ -212,7 +212,7 @@ DRAWN = [("bnn", {"members": 2, "draws": 3}), ("rank1_bnn", {"members": 2, "draw
 def test_diversity_and_sizes_are_by_member_with_its_draws_averaged_first(name, options):
     recipe = make(name, budget=4, training=QUICK, **options)
     fitted = choral.fit(lambda: models.mlp(64, 10, hidden=(16,)), (DIGITS.x_train[:300], DIGITS.y_train[:300]), recipe)
-    prediction, labels = fitted.predict(X), torch.as_tensor(Y)
+    prediction, labels = fitted._predictive(X), torch.as_tensor(Y)
     of = np.array(prediction.learners)
     assert of.tolist() == ([0, 0, 0, 1, 1, 1] if name == "bnn" else [0, 1, 0, 1, 0, 1])
     first, second = (prediction.member_probs[of == i].mean(0) for i in (0, 1))
@@ -237,7 +237,7 @@ def test_the_draws_of_one_network_are_one_member():
     assert found["diversity"]["matrix"] == [[0]]
     assert "disagreement" not in found["scores"]
     assert found["scores"]["member_nll"] == pytest.approx(found["scores"]["nll"], rel=1e-6)
-    kept = fitted.calibrated(X, Y, select=3).predict(X)
+    kept = fitted.calibrated(X, Y, select=3)._predictive(X)
     assert set(kept.learners) == {0}
     assert len(kept.learners) == len(kept.logits)
 
@@ -248,7 +248,7 @@ def test_errors_of_regression_members_are_those_of_the_mixture_of_their_draws():
     y = x[:, :1] + 0.2 * torch.randn(60, 1, generator=g)
     recipe = make("bnn", budget=4, members=2, draws=3, rho=-2.0, training=QUICK)
     fitted = choral.fit(lambda: models.mlp(2, 2, hidden=(8,)), (x, y), recipe)
-    found, p = evaluate(fitted, x.numpy(), y.numpy()), fitted.predict(x)
+    found, p = evaluate(fitted, x.numpy(), y.numpy()), fitted._predictive(x)
     parts = [(p.member_means[rows], p.member_variances[rows]) for rows in ([0, 1, 2], [3, 4, 5])]
     for name, measured in [
         ("member_rmse", [metrics.rmse(m, y) for m, _ in parts]),
@@ -267,7 +267,7 @@ def test_the_time_of_a_prediction_is_not_that_of_its_first_call(monkeypatch):
     clock, taken = [0.0], iter([3.0, 0.25, 20.0, 0.5])
 
     class Slow:
-        def predict(self, x, *, batch_size):
+        def _predictive(self, x, *, batch_size):
             clock[0] += next(taken)
             return "prediction"
 

@@ -195,5 +195,5 @@ def test_a_saved_ensemble_of_silu_networks_predicts_the_same(tmp_path):
     ensemble = fit(lambda: resnet_cifar(8, width=4, activation="silu"), (x, (x.mean((1, 2, 3)) > 0).long()), recipe)
     ensemble.save(tmp_path / "saved")
     again = load(tmp_path / "saved")
-    assert any(isinstance(m, nn.SiLU) for m in again.network(0).modules())
+    assert any(isinstance(m, nn.SiLU) for m in again._network(0).modules())
     assert torch.equal(again.predict(x).probs, ensemble.predict(x).probs)

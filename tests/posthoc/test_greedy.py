@@ -14,7 +14,7 @@ from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.plan import Adam
 from choral.posthoc import GreedySelection, StackingWeights, bagged_selection, greedy_selection
-from choral.predictions import Classification, MultiLabel, Outputs, Prediction, QuantileRegression, Regression
+from choral.predictions import Classification, MultiLabel, Outputs, Predictive, QuantileRegression, Regression
 from choral.recipes import make
 from choral.recipes.training import Training
 
@@ -29,7 +29,7 @@ def _targets(seed: int, high: int, *shape: int) -> Tensor:
     return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _each_task(seed: int) -> dict[str, tuple[Prediction, Tensor]]:
+def _each_task(seed: int) -> dict[str, tuple[Predictive, Tensor]]:
     strength = torch.linspace(0.9, 1.2, 5)[:, None, None]
     y, labels, several = _draw(seed, _ROWS, 2), _targets(seed, 3, _ROWS), _targets(seed, 2, _ROWS, 3)
     onehot = torch.nn.functional.one_hot(labels, 3).float()
@@ -48,7 +48,7 @@ def _each_task(seed: int) -> dict[str, tuple[Prediction, Tensor]]:
     }
 
 
-def _slow(prediction: Prediction, targets: Tensor, picks: int) -> list[int]:
+def _slow(prediction: Predictive, targets: Tensor, picks: int) -> list[int]:
     chosen: list[int] = []
     for _ in range(picks):
         costs = [_cost(prediction, targets, [*chosen, m]) for m in range(len(prediction))]
@@ -56,7 +56,7 @@ def _slow(prediction: Prediction, targets: Tensor, picks: int) -> list[int]:
     return chosen
 
 
-def _cost(prediction: Prediction, targets: Tensor, rows: list[int]) -> float:
+def _cost(prediction: Predictive, targets: Tensor, rows: list[int]) -> float:
     return prediction.of_rows(rows).brief(targets)[prediction.score]
 
 
@@ -155,14 +155,14 @@ def test_an_ensemble_predicts_saves_and_loads_with_the_weights(likelihood: str, 
     ensemble = choral.fit(lambda: models.mlp(2, outputs, hidden=(4,)), (x, y), recipe, likelihood=likelihood)
     chosen = ensemble.calibrated(x, y, greedy=8)
     (weights,) = chosen.posthoc
-    before, after = ensemble.predict(x), chosen.predict(x)
+    before, after = ensemble._predictive(x), chosen._predictive(x)
     assert isinstance(weights, StackingWeights)
     assert after.weights == weights.weights
     score = before.score
     alone = [before.of_rows([i]).brief(before.targets(y))[score] for i in range(4)]
     assert after.brief(after.targets(y))[score] <= min(alone) + 1e-9
     chosen.save(tmp_path / "e.choral")
-    assert torch.equal(choral.load(tmp_path / "e.choral").predict(x).mean, after.mean)
+    assert torch.equal(choral.load(tmp_path / "e.choral")._predictive(x).mean, after.mean)
     with pytest.raises(InputError, match="give one of them"):
         ensemble.calibrated(x, y, greedy=8, stacking=True)
 

@@ -13,11 +13,9 @@ def test_entropies_by_hand():
     assert p.probs.tolist() == [[0.5, 0.5]]
     assert float(p.entropy) == pytest.approx(0.693147, abs=1e-5)
     assert float(p.aleatoric) == pytest.approx(0, abs=1e-5)
-    assert float(p.mutual_information) == pytest.approx(0.693147, abs=1e-5)
-    assert float(p.variation_ratio) == 0.5
+    assert float(p.epistemic) == pytest.approx(0.693147, abs=1e-5)
     same = Classification(torch.stack([certain, certain]))
-    assert float(same.mutual_information) == 0
-    assert float(same.max_logit) == 100
+    assert float(same.epistemic) == 0
 
 
 def test_logits_averaging_is_a_choice():

@@ -193,8 +193,8 @@ def test_statistics_of_kept_members_fit_the_gates_they_predict_with():
 
     for name in ("ssbnn", "sebays_no_freeze"):
         ensemble = fit(build, (x, y), make(name, budget=8, gamma=0.5, training=CALM, draws=1))
-        for number in range(ensemble.networks):
-            network = ensemble.network(number).eval()
+        for number in range(ensemble._count):
+            network = ensemble._network(number).eval()
             hidden = network[0](x)
             statistics = [b for n, b in network[1].named_buffers() if "running" in n]
             torch.testing.assert_close(statistics[0], hidden.mean(0), atol=0.05, rtol=0.05)
@@ -290,7 +290,7 @@ def test_momentum_is_carried_through_phases_if_asked_for(name):
     members = []
     for memory in ("fresh", "carried"):
         ensemble = fit(build, data(), make(name, memory=memory, **options))
-        members.append([dict(ensemble.network(i).named_parameters()) for i in range(2)])
+        members.append([dict(ensemble._network(i).named_parameters()) for i in range(2)])
     for fresh, carried in zip(*members):
         if fresh["last.weight_mean"].shape == carried["last.weight_mean"].shape:
             assert not torch.equal(fresh["last.weight_mean"], carried["last.weight_mean"])
@@ -307,15 +307,15 @@ def test_rho_and_gates_learn_at_rates_of_their_own(executor):
     start, moved = make("ssbnn", **options), make("ssbnn", rho_rate=10.0, gate_rate=3.0, **options)
     assert from_dict(json.loads(json.dumps(moved.to_dict()))) == moved
     for i in range(2):
-        params = dict(still.network(i).named_parameters())
+        params = dict(still._network(i).named_parameters())
         assert torch.equal(params["last.weight_rho"], torch.full_like(params["last.weight_rho"], -6.0))
         assert torch.allclose(params["body.0.gate_logit"].sigmoid(), torch.tensor(0.99))
         assert not torch.equal(params["body.0.weight_mean"], torch.zeros(()).expand_as(params["body.0.weight_mean"]))
     plain, faster = (fit(build, data(), r, compute=Compute(executor=executor)) for r in (start, moved))
     for i in range(2):
-        ours, theirs = (dict(e.network(i).named_parameters()) for e in (faster, plain))
+        ours, theirs = (dict(e._network(i).named_parameters()) for e in (faster, plain))
         for name, least in (("last.weight_rho", 3.0), ("more.0.gate_logit", 1.5)):
-            begin = dict(still.network(i).named_parameters())[name]
+            begin = dict(still._network(i).named_parameters())[name]
             assert (ours[name] - begin).abs().mean() > least * (theirs[name] - begin).abs().mean()
 
 
@@ -418,7 +418,7 @@ def test_freezing_makes_exploitation_cheaper_and_branches_agree_across_executors
     assert epochs[-1]["remaining"][0]["flops"] == pytest.approx(ratio, rel=1e-6)  # all closed nodes could be cut
     assert epochs[0]["remaining"][0]["flops"] >= epochs[-1]["remaining"][0]["flops"]
     assert all(s.form["axes"]["0.weight_mean"]["0"] for s in ensemble.states())
-    assert ensemble.parameters < 4 * 0.8 * sum(2 * p.numel() for p in pruned_network().parameters())
+    assert ensemble._parameters < 4 * 0.8 * sum(2 * p.numel() for p in pruned_network().parameters())
     first, second = (s.params["0.weight_mean"] for s in list(ensemble.states())[:2])
     assert not torch.equal(first, second)
 

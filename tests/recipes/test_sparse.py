@@ -299,7 +299,7 @@ def test_users_own_networks_go_through_without_changes(build, unit):
     ensemble = fit(build, (IMAGES, Y[:32]), make("prune_and_tune", budget=4, members=2, unit=unit, training=QUICK))
     assert torch.isfinite(ensemble.outputs(IMAGES)).all()
     dense = sum(p.numel() for p in build().parameters())
-    assert ensemble.parameters < 0.85 * 2 * dense
+    assert ensemble._parameters < 0.85 * 2 * dense
 
 
 def test_children_of_a_table_keep_the_first_layer_and_those_of_images_do_not():

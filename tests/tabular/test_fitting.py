@@ -55,8 +55,8 @@ def test_predictions_take_frames_in_any_order_with_blank_and_unseen_cells(tmp_pa
     with pytest.warns(UserWarning, match="town|size"):
         found = choral.load(tmp_path / "e.choral").predict(new)
     with pytest.warns(UserWarning, match="town|size"):
-        assert torch.equal(found.mean, ensemble.predict(ensemble.table.inputs(new)).mean)  # type: ignore[union-attr]
-    assert set(found.columns()["prediction"]) <= {"no", "yes"}
+        assert torch.equal(found.probs, ensemble.predict(ensemble.table.inputs(new)).probs)  # type: ignore[union-attr]
+    assert set(found.to_frame()["prediction"]) <= {"no", "yes"}
     with pytest.raises(InputError, match="no column 'town'"):
         ensemble.predict(new.drop(columns="town"))
 
@@ -69,7 +69,7 @@ def test_scores_read_the_target_of_a_frame_or_what_is_given_in_its_words() -> No
     assert ensemble.evaluate(frame.drop(columns="grade"), frame["grade"]) == whole
     codes = (frame["grade"] - 1).to_numpy()
     assert ensemble.evaluate(ensemble.table.inputs(frame), codes) == whole  # type: ignore[union-attr]
-    assert ensemble.calibrated(frame, level=0.8).predict(frame).conformal.level == 0.8
+    assert ensemble.calibrated(frame, level=0.8)._predictive(frame).conformal.level == 0.8
     with pytest.raises(InputError, match="did not have"):
         ensemble.evaluate(frame, [3] * 60)
 
@@ -149,7 +149,7 @@ def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_
         frame, "price", columns=Columns(drop=["sold"], group="owner"), cv=2, epochs=4, progress=False
     )
     assert ensemble.members == 2
-    folds = ensemble.out_of_fold.folds.numpy()
+    folds = ensemble._out_of_fold.folds.numpy()
     assert all(len(set(folds[frame["owner"] == o])) == 1 for o in set(frame["owner"]))
     named = prepared(load_problem(houses(120), target="price", holdout=None), method="deep_ensemble", folds=5)
     assert named.recipe.epochs == 5 * 300
@@ -184,10 +184,10 @@ def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
     assert "out of fold, over 104 training rows: accuracy" in done.stderr
     ensemble = choral.load(tmp_path / "run")
     assert ensemble.recipe.name == "auto"
-    assert ensemble.out_of_fold.prediction(ensemble).scores(ensemble.out_of_fold.y)["nll"] == pytest.approx(
+    assert ensemble._out_of_fold.prediction(ensemble).scores(ensemble._out_of_fold.y)["nll"] == pytest.approx(
         ensemble.info["auto"]["validation"], abs=1e-4
     )
-    assert ensemble.predict(frame).columns()["prediction"][0] in ("yes", "no")
+    assert ensemble.predict(frame).to_frame()["prediction"][0] in ("yes", "no")
     assert (tmp_path / "run" / "residual" / "plan.json").exists()
     judged = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), str(tmp_path / "h.csv"), "--json"])
     assert json.loads(judged.stdout)["epochs"] == ensemble.info["counted"]["epochs"] > 0
@@ -331,6 +331,6 @@ def test_zeros_and_ones_are_two_classes_or_as_asked_numbers(kind: type) -> None:
     frame = houses()
     frame["sold"] = (frame["sold"] == "yes").astype(float if kind is float else int).astype(kind)
     classes = choral.fit_table(frame, "sold", **QUICK).predict(frame)
-    assert set(classes.columns()["prediction"]) <= {"0", "1"}
+    assert set(classes.to_frame()["prediction"]) <= {"0", "1"}
     numbers = choral.fit_table(frame, "sold", task="regression", **QUICK).predict(frame)
-    assert {"mean", "std"} <= numbers.columns().keys()
+    assert {"mean", "std"} <= set(numbers.to_frame())

@@ -62,8 +62,8 @@ def joined(
         first.likelihood,
         store,
         len(chosen),
-        inputs=first.inputs,
-        interface=first.interface,
+        inputs=first._inputs,
+        interface=first._interface,
         table=first.table,
         info=info,
     )
@@ -81,9 +81,9 @@ def _build_of(ensemble: Ensemble, network: nn.Module) -> tuple[Build | nn.Module
     with rng.seeded(0, "look"):
         if spec is not None and _shapes(models.rebuild(spec)) == _shapes(network):
             return lambda: models.rebuild(spec), repr(spec)
-        plain = ensemble.built()
-    if not isinstance(ensemble.build, tuple) and described(plain) == described(network):
-        return ensemble.build, described(plain)
+        plain = ensemble._built()
+    if not isinstance(ensemble._build, tuple) and described(plain) == described(network):
+        return ensemble._build, described(plain)
     return network, described(network)
 
 

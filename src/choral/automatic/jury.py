@@ -12,7 +12,7 @@ from torch import Tensor
 from choral.data.sources import Source
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.out_of_fold import OutOfFold, complete
-from choral.predictions import Prediction
+from choral.predictions import Predictive
 
 _SEEN = 64  # rows on which members are compared with themselves among their siblings
 
@@ -33,7 +33,7 @@ class Judge(ABC):
     word: ClassVar[str]
 
     @abstractmethod
-    def prediction(self, ensemble: Ensemble) -> Prediction:
+    def prediction(self, ensemble: Ensemble) -> Predictive:
         """Return what a candidate says about the points."""
 
     @abstractmethod
@@ -62,18 +62,18 @@ class Judge(ABC):
     def forget(self) -> None:
         """Forget the candidates judged so far: the first one is trained further."""
 
-    def score(self, prediction: Prediction) -> float:
+    def score(self, prediction: Predictive) -> float:
         """Return the score of the points, by weight; NaN counts as worst."""
         return self._mean(prediction, prediction.score)
 
-    def point(self, prediction: Prediction) -> float:
+    def point(self, prediction: Predictive) -> float:
         """Return how far off the prediction is, whatever it says about its own sureness: smaller is better."""
         known = prediction.row_scores(prediction.targets(self.y))
         if "mse" in known:
             return self._mean(prediction, "mse")
         return -self._mean(prediction, "accuracy") if "accuracy" in known else self.score(prediction)
 
-    def said(self, prediction: Prediction) -> str:
+    def said(self, prediction: Predictive) -> str:
         """Return the scores of the points, in words."""
         known, point = prediction.row_scores(prediction.targets(self.y)), self.point(prediction)
         more = (
@@ -81,7 +81,7 @@ class Judge(ABC):
         )
         return f"{self.word} {prediction.score} {self.score(prediction):.4f}{more}"
 
-    def _mean(self, prediction: Prediction, name: str) -> float:
+    def _mean(self, prediction: Predictive, name: str) -> float:
         targets = prediction.targets(self.y)
         rows = prediction.row_scores(targets)[name]
         shares = None if self.weights is None else prediction.row_weights(targets, self.weights)
@@ -102,9 +102,9 @@ class ByValidation(Judge):
         self.x, self.y = next(iter(held.epoch(torch.arange(held.points), held.points)))
         self.weights = held.weights
 
-    def prediction(self, ensemble: Ensemble) -> Prediction:
+    def prediction(self, ensemble: Ensemble) -> Predictive:
         """Return what it predicts."""
-        return ensemble.predict(self.x)
+        return ensemble._predictive(self.x)
 
     def forget(self) -> None:
         """Keep the points: they are the same for all."""
@@ -138,9 +138,9 @@ class ByFolds(Judge):
         self.source = source
         self.found: OutOfFold | None = None
 
-    def prediction(self, ensemble: Ensemble) -> Prediction:
+    def prediction(self, ensemble: Ensemble) -> Predictive:
         """Return what members say about points held out of their training; the first one's targets are everybody's."""
-        found: OutOfFold = ensemble.out_of_fold
+        found: OutOfFold = ensemble._out_of_fold
         if self.found is None:
             self.found, self.y, self.weights = found, found.y, found.weights
         return found.prediction(ensemble)
@@ -151,7 +151,7 @@ class ByFolds(Judge):
 
     def outputs(self, ensemble: Ensemble) -> Tensor:
         """Return the outputs of as many members as hold each point out."""
-        found: OutOfFold = ensemble.out_of_fold
+        found: OutOfFold = ensemble._out_of_fold
         return found.outputs
 
     def looked_at(self, ensemble: Ensemble) -> Any:
@@ -161,7 +161,7 @@ class ByFolds(Judge):
 
     def lacks(self, ensemble: Ensemble) -> str:
         """Return a sentence if the time was up before members of all folds were trained."""
-        if self.found is None or torch.equal(self.found.points, ensemble.out_of_fold.points):
+        if self.found is None or torch.equal(self.found.points, ensemble._out_of_fold.points):
             return ""
         return "not all rows were held out of its members before the time was up"
 

@@ -15,7 +15,7 @@ from choral.automatic.jury import Judge
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
 from choral.posthoc import bagged_selection
-from choral.predictions import Prediction
+from choral.predictions import Predictive
 
 PICKS = 32
 _SHARES = (1.0, 0.75, 0.5, 0.25)  # of the selection; the rest is the first candidate
@@ -49,7 +49,7 @@ class Pool:
             seed: root of every draw.
         """
         outputs = [self.judge.outputs(e) for e in self.ensembles]
-        prediction = self.ensembles[0].uncorrected(torch.cat(outputs), networks=sum(map(len, outputs)))
+        prediction = self.ensembles[0]._uncorrected(torch.cat(outputs), networks=sum(map(len, outputs)))
         units = self._units([len(one) for one in outputs])
         shares = self._chosen(prediction, units, seed)
         rows = _spread(units, shares)
@@ -75,7 +75,7 @@ class Pool:
             return [[row] for row in range(sum(sizes))]
         return [list(range(begin, begin + size)) for begin, size in zip(begins, sizes)]
 
-    def _chosen(self, prediction: Prediction, units: list[list[int]], seed: int) -> tuple[float, ...]:
+    def _chosen(self, prediction: Predictive, units: list[list[int]], seed: int) -> tuple[float, ...]:
         """Return what each unit counts: one candidate's alike, or a selection mixed with as much of the first as is needed."""
         judge = self.judge
         alone = [self._alone(number, units) for number in range(len(self.ensembles))]

@@ -209,7 +209,7 @@ def search(
             _forget_scores(folder, ensemble)
             ensemble.save(folder / SAVED)
             write_json(folder / CHOICE, _told(ensemble), within=folder)
-            if ensemble.out_of_fold is not None:
+            if ensemble._out_of_fold is not None:
                 keep_folds(ensemble, folder, digest_of(folder / SAVED))
     return ensemble
 
@@ -246,7 +246,7 @@ def _forget_scores(folder: Path, ensemble: Ensemble) -> None:
         known = (read_json(folder / "evaluation.json") or {}).get("ensemble")
     except RunError:
         known = None
-    if known != ensemble.digest:
+    if known != ensemble._digest:
         for name in _SCORES:
             (folder / name).unlink(missing_ok=True)
 
@@ -283,7 +283,7 @@ def _halved(found: Search, first: Tried, others: Sequence[Candidate]) -> list[tu
     if others and (first.cut or first.flops > _LONG):
         found.notes.append("no others were tried: this took long enough" + (", but for light ones" if light else ""))
         return light
-    seen = 5.0 * _LEAST if whole is None else first.epochs / whole.networks
+    seen = 5.0 * _LEAST if whole is None else first.epochs / whole._count
     if len(others) <= _FEW and whole is not None:
         most = max(_LEAST, math.ceil(_LONGER * seen))
         return [*((one, min(one.epochs, most), one.members) for one in others), *light]

@@ -33,6 +33,7 @@ class Interface(Value):
         columns: the names of the columns of data frames among inputs (x, x['image']) and targets (y), in the order they are read.
         first: the layers that read the inputs, where they are others than the one declared first; ('',) where none does.
         last: the layer that gives the output, where another one is declared last; '' where it is that one.
+        target: the shape of one target, () for targets (n,); None is unknown.
         avoids: ways of running the network that a dry run showed to break it: 'channels_last', or kernels of joint networks.
         scale: of the numbers of a single input in training: 'bytes', which are divided by 255, 'unit' (from 0 to 1) or 'free'; '' is unknown.
     """
@@ -44,6 +45,7 @@ class Interface(Value):
     columns: dict[str, tuple[str, ...]] | None = None
     first: tuple[str, ...] = ()
     last: str = ""
+    target: tuple[int, ...] | None = None
     avoids: tuple[str, ...] = ()
     scale: str = ""
 

@@ -1,6 +1,9 @@
 """Text from outside - names of methods, folders, columns and classes - made fit to be shown to people."""
 
+import html
 import re
+from collections.abc import Sequence
+from typing import Any
 
 # Control characters, halves of surrogate pairs, what XML forbids, and characters that turn the direction of what follows.
 _UNSEEN = re.compile(
@@ -28,3 +31,36 @@ def short(name: str, most: int = 60) -> str:
     line = " ".join(visible(name).split())
     half = (most - 1) // 2
     return line if len(line) <= most else f"{line[:half]}…{line[-half:]}"
+
+
+def number(value: Any) -> str:
+    """Return a value of a table as text: four digits of a real number, anything else on one short line.
+
+    >>> number(0.123456), number(3), number("Ulm")
+    ('0.1235', '3', 'Ulm')
+    """
+    return f"{value:.4g}" if isinstance(value, float) else short(str(value), 20)
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, columns to the right but the first.
+
+    >>> text_table([["method", "nll"], ["single", "0.25"]])
+    ['method   nll', 'single  0.25']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in rows]
+
+
+def html_table(rows: Sequence[Sequence[str]], caption: str, *, header: bool = True) -> str:
+    """Return a table for notebooks, everything in it escaped; the first row is the header if there is one.
+
+    >>> html_table([["a"], ["<b>"]], "c")
+    '<table><caption>c</caption><tr><th>a</th></tr><tr><td>&lt;b&gt;</td></tr></table>'
+    """
+    lines = [
+        "".join(f"<{tag}>{html.escape(visible(cell))}</{tag}>" for cell in row)
+        for row, tag in zip(rows, ["th" if header else "td", *["td"] * len(rows)])
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{html.escape(visible(caption))}</caption>{body}</table>"

@@ -86,7 +86,7 @@ def rows_to_predict(loaded: Any, data: Path) -> tuple[Any, Any]:
 def predicted(loaded: Any, x: Any, name: str) -> Any:
     """Return the prediction of an ensemble; InputError if its networks cannot read rows of this shape."""
     try:
-        return loaded.predict(x)
+        return loaded._predictive(x)
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):
             raise

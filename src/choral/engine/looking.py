@@ -73,7 +73,7 @@ def look(
         if not isinstance(structure, Independent):
             _refuse_synchronized(network)
         source.settle(floats_of(network))
-        x, _ = source.example()
+        x, y = source.example()
         seen = Seen(Interface(), checked_transforms(inputs, x), floats_of(network), device)
         batch = seen.ready(x)
         given = batches.mapped(torch.clone, batch)
@@ -82,6 +82,7 @@ def look(
             output=_chosen(output),
             reads=batches.described(batch),
             columns=source.columns,
+            target=tuple(y.shape[1:]),
             scale=_scale(x),
         )
         if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 2 and holds(network, nn.Embedding):

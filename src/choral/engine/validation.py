@@ -26,7 +26,7 @@ from choral.objectives.likelihoods import About
 from choral.plan.state import State
 from choral.plan.stopping import EarlyStopping, Measure
 from choral.posthoc.greedy import Loss
-from choral.predictions import Prediction
+from choral.predictions import Predictive
 
 AUTO = "auto"
 _LEAST = 40  # points of which some are held out where `fit` chooses
@@ -199,7 +199,7 @@ class Validation:
         except Exception as error:  # forward code of the user's may fail in any way
             raise InputError(f"validation: {self.task.blueprint.interface.why_not_predicted(rows, error)}") from error
 
-    def _prediction(self, outputs: Tensor, read: Tensor, weights: Tensor | None) -> Prediction:
+    def _prediction(self, outputs: Tensor, read: Tensor, weights: Tensor | None) -> Predictive:
         """Return what outputs (row, batch, ...) predict; noise that is estimated after training is estimated on them."""
         likelihood = self.task.likelihood
         likelihood = likelihood.estimated(outputs, read, weights) if likelihood.estimates else likelihood

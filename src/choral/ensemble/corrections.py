@@ -20,7 +20,7 @@ from choral.posthoc import (
     fit_stacking,
     select_members,
 )
-from choral.predictions import Prediction
+from choral.predictions import Predictive
 
 _ORDER: tuple[tuple[type[Value], ...], ...] = (
     (MemberSelection,),
@@ -30,7 +30,7 @@ _ORDER: tuple[tuple[type[Value], ...], ...] = (
 )
 
 
-def checked(values: Sequence[Value], *, kind: type[Prediction]) -> tuple[Value, ...]:
+def checked(values: Sequence[Value], *, kind: type[Predictive]) -> tuple[Value, ...]:
     """Return corrections in the order they are applied; raises InputError for two of one sort or of the wrong task.
 
     Args:
@@ -53,7 +53,7 @@ def checked(values: Sequence[Value], *, kind: type[Prediction]) -> tuple[Value, 
     return tuple(ranked[i] for i in sorted(ranked))
 
 
-def correct(prediction: Prediction, values: Sequence[Value]) -> Prediction:
+def correct(prediction: Predictive, values: Sequence[Value]) -> Predictive:
     """Return a prediction with corrections applied in order; conformal rules are kept in it for `sets` or `interval`.
 
     >>> import torch
@@ -89,7 +89,7 @@ def staying(values: Sequence[Value], asked: Mapping[str, Any]) -> tuple[Value, .
 
 
 def fit_corrections(
-    prediction: Prediction,
+    prediction: Predictive,
     y: Any,
     *,
     select: int | None = None,

@@ -9,25 +9,33 @@ from choral.objectives.likelihoods import Likelihood
 if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble
 
+_LEFT_OUT = "columns left out"
 _LONGEST = 120  # letters of a correction: weights of many members say nothing at a glance
 
 
 def described(ensemble: "Ensemble") -> str:
     """Return method, members, task, likelihood, scaling and size of an ensemble as one line."""
+    said = facts(ensemble) | {"parameters": f"{ensemble._parameters:,} parameters"}
+    return ", ".join(f"{name}: {text}" if name == _LEFT_OUT else text for name, text in said.items())
+
+
+def facts(ensemble: "Ensemble") -> dict[str, str]:
+    """Return method, members, task, likelihood, scaling and size of an ensemble, by subject."""
     draws = ensemble.recipe.structure.draws
     members = f"{ensemble.members} member" + ("" if ensemble.members == 1 else "s")
-    parts = [
-        f"{ensemble.recipe.name}: {members}" + (f" of {draws} draws each" if draws > 1 else ""),
-        ensemble.task + _of_outputs(ensemble),
-        understood_by(ensemble),
-        *(repr(transform) for transform in ensemble.inputs),
-    ]
-    parts += [_brief(repr(value), type(value).__name__) for value in ensemble.posthoc]
     left_out = ensemble.table.left_out if ensemble.table is not None else ()
-    parts += [f"columns left out: {', '.join(short(n, 20) for n in left_out)}"] if left_out else []
     chosen = ensemble.info.get("auto")
-    parts += [f"chosen from {len(chosen['tried'])} trainings ({chosen['reasons'][-1]})"] if chosen else []
-    return ", ".join([*parts, f"{ensemble.parameters:,} parameters"])
+    found = {
+        "method": f"{ensemble.recipe.name}: {members}" + (f" of {draws} draws each" if draws > 1 else ""),
+        "task": ensemble.task + _of_outputs(ensemble),
+        "likelihood": understood_by(ensemble),
+        "transforms": ", ".join(map(repr, ensemble._inputs)),
+        "corrections": ", ".join(_brief(repr(value), type(value).__name__) for value in ensemble.posthoc),
+        _LEFT_OUT: ", ".join(short(n, 20) for n in left_out),
+        "chosen": f"chosen from {len(chosen['tried'])} trainings ({chosen['reasons'][-1]})" if chosen else "",
+        "parameters": f"{ensemble._parameters:,}",
+    }
+    return {name: text for name, text in found.items() if text}
 
 
 def _brief(text: str, name: str) -> str:

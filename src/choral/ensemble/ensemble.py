@@ -17,6 +17,7 @@ from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.base.fitting import typed
 from choral.base.interface import Interface, detach
+from choral.base.lettering import html_table
 from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.frames import arranged, names_of
@@ -31,14 +32,14 @@ from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
 from choral.engine.threads import checked
 from choral.ensemble import corrections
-from choral.ensemble.describing import described
+from choral.ensemble.describing import described, facts
 from choral.ensemble.exporting import export
 from choral.ensemble.saving import Saved, save_bytes, save_file
 from choral.layers.conversion.linear_maps import put_back
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
-from choral.predictions import Prediction, scores_of
+from choral.predictions import Prediction, Predictive, scores_of
 from choral.recipes.recipe import Recipe
 
 _PLAIN = Interface()
@@ -63,17 +64,17 @@ class Ensemble:
         info: dict[str, Any] | None = None,
         posthoc: tuple[Value, ...] = (),
     ):
-        self.recipe, self.likelihood, self.inputs, self.table = recipe, likelihood, inputs, table
+        self.recipe, self.likelihood, self.table = recipe, likelihood, table
         self.info = info or {}
+        self._inputs = inputs
         self.posthoc = corrections.checked(posthoc, kind=likelihood.prediction)
         self._store, self._count = store, count
-        self.networks = count
         self._build = build
-        self.interface = interface
+        self._interface = interface
         self._blueprint = Blueprint(
             build, recipe.structure, device=torch.device("cpu"), images=False, interface=interface
         )
-        self.out_of_fold: Any = None  # of a fit with folds, `choral.ensemble.out_of_fold.OutOfFold`
+        self._out_of_fold: Any = None  # of a fit with folds, `choral.ensemble.out_of_fold.OutOfFold`
         self._floats: torch.dtype | None = None
         self._evaluations: dict[Any, Evaluation] = {}
 
@@ -98,26 +99,24 @@ class Ensemble:
     def __repr__(self) -> str:
         return f"Ensemble({described(self)})"
 
+    def _repr_html_(self) -> str:
+        return html_table(list(facts(self).items()), "Ensemble", header=False)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies take along: not what was prepared for predictions."""
         return self.__dict__ | {"_evaluations": {}}
-
-    @property
-    def understood(self) -> dict[str, str]:
-        """What was understood of the task, in words by subject: task, likelihood, how targets are read, ..."""
-        return {"task": self.task} | self.likelihood.understood()
 
     def states(self) -> Iterator[State]:
         """Yield the state of each collected network."""
         return (self._store.get(i) for i in range(self._count))
 
     @property
-    def parameters(self) -> int:
+    def _parameters(self) -> int:
         """Stored parameters of all members; masked ones do not count."""
         return sum(state.stored for state in self.states())
 
     @guarded
-    def network(self, index: int = 0) -> nn.Module:
+    def _network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""
         if not is_whole(index, 0) or index >= self._count:
             raise InputError(f"network {index} does not exist; this ensemble has networks 0 to {self._count - 1}.")
@@ -129,7 +128,7 @@ class Ensemble:
         if not is_whole(index, 0) or index >= self.members:
             raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
         which, inside = divmod(index, self.recipe.structure.members)
-        return put_back(detach(self.recipe.structure.member(self.network(which), inside))).eval()
+        return put_back(detach(self.recipe.structure.member(self._network(which), inside))).eval()
 
     @guarded
     def outputs(
@@ -145,16 +144,16 @@ class Ensemble:
         return self._outputs(x, batch_size, device, precision, checked(threads))
 
     @guarded
-    def outputs_once(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+    def _outputs_once(self, x: Any, *, batch_size: int = 1024) -> Tensor:
         """Return what `outputs` returns for an array, up to rounding, at the price of a single call: nothing is prepared for others."""
         ready = self._read(x, "fp32")
         return self._evaluation_for(ready, "cpu", "fp32").once(ready, batch_size=batch_size)
 
     def _outputs(self, x: Any, batch_size: int, device: str, precision: str, threads: int | None) -> Tensor:
-        x = self.arranged(x)
+        x = self._arranged(x)
         parts = inputs_of(x)
         if len(parts) > 1 or parts[0] is not x:
-            chosen = map(self.interface.chosen, parts)
+            chosen = map(self._interface.chosen, parts)
             each = [self._outputs(part, batch_size, device, precision, threads) for part in chosen]
             if len({part.shape[2:] for part in each}) > 1:
                 raise InputError(
@@ -168,7 +167,7 @@ class Ensemble:
         except ChoralError:
             raise
         except Exception as error:  # forward code of the user's may fail in any way
-            raise InputError(self.interface.why_not_predicted(ready, error)) from error
+            raise InputError(self._interface.why_not_predicted(ready, error)) from error
 
     def _of_frame(self, x: Any) -> Any:
         """Return the inputs of a data frame's rows, for an ensemble fitted on a table; anything else as it is."""
@@ -187,8 +186,8 @@ class Ensemble:
         if self._floats is None:
             self._floats = self._blueprint.floats
         floats = _PRECISIONS[precision] or self._floats
-        ready = self.interface.in_floats(as_inputs(x, floats), floats)
-        self.interface.check(ready)
+        ready = self._interface.in_floats(as_inputs(x, floats), floats)
+        self._interface.check(ready)
         return ready
 
     def _evaluation_for(self, ready: Batch, device: str, precision: str) -> Evaluation:
@@ -197,7 +196,7 @@ class Ensemble:
             self._evaluations.setdefault(place, self._evaluation(*place))
         return self._evaluations[place]
 
-    def arranged(self, x: Any) -> Any:
+    def _arranged(self, x: Any) -> Any:
         """Return inputs as the networks were fitted on them: a table's rows as numbers, columns of other data frames in their order."""
         ready = self._of_frame(x)
         if self.table is not None and self.table.columns and names_of(ready):
@@ -205,26 +204,26 @@ class Ensemble:
                 f"x is a {type(x).__name__}, and the networks read a table as pandas has it; give a pandas data frame, or "
                 "ensemble.table.inputs(frame)."
             )
-        return arranged(ready, self.interface.columns)
+        return arranged(ready, self._interface.columns)
 
-    def arranged_targets(self, x: Any, y: Any) -> Any:
+    def _arranged_targets(self, x: Any, y: Any) -> Any:
         """Return targets in the order of those fitted on; those of a table's data frame x may be in it."""
         found = self._targets_of(x, y)
         if found is None:
             raise InputError("y is None; give the labels or targets of x.")
-        return arranged(found, self.interface.columns, "y")
+        return arranged(found, self._interface.columns, "y")
 
     def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
         recipe, where, floats = self.recipe, usable(device), _PRECISIONS[precision]
         blueprint = Blueprint(
-            self._build, recipe.structure, device=where, images=images, interface=self.interface, floats=floats
+            self._build, recipe.structure, device=where, images=images, interface=self._interface, floats=floats
         )
         task = Task(
             blueprint,
             recipe.structure,
             recipe.objective,
             self.likelihood,
-            self.inputs,
+            self._inputs,
             where,
             precision,
             floats=floats or self._blueprint.floats,
@@ -241,7 +240,7 @@ class Ensemble:
         precision: str = "fp32",
         threads: int | None = None,
     ) -> Prediction:
-        """Return the ensemble's prediction for some inputs; may be called from several threads at once.
+        """Return what the ensemble predicts for some inputs; may be called from several threads at once.
 
         Args:
             x: inputs as given to fit (arrays or tensors, or a dict, tuple or list of them), or a Dataset or DataLoader, also of a stream,
@@ -254,35 +253,38 @@ class Ensemble:
             threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
         """
         outputs = self._outputs(x, batch_size, device, precision, checked(threads))
-        return corrections.correct(self.uncorrected(outputs), self.posthoc)
+        return Prediction(self._corrected(outputs), self._interface.target)
 
-    @property
-    def build(self) -> Builds:
-        """What makes its networks."""
-        return self._build
+    def _predictive(self, x: Any, **options: Any) -> Predictive:
+        """Return the predictive distribution of some inputs, for code that judges or prints it; arguments as in `predict`."""
+        return self._corrected(self.outputs(x, **options))
 
-    def built(self) -> nn.Module:
+    def _corrected(self, outputs: Tensor) -> Predictive:
+        """Return what raw outputs (row, batch, ...) predict, with all corrections."""
+        return corrections.correct(self._uncorrected(outputs), self.posthoc)
+
+    def _built(self) -> nn.Module:
         """Return a plain network as its members were before they were trained, or converted."""
         return detach(self._blueprint.plain())
 
     @property
-    def numbers(self) -> list[int]:
+    def _numbers(self) -> list[int]:
         """The places of its networks in the plan: all of them, unless the time was up before."""
         return list(range(self._count) if self._store.numbers is None else self._store.numbers)
 
     @guarded
-    def of_networks(self, numbers: Sequence[int]) -> "Ensemble":
+    def _of_networks(self, numbers: Sequence[int]) -> "Ensemble":
         """Return the ensemble of some of its networks, without corrections."""
         if not numbers or not all(is_whole(n, 0) and n < self._count for n in numbers):
             raise InputError(
                 f"numbers is {list(numbers)}; give at least one, each from 0 to {self._count - 1}, the networks of this ensemble."
             )
         twin = copy.copy(self)
-        twin._store, twin._count, twin.networks = self._store.showing(numbers), len(numbers), len(numbers)
-        twin.posthoc, twin.out_of_fold, twin._evaluations = (), None, {}
+        twin._store, twin._count = self._store.showing(numbers), len(numbers)
+        twin.posthoc, twin._out_of_fold, twin._evaluations = (), None, {}
         return twin
 
-    def uncorrected(self, outputs: Tensor, *, networks: int | None = None) -> Prediction:
+    def _uncorrected(self, outputs: Tensor, *, networks: int | None = None) -> Predictive:
         """Return what raw outputs (row, batch, ...) predict before corrections; of so many networks, all if None."""
         classes = self.likelihood.classes(outputs)
         names = None if self.table is None or classes is None else self.table.names_of(classes)
@@ -302,10 +304,10 @@ class Ensemble:
             sample_weight: a weight for each row, as in `fit`; scores that are no means over rows are then left out.
             options: further arguments of predict.
         """
-        y = self.arranged_targets(x, y)
+        y = self._arranged_targets(x, y)
         outputs = self.outputs(x, **options)
         self._check_targets(y, outputs)
-        prediction = corrections.correct(self.uncorrected(outputs), self.posthoc)
+        prediction = self._corrected(outputs)
         targets = prediction.targets(y)
         return scores_of(
             prediction, targets, None if sample_weight is None else as_weights(sample_weight, len(targets))
@@ -320,7 +322,7 @@ class Ensemble:
         self.likelihood.check_judged(targets, tuple(outputs.shape[2:]))
 
     @property
-    def digest(self) -> str:
+    def _digest(self) -> str:
         """A digest of what predictions follow from: members, likelihood and corrections."""
         digest = hashlib.blake2b(digest_size=16)
         for state in self.states():
@@ -353,11 +355,11 @@ class Ensemble:
             options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
                 stacking=True, level=0.9; one temperature of the ensemble if nothing is named.
         """
-        y = self.arranged_targets(x, y)
+        y = self._arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
         self._check_targets(y, outputs)
         kept = corrections.staying(self.posthoc, options)
-        prediction = corrections.correct(self.uncorrected(outputs), kept)
+        prediction = corrections.correct(self._uncorrected(outputs), kept)
         return self.with_posthoc(*kept, *typed(corrections.fit_corrections)(prediction, y, **options))
 
     @guarded
@@ -376,10 +378,10 @@ class Ensemble:
             path: ends in .pt2; written whole or not at all.
             x: 2 rows or more, as `predict` takes them.
         """
-        some = next(iter(inputs_of(self.arranged(x))))
-        export(self, Path(path), self._read(self.interface.chosen(some), "fp32"), self._blueprint.floats)
+        some = next(iter(inputs_of(self._arranged(x))))
+        export(self, Path(path), self._read(self._interface.chosen(some), "fp32"), self._blueprint.floats)
 
-    def to_bytes(self) -> bytes:
+    def _to_bytes(self) -> bytes:
         """Return what `save` writes."""
         return save_bytes(self.states(), self._about())
 
@@ -387,8 +389,8 @@ class Ensemble:
         return {
             "recipe": self.recipe.to_dict(),
             "likelihood": self.likelihood.to_dict(),
-            "inputs": written(self.inputs),
-            "interface": self.interface.to_dict(),
+            "inputs": written(self._inputs),
+            "interface": self._interface.to_dict(),
             "network": self._blueprint.spec(),
             "fingerprint": self._blueprint.fingerprint(),
             "table": None if self.table is None else self.table.to_dict(),

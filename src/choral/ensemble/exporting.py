@@ -23,7 +23,6 @@ from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.data.inputs import prepare
 from choral.engine.files import write_bytes
-from choral.ensemble import corrections
 
 if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble
@@ -47,7 +46,7 @@ class Program(nn.Module):
     def __init__(self, ensemble: "Ensemble", floats: torch.dtype):
         super().__init__()
         structure = ensemble.recipe.structure
-        joint = [ensemble.network(i) for i in range(ensemble.networks)]
+        joint = [ensemble._network(i) for i in range(ensemble._count)]
         members = [structure.member(network, i) for network in joint for i in range(structure.members)]
         self.members = nn.ModuleList(member.eval().requires_grad_(False) for member in members)
         self._ensemble, self._floats = (ensemble,), floats  # a tuple, since it is no part of the program
@@ -55,10 +54,10 @@ class Program(nn.Module):
     def forward(self, x: Batch) -> dict[str, Tensor]:
         """Return the measures of a batch."""
         (ensemble,) = self._ensemble
-        ready = prepare(x, ensemble.inputs, training=False, floats=self._floats)
+        ready = prepare(x, ensemble._inputs, training=False, floats=self._floats)
         outputs = torch.stack([member(ready) for member in self.members])
         wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-        prediction = corrections.correct(ensemble.uncorrected(wide), ensemble.posthoc)
+        prediction = ensemble._corrected(wide)
         return {name: getattr(prediction, name) for name in MEASURES}
 
 
@@ -78,7 +77,7 @@ def export(ensemble: "Ensemble", path: Path, x: Batch, floats: torch.dtype) -> N
         raise InputError(f"x has {rows} row(s); give 2 or more, by which the program is made and tried.")
     ensemble.predict(batches.part(x, slice(2)))  # says what is wrong with x
     if ensemble.recipe.structure.draws > 1 or _draws(
-        ensemble, prepare(x, ensemble.inputs, training=False, floats=floats)
+        ensemble, prepare(x, ensemble._inputs, training=False, floats=floats)
     ):
         raise InputError(
             f"{ensemble.recipe.name} draws weights or units whenever it predicts, and a program of torch.export would keep one draw; export an ensemble "
@@ -92,7 +91,7 @@ def export(ensemble: "Ensemble", path: Path, x: Batch, floats: torch.dtype) -> N
         "task": ensemble.task,
         "members": ensemble.members,
         "measures": MEASURES,
-        "understood": ensemble.understood,
+        "understood": {"task": ensemble.task} | ensemble.likelihood.understood(),
     }
     held = io.BytesIO()
     torch.export.save(program, held, extra_files={ABOUT: json.dumps(about | _columns(ensemble))})
@@ -101,7 +100,7 @@ def export(ensemble: "Ensemble", path: Path, x: Batch, floats: torch.dtype) -> N
 
 def _draws(ensemble: "Ensemble", x: Batch) -> bool:
     """Return whether networks predict otherwise with other draws."""
-    structure, network = ensemble.recipe.structure, ensemble.network(0)
+    structure, network = ensemble.recipe.structure, ensemble._network(0)
 
     def outputs(key: int) -> Tensor:
         with torch.no_grad(), draws.keyed(key):
@@ -152,7 +151,7 @@ def _quietly() -> Iterator[None]:
 
 def _check(program: Any, ensemble: "Ensemble", x: Batch) -> None:
     """Raise InputError if the program predicts something else than the ensemble."""
-    found, expected = program.module()(x), ensemble.predict(x)
+    found, expected = program.module()(x), ensemble._predictive(x)
     for name in MEASURES:
         right = getattr(expected, name)
         distance = (found[name] - right).abs().max()

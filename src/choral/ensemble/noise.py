@@ -38,7 +38,7 @@ def settle_noise(
             outputs, y, weights = source
         else:
             x, y, weights = some_points(source, _ROWS)
-            outputs = ensemble.outputs_once(x)
+            outputs = ensemble._outputs_once(x)
         kept = ensemble.likelihood.estimated(outputs, y, weights)
         if folder is not None:
             keep_likelihood(folder, run, kept)
@@ -55,7 +55,7 @@ def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> N
     """
     x, y, _ = some_points(source, _FEW_ROWS)
     try:
-        constant = ensemble.likelihood.constant(ensemble.outputs_once(x), y)
+        constant = ensemble.likelihood.constant(ensemble._outputs_once(x), y)
     except Exception:  # forward code that fails in evaluation: predict says so, and the members must not be lost here
         return
     if constant:

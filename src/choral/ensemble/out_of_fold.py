@@ -20,7 +20,7 @@ from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.noise import settle_noise
 from choral.plan.folds import folds_of
 from choral.posthoc import StackingWeights
-from choral.predictions import Prediction, means_of
+from choral.predictions import Predictive, means_of
 
 LEVEL = 0.9  # that conformal intervals and sets promise
 _CHUNK = 4096
@@ -49,9 +49,9 @@ class OutOfFold:
     networks: int
     shares: tuple[float, ...] | None = None
 
-    def prediction(self, ensemble: Ensemble) -> Prediction:
+    def prediction(self, ensemble: Ensemble) -> Predictive:
         """Return what is predicted of the points, without corrections."""
-        found = ensemble.uncorrected(self.outputs, networks=self.networks)
+        found = ensemble._uncorrected(self.outputs, networks=self.networks)
         return found if self.shares is None else found.weighed(self.shares)
 
 
@@ -63,14 +63,14 @@ def gathered(ensemble: Ensemble, source: Source) -> OutOfFold:
         source: training points with targets as they are in the data, and the fold of each.
     """
     assert source.folds is not None
-    kept = ensemble.numbers
+    kept = ensemble._numbers
     own = [folds_of(ensemble.recipe.plan)[number] for number in kept]
     by_fold = {f: [i for i, fold in enumerate(own) if fold == f] for f in sorted({f for f in own if f is not None})}
     count = min(len(some) for some in by_fold.values())
     parts, targets, places = [], [], []
     for fold, networks in by_fold.items():
         rows = (source.folds == fold).nonzero().flatten()
-        part = ensemble.of_networks(networks[:count])
+        part = ensemble._of_networks(networks[:count])
         for start in range(0, len(rows), _CHUNK):
             some = rows[start : start + _CHUNK]
             x, y = next(iter(source.epoch(some, len(some))))
@@ -104,14 +104,14 @@ def complete(ensemble: Ensemble, found: OutOfFold) -> None:
     """Give an ensemble the scores and the conformal rule of out-of-fold predictions; weights of its members stay."""
     about, rules = judged(found, ensemble)
     weighed = [value for value in ensemble.posthoc if isinstance(value, StackingWeights)]
-    ensemble.out_of_fold = found
+    ensemble._out_of_fold = found
     ensemble.info = ensemble.info | {"out_of_fold": about}
     ensemble.posthoc = (*weighed, *rules)
 
 
 def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
     """Write the out-of-fold predictions of an ensemble into its folder, with the digest of the run they belong to."""
-    found: OutOfFold = ensemble.out_of_fold
+    found: OutOfFold = ensemble._out_of_fold
     tensors = {"outputs": found.outputs, "y": found.y, "folds": found.folds, "points": found.points}
     tensors |= {} if found.weights is None else {"weights": found.weights}
     header = {"run": run, "networks": found.networks, "about": ensemble.info["out_of_fold"]}
@@ -165,5 +165,5 @@ def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
         fitted = ensemble.with_posthoc(*rules)
     except (OSError, RunError, InputError, KeyError, TypeError, ValueError):  # fit makes it again
         return
-    ensemble.out_of_fold, ensemble.posthoc = found, fitted.posthoc
+    ensemble._out_of_fold, ensemble.posthoc = found, fitted.posthoc
     ensemble.info = ensemble.info | {"out_of_fold": header["about"]}

@@ -284,7 +284,7 @@ def _measured(
             rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})
             continue
         evaluations[name] = judged(folder, ensemble, trial)
-        sketches[name] = sketch(ensemble.predict(first_rows(problem.x_test, MAP_ROWS)))
+        sketches[name] = sketch(ensemble._predictive(first_rows(problem.x_test, MAP_ROWS)))
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
     if not evaluations:
         raise DivergedError("; ".join(f"{row['method']}: {row[DIVERGED]}" for row in rows))

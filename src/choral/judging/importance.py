@@ -22,7 +22,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.data.columns import Column
 from choral.data.sources import as_inputs
 from choral.ensemble.ensemble import Ensemble
-from choral.predictions import Prediction, means_of
+from choral.predictions import Predictive, means_of
 
 _OUTPUTS = 10  # curves of one column, at most
 
@@ -66,7 +66,7 @@ def parts_of(ensemble: Ensemble, x: Any, groups: Mapping[str, Sequence[Any]] | N
         x: inputs as given to predict.
         groups: names of columns (places in an array) that are changed together, by a name for them; the others are left alone.
     """
-    leaves = list(batches.named_leaves(as_inputs(ensemble.arranged(x))))
+    leaves = list(batches.named_leaves(as_inputs(ensemble._arranged(x))))
     table = ensemble.table
     if table is not None and table.columns:
         ends = np.cumsum([c.width for c in table.columns]).tolist()
@@ -77,7 +77,7 @@ def parts_of(ensemble: Ensemble, x: Any, groups: Mapping[str, Sequence[Any]] | N
         alone = [Part(name, None, i) for i, (name, _) in enumerate(leaves)]
     elif leaves[0][1].dim() == 2:
         count = leaves[0][1].shape[1]
-        names = (ensemble.interface.columns or {}).get("x", ())
+        names = (ensemble._interface.columns or {}).get("x", ())
         alone = [Part(names[i] if len(names) == count else f"x{i}", (i,)) for i in range(count)]
     else:
         raise InputError(
@@ -132,8 +132,8 @@ def permutation_importance(
     if repeats < 1 or rows < 2:
         raise InputError(f"repeats is {repeats} and rows {rows}; give at least 1 and 2.")
     parts = parts_of(ensemble, x, groups)
-    x, y = _some(ensemble.arranged(x), ensemble.arranged_targets(x, y), rows, seed)
-    plain = ensemble.predict(x)
+    x, y = _some(ensemble._arranged(x), ensemble._arranged_targets(x, y), rows, seed)
+    plain = ensemble._predictive(x)
     targets = plain.targets(y)
     names = tuple(measures) or _usual(plain, targets)
     before = _measured(plain, targets, names)
@@ -141,7 +141,7 @@ def permutation_importance(
     found = []
     for part in parts:
         own = part.of(x)
-        changed = [ensemble.predict(part.put(x, own[order])) for order in orders]
+        changed = [ensemble._predictive(part.put(x, own[order])) for order in orders]
         # axes: repeat, the whole and each member, measure
         worse = torch.stack([_measured(p, targets, names) - before for p in changed])
         worse = worse * torch.tensor([-1.0 if grows(n) else 1.0 for n in names])
@@ -159,13 +159,13 @@ def _row(worse: Tensor, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _usual(prediction: Prediction, targets: Tensor) -> tuple[str, ...]:
+def _usual(prediction: Predictive, targets: Tensor) -> tuple[str, ...]:
     """Return the score of the task and the other measures that are followed and are means over points."""
     known = means_of(prediction.row_scores(targets))
     return tuple(dict.fromkeys([prediction.score, *(n for n in prediction.brief(targets) if n in known)]))
 
 
-def _measured(prediction: Prediction, targets: Tensor, names: Sequence[str]) -> Tensor:
+def _measured(prediction: Predictive, targets: Tensor, names: Sequence[str]) -> Tensor:
     """Return measures of the ensemble and of every member alone (1 + member, measure)."""
     alone = [prediction.of_rows(rows) for rows in prediction.rows_by_member()]
     found = []
@@ -202,13 +202,13 @@ def partial_dependence(
         raise InputError(f"there is no column '{column}'; known: {', '.join(names[:20])}.{did_you_mean(column, names)}")
     if points < 1 or rows < 1:
         raise InputError(f"points is {points} and rows {rows}; give at least 1 of each.")
-    part, made = known[column], as_inputs(ensemble.arranged(x))
+    part, made = known[column], as_inputs(ensemble._arranged(x))
     grid = list(_grid(part, part.of(made).double().numpy(), points))
     few, _ = _some(made, np.zeros(batches.rows(made)), rows, seed)
     curves, alone = [], []
     for _, _, code in grid:
         like = part.of(few)
-        prediction = ensemble.predict(part.put(few, torch.as_tensor(code, dtype=like.dtype).expand_as(like)))
+        prediction = ensemble._predictive(part.put(few, torch.as_tensor(code, dtype=like.dtype).expand_as(like)))
         curves.append(prediction.mean.double().flatten(1).mean(0)[:_OUTPUTS])
         alone.append(prediction.by_member(prediction.member_values).double().flatten(2).mean(1)[:, :_OUTPUTS])
     on_line = all(place is not None for _, place, _ in grid)

@@ -21,7 +21,7 @@ from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
 from choral.judging.maps import chains, pca
 from choral.judging.trial import Trial, count_rows, make_trial
-from choral.predictions import Prediction, brief_of, scores_of
+from choral.predictions import Predictive, brief_of, scores_of
 
 _SHOWN = 16  # members in matrices, at most
 _BINS = 20
@@ -39,9 +39,9 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
         batch_size: points evaluated at once.
         options: sample_weight, ood, corruptions, severities, ... as in `make_trial`.
     """
-    options |= {"ood": ensemble.arranged(options["ood"])} if "ood" in options else {}
-    y = ensemble.arranged_targets(x, y)
-    return judge(ensemble, make_trial(ensemble.arranged(x), y, **options), batch_size=batch_size)
+    options |= {"ood": ensemble._arranged(options["ood"])} if "ood" in options else {}
+    y = ensemble._arranged_targets(x, y)
+    return judge(ensemble, make_trial(ensemble._arranged(x), y, **options), batch_size=batch_size)
 
 
 def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     }
     if trial.corrupted:
         found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
-    other = None if trial.ood is None else ensemble.predict(trial.ood, batch_size=batch_size)
+    other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
     found["histograms"] = _histograms(prediction, other)
     if trial.ood is not None and other is not None:
         told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
@@ -77,12 +77,12 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     return found
 
 
-def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Prediction, float]:
+def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Predictive, float]:
     """Return a prediction and its seconds; it is taken twice unless it is long, since the first call of a shape prepares it."""
     seconds: list[float] = []
     while len(seconds) < 2 and sum(seconds) < _LONG:
         started = time.perf_counter()
-        prediction = ensemble.predict(x, batch_size=batch_size)
+        prediction = ensemble._predictive(x, batch_size=batch_size)
         seconds.append(time.perf_counter() - started)
     return prediction, min(seconds)
 
@@ -90,7 +90,7 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Prediction, flo
 def measure(ensemble: Ensemble, x: Any, y: Any, *, sample_weight: Any = None, batch_size: int = 1024) -> dict[str, Any]:
     """Return every scalar measure of an ensemble on labeled data, with what it cost to make, as one flat row; `sample_weight` as in `fit`."""
     prediction, seconds = _timed(ensemble, x, batch_size)
-    y = ensemble.arranged_targets(x, y)
+    y = ensemble._arranged_targets(x, y)
     targets = prediction.targets(y)
     rows = None if sample_weight is None else as_weights(sample_weight, len(targets))
     return _row(ensemble, scores_of(prediction, targets, rows), _cost(ensemble, seconds))
@@ -120,7 +120,7 @@ def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Tr
     found = {
         "evaluation": {ensemble.recipe.name: evaluation},
         "judged_by": trial.digest,
-        "ensemble": ensemble.digest,
+        "ensemble": ensemble._digest,
     }
     write_json(folder / "evaluation.json", found, within=folder)
 
@@ -129,7 +129,7 @@ def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, A
     """Return the evaluation that the run folder keeps if it is of the same members and rows; else judge, and keep it."""
     stored = (None if folder is None else _kept(folder)) or {}
     found = stored.get("evaluation", {}).get(ensemble.recipe.name)
-    known = stored.get("judged_by") == trial.digest and stored.get("ensemble") == ensemble.digest
+    known = stored.get("judged_by") == trial.digest and stored.get("ensemble") == ensemble._digest
     if found is None or not known:
         found = json.loads(json.dumps(judge(ensemble, trial), sort_keys=True))  # in the order a file would give back
         if folder is not None:
@@ -176,7 +176,7 @@ def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: st
     return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
 
 
-def sketch(prediction: Prediction) -> Tensor:
+def sketch(prediction: Predictive) -> Tensor:
     """Return what each member says about the first rows, (member, value): the point it takes in function space."""
     return prediction.member_values[:, :MAP_ROWS].flatten(1).double()
 
@@ -197,7 +197,7 @@ def plain(values: Any, digits: int = 6) -> Any:
 def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
     counted = ensemble.info.get("counted", {})
     return {
-        "parameters": ensemble.info.get("parameters", ensemble.parameters),
+        "parameters": ensemble.info.get("parameters", ensemble._parameters),
         "train_flops": counted.get("train_flops"),
         "predict_flops": ensemble.info.get("predict_flops"),
         "train_seconds": counted.get("train_seconds"),
@@ -205,7 +205,7 @@ def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
     }
 
 
-def _first(prediction: Prediction, count: int) -> Prediction:
+def _first(prediction: Predictive, count: int) -> Predictive:
     """Return the prediction of the first members alone, all draws of each."""
     return prediction.of_rows([row for own in prediction.rows_by_member()[:count] for row in own])
 
@@ -214,18 +214,18 @@ def _tensor(weights: np.ndarray | None) -> Tensor | None:
     return None if weights is None else torch.from_numpy(weights)
 
 
-def _sizes(prediction: Prediction, targets: Tensor, weights: Tensor | None) -> list[dict[str, float]]:
+def _sizes(prediction: Predictive, targets: Tensor, weights: Tensor | None) -> list[dict[str, float]]:
     members = len(prediction.rows_by_member())
     counts = sorted({round(c) for c in np.geomspace(1, members, 24)} | set(range(1, min(members, 24) + 1)))
     return [{"members": count, **brief_of(_first(prediction, count), targets, weights)} for count in counts]
 
 
-def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Prediction) -> dict[str, Any]:
+def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predictive) -> dict[str, Any]:
     assert trial.corrupted_y is not None
     count, weights = len(trial.corrupted_y), _tensor(trial.corrupted_weights)
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():
-        joint = ensemble.predict(np.concatenate(severities), batch_size=batch_size)
+        joint = ensemble._predictive(np.concatenate(severities), batch_size=batch_size)
         parts = [joint.of_points(slice(i * count, (i + 1) * count)) for i in range(len(severities))]
         table[name] = [brief_of(part, part.targets(trial.corrupted_y), weights) for part in parts]
     if trial.corrupted_rows is not None:
@@ -252,7 +252,7 @@ def _histogram(values: Tensor, low: float, high: float) -> list[float]:
     return plain(counts / len(values))
 
 
-def _histograms(prediction: Prediction, other: Prediction | None) -> dict[str, Any]:
+def _histograms(prediction: Predictive, other: Predictive | None) -> dict[str, Any]:
     """Return shares of rows by how sure the ensemble is of them, in and out of distribution."""
     name, inside, highest = prediction.sureness()
     outside = None if other is None else other.sureness()[1]

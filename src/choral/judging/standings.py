@@ -11,6 +11,7 @@ from typing import Any
 
 from choral.base.directions import grows
 from choral.base.errors import InputError
+from choral.base.lettering import html_table, text_table
 from choral.engine.files import write_bytes
 
 _HEAD = ("method", "members", "epochs")
@@ -105,18 +106,18 @@ class Comparison:
         spread = self.deviations.get(str(row["method"]), {}).get(name)
         return _text(row.get(name)) + ("" if spread is None else f"{joint}{_text(spread)}")
 
-    def __str__(self) -> str:
+    def _cells(self) -> list[list[str]]:
         names = [*_HEAD, *self.shown, "parameters", "train_seconds"]
-        cells = [names] + [
+        return [names] + [
             [self._cell(row, n, " ± ") if n in self.shown else _text(row.get(n)) for n in names] for row in self.rows
         ]
-        widths = [max(len(r[i]) for r in cells) for i in range(len(names))]
-        lines = [
-            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))) for r in cells
-        ]
-        return "\n".join(
-            [*lines, *(f"{row['method']} diverged: {row[DIVERGED]}" for row in self.rows if DIVERGED in row)]
-        )
+
+    def __str__(self) -> str:
+        diverged = (f"{row['method']} diverged: {row[DIVERGED]}" for row in self.rows if DIVERGED in row)
+        return "\n".join([*text_table(self._cells()), *diverged])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._cells(), f"Comparison of {len(self.rows)} methods")
 
 
 def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:

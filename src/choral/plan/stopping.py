@@ -10,7 +10,7 @@ from choral.base.directions import grows
 from choral.base.errors import InputError, did_you_mean
 from choral.base.functions import Function
 from choral.base.values import Value
-from choral.predictions import Prediction, means_of
+from choral.predictions import Predictive, means_of
 
 By = Literal["member", "ensemble"]
 
@@ -34,7 +34,7 @@ class Measure(Value):
 
     @staticmethod
     def of(
-        given: "str | Measure | Callable[[Prediction, Tensor], float]", *, larger_is_better: bool | None = None
+        given: "str | Measure | Callable[[Predictive, Tensor], float]", *, larger_is_better: bool | None = None
     ) -> "Measure":
         """Return a measure by its name, or from a function of the user's (prediction, y) -> float.
 
@@ -55,7 +55,7 @@ class Measure(Value):
             name=function.name.rpartition(".")[2], larger_is_better=bool(larger_is_better), function=function
         )
 
-    def __call__(self, prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> float:
+    def __call__(self, prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> float:
         """Return the number; by the weights of points (point,) where `weighs` says so."""
         if self.function is not None:
             return float(self.function(prediction, targets))
@@ -74,7 +74,7 @@ class Measure(Value):
             )
         return scores[self.name]
 
-    def weighs(self, prediction: Prediction, targets: Tensor) -> bool:
+    def weighs(self, prediction: Predictive, targets: Tensor) -> bool:
         """Return whether weights of points count: for scores that are means over points, not for functions and others."""
         return self.function is None and self.name in means_of(prediction.row_scores(targets))
 

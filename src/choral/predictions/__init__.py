@@ -1,7 +1,8 @@
 """Predictions: what an ensemble says about some points, how sure it is, and how well it did."""
 
-from choral.predictions.base import Prediction, brief_of, means_of, scores_of
+from choral.predictions.base import Predictive, brief_of, means_of, scores_of
 from choral.predictions.classification import Classification
+from choral.predictions.facade import Prediction
 from choral.predictions.labels import MultiLabel
 from choral.predictions.mixture import Counts, Mixture
 from choral.predictions.numbers import Numbers
@@ -17,6 +18,7 @@ __all__ = [
     "Numbers",
     "Outputs",
     "Prediction",
+    "Predictive",
     "QuantileRegression",
     "Regression",
     "brief_of",

@@ -22,11 +22,12 @@ UNFITTED = "this ensemble has no conformal rule; fit one on held-out data: ensem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction(ABC):
-    """What an ensemble says about some points.
+class Predictive(ABC):
+    """The predictive distribution of an ensemble for some points; `choral.Prediction` is what users see of it.
 
-    Facts of a class: `task`, what it is called; `held`, the names of its tensors (member, batch, ...); `score`, by which
-    ensembles are compared, smaller is better; `shown`, the scores of a small table; `alarm`, the one of `alarms` that tells
+    Facts of a class: `task`, what it is called; `held`, the names of its tensors (member, batch, ...); `offers`, what
+    `choral.Prediction` shows of it, the array it stands for first; `like_targets`, whether that has the shape of targets;
+    `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `alarm`, the one of `alarms` that tells
     strange inputs best; `rules`, the names of its conformal rules, the usual one first; `accepts`, the corrections it takes.
 
     Args:
@@ -37,6 +38,8 @@ class Prediction(ABC):
 
     task: ClassVar[str]
     held: ClassVar[tuple[str, ...]]
+    offers: ClassVar[tuple[str, ...]]
+    like_targets: ClassVar[bool] = True
     score: ClassVar[str] = "nll"
     shown: ClassVar[tuple[str, ...]]
     alarm: ClassVar[str]
@@ -242,14 +245,14 @@ class Prediction(ABC):
             raise InputError(f"there are {len(self.weights)} weights for {len(self)} members; give one for each.")
 
 
-def scores_of(prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+def scores_of(prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
     """Return every measure; with weights of the points (batch,), those that are means over points, each point by its weight."""
     if weights is None:
         return prediction.scores(targets)
     return means_of(prediction.row_scores(targets), prediction.row_weights(targets, weights))
 
 
-def brief_of(prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+def brief_of(prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
     """Return the few measures that are followed, by weights of the points (batch,) if there are any."""
     plain = prediction.brief(targets)
     if weights is None:

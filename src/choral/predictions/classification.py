@@ -22,14 +22,15 @@ from choral.posthoc import (
     label_log_scores,
 )
 from choral.posthoc.greedy import Loss
-from choral.predictions.base import UNFITTED, Prediction, means_of
+from choral.predictions.base import UNFITTED, Predictive, means_of
 
+CLASSES = ("probs", "labels", "confidence", "entropy", "expected_entropy", "mutual_information", "sets")
 _OF_MEMBERS = ("member_accuracy", "member_nll", "disagreement", "pairwise_kl", "member_correlation")
 _OF_AVERAGE = ("accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "entropy")
 
 
 @dataclass(frozen=True)
-class Classification(Prediction):
+class Classification(Predictive):
     """Class probabilities of an ensemble.
 
     Args:
@@ -44,6 +45,8 @@ class Classification(Prediction):
 
     task: ClassVar[str] = "classification"
     held: ClassVar[tuple[str, ...]] = ("logits",)
+    offers: ClassVar[tuple[str, ...]] = CLASSES
+    like_targets: ClassVar[bool] = False
     shown: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
     alarm: ClassVar[str] = "entropy"
     rules: ClassVar[tuple[str, ...]] = ("aps", "raps")
@@ -100,31 +103,15 @@ class Classification(Prediction):
         return self.average(torch.special.entr(self.member_probs).sum(self.axis))
 
     @cached_property
-    def mutual_information(self) -> Tensor:
+    def epistemic(self) -> Tensor:
         """Entropy minus mean member entropy (batch,): what the members disagree about, never negative."""
         total = torch.special.entr(self.average(self.member_probs)).sum(self.axis)
         return (total - self.aleatoric).clamp(min=0)
-
-    @property
-    def epistemic(self) -> Tensor:
-        """The same as mutual_information."""
-        return self.mutual_information
 
     @cached_property
     def variance(self) -> Tensor:
         """Variance over members of each class probability (batch, class)."""
         return self.average((self.member_probs - self.average(self.member_probs)).square())
-
-    @cached_property
-    def variation_ratio(self) -> Tensor:
-        """Share of members that do not vote for the commonest class (batch,)."""
-        votes = torch.nn.functional.one_hot(self.logits.argmax(self.axis), self.logits.shape[self.axis]).float()
-        return 1 - self.average(votes).max(-1).values
-
-    @cached_property
-    def max_logit(self) -> Tensor:
-        """Largest mean logit (batch,)."""
-        return self.average(self.logits).max(self.axis).values
 
     def sets(self, *, seed: int = 0) -> Tensor:
         """Return the conformal set of each point as booleans (batch, class)."""
@@ -314,6 +301,6 @@ class Classification(Prediction):
             )
         names = self.names or tuple(str(i) for i in range(self.probs.shape[-1]))
         found: dict[str, list[Any]] = {"prediction": [names[i] for i in self.labels.tolist()]}
-        for name in ("confidence", "entropy", "mutual_information"):
-            found[name] = getattr(self, name).tolist()
+        sure = {"confidence": self.confidence, "entropy": self.entropy, "mutual_information": self.epistemic}
+        found |= {name: values.tolist() for name, values in sure.items()}
         return found | {f"p_{name}": p.tolist() for name, p in zip(names, self.probs.T)}

@@ -14,11 +14,12 @@ from choral.base.values import Value
 from choral.metrics.inputs import PROB_FLOOR, checked_weights
 from choral.posthoc import ConformalLabels, MemberSelection, StackingWeights, Temperature, fit_label_sets
 from choral.posthoc.greedy import Loss, mixture
-from choral.predictions.base import UNFITTED, Prediction, means_of
+from choral.predictions.base import UNFITTED, Predictive, means_of
+from choral.predictions.classification import CLASSES
 
 
 @dataclass(frozen=True)
-class MultiLabel(Prediction):
+class MultiLabel(Predictive):
     """Probabilities of labels that do not exclude each other.
 
     Args:
@@ -28,6 +29,7 @@ class MultiLabel(Prediction):
 
     task: ClassVar[str] = "labels"
     held: ClassVar[tuple[str, ...]] = ("logits",)
+    offers: ClassVar[tuple[str, ...]] = CLASSES
     shown: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
     alarm: ClassVar[str] = "entropy"
     rules: ClassVar[tuple[str, ...]] = ("labels",)
@@ -61,6 +63,11 @@ class MultiLabel(Prediction):
         """Whether each label is likelier than not (batch, label), booleans."""
         return self.probs > 0.5
 
+    @property
+    def confidence(self) -> Tensor:
+        """Probability of the likelier side of each label (batch, label)."""
+        return torch.maximum(self.probs, 1 - self.probs)
+
     @cached_property
     def variance(self) -> Tensor:
         """Variance over members of each probability (batch, label)."""
@@ -81,7 +88,7 @@ class MultiLabel(Prediction):
         """Entropy minus mean member entropy (batch, label): what the members disagree about."""
         return (self.entropy - self.aleatoric).clamp(min=0)
 
-    def sets(self) -> Tensor:
+    def sets(self, *, seed: int = 0) -> Tensor:
         """Return for each label whether no and whether yes are in its conformal set (batch, label, 2)."""
         if self.conformal is None:
             raise InputError(UNFITTED)
@@ -178,7 +185,7 @@ class MultiLabel(Prediction):
 
     def sureness(self) -> tuple[str, Tensor, float | None]:
         """Return the mean probability of the likelier side."""
-        return "confidence", torch.maximum(self.probs, 1 - self.probs).flatten(1).mean(1), 1.0
+        return "confidence", self.confidence.flatten(1).mean(1), 1.0
 
     def alarms(self) -> dict[str, Tensor]:
         """Return mean entropies over labels."""

@@ -1,6 +1,5 @@
 """Mixtures of any torch distribution, of real numbers or of counts."""
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,9 +98,9 @@ class _Mixed(Numbers):
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return high
 
-    @abstractmethod
-    def quantile(self, level: float) -> Tensor:
-        """Return the value below which the mixture puts probability `level` (batch, target)."""
+    def _drawn(self, which: Tensor) -> Tensor:
+        shift, size = self._shift_and_size
+        return torch.stack([self._found.sample()[i] for i in which]) * size + shift
 
     def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval of the mixture itself."""

@@ -1,6 +1,7 @@
 """What all predictions of numbers share: moments of the mixture, intervals, coverage, errors."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from choral import metrics
+from choral.base import rng
 from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
@@ -21,18 +23,20 @@ from choral.posthoc import (
     fit_residual_intervals,
 )
 from choral.posthoc.greedy import Loss, mixture
-from choral.predictions.base import UNFITTED, Prediction
+from choral.predictions.base import UNFITTED, Predictive
 
 LEVELS = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
 SHOWN_LEVELS = (0.5, 0.9, 0.95)
+MOMENTS = ("mean", "std", "aleatoric_std", "epistemic_std")
 _ROWS = 60  # of a picture of intervals, at most
 
 
-class Numbers(Prediction):
+class Numbers(Predictive):
     """Numbers with a mean and a variance from each member, (member, batch, target)."""
 
     shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "mae", "coverage_95")
     alarm: ClassVar[str] = "variance"
+    offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
     rules: ClassVar[tuple[str, ...]] = ("scaled", "residual", "quantile")
     accepts: ClassVar[tuple[type[Value], ...]] = (
         MemberSelection,
@@ -81,6 +85,25 @@ class Numbers(Prediction):
     @abstractmethod
     def cdf(self, values: Tensor) -> Tensor:
         """Return the mixture's distribution function. Shapes: (batch, target) -> (batch, target)."""
+
+    @abstractmethod
+    def quantile(self, level: float) -> Tensor:
+        """Return the value below which the mixture puts probability `level` (batch, target)."""
+
+    def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
+        """Return quantiles of the mixture (batch, target, level); of 5, 50 and 95 % if None."""
+        found = [self.quantile(level) for level in ((0.05, 0.5, 0.95) if levels is None else levels)]
+        return torch.stack(found, -1).to(self.mean.dtype)
+
+    def samples(self, count: int, *, seed: int = 0) -> Tensor:
+        """Return draws of the mixture (draw, batch, target): one member for each draw."""
+        shares = torch.ones(len(self)) if self.weights is None else torch.tensor(self.weights)
+        with rng.seeded(seed, "samples"):
+            return self._drawn(torch.multinomial(shares, count, replacement=True))
+
+    @abstractmethod
+    def _drawn(self, which: Tensor) -> Tensor:
+        """Return one draw of each of these members, (draw,) -> (draw, batch, target)."""
 
     @abstractmethod
     def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:

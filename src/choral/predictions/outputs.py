@@ -14,11 +14,11 @@ from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.posthoc import MemberSelection, StackingWeights
 from choral.posthoc.greedy import Loss
-from choral.predictions.base import Prediction, means_of
+from choral.predictions.base import Predictive, means_of
 
 
 @dataclass(frozen=True)
-class Outputs(Prediction):
+class Outputs(Predictive):
     """Outputs of the members, their mean and their spread; no probabilities.
 
     Args:
@@ -32,6 +32,7 @@ class Outputs(Prediction):
     score: ClassVar[str] = "loss"
     shown: ClassVar[tuple[str, ...]] = ("loss", "member_loss", "spread")
     alarm: ClassVar[str] = "spread"
+    offers: ClassVar[tuple[str, ...]] = ("mean", "std")
     accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights)
 
     member_outputs: Tensor

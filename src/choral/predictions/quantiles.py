@@ -1,5 +1,6 @@
 """Quantiles of real targets: each member's, averaged level by level."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -14,11 +15,12 @@ from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.posthoc import ConformalQuantile, MemberSelection, StackingWeights, fit_quantile_intervals
 from choral.posthoc.greedy import Loss
-from choral.predictions.base import UNFITTED, Prediction, means_of
+from choral.predictions.base import UNFITTED, Predictive, means_of
+from choral.predictions.numbers import MOMENTS
 
 
 @dataclass(frozen=True)
-class QuantileRegression(Prediction):
+class QuantileRegression(Predictive):
     """Predicted quantiles; the ensemble's are the members' average (Vincent's).
 
     Args:
@@ -31,6 +33,7 @@ class QuantileRegression(Prediction):
     score: ClassVar[str] = "pinball"
     shown: ClassVar[tuple[str, ...]] = ("pinball", "mae", "coverage", "width")
     alarm: ClassVar[str] = "width"
+    offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles")
     rules: ClassVar[tuple[str, ...]] = ("quantile",)
     accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights, ConformalQuantile)
 
@@ -73,9 +76,23 @@ class QuantileRegression(Prediction):
         """Both parts of the uncertainty (batch, target)."""
         return self.aleatoric + self.epistemic
 
-    def interval(self) -> tuple[Tensor, Tensor]:
-        """Return the outermost quantiles (batch, target)."""
-        return self.quantiles[..., 0], self.quantiles[..., -1]
+    def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
+        """Return the quantiles of some of the fitted levels, of all if None (batch, target, level)."""
+        if levels is None:
+            return self.quantiles
+        near = [[i for i, known in enumerate(self.levels) if abs(known - level) < 1e-9] for level in levels]
+        if not all(near):
+            raise InputError(
+                f"levels are {tuple(levels)}; the members predict the quantiles {self.levels}: give some of these."
+            )
+        return self.quantiles[..., [i for (i,) in near]]
+
+    def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
+        """Return the outermost quantiles, or those between which lies a share of the targets (batch, target)."""
+        if level is None:
+            return self.quantiles[..., 0], self.quantiles[..., -1]
+        low, high = self.quantiles_at(((1 - level) / 2, (1 + level) / 2)).unbind(-1)
+        return low, high
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
         """Return the outermost quantiles, corrected to hold the target with the promised probability."""

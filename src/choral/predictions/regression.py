@@ -35,6 +35,10 @@ class Regression(Numbers):
         """Return the mixture's distribution function."""
         return metrics.mixture_cdf(self.member_means, self.member_variances, values, weights=self.shares)
 
+    def quantile(self, level: float) -> Tensor:
+        """Return a quantile of the mixture (batch, target)."""
+        return metrics.mixture_quantile(self.member_means, self.member_variances, level, weights=self.shares)
+
     def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval of the mixture itself, from its quantiles (batch, target)."""
         return metrics.mixture_interval(self.member_means, self.member_variances, level=level, weights=self.shares)
@@ -71,9 +75,5 @@ class Regression(Numbers):
             "residual_correlation": metrics.member_correlation(self.by_member(self.member_means) - targets),
         }
 
-    def samples(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return draws of the mixture (draw, batch, target)."""
-        shares = torch.ones(len(self)) if self.weights is None else torch.tensor(self.weights)
-        which = torch.multinomial(shares, count, replacement=True, generator=generator)
-        noise = torch.randn(count, *self.mean.shape, generator=generator)
-        return self.member_means[which] + noise * self.member_variances[which].sqrt()
+    def _drawn(self, which: Tensor) -> Tensor:
+        return torch.normal(self.member_means[which], self.member_variances[which].sqrt())

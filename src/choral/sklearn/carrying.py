@@ -21,7 +21,7 @@ def laid_open(state: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Ensemble):
-        return {"choral": "ensemble", "bytes": value.to_bytes()}
+        return {"choral": "ensemble", "bytes": value._to_bytes()}
     if isinstance(value, np.ndarray) and value.dtype.kind in _LISTED:
         return {"choral": "array", "type": value.dtype.str, "values": value.tolist()}
     return value

@@ -15,7 +15,7 @@ from choral.data.problems import Problem
 from choral.data.tables import Table
 from choral.ensemble.ensemble import Ensemble
 from choral.objectives.likelihoods import Likelihood
-from choral.predictions import Prediction
+from choral.predictions import Predictive
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
 from choral.sklearn.carrying import laid_open, taken_up
@@ -169,15 +169,15 @@ class EnsembleEstimator(BaseEstimator, ABC):
         encoded = self._encode_targets(y_val, "y_val").reshape(-1, *targets.shape[1:])
         return inputs.encode(table, X_val, "X_val"), encoded
 
-    def _prediction(self, X: Any) -> Prediction:
+    def _prediction(self, X: Any) -> Predictive:
         """Return all the ensemble says about some rows, in double precision: a row gets the same whatever stands beside it."""
         check_is_fitted(self)
         X = inputs.read(self, X, reset=False)
         table = self.ensemble_.table
         assert table is not None  # given by fit, and kept in every saved form
-        return self.ensemble_.predict(inputs.encode(table, X), precision="fp64", device=str(self.device))
+        return self.ensemble_._predictive(inputs.encode(table, X), precision="fp64", device=str(self.device))
 
-    def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Prediction, np.ndarray]:
+    def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Predictive, np.ndarray]:
         """Return the prediction for held-out rows and their targets as numbers."""
         check_is_fitted(self)
         y = self._read_targets(y)

@@ -12,7 +12,6 @@ from sklearn.utils.validation import check_is_fitted
 from choral.base.border import is_number
 from choral.base.errors import InputError
 from choral.data.tables import Table
-from choral.metrics import mixture_quantile
 from choral.objectives.likelihoods import LearnedGaussian, Likelihood
 from choral.objectives.likelihoods.scaling import TargetScale
 from choral.posthoc import fit_residual_intervals
@@ -82,10 +81,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         levels = [quantiles] if is_number(quantiles) else list(quantiles)
         if not levels or not all(is_number(level) and 0 < level < 1 for level in levels):
             raise InputError(f"quantiles is {quantiles!r}; give shares above 0 and below 1, such as (0.05, 0.5, 0.95).")
-        said = self._said(X)
-        means, variances = said.member_means.double(), said.member_variances.double()
-        found = [mixture_quantile(means, variances, float(level), weights=said.shares) for level in levels]
-        return self._shaped(torch.stack(found, -1))
+        return self._shaped(self._said(X).quantiles_at([float(level) for level in levels]))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """Return the low and high ends of an interval that holds the target with probability `level`.

@@ -55,7 +55,7 @@ def fit_table(
     ... )
     >>> ensemble = fit_table(frame, "sold", members=2, epochs=8, progress=False)
     >>> prediction = ensemble.predict(pd.DataFrame({"rooms": ["3", None], "town": ["Bonn", "Ulm"]}))
-    >>> prediction.columns()["prediction"], tuple(prediction.probs.shape)
+    >>> prediction.to_frame()["prediction"].tolist(), tuple(prediction.probs.shape)
     (['no', 'yes'], (2, 2))
 
     Args:

@@ -144,7 +144,7 @@ def members_stand_alone(recipe: Recipe, trial: Trial) -> None:
     outputs = ensemble.outputs(x)
     for i in range(ensemble.members):
         with torch.no_grad():
-            alone = ensemble.interface.call(ensemble.member(i), prepare(x, ensemble.inputs, training=False))
+            alone = ensemble._interface.call(ensemble.member(i), prepare(x, ensemble._inputs, training=False))
         _require(torch.allclose(alone, outputs[i], atol=1e-5), f"member {i} alone is another one")
 
 

@@ -69,7 +69,7 @@ def calibrated(plain, x):
 @pytest.mark.parametrize("layers", [(), ("0",)])
 def test_every_pass_is_the_drawn_network_with_statistics_of_its_own(name, build, data, layers):
     ensemble = fit(build, data, make(name, budget=2, components=3, draws=7, layers=layers, training=QUICK))
-    network, x = ensemble.network(), data[0]
+    network, x = ensemble._network(), data[0]
     outputs = ensemble.outputs(x)
     with torch.no_grad():
         for number in range(7):
@@ -89,7 +89,7 @@ def test_every_pass_is_the_drawn_network_with_statistics_of_its_own(name, build,
 def test_shared_statistics_are_the_running_ones_for_every_pass():
     recipe = make("emp", budget=2, components=3, draws=4, statistics="shared", training=QUICK)
     assert "RecalibrateDraws" not in str(recipe)
-    network = fit(perceptron, DATA, recipe).network()
+    network = fit(perceptron, DATA, recipe)._network()
     assert not any(isinstance(m, DrawnStatistics) for m in network.modules())
 
 
@@ -118,7 +118,7 @@ def test_some_points_drawn_at_random_are_enough_and_none_are_refused():
     few = recipe.plan.phases[:-2] + (RecalibrateDraws(points=10), recipe.plan.phases[-1])
     some = fit(perceptron, DATA, type(recipe)(**{**vars(recipe), "plan": type(recipe.plan)(phases=few)}))
     whole = fit(perceptron, DATA, recipe)
-    a, b = (next(m for m in e.network().modules() if isinstance(m, DrawnStatistics)) for e in (some, whole))
+    a, b = (next(m for m in e._network().modules() if isinstance(m, DrawnStatistics)) for e in (some, whole))
     assert not torch.allclose(a.mean, b.mean)
     assert (a.mean - b.mean).abs().max() < 1.5 * b.var.sqrt().max()
     with pytest.raises(InputError, match="points=1"):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.predictions import Prediction
+from choral.predictions import Predictive
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Likelihood(Value, ABC):
     through to become probabilities, if there is one. Outputs that have gone through it already are doubtful.
     """
 
-    prediction: ClassVar[type[Prediction]]
+    prediction: ClassVar[type[Predictive]]
     link: ClassVar[str] = ""
 
     @property
@@ -79,7 +79,7 @@ class Likelihood(Value, ABC):
         self.check(targets, outputs)
 
     @abstractmethod
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return what raw outputs (member, batch, ...) say about their points, in the units of the data."""
 
     def classes(self, outputs: Tensor) -> int | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About, Likelihood
 from choral.objectives.likelihoods.shapes import aligned, check_real, columns
-from choral.predictions import Classification, MultiLabel, Prediction
+from choral.predictions import Classification, MultiLabel, Predictive
 
 _MOST_CLASSES = 10_000  # of which those without a training point are kept
 
@@ -33,7 +33,7 @@ class Categorical(Likelihood):
         unseen: classes that no training point has; found by `settled`, and said when targets hold one.
     """
 
-    prediction: ClassVar[type[Prediction]] = Classification
+    prediction: ClassVar[type[Predictive]] = Classification
     link: ClassVar[str] = "Softmax"
 
     axis: int | None = None
@@ -200,7 +200,7 @@ class Categorical(Likelihood):
         """Say that there is one class alone."""
         return _alone(self.read(targets), self.ignore)
 
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return class probabilities."""
         axis = -1 if self.axis is None else self.axis
         kept = {"axis": axis, "ignore": self.ignore, "unseen": self.unseen}
@@ -247,7 +247,7 @@ class Bernoulli(Likelihood):
     Dense outputs (batch, label, height, width) go with targets of the same shape, or without the label axis for one label.
     """
 
-    prediction: ClassVar[type[Prediction]] = MultiLabel
+    prediction: ClassVar[type[Predictive]] = MultiLabel
     link: ClassVar[str] = "Sigmoid"
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ class Bernoulli(Likelihood):
         """Say that there is one class alone."""
         return _alone(targets)
 
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return the probability of each label."""
         return MultiLabel(columns(outputs), about.names, learners=about.learners)
 
@@ -297,7 +297,7 @@ class Ordinal(Likelihood):
     network predicts.
     """
 
-    prediction: ClassVar[type[Prediction]] = Classification
+    prediction: ClassVar[type[Predictive]] = Classification
 
     def classes(self, outputs: Tensor) -> int | None:
         """Return one more than outputs."""
@@ -337,7 +337,7 @@ class Ordinal(Likelihood):
         """Say that there is one class alone."""
         return _alone(self.read(targets))
 
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return class probabilities, the logits being their logarithms."""
         return Classification(
             self.log_probs(outputs), about.combine, about.names, ordered=True, learners=about.learners

@@ -19,7 +19,7 @@ from choral.objectives.likelihoods.base import About, Likelihood
 from choral.objectives.likelihoods.classes import is_whole
 from choral.objectives.likelihoods.gaussian import RealLikelihood, summed
 from choral.objectives.likelihoods.shapes import aligned, check_real, columns
-from choral.predictions import Counts, Mixture, Prediction
+from choral.predictions import Counts, Mixture, Predictive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Family(RealLikelihood, ABC):
     `outputs_each`, a fact of the class, is the number of outputs for one target (2 unless said otherwise).
     """
 
-    prediction: ClassVar[type[Prediction]] = Mixture
+    prediction: ClassVar[type[Predictive]] = Mixture
     outputs_each: ClassVar[int] = 2
     described: ClassVar[str] = "this likelihood"
 
@@ -42,7 +42,7 @@ class Family(RealLikelihood, ABC):
         found = self.distribution(columns(outputs))
         return -summed(found.log_prob(aligned(targets, found.mean)))
 
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return the mixture of the members' distributions."""
         scale = (self.scale.mean, self.scale.std) if self.scale is not None else None
         return Mixture(columns(outputs), self.distribution, scale, learners=about.learners)
@@ -104,7 +104,7 @@ class CountLikelihood(Likelihood, ABC):
         base: the mean count that an output of 0 stands for; that of the training targets if None.
     """
 
-    prediction: ClassVar[type[Prediction]] = Counts
+    prediction: ClassVar[type[Predictive]] = Counts
     outputs_each: ClassVar[int] = 1
     described: ClassVar[str]
 
@@ -156,7 +156,7 @@ class CountLikelihood(Likelihood, ABC):
         mean = rows.mean() if weights is None else (rows * weights).sum() / weights.sum()
         return replace(self, base=float(mean) or 1.0)
 
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return the mixture of the members' distributions."""
         return Counts(columns(outputs), self.distribution, learners=about.learners)
 

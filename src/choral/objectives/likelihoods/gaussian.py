@@ -14,7 +14,7 @@ from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About, Likelihood
 from choral.objectives.likelihoods.scaling import TargetScale
 from choral.objectives.likelihoods.shapes import aligned, check_real, check_varied, columns
-from choral.predictions import Prediction, Regression
+from choral.predictions import Predictive, Regression
 
 _NO_BETTER = 0.97  # of the variance of the targets: an error that is hardly smaller than that of their mean
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -101,7 +101,7 @@ def summed(each: Tensor) -> Tensor:
 class GaussianLikelihood(RealLikelihood, ABC):
     """Real targets with Gaussian noise."""
 
-    prediction: ClassVar[type[Prediction]] = Regression
+    prediction: ClassVar[type[Predictive]] = Regression
 
     @abstractmethod
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,7 @@ class GaussianLikelihood(RealLikelihood, ABC):
         errors, spread = (means - wanted).square().mean(0), wanted.var(0, correction=0)
         return "their mean" if bool((errors >= _NO_BETTER * spread).all()) else ""
 
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return the mixture of the members' Gaussians."""
         means, variances = self.moments(outputs)
         if self.scale is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from choral.base.errors import InputError
 from choral.base.functions import Function
 from choral.objectives.likelihoods.base import About, Likelihood
-from choral.predictions import Outputs, Prediction
+from choral.predictions import Outputs, Predictive
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Loss(Likelihood):
     2.0
     """
 
-    prediction: ClassVar[type[Prediction]] = Outputs
+    prediction: ClassVar[type[Predictive]] = Outputs
 
     function: Function
     output: Function | None = None
@@ -98,6 +98,6 @@ class Loss(Likelihood):
             )
         return given
 
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return the outputs as they are."""
         return Outputs(outputs, self.function, self.output, learners=about.learners)

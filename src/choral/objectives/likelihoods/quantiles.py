@@ -11,7 +11,7 @@ from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About
 from choral.objectives.likelihoods.gaussian import RealLikelihood
 from choral.objectives.likelihoods.shapes import aligned, check_real, check_varied
-from choral.predictions import Prediction, QuantileRegression
+from choral.predictions import Predictive, QuantileRegression
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Quantiles(RealLikelihood):
     Reference: Koenker & Bassett, "Regression Quantiles", 1978, equation 3.1.
     """
 
-    prediction: ClassVar[type[Prediction]] = QuantileRegression
+    prediction: ClassVar[type[Predictive]] = QuantileRegression
     described: ClassVar[str] = "quantiles"
 
     levels: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -59,7 +59,7 @@ class Quantiles(RealLikelihood):
         """Refuse shapes that do not fit."""
         check_real(targets, outputs, each=len(self.levels), what=f"a likelihood of {len(self.levels)} quantiles")
 
-    def predict(self, outputs: Tensor, about: About) -> Prediction:
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return the quantiles in order, in units of the data."""
         found = self._by_level(outputs).sort(-1).values
         if self.scale is not None:
