@@ -25,7 +25,6 @@ from torch import Tensor
 from choral import models
 from choral.data.sources import TensorSource
 from choral.fit import fit
-from choral.judging.defaults import patience_for
 from choral.plan import Adam, EarlyStop, Measure
 from choral.predictions import Prediction
 from choral.recipes import make
@@ -102,7 +101,8 @@ def uci(name: str) -> dict[str, Any]:
         data = ((x - shift) / scale, y, (x_test - shift) / scale, y_test)
         for budget in BUDGETS:
             rows[str(budget)].append(_nll(*data, budget, split)[0])
-        stop = EarlyStop(patience=patience_for(math.ceil(len(x) * (1 - SHARE) / BATCH)), by="ensemble")
+        steps = math.ceil(len(x) * (1 - SHARE) / BATCH)
+        stop = EarlyStop(patience=max(20, math.ceil(600 / steps)), by="ensemble")
         score, taken = _nll(*data, MOST, split, validation=SHARE, stop=stop)
         rows["stopped"].append(score)
         epochs.append(taken / MEMBERS)

@@ -26,6 +26,7 @@ from choral.engine.process_wide import settled_process
 from choral.engine.settling import settle
 from choral.engine.store import MemberStore
 from choral.engine.threads import using
+from choral.engine.validation import Limit
 from choral.ensemble import votes
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble, ensemble_from
@@ -125,9 +126,9 @@ def fit(
             Epochs are then an upper bound.
         keep: what a training phase leaves: 'best', the state that predicted the held-out points best, or 'last'; 'best' with
             validation, if None.
-        time_limit: seconds after which training ends with what is there, at the end of an epoch; members that were not begun are
-            left out, and `ensemble.info` says so. The time of all parts of a resumed run counts. The same call with a larger limit, or
-            none, goes on from there, to the members that it would have given at once.
+        time_limit: seconds of wall time, from the call on, after which training ends with what is there, at the end of an epoch; members
+            that were not begun are left out, and `ensemble.info` says so. Training in all parts of a resumed run counts. The same call
+            with a larger limit, or none, goes on from there, to the members that it would have given at once.
         executor: 'sequential', 'vectorised' (equal-shaped branches trained together), or 'auto', which measures both.
         device: where to train.
         precision: 'fp32', or 'bf16' or 'fp16' by autocast; with 'fp16' losses are scaled, steps whose gradients overflow are left out, and
@@ -153,7 +154,7 @@ def fit(
             the same threads and stacks; `run_dir` must be a place that all machines see.
         batch_norm: 'whole' gives BatchNorm the statistics of whole batches also where processes share them, 'part' those of each part.
     """
-    started = time.perf_counter()
+    started = time_limit.started if isinstance(time_limit, Limit) else time.perf_counter()
     options = {name: value for name, value in locals().items() if name in OPTIONS}
     parts = parts_of(data_parallel=data_parallel, accumulate=accumulate, batch_norm=batch_norm)
     chosen = folded(recipe_of(recipe), folds, groups)

@@ -1,5 +1,6 @@
 """The commands methods, plan, fit and compare; others are in modules of their own. Each imports what it needs when it runs."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -205,13 +206,14 @@ def fit(
     running: Running,
 ) -> None:
     """Train one ensemble and save it."""
-    from choral.engine.validation import rules_of
+    started = time.perf_counter()
+    from choral.engine import validation
     from choral.scale.remote import is_far
     from choral.tabular.choosing import check_one_process
     from choral.tabular.preparing import METHOD
 
     _check_words(method, members, running)
-    rules_of(watching.validation or None, None, None, time_limit)
+    validation.rules_of(watching.validation or None, None, None, time_limit)
     scaling.check_apart(apart, time_limit, extend=extend)
     silent = running.json or running.quiet
     shared = joined()
@@ -221,7 +223,7 @@ def fit(
     words = scaling.Words(data, reading, settings, watching, asked, keep, running.seed, running.executor, accumulate)
     ready = words.understood(quiet=silent)
     problem = ready.problem
-    rules_of(ready.validation, ready.stop, keep, time_limit, ready.folds)
+    validation.rules_of(ready.validation, ready.stop, keep, time_limit, ready.folds)
     place, folder = scaling.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
     if ready.entries:
         check_one_process(apart.prepare or shared.several or is_far(place))
@@ -239,7 +241,7 @@ def fit(
             overwrite=running.overwrite,
             extend=extend,
             keep=keep,
-            time_limit=time_limit,
+            time_limit=None if time_limit is None else validation.Limit.of(time_limit, started),
             data_parallel=shared.several,
             accumulate=accumulate,
             cluster=scaling.cluster_of(apart.cluster),

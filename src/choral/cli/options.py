@@ -81,7 +81,8 @@ Kept = Annotated[
     str | None, typer.Option("--keep", help="best or last: the state a training leaves; best if validated.")
 ]
 Limit = Annotated[
-    float | None, typer.Option("--time-limit", help="Seconds after which training ends with what is there.")
+    float | None,
+    typer.Option("--time-limit", help="Seconds of wall time after which training ends with what is there."),
 ]
 Accumulate = Annotated[
     int, typer.Option("--accumulate", min=1, help="Parts of each batch, taken one after the other for less memory.")

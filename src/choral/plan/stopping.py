@@ -97,6 +97,7 @@ class EarlyStop(Value):
         by: 'member' ends each network by itself; 'ensemble' looks at the mean prediction of all that are trained together, and
             ends them together.
         least: improvement that counts, at least.
+        every: epochs between two validations; the last epoch has one too.
 
     >>> EarlyStop(patience=5, measure="rmse").measure
     Measure(name='rmse', larger_is_better=False, function=None)
@@ -106,12 +107,19 @@ class EarlyStop(Value):
     measure: Any = None
     by: By = "member"
     least: float = 0.0
+    every: int = 1
 
     def __post_init__(self) -> None:
         if self.measure is not None:
             object.__setattr__(self, "measure", Measure.of(self.measure))
-        if not isinstance(self.patience, int) or isinstance(self.patience, bool) or self.patience < 1:
-            raise InputError(f"EarlyStop: patience is {self.patience!r}; give a whole number of epochs, 1 or more.")
+        for name in ("patience", "every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"EarlyStop: {name} is {value!r}; give a whole number of epochs, 1 or more.")
+        if self.every > self.patience:
+            raise InputError(
+                f"EarlyStop: every is {self.every}, above the patience of {self.patience} epochs, which would be up before the first validation."
+            )
         if self.by not in get_args(By):
             raise InputError(f"EarlyStop: by is {self.by!r}; give 'member' or 'ensemble'.")
         if not self.least >= 0:

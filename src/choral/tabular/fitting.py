@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from choral.data.balance import balanced
 from choral.data.problems import Columns, Problem, load_problem, weights_in
 from choral.data.sheets import as_frame, is_frame, read_table
 from choral.data.targets import Kind
+from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.scale.remote import is_far
 from choral.tabular.preparing import METHOD, prepared
@@ -91,9 +93,10 @@ def fit_table(
         rate, optimiser, batch_size, schedule: of training; by the data if None.
         seed: root of every random draw.
         run_dir: folder of the run; the same call resumes.
-        time_limit: seconds after which training ends with what is there.
+        time_limit: seconds of wall time, reading and choosing included, after which training ends with what is there.
         options: further ones of `choral.fit`: device, precision, executor, keep, listener, progress, overwrite, threads, ...
     """
+    limit = None if time_limit is None else Limit.of(time_limit, perf_counter())
     columns = Columns(
         target=target,
         drop=tuple(drop),
@@ -122,7 +125,7 @@ def fit_table(
         batch_size=batch_size,
         schedule=schedule,
     )
-    return ready.run(run_dir=run_dir, seed=seed, time_limit=time_limit, **options)
+    return ready.run(run_dir=run_dir, seed=seed, time_limit=limit, **options)
 
 
 def _watching(validation: Any, problem: Problem, column: str | None, each: Mapping[str, float]) -> Any:

@@ -15,19 +15,23 @@ from choral.judging.compare import recipes_for
 from choral.judging.defaults import (
     LEAST_IN_TURN,
     LEAST_ROWS,
-    PATIENCE,
+    MEMBERS,
     SHARE,
     Usual,
     default_model,
     factory,
+    is_small,
     is_table,
+    stopping,
     training_for,
     usual,
 )
+from choral.listeners import Bars
 from choral.objectives import GaussianKL, SpikeSlabKL
 from choral.plan import EarlyStop
 from choral.plan.cost import begun
 from choral.plan.needs import raised
+from choral.plan.stopping import By
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import SCHEDULES, Training
@@ -69,11 +73,11 @@ class Ready:
         """What is done, in a word."""
         return AUTO if self.entries else self.recipe.name
 
-    def run(self, *, hearing: Callable[[str, int], Any] | None = None, **options: Any) -> Ensemble:
+    def run(self, *, hearing: Bars | None = None, **options: Any) -> Ensemble:
         """Return the ensemble, trained; `options` as in `choral.fit`.
 
         Args:
-            hearing: gives a listener for the name and the epochs of each run.
+            hearing: draws the progress.
             options: of `fit`.
         """
         if self.entries:
@@ -162,13 +166,13 @@ def prepared(
     found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
     if length is None and members is None:
         members = found.members
-    if folds is not None and found.patience is None:  # too few rows for a share of them, but not for folds
-        found = Usual(epochs=60 * (members or 1), validation=SHARE, patience=PATIENCE)
-    share, wait = None if none else validation, patience
-    if validation is None:
-        share, wait = found.validation, found.patience if patience is None else patience
-    elif not isinstance(validation, int | float) and patience is None:
-        wait = found.patience
+    if folds is not None and found.validation is None:  # too few rows for a share of them, but not for folds
+        found = Usual(epochs=60 * (members or 1), validation=SHARE)
+    share = found.validation if validation is None else None if none else validation
+    by: By = "ensemble" if searched else "member"
+    stop = None if share is None else stopping(len(problem.x_train), training.batch_size, by=by)
+    if patience is not None:
+        stop = EarlyStop(patience=patience)
     said = {option: value for option, value in settings.items() if value is not None}
     each = (found.epochs or 0) // (found.members or 1)
     if length is None:
@@ -177,7 +181,6 @@ def prepared(
     (recipe,) = recipes_for(
         [method or METHOD], epochs=epochs, budget=budget, members=members, training=training, said=said, points=points
     )
-    stop = None if wait is None else EarlyStop(patience=wait)
     share = share if folds is None else None
     if share is None and validation is None and folds is None and problem.groups is None and problem.times is None:
         share = AUTO
@@ -185,7 +188,8 @@ def prepared(
     if length is not None or found.epochs is None:
         return ready
     if searched:
-        return replace(ready, entries=tuple(short_list(ready.build, training, each, folds)))
+        listed = short_list(ready.build, training, each, folds or MEMBERS, small=is_small(problem))
+        return replace(ready, entries=tuple(listed))
     return replace(ready, recipe=replace(recipe, plan=raised(recipe.settled(ready.rows).plan, ready.rows)))
 
 
