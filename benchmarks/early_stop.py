@@ -26,7 +26,6 @@ from torch import Tensor
 from choral import Compute, models
 from choral.data.sources import TensorSource
 from choral.fit import fit
-from choral.judging.defaults import patience_for
 from choral.plan import Adam, EarlyStopping, Measure
 from choral.predictions import Predictive
 from choral.recipes import make
@@ -112,7 +111,8 @@ def uci(name: str) -> dict[str, Any]:
         data = ((x - shift) / scale, y, (x_test - shift) / scale, y_test)
         for budget in BUDGETS:
             rows[str(budget)].append(_nll(*data, budget, split)[0])
-        stop = EarlyStopping(patience=patience_for(math.ceil(len(x) * (1 - SHARE) / BATCH)), by="ensemble")
+        steps = math.ceil(len(x) * (1 - SHARE) / BATCH)
+        stop = EarlyStopping(patience=max(20, math.ceil(600 / steps)), by="ensemble")
         score, taken = _nll(*data, MOST, split, validation=SHARE, early_stopping=stop)
         rows["stopped"].append(score)
         epochs.append(taken / MEMBERS)

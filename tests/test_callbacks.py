@@ -2,11 +2,13 @@
 
 import contextlib
 import csv
+import io
 import types
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import choral
@@ -157,6 +159,29 @@ def test_a_bar_is_drawn_when_asked_for_and_by_default_only_if_somebody_watches(c
     assert capsys.readouterr().err == ""
     choral.fit(build, (X, Y), make("single", budget=2), progress=True)
     assert "2/2 epochs" in capsys.readouterr().err
+
+
+def test_a_search_has_one_line_that_ends_full_with_the_scores_above_it(monkeypatch):
+    out = io.StringIO()
+    made = Console(file=out, force_terminal=True, width=80)
+    monkeypatch.setattr("rich.console.Console", lambda **_: made)
+    with callbacks.bars(drawn=True, say=lambda line: None) as bar:
+        line = bar.search(2)
+        for name in ("deep_ensemble", "periodic"):
+            hear = line.of(name, 2, 600)
+            hear({"kind": "epoch", "epoch": 3, "counted": {"epochs": 6}})
+            hear({"kind": "stopped", "place": "f0/1"})
+            hear({"kind": "collected", "place": "f0/2"})
+            hear({"kind": "epoch", "epoch": 6, "counted": {"epochs": 12}})
+            (task,) = bar.shown.tasks
+            assert task.completed == line.number + 0.5
+            assert task.fields["about"] == "epoch 6, 1/2 members"
+            line.tell(f"{name}: nll 0.5")
+    (task,) = bar.shown.tasks
+    assert task.completed == task.total == 2
+    text = out.getvalue()
+    assert "2 of 2: periodic" in text
+    assert text.index("deep_ensemble: nll 0.5") < text.index("periodic: nll 0.5")
 
 
 def test_a_notebook_counts_as_somebody(monkeypatch):

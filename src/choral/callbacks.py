@@ -11,6 +11,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from csv import writer
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -108,46 +109,137 @@ def _numbers(send: Callable[[dict[str, float], int], object]) -> Callback:
     return hear
 
 
+class Bars:
+    """The lines that show how far training is.
+
+    Args:
+        shown: draws them, in a terminal.
+        say: gets warnings and resumptions.
+        told: whether to say a line now and then, where nothing is drawn.
+    """
+
+    def __init__(self, shown: Any, say: Callable[[str], object], *, told: bool):
+        self.shown, self.say, self.told = shown, say, told
+
+    def __call__(self, name: str, epochs: int) -> Callback:
+        """Return a listener that draws a bar of one run."""
+        task, told = self.shown.add_task(visible(name), total=epochs, about="", left=""), 0
+
+        def hear(event: dict[str, Any]) -> None:
+            nonlocal told
+            if event["kind"] == "warning":
+                self.say(f"choral: {event['message']}")
+            elif event["kind"] == "resumed":
+                self.draw(task, event["counted"]["epochs"], "")
+                self.say(f"choral: {name}: going on from a checkpoint after {event['counted']['epochs']:.0f} epochs")
+            elif event["kind"] == "epoch":
+                done, loss = event["counted"]["epochs"], sum(event["losses"]) / len(event["losses"])
+                self.draw(task, done, f"{done:.0f}/{epochs} epochs, loss {loss:.3f}")
+                if self.told and int(10 * done / max(epochs, 1)) > told:
+                    told = int(10 * done / max(epochs, 1))
+                    self.say(f"choral: {name}: {done:.0f} of {epochs} epochs, loss {loss:.4g}")
+
+        return hear
+
+    def search(self, count: int, time_limit: float | None = None) -> "SearchLine":
+        """Return the one line of a search among so many candidates."""
+        return SearchLine(self, count, time_limit)
+
+    def draw(self, task: Any, done: float, about: str, time_limit: float | None = None, **changes: Any) -> None:
+        """Draw a line anew, with the time that is left by what was done so far, and by the limit."""
+        self.shown.update(task, completed=done, about=about, **changes)
+        now = self.shown.tasks[self.shown.task_ids.index(task)]
+        if done and now.elapsed is not None:
+            seconds = now.elapsed * (now.total - done) / done
+            seconds = seconds if time_limit is None else min(seconds, max(time_limit - now.elapsed, 0.0))
+            self.shown.update(task, left=f"left {timedelta(seconds=round(seconds))}")
+
+    def finish(self) -> None:
+        """Show what was drawn as done: training may have stopped before its last epoch."""
+        for task in self.shown.tasks:
+            self.shown.update(task.id, completed=task.total, left="")
+
+
+class SearchLine:
+    """One line for a whole search: the candidate, its members that are done, and the time left; what was tried stays above it.
+
+    Args:
+        bars: where it is drawn.
+        count: how many candidates there are.
+        time_limit: seconds for all of them.
+    """
+
+    def __init__(self, bars: Bars, count: int, time_limit: float | None):
+        self.bars, self.count, self.time_limit = bars, count, time_limit
+        self.number, self.task = 0, bars.shown.add_task("search", total=count, about="", left="")
+
+    def of(self, name: str, members: int, epochs: int) -> Callback:
+        """Return the listener of the next candidate.
+
+        Args:
+            name: of the candidate.
+            members: that it trains.
+            epochs: that all of them may take.
+        """
+        done, before, bars = set[str](), self.number, self.bars
+        self._show(before, f"0/{members} members", f"{before + 1} of {self.count}: {name}")
+
+        def hear(event: dict[str, Any]) -> None:
+            if event["kind"] == "warning":
+                bars.say(f"choral: {event['message']}")
+            elif event["kind"] in ("stopped", "collected"):
+                done.add(event["place"].rpartition("/")[0])  # its branch
+            elif event["kind"] == "epoch":
+                part = max(len(done) / members, event["counted"]["epochs"] / epochs)
+                self._show(before + min(part, 1.0), f"epoch {event['epoch']}, {len(done)}/{members} members")
+
+        return hear
+
+    def tell(self, line: str) -> None:
+        """Say what came of the candidate."""
+        self.number += 1
+        if self.bars.told:
+            self.bars.say(f"choral: {line}")
+        elif not self.bars.shown.disable:
+            self.bars.shown.console.print(visible(line), markup=False, highlight=False)
+        self._show(self.number, "choosing" if self.number == self.count else "")
+
+    def _show(self, done: float, about: str, name: str | None = None) -> None:
+        """Draw the line anew."""
+        named = {} if name is None else {"description": visible(name)}
+        self.bars.draw(self.task, done, about, self.time_limit, **named)
+
+
 @contextlib.contextmanager
-def bars(*, drawn: bool, say: Callable[[str], object]) -> Iterator[Callable[[str, int], Callback]]:
-    """Yield a function (name, epochs) -> listener that draws a bar with the time left.
+def bars(*, drawn: bool, say: Callable[[str], object], told: bool = False) -> Iterator[Bars]:
+    """Yield what draws a bar for each run, or one line for a search.
 
     Args:
         drawn: whether to draw at all; warnings and resumptions are said anyway.
         say: gets those sentences.
+        told: whether to say a line now and then instead.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     shown = Progress(
         TextColumn("{task.description:<20}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
-        TextColumn("loss {task.fields[loss]:.3f}"),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[about]}", markup=False),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
         console=Console(stderr=True),
         disable=not drawn,
     )
-
-    def listener(name: str, epochs: int) -> Callback:
-        task = shown.add_task(visible(name), total=epochs, loss=0.0)
-
-        def hear(event: dict[str, Any]) -> None:
-            if event["kind"] == "warning":
-                say(f"choral: {event['message']}")
-            elif event["kind"] == "epoch":
-                loss = sum(event["losses"]) / len(event["losses"])
-                shown.update(task, completed=event["counted"]["epochs"], loss=loss)
-            elif event["kind"] == "resumed":
-                shown.update(task, completed=event["counted"]["epochs"])
-                say(f"choral: {name}: going on from a checkpoint after {event['counted']['epochs']:.0f} epochs")
-
-        return hear
-
     with shown:
-        yield listener
+        found = Bars(shown, say, told=told)
+        yield found
+        found.finish()
+
+
+def write_line(text: str) -> None:
+    """Write a line on standard error."""
+    sys.stderr.write(visible(text) + "\n")
 
 
 def somebody_watches() -> bool:
@@ -168,5 +260,5 @@ def watched(
     if not (somebody_watches() if progress is None else progress):
         yield given
         return
-    with bars(drawn=True, say=lambda text: sys.stderr.write(visible(text) + "\n")) as bar:
+    with bars(drawn=True, say=write_line) as bar:
         yield one_of([bar(name, epochs)] + ([] if given is None else [given]))

@@ -28,6 +28,7 @@ from choral.engine.parts import parts_of
 from choral.engine.settling import settle
 from choral.engine.store import MemberStore
 from choral.engine.threads import using
+from choral.engine.validation import Limit
 from choral.ensemble import votes
 from choral.ensemble.describing import said_of
 from choral.ensemble.ensemble import Ensemble, ensemble_from
@@ -147,8 +148,10 @@ def train(
     **options: Any,
 ) -> Ensemble:
     """Train an ensemble as `fit` does, whose arguments it takes; `table` says how a table's columns became inputs."""
-    started = time.perf_counter()
+    now = time.perf_counter()
     call = call_of(build, data, recipe, options | {"table": table})
+    limit = call.compute.time_limit
+    started = limit.started if isinstance(limit, Limit) else now
     overwrite, extend, compute, seed = on_existing == "overwrite", on_existing == "extend", call.compute, call["seed"]
     parts, chosen = parts_of(compute), call.recipe
     if compute.cluster is not None:

@@ -1,5 +1,6 @@
 """Choosing by validation among candidates, and an ensemble of the members that predict best together."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from choral.automatic.pooling import Pool
 from choral.automatic.search import Candidate, search
 from choral.base.errors import DivergedError, InputError, RunError
 from choral.data.sources import source_of
-from choral.engine.validation import set_apart
+from choral.engine.validation import Limit, set_apart
 from choral.ensemble.ensemble import Ensemble
 from choral.judging.judge import Trial, judged
 from choral.objectives import LearnedGaussian
@@ -51,7 +52,7 @@ def candidate(name: str, method: str = "deep_ensemble", training: Training = QUI
         more = {"width": float(count)} if method == "packed" else {}
         return make(method, budget=total, members=count, training=training, **more)
 
-    return Candidate(name, recipe, 12, 3, 2, "for the test")
+    return Candidate(name, recipe, 12, 3, "for the test")
 
 
 def trainer(builds: dict[str, Callable[[], nn.Module]], **options: Any) -> tuple[Any, Any]:
@@ -87,8 +88,8 @@ def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_vali
     assert judge.point(ensemble._predictive(judge.x)) <= judge.point(first._predictive(judge.x)) + 1e-6
     about = ensemble.info["auto"]
     assert judge.score(ensemble._predictive(judge.x)) == pytest.approx(about["validation"], abs=1e-4)
-    assert len(about["tried"]) == 6  # the first, a look at three others, and two of them whole
-    assert "chosen from 6 trainings" in repr(ensemble)
+    assert len(about["tried"]) == 4
+    assert "chosen from 4 trainings" in repr(ensemble)
     assert "0.0," not in repr(ensemble)  # no list of weights
     ensemble.save(tmp_path / "e.choral")
     x = data()[0]
@@ -130,6 +131,23 @@ def test_light_candidates_are_tried_whatever_the_first_took(monkeypatch: pytest.
     assert any("took long enough, but for light ones" in reason for reason in about["reasons"])
 
 
+def test_a_time_limit_counts_from_its_own_beginning_and_ends_with_what_is_there() -> None:
+    train, held = trainer({"first": small, "second": wide})
+    told: list[str] = []
+    late = Limit.of(50.0, time.perf_counter() - 100.0)
+    ensemble = search(
+        [candidate("first"), candidate("second")], train, ByValidation(held), time_limit=late, tell=told.append
+    )
+    about = ensemble.info["auto"]
+    assert [one.split(",")[0] for one in about["tried"]] == ["first"]
+    assert any("the time was up" in reason for reason in about["reasons"])
+    assert ensemble.info["counted"]["epochs"] == 1
+    assert len(told) == 1
+    assert "validation nll" in told[0]
+    whole = search([candidate("first"), candidate("second")], train, ByValidation(held), time_limit=1e4)
+    assert [one.split(",")[0] for one in whole.info["auto"]["tried"]] == ["first", "second"]
+
+
 def test_a_candidate_that_diverges_is_left_out_and_told_of_even_the_first() -> None:
     listed = [candidate("bad", training=WILD), candidate("good")]
     train, held = trainer({"bad": small, "good": wide})
@@ -162,7 +180,7 @@ def test_folds_judge_by_all_points_and_the_choice_keeps_what_they_tell(tmp_path:
         compute = choral.Compute(executor="vectorized", time_limit=limits.pop("time_limit"))
         return choral.fit(build, source, recipe, compute=compute, **fixed, **limits)
 
-    listed = [replace(candidate(name), few=3) for name in ("first", "second", "third")]
+    listed = [candidate(name) for name in ("first", "second", "third")]
     ensemble = search(listed, train, ByFolds(source), run_dir=tmp_path / "run")
     first = choral.load(tmp_path / "run" / "first")
     judge = ByFolds(source)
@@ -212,11 +230,11 @@ def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
     judge = Given({id(both[0]): unsure, id(both[1]): sure})
     scores = [judge.score(judge.prediction(one)) for one in both]
     assert scores[1] < scores[0]
-    found = Pool(["first", "second"], both, [True, True], judge).best([], [], 0)
+    found = Pool(["first", "second"], both, judge).best([], [], 0)
     assert found.members == 2
     assert "first, alone is best" in found.info["auto"]["reasons"][-1]
     near = Given({id(both[0]): unsure, id(both[1]): torch.stack([0.4 * far, far.abs()], 1)[None]})
-    taken = Pool(["first", "second"], both, [True, True], near).best([], [], 0).info["auto"]["reasons"][-1]
+    taken = Pool(["first", "second"], both, near).best([], [], 0).info["auto"]["reasons"][-1]
     assert "second" in taken
 
 

@@ -1,6 +1,7 @@
 """Validation: what is held out, what stops, what is kept, and that training does not notice."""
 
 import json
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +13,7 @@ from choral import Compute, models
 from choral.base.errors import InputError, RunError
 from choral.data.parts import held_out
 from choral.data.sources import source_of
+from choral.engine.validation import Limit
 from choral.fit import fit, load
 from choral.objectives import FixedGaussian
 from choral.plan import Adam, EarlyStopping, Measure
@@ -303,6 +305,37 @@ def test_a_time_limit_ends_with_what_is_there(executor, tmp_path):
         fit(build, (X, Y), recipe(), **settings)
 
 
+def test_a_limit_counts_from_the_moment_its_clock_began():
+    late = Limit.of(50.0, time.perf_counter() - 100.0)  # building took all of the time
+    ensemble = fit(build, (X, Y), recipe(), compute=Compute(executor="vectorized", time_limit=late))
+    assert ensemble.info["ended"] == "time_limit"
+    assert ensemble.info["counted"]["epochs"] == ensemble.members == 4
+    assert (
+        "ended"
+        not in fit(build, (X, Y), recipe(epochs=8), compute=Compute(time_limit=Limit.of(1e9, time.perf_counter()))).info
+    )
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_validation_every_few_epochs_leaves_training_as_it_is(executor, tmp_path):
+    settings = {"compute": Compute(executor=executor), "validation": 0.25}
+    last = EarlyStopping(patience=50, restore_best=False)
+    often = fit(build, (X, Y), recipe(epochs=28), early_stopping=last, **settings)
+    seldom = fit(
+        build,
+        (X, Y),
+        recipe(epochs=28),
+        early_stopping=replace(last, every=3),
+        run_dir=tmp_path,
+        **settings,
+    )
+    assert_same(flat(often), flat(seldom))
+    looked = {event["epoch"] for event in epochs_of(tmp_path) if event["validation"][0] is not None}
+    assert looked == {3, 6, 7}  # the last one too
+    with pytest.raises(InputError, match="before the first validation"):
+        EarlyStopping(patience=2, every=3)
+
+
 def test_a_limit_counts_the_time_of_all_parts_of_a_run(tmp_path):
     settings = {"run_dir": tmp_path, "compute": Compute(checkpoint_seconds=0, time_limit=1e9, executor="sequential")}
 
@@ -451,7 +484,7 @@ def test_going_on_after_a_limit_may_be_interrupted_and_the_limit_set_again(tmp_p
         {"compute": Compute(executor="sequential", checkpoint_seconds=0), "run_dir": tmp_path},
     )
     whole = fit(build, (X, Y), made, compute=Compute(executor="sequential"))
-    ticks = iter(range(10**6))
+    ticks = iter(range(10**6))  # an epoch takes 1 "second", and so does what comes before the first
     monkeypatch.setattr("choral.engine.epochs.time.perf_counter", lambda: float(next(ticks)))
 
     def stop(event, kind="epoch"):
@@ -462,7 +495,7 @@ def test_going_on_after_a_limit_may_be_interrupted_and_the_limit_set_again(tmp_p
         build,
         (X, Y),
         made,
-        **options | {"run_dir": tmp_path / "ended"} | {"compute": replace(options["compute"], time_limit=5)},
+        **options | {"run_dir": tmp_path / "ended"} | {"compute": replace(options["compute"], time_limit=6)},
     )
     for kind in ("stopped", "collected"):  # while it winds up
         with pytest.raises(Stop):
@@ -471,9 +504,9 @@ def test_going_on_after_a_limit_may_be_interrupted_and_the_limit_set_again(tmp_p
                 (X, Y),
                 made,
                 callbacks=partial(stop, kind=kind),
-                **options | {"compute": replace(options["compute"], time_limit=5)},
+                **options | {"compute": replace(options["compute"], time_limit=6)},
             )
-    again = fit(build, (X, Y), made, **options | {"compute": replace(options["compute"], time_limit=5)})
+    again = fit(build, (X, Y), made, **options | {"compute": replace(options["compute"], time_limit=6)})
     assert again.info["ended"] == "time_limit"
     assert_same(flat(again), flat(ended))
 

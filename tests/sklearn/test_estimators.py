@@ -398,6 +398,17 @@ class TestHoldingOut:
         assert not set(kept) & set(held)
         assert len(held) == 40
 
+    def test_auto_is_what_fit_table_does(self):
+        x = pd.DataFrame(DRAW.normal(size=(110, 2)), columns=["a", "b"])
+        y = pd.Series(x["a"] > 0, name="y").map({True: "yes", False: "no"})
+        model = EnsembleClassifier(random_state=0).fit(x, y)
+        table = choral.fit_table(x.assign(y=y), "y", progress=False)
+        for found in (model.ensemble_, table):
+            assert [one.split(",")[0] for one in found.info["auto"]["tried"]] == ["deep_ensemble", "periodic", "linear"]
+            assert found.info["out_of_fold"]["rows"] == 110
+        own = EnsembleClassifier(random_state=0).fit(x[:80], y[:80], X_val=x[80:], y_val=y[80:])
+        assert "out_of_fold" not in own.ensemble_.info
+
     def test_own_rows_say_when_to_stop(self):
         x = DRAW.normal(size=(150, 2))
         model = regressor(epochs=900).fit(x[:120], x[:120, 0], X_val=x[120:], y_val=x[120:, 0])

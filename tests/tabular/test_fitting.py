@@ -188,7 +188,7 @@ def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
         ensemble.info["auto"]["validation"], abs=1e-4
     )
     assert ensemble.predict(frame).to_frame()["prediction"][0] in ("yes", "no")
-    assert (tmp_path / "run" / "residual" / "plan.json").exists()
+    assert (tmp_path / "run" / "periodic" / "plan.json").exists()
     judged = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), str(tmp_path / "h.csv"), "--json"])
     assert json.loads(judged.stdout)["epochs"] == ensemble.info["counted"]["epochs"] > 0
     page = collect(tmp_path / "run")
@@ -198,13 +198,12 @@ def test_the_default_chooses_by_folds_and_says_why(tmp_path: Path) -> None:
     assert {row["method"] for row in page.results["rows"]} == {
         "auto",
         "deep_ensemble",
-        "residual",
         "periodic",
         "linear",
     }
     planned = CliRunner().invoke(app, ["plan", "auto", *words[1:6], "--holdout", "0.05"])
     assert planned.exit_code == 0, planned.output
-    assert "candidate: residual" in planned.stdout
+    assert "candidate: periodic" in planned.stdout
     (tmp_path / "run" / "plan.json").write_text("{}")
     again = CliRunner().invoke(app, [*words, *held])
     assert "holds the run of one method" in str(again.exception)
@@ -214,7 +213,7 @@ def test_what_is_chosen_and_what_decides_it() -> None:
     frame = houses(120)
     frame["owner"], frame["day"] = np.arange(120) // 4, np.arange(120)
     whole = load_problem(frame, target="price", holdout=None)
-    assert [e.candidate.name for e in prepared(whole).entries] == ["deep_ensemble", "residual", "periodic", "linear"]
+    assert [e.candidate.name for e in prepared(whole).entries] == ["deep_ensemble", "periodic", "linear"]
     assert prepared(whole, folds=5).entries[0].candidate.members == 5
     assert prepared(whole, validation=0.2).folds is None
     assert prepared(whole, validation=0.2).entries
@@ -309,7 +308,7 @@ def test_a_search_that_is_killed_ends_with_the_same_members(tmp_path: Path) -> N
     late = str(heard[0] * 3 // 4)  # while a rival of the default is trained
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run"), late])
     assert killed.returncode == -signal.SIGKILL
-    assert (tmp_path / "run" / "residual").exists()
+    assert (tmp_path / "run" / "periodic").exists()
     assert not (tmp_path / "run" / "ensemble.choral").exists()
     choral.fit_table(
         frame,

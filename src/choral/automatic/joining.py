@@ -68,7 +68,7 @@ def joined(
         info=info,
     )
     if outputs is not None:
-        _check_same(found.outputs(x), outputs[chosen])
+        _check_same(found._outputs_once(x), outputs[chosen])
     shares = [weights[number] for number in chosen]
     if len(set(shares)) == 1:
         return found

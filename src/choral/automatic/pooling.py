@@ -31,13 +31,11 @@ class Pool:
     Attributes:
         labels: what each ensemble is called.
         ensembles: in the order they were trained; the first is what is done without a search.
-        whole: which of them were trained whole, not only looked at.
         judge: what they are judged by.
     """
 
     labels: Sequence[str]
     ensembles: Sequence[Ensemble]
-    whole: Sequence[bool]
     judge: Judge
 
     def best(self, reasons: Sequence[str], tried: Sequence[str], seed: int) -> Ensemble:
@@ -58,7 +56,7 @@ class Pool:
         told = f"{self._told(weights)}; {self.judge.said(best)}"
         about = {"tried": list(tried), "validation": self.judge.score(best), "reasons": [*reasons, told]}
         seen = self.judge.looked_at(self.ensembles[0])
-        among = torch.cat([e.outputs(seen) for e in self.ensembles])
+        among = torch.cat([e._outputs_once(seen) for e in self.ensembles])
         made = joined(
             self.ensembles, weights, name="auto", x=seen, outputs=among, info=self._costs(weights) | {"auto": about}
         )
@@ -87,8 +85,7 @@ class Pool:
         picked = bagged_selection(together, loss, picks=PICKS, share=share, weights=judge.weights, seed=seed).weights
         picked = picked if judge.apart else _without_crumbs(picked)
         mixed = [tuple(s * a + (1 - s) * b for a, b in zip(picked, alone[0])) for s in _SHARES]
-        own = [shares for shares, whole in zip(alone, self.whole) if whole]
-        alike = tuple(sum(each) / len(own) for each in zip(*own))
+        alike = tuple(sum(each) / len(alone) for each in zip(*alone))
         for shares in (*alone[1:], alike, *mixed):
             tried = prediction.weighed(_spread(units, shares))
             score = judge.score(tried)

@@ -1,7 +1,6 @@
-"""A short list of candidates, tried by successive halving within a few times the cost of the first; the best members together.
+"""A short list of candidates, and the best members of all of them together.
 
-The first candidate is trained whole: what is done where nobody searches. If that did not take long, members of each of the others are
-trained for a fifth of the epochs that it took; the better half of them is trained whole, as far as the operations go that are left.
+The first candidate is what is done where nobody searches. If it did not take long, the others are trained for at most 1.5 times its epochs.
 Everything trained goes into a pool, from which bagged greedy selection by held-out points chooses. What is returned is never worse on
 these than the first candidate, in log score or point score. All of it is decided by the seed, unless there is a time limit.
 """
@@ -9,6 +8,7 @@ these than the first candidate, in log score or point score. All of it is decide
 import contextlib
 import math
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +19,21 @@ from choral.automatic.pooling import Pool
 from choral.base.errors import ChoralError, DivergedError, InputError, RunError
 from choral.engine.files import read_json, write_json
 from choral.engine.folder import claimed, clear, folder_name
+from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.out_of_fold import FOLDS, digest_of, keep_folds
 from choral.recipes.recipe import Recipe
 
 SAVED, CHOICE = "ensemble.choral", "choice.json"
 _SCORES = ("evaluation.json", "report.json", "report.html")
-_SHORT = 0.2  # of the first candidate's epochs, to see which others are worth more
-_LEAST = 4  # epochs
-_MORE = 2.5  # of the first candidate's operations, for all the others
-_FEW, _LONGER = 2, 1.5  # others that are not worth a first look; times the first one's epochs that they may take
+_LEAST, _LONGER = 4, 1.5  # epochs that others may take: so many, or so many times the first one's
 _LONG = (
     6e11  # operations, about a quarter of a minute of one core, above which the first candidate alone takes long enough
 )
-_FIRST, _LOOKS, _REST = 0.5, 0.2, 0.3  # of a time limit: the first candidate, a look at the others, and the better ones
+_FIRST, _LAST = (
+    0.5,
+    0.85,
+)  # of a time limit: when the first candidate ends, and when all do; the rest is for choosing and writing
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,6 @@ class Candidate:
         recipe: gives the recipe for a number of epochs of each network, and a number of members.
         epochs: the most that each network may have.
         members: the most that it may have.
-        few: the least that say what it is worth: of members that share weights, all.
         why: why it is on the list, in words.
         light: whether it costs so little that its epochs are not counted.
     """
@@ -53,7 +53,6 @@ class Candidate:
     recipe: Callable[[int, int], Recipe]
     epochs: int
     members: int
-    few: int
     why: str
     light: bool = False
 
@@ -71,7 +70,6 @@ class Tried:
         ensemble: what came of it; None if nothing did.
         score: of the validation points, smaller is better; infinite if there is none.
         said: what happened, in words.
-        short: whether it was only looked at.
     """
 
     label: str
@@ -79,7 +77,6 @@ class Tried:
     ensemble: Ensemble | None
     score: float
     said: str
-    short: bool
 
     @property
     def flops(self) -> float:
@@ -104,61 +101,67 @@ class Search:
         train: trains a candidate.
         judge: what candidates are judged by.
         folder: where each candidate gets a run folder, or None.
-        time_limit: seconds for all of it, or None.
+        time_limit: seconds of wall time for all of it, or None.
         overwrite: whether runs that the folder holds are begun anew, each once.
+        tell: gets a line about each candidate that was tried.
     """
 
     def __init__(
-        self, train: Train, judge: Judge, folder: Path | None, time_limit: float | None, *, overwrite: bool = False
+        self,
+        train: Train,
+        judge: Judge,
+        folder: Path | None,
+        time_limit: float | None,
+        *,
+        overwrite: bool = False,
+        tell: Callable[[str], object] = lambda line: None,
     ):
         self.train, self.judge, self.folder, self.time_limit = train, judge, folder, time_limit
-        self.overwrite, self.begun = overwrite, set[Path]()
+        self.started = time_limit.started if isinstance(time_limit, Limit) else time.perf_counter()
+        self.overwrite, self.begun, self.tell = overwrite, set[Path](), tell
         self.tried: list[Tried] = []
         self.notes: list[str] = []
 
-    @property
-    def looked(self) -> bool:
-        """Whether candidates were trained briefly, to see what they are worth."""
-        return any(tried.short for tried in self.tried)
+    def is_over(self, part: float) -> bool:
+        """Return whether a part of the time limit has passed."""
+        return self.time_limit is not None and time.perf_counter() - self.started > part * self.time_limit
 
-    def attempt(self, candidate: Candidate, epochs: int, members: int, share: float, *, short: bool = False) -> Tried:
+    def attempt(self, candidate: Candidate, epochs: int, part: float) -> Tried:
         """Train a candidate and note what came of it.
 
         Args:
             candidate: which.
             epochs: of each network, at most.
-            members: how many.
-            share: of the time limit, if there is one.
-            short: whether it is only to see whether it is worth more.
+            part: of the time limit, after which it ends.
         """
-        label = (
-            f"{candidate.name}, {epochs} epochs at most" if not short else f"{candidate.name}, {epochs} epochs to see"
-        )
-        limits: dict[str, Any] = {"time_limit": None if self.time_limit is None else share * self.time_limit}
+        label = f"{candidate.name}, {epochs} epochs at most"
+        limit = None if self.time_limit is None else Limit.of(part * self.time_limit, self.started)
+        limits: dict[str, Any] = {"time_limit": limit}
         if self.folder is not None:
-            place = self.folder / folder_name(candidate.name + ("-short" if short else ""))
+            place = self.folder / folder_name(candidate.name)
             anew = self.overwrite and place not in self.begun
             limits |= {"run_dir": place, "on_existing": "overwrite" if anew else "resume"}
             self.begun.add(place)
         try:
-            ensemble = self.train(candidate, candidate.recipe(epochs, members), limits)
+            ensemble = self.train(candidate, candidate.recipe(epochs, candidate.members), limits)
         except (DivergedError, RunError) as error:
             if isinstance(error, RunError) and self.time_limit is None:
                 raise  # a folder of another run, say
-            found = Tried(label, candidate, None, math.inf, f"{label}: {error}", short)
+            found = Tried(label, candidate, None, math.inf, f"{label}: {error}")
         else:
-            found = self._judged(label, candidate, ensemble, short)
+            found = self._judged(label, candidate, ensemble)
         self.tried.append(found)
+        self.tell(found.said)
         return found
 
-    def _judged(self, label: str, candidate: Candidate, ensemble: Ensemble, short: bool) -> Tried:
+    def _judged(self, label: str, candidate: Candidate, ensemble: Ensemble) -> Tried:
         """Return what is known of a candidate that was trained."""
         lacking = self.judge.lacks(ensemble)
         if lacking:
-            return Tried(label, candidate, None, math.inf, f"{label}: {lacking}", short)
+            return Tried(label, candidate, None, math.inf, f"{label}: {lacking}")
         prediction = self.judge.prediction(ensemble)
         said = f"{label}: {ensemble.members} members, {self.judge.said(prediction)}"
-        return Tried(label, candidate, ensemble, self.judge.score(prediction), said, short)
+        return Tried(label, candidate, ensemble, self.judge.score(prediction), said)
 
 
 def search(
@@ -170,6 +173,7 @@ def search(
     time_limit: float | None = None,
     seed: int = 0,
     overwrite: bool = False,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> Ensemble:
     """Return the best ensemble of what the candidates give.
 
@@ -178,9 +182,10 @@ def search(
         train: trains a candidate.
         judge: what they are judged by, `ByValidation` or `ByFolds`.
         run_dir: folder of the search; each candidate has a run folder in it, and the same call resumes.
-        time_limit: seconds of training for all of it.
+        time_limit: seconds of wall time for all of it, choosing and writing included.
         seed: root of the draws of the selection.
         overwrite: whether what the folder holds of another search is removed, once the first candidate is accepted.
+        tell: gets a line about each candidate that was tried.
     """
     if not candidates:
         raise InputError("there are no candidates to choose from; name at least one method.")
@@ -190,20 +195,23 @@ def search(
             f"{folder} holds the run of one method, and a search makes a folder for each; give another one, or name that method."
         )
     with claimed(folder):
-        found = Search(train, judge, folder, time_limit, overwrite=overwrite)
+        found = Search(train, judge, folder, time_limit, overwrite=overwrite, tell=tell)
         with _put_aside(folder if overwrite else None):
             first = _first(found, candidates[0], alone=len(candidates) == 1)
         if folder is not None and overwrite:
             _clear_others(folder, found.begun)
-        others = _halved(found, first, candidates[1:])
-        left = _REST if found.looked else _LOOKS + _REST
-        for candidate, epochs, members in others:
-            found.attempt(candidate, epochs, members, left / len(others))
-        kept = [(t.label, t.ensemble, not t.short) for t in found.tried if t.ensemble is not None]
+        others = _others(found, first, candidates[1:])
+        for number, (candidate, epochs) in enumerate(others, start=1):
+            part = _FIRST + (_LAST - _FIRST) * number / len(others)
+            if found.is_over(part):
+                found.notes.append(f"{candidate.name} was not tried: the time was up")
+            else:
+                found.attempt(candidate, epochs, part)
+        kept = [(t.label, t.ensemble) for t in found.tried if t.ensemble is not None]
         if not kept:
             raise DivergedError("; ".join(t.said for t in found.tried))
-        labels, ensembles, whole = zip(*kept)
-        pool = Pool(labels, ensembles, whole, judge)
+        labels, ensembles = zip(*kept)
+        pool = Pool(labels, ensembles, judge)
         ensemble = pool.best([*(t.said for t in found.tried), *found.notes], [t.label for t in found.tried], seed)
         if folder is not None:
             _forget_scores(folder, ensemble)
@@ -263,41 +271,23 @@ def _told(ensemble: Ensemble) -> dict[str, Any]:
 
 def _first(found: Search, candidate: Candidate, *, alone: bool) -> Tried:
     """Return the first candidate, trained whole; if half of the time is not enough for it, with all of the time."""
-    share = 1.0 if alone else _FIRST
-    first = found.attempt(candidate, candidate.epochs, candidate.members, share)
+    first = found.attempt(candidate, candidate.epochs, _LAST if alone else _FIRST)
     if first.cut and not alone and found.folder is not None:  # its folder lets it go on
         found.tried.clear()
         found.judge.forget()
-        first = found.attempt(candidate, candidate.epochs, candidate.members, 1.0)
+        first = found.attempt(candidate, candidate.epochs, _LAST)
     return first
 
 
-def _halved(found: Search, first: Tried, others: Sequence[Candidate]) -> list[tuple[Candidate, int, int]]:
-    """Return the other candidates that are trained whole, each with the epochs and members it may have.
-
-    Of three or more these are the better half after a short training of all; light ones are trained in any case.
-    """
-    whole = first.ensemble
-    light = [(one, one.epochs, one.members) for one in others if one.light and not first.cut]
-    others = [one for one in others if not one.light]
-    if others and (first.cut or first.flops > _LONG):
-        found.notes.append("no others were tried: this took long enough" + (", but for light ones" if light else ""))
-        return light
-    seen = 5.0 * _LEAST if whole is None else first.epochs / whole._count
-    if len(others) <= _FEW and whole is not None:
-        most = max(_LEAST, math.ceil(_LONGER * seen))
-        return [*((one, min(one.epochs, most), one.members) for one in others), *light]
-    epochs = max(_LEAST, math.ceil(_SHORT * seen))
-    tried = [found.attempt(c, min(epochs, c.epochs), c.few, _LOOKS / len(others), short=True) for c in others]
-    kept = sorted((t for t in tried if t.ensemble is not None), key=lambda t: t.score)[: -(-len(others) // 2)]
-    if whole is None:  # the first one failed, so that nothing says what may be spent
-        return [*((one.candidate, one.candidate.epochs, one.candidate.members) for one in kept), *light]
-    left = max(_MORE * first.flops - sum(t.flops for t in tried), 0.0) / max(len(kept), 1)
-    chosen = []
-    for one in kept:
-        few = one.candidate.few
-        each = max(one.flops / epochs / few, 1.0)  # of one epoch of one member
-        members = max(few, min(one.candidate.members, int(left / each / seen)))
-        affordable = max(int(left / each / members), math.ceil(seen))
-        chosen.append((one.candidate, min(one.candidate.epochs, affordable), members))
-    return chosen + light
+def _others(found: Search, first: Tried, others: Sequence[Candidate]) -> list[tuple[Candidate, int]]:
+    """Return the other candidates that are trained, each with the epochs it may have; light ones whatever the first took."""
+    if first.cut:
+        found.notes.append("no others were tried: the time was up")
+        return []
+    if first.flops > _LONG and not all(one.light for one in others):
+        others = [one for one in others if one.light]
+        found.notes.append("no others were tried: this took long enough" + (", but for light ones" if others else ""))
+    if first.ensemble is None:
+        return [(one, one.epochs) for one in others]
+    most = max(_LEAST, math.ceil(_LONGER * first.epochs / first.ensemble._count))
+    return [(one, one.epochs if one.light else min(one.epochs, most)) for one in others]

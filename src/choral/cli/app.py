@@ -1,5 +1,6 @@
 """The commands methods, plan, fit and compare; others are in modules of their own. Each imports what it needs when it runs."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -201,15 +202,17 @@ def fit(
     running: Running,
 ) -> None:
     """Train one ensemble and save it."""
+    started = time.perf_counter()
+    from choral.engine import validation
     from choral.engine.compute import Compute
-    from choral.engine.validation import rules_of
     from choral.scale.remote import is_far
     from choral.tabular.choosing import check_one_process
     from choral.tabular.preparing import METHOD
 
     _check_words(method, members, running)
     made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
-    compute = Compute(**made, device=running.device, time_limit=time_limit)
+    limit = None if time_limit is None else validation.Limit.of(time_limit, started)
+    compute = Compute(**made, device=running.device, time_limit=limit)
     scaling.check_apart(apart, time_limit, extend=extend, overwrite=running.overwrite)
     silent = running.json or running.quiet
     shared = joined()
@@ -219,7 +222,7 @@ def fit(
     words = scaling.Words(data, reading, settings, watching, asked, running.seed, made)
     ready = words.understood(quiet=silent)
     problem = ready.problem
-    rules_of(ready.validation, ready.early_stopping, time_limit, ready.folds)
+    validation.rules_of(ready.validation, ready.early_stopping, time_limit, ready.folds)
     place, folder = scaling.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
     if ready.entries:
         check_one_process(apart.prepare or shared.several or is_far(place))

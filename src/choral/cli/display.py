@@ -7,7 +7,7 @@ is taken out here, in `say`, `note` and `table`, through which everything goes.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from choral.base.lettering import visible
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from choral.callbacks import Bars
 
 SPARE = (
     "train_flops",
@@ -160,10 +162,8 @@ def _fitting(columns: Sequence[str], rows: Sequence[dict[str, Any]], width: int)
 
 
 @contextmanager
-def progress(
-    quiet: bool, wanted: bool | None = None
-) -> Iterator[Callable[[str, int], Callable[[dict[str, Any]], None]]]:
-    """Yield a function (name, epochs) -> event listener that shows how far training is; warnings are always said.
+def progress(quiet: bool, wanted: bool | None = None) -> "Iterator[Bars]":
+    """Yield what shows how far training is; warnings are always said.
 
     Args:
         quiet: show nothing, unless it is wanted.
@@ -173,29 +173,8 @@ def progress(
 
     terminal = sys.stderr.isatty()
     drawn = terminal and (wanted or (wanted is None and not quiet))
-    with bars(drawn=drawn, say=note) as bar:
-        yield _with_lines(bar) if wanted and not terminal else bar
-
-
-def _with_lines(bar: Callable[[str, int], Any]) -> Callable[[str, int], Callable[[dict[str, Any]], None]]:
-    """Return the same, with a line on standard error for every tenth of the epochs."""
-
-    def listener(name: str, epochs: int) -> Callable[[dict[str, Any]], None]:
-        inner, told = bar(name, epochs), [0]
-
-        def hear(event: dict[str, Any]) -> None:
-            inner(event)
-            if event["kind"] == "epoch":
-                done = event["counted"]["epochs"]
-                part = int(10 * done / max(epochs, 1))
-                if part > told[0]:
-                    told[0] = part
-                    loss = sum(event["losses"]) / len(event["losses"])
-                    note(f"choral: {name}: {done:.0f} of {epochs} epochs, loss {loss:.4g}")
-
-        return hear
-
-    return listener
+    with bars(drawn=bool(drawn), say=note, told=bool(wanted) and not terminal) as found:
+        yield found
 
 
 def show_comparison(title: str, comparison: Any) -> None:

@@ -92,7 +92,8 @@ RestoreBest = Annotated[
     typer.Option("--restore-best/--keep-last", help="Keep each member's best weights on held-out rows, or its last."),
 ]
 Limit = Annotated[
-    float | None, typer.Option("--time-limit", help="Seconds after which training ends with what is there.")
+    float | None,
+    typer.Option("--time-limit", help="Seconds of wall time after which training ends with what is there."),
 ]
 Accumulate = Annotated[
     int, typer.Option("--accumulate", min=1, help="Parts of each batch, taken one after the other for less memory.")

@@ -57,6 +57,8 @@ def carry_out(
             rules=job.rules,
             apart=plan["executor"] == "sequential",
         )
+        if job.rules.time_limit is not None:
+            run.setup = job.task.parts.agreed(time.perf_counter() - started)
         return store, complete(run, folder, plan, started=started)
 
 

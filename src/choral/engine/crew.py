@@ -58,9 +58,11 @@ class Setting:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time is up; that of all parts of a resumed run counts."""
+        """Whether the time is up, that of all parts of a resumed run; one epoch is trained in any case."""
         counted, limit = self.ledger.counted, self.rules.time_limit
-        return limit is not None and counted["train_seconds"] + counted.get("validation_seconds", 0.0) >= limit
+        if limit is None or not counted["epochs"]:
+            return False
+        return sum(counted.get(f"{what}_seconds", 0.0) for what in ("setup", "train", "validation")) >= limit
 
 
 def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:

@@ -138,12 +138,19 @@ class Epochs:
         if self._selects:
             self._leave_out([b for b in trained if not math.isfinite(losses[b.place])], epoch)
             trained = [b for b in trained if b.goes_on]
-        values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
+        values: dict[Place, float] = {}
+        if self._is_watched(epoch + 1):
+            values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
         trained = [b for b in trained if b.goes_on]
         self._tell(epoch, trained, losses, values, seconds)
         self.setting.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
         for branch in trained:
             branch.is_new = True
+
+    def _is_watched(self, epoch: int) -> bool:
+        """Return whether this epoch ends with a validation: every one, or as often as the stopping rule says, and the last."""
+        stop = self.setting.rules.stop
+        return stop is None or self._selects or epoch % stop.every == 0 or epoch == self.phase.epochs
 
     def _count(self, trained: Sequence[Branch], seconds: float) -> None:
         crew, count = self.crews[0], len(trained)

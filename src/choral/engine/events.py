@@ -16,6 +16,7 @@ class Counted(TypedDict):
     train_flops: float
     train_seconds: float
     validation_seconds: NotRequired[float]
+    setup_seconds: NotRequired[float]
 
 
 class Epoch(TypedDict):

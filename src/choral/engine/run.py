@@ -80,6 +80,7 @@ class Run:
         self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
         self.collected_at: dict[int, int] = {}  # position of each member's Collect in the walk
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
+        self.setup = 0.0  # seconds of this call before training, where time is limited
         self.cut: list[int] = []  # members that were collected after the time was up
         self._is_winding_up = False  # the checkpoint from which a call with more time goes on is there, and stays
         places: list[Place] = []
@@ -122,6 +123,8 @@ class Run:
 
     def execute(self) -> None:
         """Run the plan from where it begins to its end; raises DivergedError if a branch was lost."""
+        if self.setup:
+            self.ledger.count(setup_seconds=self.setup)
         self.walk()
         self.refuse_lost()
 

@@ -59,6 +59,23 @@ class Rules:
         return {"validation": shown, "held out": held.digest(), "stop": stop, "restore_best": self.restore_best}
 
 
+class Limit(float):
+    """A time limit in seconds whose clock began before the call, for a run that is part of something longer.
+
+    Attributes:
+        started: when it began, by time.perf_counter.
+    """
+
+    started: float
+
+    @staticmethod
+    def of(seconds: float, started: float) -> "Limit":
+        """Return a limit of so many seconds after a moment."""
+        found = Limit(seconds)
+        found.started = started
+        return found
+
+
 def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
     """Return what is held out: what the user gave; for 'auto', where that is wanted, 15 % of few points to 5 % of many.
 

@@ -74,7 +74,7 @@ def gathered(ensemble: Ensemble, source: Source) -> OutOfFold:
         for start in range(0, len(rows), _CHUNK):
             some = rows[start : start + _CHUNK]
             x, y = next(iter(source.epoch(some, len(some))))
-            parts.append(part.outputs(x))
+            parts.append(part._outputs_once(x))
             targets.append(y)
         places.append(rows)
     points = torch.cat(places)

@@ -14,17 +14,24 @@ from choral.base import rng
 from choral.base.errors import InputError, did_you_mean
 from choral.data.problems import Problem
 from choral.layers.features import quantile_edges
-from choral.plan import AdamW, Phase
+from choral.plan import AdamW, EarlyStopping, Phase
 from choral.plan.cost import begun
+from choral.plan.stopping import By
 from choral.recipes.training import DEFAULT, Training, optimizer_of
 
 BINS, MORE_BINS = 48, 96
 LARGE = 5000  # rows above which a table is large
+SMALL = 1000  # rows below which networks are narrow, learn faster and stop sooner: as good, at a fifth of the cost
 MANY = 16  # networks above which training them side by side costs too much with an embedding of each column
 LEAST_ROWS = 100  # fewer leave too little to hold out of all members
 LEAST_IN_TURN = 32  # fewer leave too little to hold out of each member in turn
-SHARE, PATIENCE, MEMBERS = 0.2, 20, 8
-WAIT = 600  # steps without a better score that a member has at least: 20 epochs of a small table are too few to tell
+SHARE, MEMBERS = 0.2, 8
+PATIENCE, WAIT = 20, 600  # epochs, and steps, without a better score that a member has at least
+SOON, GAIN, LOOK = (
+    160,
+    0.002,
+    20,
+)  # of small tables: steps to wait, what counts as better (nats), steps between validations
 
 SIZES: dict[str, Callable[[Problem], nn.Module]] = {
     "tabular": lambda p: _tabular(p, BINS),
@@ -52,8 +59,13 @@ def _tabular(problem: Problem, bins: int, **changes: Any) -> nn.Module:
         raise InputError(
             f"this network reads rows of numbers, but x has shape {problem.x_train.shape}; use --model mlp."
         )
-    edges = quantile_edges(problem.x_train, bins=bins)
-    return models.tabular(problem.x_train.shape[1], problem.outputs, hidden=(256, 256), edges=edges, **changes)
+    edges, width = quantile_edges(problem.x_train, bins=bins), 64 if is_small(problem) else 256
+    return models.tabular(problem.x_train.shape[1], problem.outputs, hidden=(width, width), edges=edges, **changes)
+
+
+def is_small(problem: Problem) -> bool:
+    """Return whether a problem has so few rows that what surrounds the arithmetic takes most of the time."""
+    return len(problem.x_train) < SMALL
 
 
 def is_table(problem: Problem, least: int = LEAST_ROWS) -> bool:
@@ -117,7 +129,7 @@ def training_for(
         chosen = DEFAULT if optimizer is None else optimizer_of(name)
         return Training(lr=lr, optimizer=chosen, batch_size=batch_size, schedule=schedule or "cosine")  # type: ignore[arg-type]  # checked by Training
     chosen = AdamW(weight_decay=3e-4) if name == "adamw" else optimizer_of(name)
-    rates = {"SGD": 0.05, "Adam": 0.003, "AdamW": 0.002 if large else 0.001}
+    rates = {"SGD": 0.05, "Adam": 0.003, "AdamW": 0.004 if is_small(problem) else 0.002 if large else 0.001}
     return Training(
         lr=rates.get(type(chosen).__name__) if lr is None else lr,
         optimizer=chosen,
@@ -128,35 +140,41 @@ def training_for(
 
 @dataclass(frozen=True)
 class Usual:
-    """How `choral fit` trains where the user does not say: bounds and what is held out to watch the training.
+    """How `choral fit` trains where the user does not say: bounds and the validation rows.
 
     Attributes:
         epochs: the total budget; with validation an upper bound; None leaves it to the recipe.
         members: of the default method.
         validation: part of the training rows held out, None for none.
-        patience: epochs without a better score after which a member stops.
     """
 
     epochs: int | None
     members: int | None = None
     validation: float | None = None
-    patience: int | None = None
 
 
-def patience_for(steps: int) -> int:
-    """Return the epochs of so many steps without a better score after which a member stops: 20, or as many as hold 600 steps.
+def stopping(rows: int, batch_size: int | None = None, *, by: By = "member") -> EarlyStopping:
+    """Return when members of a table's ensemble stop: after 20 epochs, or 600 steps, without a better score; of small tables after 160 steps.
 
-    >>> patience_for(8), patience_for(100)
-    (75, 20)
+    Args:
+        rows: training rows.
+        batch_size: of each step, 32 if None.
+        by: for small tables, whether each member stops by itself or all by their joint score, which few rows estimate better.
+
+    >>> stopping(1600).patience, stopping(256)
+    (20, EarlyStopping(patience=20, measure=None, by='member', least=0.001, every=2))
     """
-    return max(PATIENCE, -(-WAIT // max(steps, 1)))
+    steps = max(-(-rows // (batch_size or 32)), 1)
+    if rows >= SMALL:
+        return EarlyStopping(patience=max(PATIENCE, -(-WAIT // steps)))
+    return EarlyStopping(patience=max(PATIENCE, -(-SOON // steps)), by=by, least=GAIN, every=max(1, LOOK // steps))
 
 
 def usual(problem: Problem, plan: Phase | None, training: Training, *, model: str) -> Usual:
     """Return how a problem is trained by default.
 
     Members of a table's ensemble have up to 600 epochs each (300 of a method that was asked for), or 60,000 steps, and stop by
-    themselves after 20 epochs, or 600 steps, without a better score.
+    themselves (`stopping`).
 
     Args:
         problem: the data.
@@ -168,7 +186,6 @@ def usual(problem: Problem, plan: Phase | None, training: Training, *, model: st
         return Usual(epochs=None)
     steps = -(-round(len(problem.x_train) * (1 - SHARE)) // (training.batch_size or 32))
     each = max(30, min(600 if plan is None else 300, 60_000 // max(steps, 1)))
-    patience = patience_for(steps)
     if plan is None:
-        return Usual(epochs=each * MEMBERS, members=MEMBERS, validation=SHARE, patience=patience)
-    return Usual(epochs=each * begun(plan), validation=SHARE, patience=patience)
+        return Usual(epochs=each * MEMBERS, members=MEMBERS, validation=SHARE)
+    return Usual(epochs=each * begun(plan), validation=SHARE)

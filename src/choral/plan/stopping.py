@@ -97,6 +97,7 @@ class EarlyStopping(Value):
         by: 'member' ends each network by itself; 'ensemble' looks at the mean prediction of all that are trained together, and
             ends them together.
         least: improvement that counts, at least.
+        every: epochs between two validations; the last epoch has one too.
 
     >>> EarlyStopping(patience=5, measure="rmse").measure
     Measure(name='rmse', larger_is_better=False, function=None)
@@ -107,12 +108,19 @@ class EarlyStopping(Value):
     measure: Any = None
     by: By = "member"
     least: float = 0.0
+    every: int = 1
 
     def __post_init__(self) -> None:
         if self.measure is not None:
             object.__setattr__(self, "measure", Measure.of(self.measure))
-        if self.patience is not None and self.patience < 1:
-            raise InputError(f"EarlyStopping: patience is {self.patience!r}; give 1 or more epochs, or None.")
+        for name in ("patience", "every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"EarlyStopping: {name} is {value!r}; give 1 or more epochs.")
+        if self.patience is not None and self.every > self.patience:
+            raise InputError(
+                f"EarlyStopping: every is {self.every}, above the patience of {self.patience} epochs, which would be up before the first validation."
+            )
         if self.by not in get_args(By):
             raise InputError(f"EarlyStopping: by is {self.by!r}; give 'member' or 'ensemble'.")
         if not self.least >= 0:

@@ -13,13 +13,11 @@ from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.engine.compute import Compute
 from choral.ensemble.ensemble import Ensemble
-from choral.judging.defaults import LEAST_ROWS, patience_for
+from choral.judging.defaults import LEAST_ROWS
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.tabular.choosing import AUTO
 from choral.tabular.preparing import METHOD, can_choose, prepared
-
-_BATCH = 32  # rows of a step, of tables whose epochs are short
 
 
 @dataclass(frozen=True)
@@ -92,14 +90,15 @@ def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) ->
         _check_share(wishes.share, len(problem.x_train))
     given = wishes.method if isinstance(wishes.method, Recipe) else None
     validation = held if held is not None else wishes.share if watch else 0.0
-    free = wishes.epochs is None and wishes.members is None and can_choose(problem, validation)
+    in_turn = None if watch else validation  # a search holds each row out of one member
+    free = wishes.epochs is None and wishes.members is None and can_choose(problem, in_turn)
+    searched = wishes.method == AUTO and free
     ready = prepared(
         problem,
         method=METHOD if given is not None or (wishes.method == AUTO and not free) else str(wishes.method),
         epochs=wishes.epochs,
         members=wishes.members,
-        validation=validation,
-        patience=patience_for(-(-len(problem.x_train) // _BATCH)) if watch or held is not None else None,
+        validation=in_turn if searched else validation,
     )
     if given is not None:
         ready = replace(ready, recipe=given)

@@ -4,6 +4,7 @@ The list was made on parts of the training rows of UCI sets, never on test rows.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,27 +16,25 @@ from choral.automatic.jury import ByFolds, ByValidation, Judge
 from choral.automatic.search import Candidate, search
 from choral.base import rng
 from choral.base.errors import InputError
+from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
 from choral.data.problems import Problem
 from choral.data.sources import Source, source_of
 from choral.engine.compute import Compute, Executor, OnExisting
 from choral.engine.validation import set_apart
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import train
-from choral.judging.defaults import MEMBERS
 from choral.plan import EarlyStopping
-from choral.plan.cost import begun
-from choral.recipes import METHODS, make
+from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 from choral.scale.apart import check_cluster
 from choral.scale.remote import is_far
 
 AUTO = "auto"
-_FEW = 2  # members of a first look
 _STACKED = (
-    20_000  # parameters below which eight networks train faster as a stack: calls, not arithmetic, take their time
+    200_000  # parameters below which eight networks train faster as a stack: calls, not arithmetic, take their time
 )
-_LINEAR, _QUICK = "linear", 10.0
+_QUICK = 10.0
 _LINES: dict[str, Any] = {"embedding": "none", "edges": (), "hidden": ()}
 _WAVES: dict[str, Any] = {"embedding": "periodic", "edges": (), "embedding_width": 16}
 
@@ -48,13 +47,8 @@ class Entry:
     build: Callable[[], nn.Module]
 
 
-def several(method: str) -> bool:
-    """Return whether a method's members are networks of their own, each with its epochs."""
-    return begun(make(method).plan) > 1
-
-
 def short_list(
-    build: Callable[[], nn.Module], training: Training, epochs: int, folds: int | None = None
+    build: Callable[[], nn.Module], training: Training, epochs: int, members: int, *, small: bool
 ) -> list[Entry]:
     """Return what is tried: the default first.
 
@@ -62,58 +56,30 @@ def short_list(
         build: the default network, a `choral.models.tabular` on bins.
         training: settings of all.
         epochs: the most that one network may have.
-        folds: parts of cross-validation, of which each member holds out one; None where rows are held out of all.
+        members: of each candidate.
+        small: whether the table is; residual blocks then gain nothing.
     """
     with rng.seeded(0, "look"):
         spec = models.spec_of(build())
     assert spec is not None
     arguments = spec["arguments"]
-
-    def network(**changes: Any) -> Callable[[], nn.Module]:
-        changed = {"name": spec["name"], "arguments": arguments | changes}
-        return lambda: models.rebuild(changed)
-
-    def of(method: str, settings: Training) -> Callable[[int, int], Recipe]:
-        own = several(method)
-
-        def recipe(each: int, members: int) -> Recipe:
-            total = each * members if own else each
-            whole = {"width": float(members)} if "width" in METHODS[method].options else {}  # members as wide as alone
-            return make(method, budget=total, members=members, training=settings, **whole)
-
-        return recipe
-
-    wide = max(arguments["hidden"])
-    if folds is None:
-        listed = [
-            ("deep_ensemble", "deep_ensemble", build, "networks of their own on bins of each column"),
-            ("residual", "deep_ensemble", network(residual=True), "residual blocks, for steps and interactions"),
-            ("packed", "packed", build, "members side by side in one network, which stops by their joint score"),
-            ("tabm", "tabm", build, "members that share most weights, for noisy tables"),
-        ]
-    else:
-        block, waves = network(residual=True, hidden=(wide,)), network(**_WAVES)
-        listed = [
-            ("deep_ensemble", "deep_ensemble", build, "networks of their own on bins of each column"),
-            ("residual", "deep_ensemble", block, "a residual block, for steps and interactions"),
-            ("periodic", "deep_ensemble", waves, "waves of each column, for smooth curves"),
-            (
-                _LINEAR,
-                "deep_ensemble",
-                network(**_LINES),
-                "a straight line in each column, for few rows and many columns",
-            ),
-        ]
-    members = folds or MEMBERS
-    few = _FEW if folds is None else members  # every part must be held out of somebody
     quick = replace(training, lr=_QUICK * training.peak)  # few weights, which start far from where they end
 
-    def candidate(name: str, method: str, why: str) -> Candidate:
-        light = name == _LINEAR
-        recipe = of(method, quick if light else training)
-        return Candidate(name, recipe, epochs, members, few if several(method) else members, why, light)
+    def entry(name: str, why: str, settings: Training = training, *, light: bool = False, **changes: Any) -> Entry:
+        changed = {"name": spec["name"], "arguments": arguments | changes}
 
-    return [Entry(candidate(name, method, why), net) for name, method, net, why in listed]
+        def recipe(each: int, members: int) -> Recipe:
+            return make("deep_ensemble", budget=each * members, members=members, training=settings)
+
+        return Entry(Candidate(name, recipe, epochs, members, why, light), lambda: models.rebuild(changed))
+
+    block: dict[str, Any] = {"residual": True, "hidden": (max(arguments["hidden"]),)}
+    return [
+        entry("deep_ensemble", "networks of their own on bins of each column"),
+        *([] if small else [entry("residual", "a residual block, for steps and interactions", **block)]),
+        entry("periodic", "waves of each column, for smooth curves", **_WAVES),
+        entry("linear", "a straight line in each column, for few rows and many columns", quick, light=True, **_LINES),
+    ]
 
 
 def check_one_process(several: bool) -> None:
@@ -135,7 +101,9 @@ def choose(
     run_dir: Any = None,
     on_existing: OnExisting = "resume",
     seed: int = 0,
-    hearing: Callable[[str, int], Any] | None = None,
+    hearing: Bars | None = None,
+    progress: bool | None = None,
+    callbacks: Any = None,
     compute: Compute | None = None,
     **options: Any,
 ) -> Ensemble:
@@ -149,7 +117,8 @@ def choose(
         folds: parts of cross-validation instead, of which each member holds out one.
         run_dir, on_existing: of the whole search.
         seed: root of every draw.
-        hearing: gives a listener for the name and the epochs of each run.
+        hearing: draws the progress; made here if None.
+        progress, callbacks: as in `choral.fit`.
         compute: of each candidate; its time limit is of the whole search, and its cluster is connected once.
         options: further ones of `choral.fit`.
     """
@@ -165,7 +134,7 @@ def choose(
 
     def trained(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
         build, limit = builds[candidate.name], limits.pop("time_limit")
-        heard = {} if hearing is None else {"callbacks": hearing(candidate.name, recipe.epochs)}
+        heard = [line.of(candidate.name, candidate.members, recipe.epochs), one_of(callbacks)]
         return train(
             build,
             source,
@@ -177,13 +146,28 @@ def choose(
             compute=replace(compute, executor=_executor(build, compute.executor), time_limit=limit),
             **watching,
             **limits,
-            **options | heard,
+            **options,
+            callbacks=[one for one in heard if one is not None],
+            progress=False,
         )
 
     candidates = [entry.candidate for entry in entries]
-    with contextlib.nullcontext() if cluster is None else cluster.connected():
+    drawn = somebody_watches() if progress is None else progress
+    shown = bars(drawn=drawn, say=write_line) if hearing is None else contextlib.nullcontext(hearing)
+    with contextlib.nullcontext() if cluster is None else cluster.connected(), shown as bar, warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=".*budget is below what the method needs"
+        )  # members stop by themselves
+        line = bar.search(len(candidates), time_limit)
         return search(
-            candidates, trained, judge, run_dir=run_dir, time_limit=time_limit, seed=seed, overwrite=overwrite
+            candidates,
+            trained,
+            judge,
+            run_dir=run_dir,
+            time_limit=time_limit,
+            seed=seed,
+            overwrite=overwrite,
+            tell=line.tell,
         )
 
 

@@ -1,8 +1,9 @@
 """fit_table: what `choral fit FILE` does, in Python."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from choral.data.problems import Columns, Problem, load_problem, weights_in
 from choral.data.sheets import as_frame, is_frame, read_table
 from choral.data.targets import Kind
 from choral.engine.compute import Compute
+from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options
 from choral.recipes.training import Training
@@ -85,6 +87,8 @@ def fit_table(
     """
     check_options("fit_table", options)
     compute = options.get("compute") or Compute()
+    if compute.time_limit is not None:  # reading and choosing count
+        options["compute"] = replace(compute, time_limit=Limit.of(compute.time_limit, perf_counter()))
     problem = load_problem(
         data,
         target=target,

@@ -8,6 +8,7 @@ from torch import nn
 
 from choral.base.border import is_whole
 from choral.base.errors import InputError
+from choral.callbacks import Bars
 from choral.data.problems import Problem
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import train
@@ -15,12 +16,14 @@ from choral.judging.compare import recipes_for
 from choral.judging.defaults import (
     LEAST_IN_TURN,
     LEAST_ROWS,
-    PATIENCE,
+    MEMBERS,
     SHARE,
     Usual,
     default_model,
     factory,
+    is_small,
     is_table,
+    stopping,
     training_for,
     usual,
 )
@@ -28,6 +31,7 @@ from choral.objectives import GaussianKL, SpikeSlabKL
 from choral.plan import EarlyStopping
 from choral.plan.cost import begun
 from choral.plan.needs import raised
+from choral.plan.stopping import By
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import SCHEDULES, Training
@@ -69,11 +73,11 @@ class Ready:
         """What is done, in a word."""
         return AUTO if self.entries else self.recipe.name
 
-    def run(self, *, hearing: Callable[[str, int], Any] | None = None, **options: Any) -> Ensemble:
+    def run(self, *, hearing: Bars | None = None, **options: Any) -> Ensemble:
         """Return the ensemble, trained; `options` as in `choral.fit`.
 
         Args:
-            hearing: gives a listener for the name and the epochs of each run.
+            hearing: draws the progress.
             options: of `fit`.
         """
         if self.entries:
@@ -166,13 +170,16 @@ def prepared(
     found = usual(problem, None if asked is None else asked.plan, training, model=name if watched else "mlp")
     if length is None and members is None:
         members = found.members
-    if folds is not None and found.patience is None:  # too few rows for a share of them, but not for folds
-        found = Usual(epochs=60 * (members or 1), validation=SHARE, patience=PATIENCE)
-    share, wait = None if none else validation, patience
-    if validation is None:
-        share, wait = found.validation, found.patience if patience is None else patience
-    elif not isinstance(validation, int | float) and patience is None:
-        wait = found.patience
+    if folds is not None and found.validation is None:  # too few rows for a share of them, but not for folds
+        found = Usual(epochs=60 * (members or 1), validation=SHARE)
+    share = found.validation if validation is None else None if none else validation
+    by: By = "ensemble" if searched else "member"
+    if early_stopping is None and patience is not None:
+        early_stopping = EarlyStopping(patience=patience)
+    if early_stopping is None and share is not None:
+        early_stopping = stopping(len(problem.x_train), training.batch_size, by=by)
+    if early_stopping is not None and not restore_best:
+        early_stopping = replace(early_stopping, restore_best=False)
     said = {option: value for option, value in settings.items() if value is not None}
     each = (found.epochs or 0) // (found.members or 1)
     if length is None:
@@ -181,8 +188,6 @@ def prepared(
     (recipe,) = recipes_for(
         [method or METHOD], epochs=epochs, budget=budget, members=members, training=training, said=said, points=points
     )
-    if early_stopping is None and (wait is not None or not restore_best):
-        early_stopping = EarlyStopping(patience=wait, restore_best=restore_best)
     share = share if folds is None else None
     if share is None and validation is None and folds is None and problem.groups is None and problem.times is None:
         share = AUTO
@@ -190,7 +195,8 @@ def prepared(
     if length is not None or found.epochs is None:
         return ready
     if searched:
-        return replace(ready, entries=tuple(short_list(ready.build, training, each, folds)))
+        listed = short_list(ready.build, training, each, folds or MEMBERS, small=is_small(problem))
+        return replace(ready, entries=tuple(listed))
     return replace(ready, recipe=replace(recipe, plan=raised(recipe.settled(ready.rows).plan, ready.rows)))
 
 
