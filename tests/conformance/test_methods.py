@@ -61,7 +61,7 @@ def test_it_combines_its_members_as_it_is_told(name, tmp_path):
         assert recipe.describe()["combine"] == combine
         assert from_dict(recipe.to_dict()) == recipe
         fit(build, (x, y), recipe, compute=choral.Compute(executor="sequential")).save(tmp_path / combine)
-        predictions[combine] = load(tmp_path / combine, build).predict(x[:9])
+        predictions[combine] = load(tmp_path / combine, build)._predictive(x[:9])
     averaged, pooled = predictions["probs"], predictions["logits"]
     assert torch.equal(averaged.logits, pooled.logits)
     torch.testing.assert_close(averaged.probs, averaged.logits.softmax(-1).mean(0))

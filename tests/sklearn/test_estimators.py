@@ -390,7 +390,7 @@ class TestHoldingOut:
 
         x, groups = DRAW.normal(size=(200, 1)), np.repeat(np.arange(20), 10)
         seen = {}
-        monkeypatch.setattr(preparing, "fit", lambda build, data, recipe, **o: seen.update(o, data=data))
+        monkeypatch.setattr(preparing, "train", lambda build, data, recipe, **o: seen.update(o, data=data))
         y = groups.astype(float)
         regressor().fit(x, y, groups=[f"g{g}" for g in groups])
         (kept, held) = seen["data"][1], seen["validation"][1]
