@@ -53,6 +53,10 @@ HINTS = (
     | {n: _COMPUTE.format("threads=2") for n in ("n_jobs", "num_threads")}
     | {
         "verbose": "progress=True or False says whether a progress bar is drawn",
+        "overwrite": "on_existing says what is done with a run in run_dir",
+        "resume": "the same call with the same run_dir resumes a run",
+        "extend": "on_existing='extend' adds members to a run in run_dir",
+        "x_val": "validation=(x, y) gives held-out rows",
         "random_state": "the seed is seed=0",
         "loss": "a loss of your own is given as likelihood=choral.objectives.Loss(function)",
         "patience": "it is a field of early_stopping: early_stopping=choral.EarlyStopping(patience=16)",
