@@ -76,7 +76,10 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
     "fit has no argument 'verbose'; progress=True or False says whether a progress bar is drawn."
     """
     names = list(known)
-    instead = HINTS[name] + "." if name in HINTS else f"it takes {', '.join(names)}.{did_you_mean(name, names)}"
+    hint = HINTS.get(name, "")
+    if function == "Training" and "Training(" in hint:
+        hint = f"write {hint[hint.index('choral.Training(') : -1]}"
+    instead = hint + "." if hint else f"it takes {', '.join(names)}.{did_you_mean(name, names)}"
     return f"{function} has no argument {name!r}; {instead}"
 
 
