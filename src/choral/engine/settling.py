@@ -1,12 +1,16 @@
 """Settle a run before its first step: the plan of its folder, compared or written, and the executor it keeps."""
 
+import shlex
+import sys
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from choral import __version__
 from choral.base.errors import InputError, RunError
 from choral.data.tables import Table
 from choral.engine.executors import Settled, check_executor, choose, choose_kernel, choose_threads
@@ -80,6 +84,7 @@ def settle(
         "network": task.blueprint.spec(),
         "describe": recipe.describe(),
         "table": None if table is None else digest_of(table.to_dict()),
+        "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": command(), "choral": __version__},
     }
     if cut is not None and stored is None:
         plan["leaves"] = cut(settled)
@@ -156,6 +161,11 @@ def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
 def environment(threads: int) -> dict[str, Any]:
     """Return what decides the last bits of sums."""
     return {"threads": threads, "torch": torch.__version__}
+
+
+def command() -> str:
+    """Return the command line of this process, its program without the folder."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv and sys.argv[0] else "python"
 
 
 def compare_environment(folder: Path, begun: dict[str, Any], own: dict[str, int], *, stacklevel: int) -> None:

@@ -62,15 +62,19 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         "score": prediction.score,
         "shown": list(prediction.shown),
         "cost": _cost(ensemble, seconds),
-        "sizes": _sizes(prediction, targets, weights),
+        "sizes": sizes(prediction, targets, weights),
         "map": {"chains": chains(ensemble), **pca({"members": sketch(prediction)})},
         "diversity": {"measure": measure, "matrix": plain(matrix)},
-        **({"weighted": True} if weights is not None else plain(prediction.details(targets))),
+        **(
+            {"weighted": True}
+            if weights is not None
+            else plain(prediction.details(targets) | risk(prediction, targets))
+        ),
     }
     if trial.corrupted:
         found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
     other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
-    found["histograms"] = _histograms(prediction, other)
+    found["histograms"] = histograms(prediction, other)
     if trial.ood is not None and other is not None:
         told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
         found["ood"] = {"name": trial.ood_name, "rows": count_rows(trial.ood), "best": prediction.alarm, "scores": told}
@@ -214,10 +218,39 @@ def _tensor(weights: np.ndarray | None) -> Tensor | None:
     return None if weights is None else torch.from_numpy(weights)
 
 
-def _sizes(prediction: Predictive, targets: Tensor, weights: Tensor | None) -> list[dict[str, float]]:
-    members = len(prediction.rows_by_member())
-    counts = sorted({round(c) for c in np.geomspace(1, members, 24)} | set(range(1, min(members, 24) + 1)))
-    return [{"members": count, **brief_of(_first(prediction, count), targets, weights)} for count in counts]
+def sizes(
+    prediction: Predictive, targets: Tensor, weights: Tensor | None = None, *, orders: int = 8
+) -> list[dict[str, float]]:
+    """Return measures of ensembles of some of the members: the mean and the standard deviation over random choices.
+
+    The choices are windows of one random circle of the members, so each member is chosen about equally often.
+    """
+    members = prediction.rows_by_member()
+    circle = np.random.default_rng(0).permutation(len(members)).tolist() * 2
+    starts = np.linspace(0, len(members), min(orders, len(members)), endpoint=False).astype(int)
+    counts = sorted({round(c) for c in np.geomspace(1, len(members), 12)})
+    found = []
+    for count in counts:
+        windows = [circle[s : s + count] for s in (starts if count < len(members) else [0])]
+        chosen = (prediction.of_rows(sorted(row for i in window for row in members[i])) for window in windows)
+        values = [brief_of(part, targets, weights) for part in chosen]
+        held = {n: [v[n] for v in values] for n in values[0]}
+        means = {n: float(np.mean(v)) for n, v in held.items()}
+        found.append({"members": count} | means | {f"{n}_std": float(np.std(v)) for n, v in held.items()})
+    return found
+
+
+def risk(prediction: Predictive, targets: Tensor) -> dict[str, Any]:
+    """Return the error of the rows that are kept when the least certain ones are left out, by the share that is kept."""
+    rows, alarm = prediction.row_scores(targets), prediction.sureness()[1]
+    name = next((n for n in ("accuracy", "mse") if n in rows), None)
+    if name is None or rows[name].shape != alarm.shape:
+        return {}
+    losses = (1 - rows[name] if name == "accuracy" else rows[name])[alarm.argsort(stable=True)].double()
+    means = losses.cumsum(0) / torch.arange(1, len(losses) + 1)
+    kept = torch.linspace(max(1, len(losses) // 20), len(losses), min(len(losses), 40)).round().long().unique()
+    found = means[kept - 1] if name == "accuracy" else means[kept - 1].sqrt()
+    return {"risk": {"of": "error rate" if name == "accuracy" else "RMSE", "kept": kept / len(losses), "risk": found}}
 
 
 def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predictive) -> dict[str, Any]:
@@ -247,17 +280,14 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predi
     }
 
 
-def _histogram(values: Tensor, low: float, high: float) -> list[float]:
-    counts = torch.histc(values.double().clamp(low, high), bins=_BINS, min=low, max=high)
-    return plain(counts / len(values))
-
-
-def _histograms(prediction: Predictive, other: Predictive | None) -> dict[str, Any]:
-    """Return shares of rows by how sure the ensemble is of them, in and out of distribution."""
-    name, inside, highest = prediction.sureness()
-    outside = None if other is None else other.sureness()[1]
-    both = inside if outside is None else torch.cat([inside, outside])
-    low, high = 0.0, highest or float(both.quantile(0.99)) or 1.0
-    edges = plain(torch.linspace(low, high, _BINS + 1))
-    found = {"of": name, "edges": edges, "in": _histogram(inside, low, high)}
-    return found if outside is None else found | {"out": _histogram(outside, low, high)}
+def histograms(prediction: Predictive, other: Predictive | None = None) -> dict[str, Any]:
+    """Return shares of rows by entropy or standard deviation, in bins of equal ratio, in and out of distribution."""
+    name, inside, _ = prediction.sureness()
+    sets = {"in": inside, **({} if other is None else {"out": other.sureness()[1]})}
+    both = torch.cat(list(sets.values())).double()
+    high = max(float(both.max()), 1e-12)
+    low = min(max(float(both.quantile(0.01)), 1e-5 * high), 0.5 * high)
+    edges = torch.logspace(np.log10(low), np.log10(high), _BINS + 1, dtype=torch.float64)
+    where = {n: torch.bucketize(v.double().clamp(low, high), edges[1:-1]) for n, v in sets.items()}
+    shares = {n: torch.bincount(w, minlength=_BINS) / len(w) for n, w in where.items()}
+    return {"of": name} | plain({"edges": edges} | shares)

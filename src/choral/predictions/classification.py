@@ -1,6 +1,7 @@
 """Class probabilities: one class for each point, or for each position of dense outputs (pixels, tokens)."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -268,7 +269,7 @@ class Classification(Predictive):
         }
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the reliability table, and how well each class is told."""
+        """Return the reliability table, how well each class is told, and the rows whose class had the least probability."""
         probs, labels = self._flat(self.probs, targets)
         table, count = metrics.reliability_table(probs, labels), probs.shape[-1]
         classes = {"names": list(self.names or map(str, range(count)))}
@@ -276,6 +277,7 @@ class Classification(Predictive):
         return {
             "reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")},
             "classes": classes | told,
+            **({"worst": _worst(probs, labels, classes["names"])} if len(labels) == len(targets) else {}),
         }
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
@@ -284,8 +286,8 @@ class Classification(Predictive):
         return "disagreement", metrics.disagreement_matrix(probs)
 
     def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the confidence, of dense outputs the mean over a point's positions."""
-        return "confidence", self.confidence.flatten(1).mean(1) if self.confidence.dim() > 1 else self.confidence, 1.0
+        """Return the entropy, of dense outputs the mean over a point's positions."""
+        return "entropy", self.entropy.reshape(len(self.entropy), -1).mean(1), None
 
     def alarms(self) -> dict[str, Tensor]:
         """Return the scores of `choral.metrics.ood_scores`, of dense outputs the mean over a point's positions."""
@@ -304,3 +306,15 @@ class Classification(Predictive):
         sure = {"confidence": self.confidence, "entropy": self.entropy, "mutual_information": self.epistemic}
         found |= {name: values.tolist() for name, values in sure.items()}
         return found | {f"p_{name}": p.tolist() for name, p in zip(names, self.probs.T)}
+
+
+def _worst(probs: Tensor, labels: Tensor, names: Sequence[str], most: int = 10) -> list[dict[str, Any]]:
+    """Return the rows whose class had the least probability."""
+    own = probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    rows = [int(i) for i in own.argsort()[:most]]
+    said = [(i, int(labels[i]), int(probs[i].argmax())) for i in rows]
+    return [
+        {"row": i, "target": names[true], "predicted": names[guess], "confidence": probs[i, guess]}
+        for i, true, guess in said
+        if true != guess
+    ]

@@ -184,8 +184,8 @@ class MultiLabel(Predictive):
         return "disagreement", (votes.unsqueeze(0) - votes.unsqueeze(1)).abs().mean(-1)
 
     def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the mean probability of the likelier side."""
-        return "confidence", self.confidence.flatten(1).mean(1), 1.0
+        """Return the mean entropy of the labels."""
+        return "entropy", self.entropy.flatten(1).mean(1), None
 
     def alarms(self) -> dict[str, Tensor]:
         """Return mean entropies over labels."""
