@@ -57,6 +57,7 @@ _MODULES = (
     "models",
     "objectives",
     "plan",
+    "plots",
     "posthoc",
     "predictions",
     "recipes",

@@ -51,8 +51,8 @@ def test_from_arrays_to_predictions_and_a_report(name, tmp_path):
     if name not in ("bernoulli", "quantiles"):
         return
     page = write_report(tmp_path / "run").read_text()
-    assert "Scores" in page
-    assert "Reliability" in page or "Intervals and their coverage" in page
+    assert '<p class="verdict">' in page
+    assert "Reliability" in page or "Coverage of intervals" in page
 
 
 def test_a_column_of_a_table_is_read_as_the_likelihood_says(tmp_path):

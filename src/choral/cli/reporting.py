@@ -219,9 +219,15 @@ def report(
 def measured(ensemble: Any, problem: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the row of a fitted ensemble and the whole evaluation, which its run folder keeps."""
     from choral.judging.compare import trial_of
-    from choral.judging.judge import judged, row_of
+    from choral.judging.importance import importance
+    from choral.judging.judge import judged, keep, row_of
 
-    found = judged(folder, ensemble, trial_of(problem))
+    trial = trial_of(problem)
+    found = judged(folder, ensemble, trial)
+    columns = problem.table.columns if problem.table is not None else ()
+    if 0 < len(columns) <= _LISTED and len(problem.x_test) and "importance" not in found:
+        found["importance"] = importance(ensemble, problem.x_test, problem.y_test)
+        keep(folder, ensemble, found, trial)
     return row_of(ensemble, found), found
 
 

@@ -165,7 +165,10 @@ def environment(threads: int) -> dict[str, Any]:
 
 def command() -> str:
     """Return the command line of this process, its program without the folder."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv and sys.argv[0] else "python"
+    program = Path(sys.argv[0] if sys.argv else "")
+    return shlex.join(
+        [program.parent.name if program.name == "__main__.py" else program.name or "python", *sys.argv[1:]]
+    )
 
 
 def compare_environment(folder: Path, begun: dict[str, Any], own: dict[str, int], *, stacklevel: int) -> None:
