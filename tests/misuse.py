@@ -439,7 +439,6 @@ def _ensemble() -> Iterator[Row]:
         ("evaluate", {"x": X, "y": Y}, {"x": (None, X[:3]), "y": (None, Y[:3], Y + 9, "a", Y + 0.5), "sample_weight": (Y[:3], "w", -Y - 1.0)}),
         ("calibrated", {"x": X, "y": Y}, {"y": (Y[:3], Y + 9, None), "level": (0, 1, *SHARE), "temperature": WORD[:2], "select": (0, -1, 99, "a"), "stacking": SWITCH, "sead": (1,)}),
         ("member", {"index": 0}, {"index": (9, -1, "a", 1.5, None)}),
-        ("network", {"index": 0}, {"index": (9, -1, "a", None)}),
         ("save", {"path": "e.choral"}, {"path": (None, 3, "", ".")}),
         ("with_posthoc", {}, {"values": ()}),
     ]  # fmt: skip

@@ -4,7 +4,7 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,9 +126,9 @@ def fit(
     return train(build, data, recipe, **{n: v for n, v in locals().items() if n not in ("build", "data", "recipe")})
 
 
-def check_options(function: str, options: Mapping[str, Any]) -> None:
-    """Raise InputError for options that are no arguments of `fit`, to which a function hands them on."""
-    known = list(inspect.signature(fit).parameters)[3:]
+def check_options(function: str, own: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Raise InputError for options that are no arguments of `fit`, to which a function with arguments of its own hands them on."""
+    known = list(dict.fromkeys([*own, *list(inspect.signature(fit).parameters)[3:]]))
     for name in options:
         if name not in known:
             raise InputError(unknown_argument(function, name, known))

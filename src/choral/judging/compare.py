@@ -1,5 +1,6 @@
 """compare: several methods on the same network and data at equal budget, in one table."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -144,7 +145,7 @@ def compared(
     hearing: Callable[[str], Callback] | None = None,
 ) -> Comparison:
     """Return what `compare` does; `hearing` gives the callback of each method by its name."""
-    check_options("compare", options)
+    check_options("compare", list(inspect.signature(compare).parameters)[:-1], options)
     problem, compute = _problem(data), options.get("compute") or Compute()
     counted = options.get("sample_weight")
     if isinstance(counted, tuple) and len(counted) == 2:

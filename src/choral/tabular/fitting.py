@@ -1,5 +1,6 @@
 """fit_table: what `choral fit FILE` does, in Python."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def fit_table(
     Returns:
         The trained ensemble.
     """
-    check_options("fit_table", options)
+    check_options("fit_table", list(inspect.signature(fit_table).parameters)[:-1], options)
     compute = options.get("compute") or Compute()
     if compute.time_limit is not None:  # reading and choosing count
         options["compute"] = replace(compute, time_limit=Limit.of(compute.time_limit, perf_counter()))
