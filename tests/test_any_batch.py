@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import choral
 from choral import recipes
-from choral.judging.judge import evaluate
+from choral.comparison.evaluation import evaluate
 from choral.recipes.training import Training
 from choral.testing import MENAGERIE
 

@@ -17,7 +17,7 @@ ORDER = [
     "masks",
     "corruptions",
     "metrics",
-    "posthoc",
+    "calibration",
     "predictions",
     "objectives",
     "layers",
@@ -29,14 +29,14 @@ ORDER = [
     "data",
     "engine",
     "callbacks",
-    "scale",
+    "cluster",
     "ensemble",
     "automatic",
     "fit",
     "testing",
     "preview",
     "report",
-    "judging",
+    "comparison",
     "tabular",
     "sklearn",
     "cli",
@@ -132,7 +132,7 @@ def test_the_command_line_s_help_does_not_load_torch():
 
 
 def test_functions_are_not_hidden_by_the_modules_they_live_in():
-    code = "import choral, choral.fit, choral.judging.compare; choral.load; print([callable(f) for f in (choral.fit, choral.fit, choral.compare)])"
+    code = "import choral, choral.fit, choral.comparison.compare; choral.load; print([callable(f) for f in (choral.fit, choral.fit, choral.compare)])"
     assert fresh(code).strip() == "[True, True, True]"
 
 

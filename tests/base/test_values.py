@@ -65,7 +65,7 @@ def test_numbers_of_numpy_become_those_of_python():
 
 
 def test_a_second_class_of_a_taken_name_is_refused():
-    with pytest.raises(InputError, match=r"'SGD' is defined in choral.plan.optimizer already.*another name"):
+    with pytest.raises(InputError, match=r"'SGD' is defined in choral.plan.optimizers already.*another name"):
         dataclass(frozen=True)(type("SGD", (Value,), {}))
 
 

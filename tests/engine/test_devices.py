@@ -14,7 +14,7 @@ from choral import recipes
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.data.sources import TensorSource
-from choral.plan.optimizer import Adam
+from choral.plan.optimizers import Adam
 from choral.plan.remembering import restore_memory
 from choral.recipes import METHODS
 

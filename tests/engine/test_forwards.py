@@ -11,7 +11,7 @@ from choral.base import draws
 from choral.base.errors import InputError
 from choral.engine import forwards
 from choral.engine.answering import Evaluation
-from choral.engine.evaluators import PlainEvaluator
+from choral.engine.evaluate import PlainEvaluator
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.recipes import make

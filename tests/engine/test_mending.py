@@ -15,7 +15,7 @@ from choral.data.tables import Table
 from choral.engine.files import write_json
 from choral.fit import fit
 from choral.plan import Collect, Constant, Recalibrate, Reset, Train, fork, repeat, seq
-from choral.plan.optimizer import SGD
+from choral.plan.optimizers import SGD
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

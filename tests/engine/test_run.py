@@ -422,19 +422,19 @@ def test_checkpoints_are_so_far_apart_that_they_take_little_of_the_time(tmp_path
 
 def _trial(monkeypatch, build, x, alone, stacked):
     """Return what 'auto' measures when steps take these seconds, one list for each kind of trainer, and what it settles on."""
-    from choral.engine import executors
+    from choral.engine import executor
     from choral.engine.trainers import PlainTrainer
 
     times = {True: iter(alone), False: iter(stacked)}
 
     def timed(kind, task, source, phase, states, order, last=None):
-        return executors.Tried(next(times[kind is PlainTrainer]), {})
+        return executor.Tried(next(times[kind is PlainTrainer]), {})
 
-    monkeypatch.setattr(executors, "_tried", timed)
+    monkeypatch.setattr(executor, "_tried", timed)
     recipe = Recipe(name="r", plan=fork(4, Reset(), Train(epochs=1, batch_size=8, schedule=Constant(0.1)), Collect()))
     source = TensorSource(x, torch.arange(len(x)) % 3)
     task = make_task(build, source, recipe)
-    return executors.choose("auto", task, source, recipe.plan)
+    return executor.choose("auto", task, source, recipe.plan)
 
 
 def test_the_trial_is_repeated_where_the_two_are_close(monkeypatch):

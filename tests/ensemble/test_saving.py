@@ -17,6 +17,8 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import ChoralError, InputError, RunError
+from choral.calibration import ConformalSets, MemberSelection, StackingWeights, Temperature
+from choral.comparison.compare import compare
 from choral.data import arrays
 from choral.data.arrays import read_arrays
 from choral.data.columns import NumberColumn, Scale
@@ -24,9 +26,7 @@ from choral.data.tables import Table
 from choral.data.words import CategoryColumn
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
 from choral.fit import fit
-from choral.judging.compare import compare
 from choral.plan import Adam, Collect, Reset, Train, fork, seq
-from choral.posthoc import ConformalSets, MemberSelection, StackingWeights, Temperature
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

@@ -5,7 +5,7 @@ import torch
 from tests.structures.networks import NETWORKS, generator
 
 from choral import models
-from choral.layers.packed.abreast import ends_of
+from choral.layers.packed.networks import ends_of
 from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TreeNet, check_independence
 
 IMAGES = (3, 16, 16)

@@ -1,6 +1,6 @@
 """Whether arguments are of the types that annotations say, and if not, one sentence.
 
-Values (`choral.base.values`) are checked when they are made; public functions that are not guarded by name (`choral.base.border`) by `typed`,
+Values (`choral.base.values`) are checked when they are made; public functions that are not guarded by name (`choral.base.arguments`) by `typed`,
 where a package offers them: code inside calls them unchecked.
 """
 

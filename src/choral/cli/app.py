@@ -10,7 +10,6 @@ import typer
 
 from choral import __version__
 from choral.cli import predicting, reporting, scaling
-from choral.cli.display import note, progress, say, show_comparison, table, write_json
 from choral.cli.options import (
     Accumulate,
     Apart,
@@ -32,6 +31,7 @@ from choral.cli.options import (
     given,
     spread,
 )
+from choral.cli.output import note, progress, say, show_comparison, table, write_json
 from choral.cli.preparing import (
     baseline_note,
     check_executor,
@@ -203,9 +203,9 @@ def fit(
 ) -> None:
     """Train one ensemble and save it."""
     started = time.perf_counter()
+    from choral.cluster.remote import is_far
     from choral.engine import validation
     from choral.engine.compute import Compute
-    from choral.scale.remote import is_far
     from choral.tabular.choosing import check_one_process
     from choral.tabular.preparing import METHOD
 
@@ -313,8 +313,8 @@ def compare(
     running: Running,
 ) -> None:
     """Train several methods with the same budget and print one table."""
+    from choral.comparison.compare import compared, recipes_for, spending_of
     from choral.engine.compute import Compute
-    from choral.judging.compare import compared, recipes_for, spending_of
 
     names = _named(methods)
     check_executor(running.executor)

@@ -21,7 +21,7 @@ from typing import Any
 import typer
 
 from choral.base.errors import ChoralError
-from choral.cli.display import note
+from choral.cli.output import note
 
 _USAGE: Any = typer.BadParameter.__mro__[2]  # the base of every error about words of the command line
 _LONGEST = 1000  # characters of a sentence

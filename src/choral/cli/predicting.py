@@ -9,8 +9,8 @@ import typer
 
 from choral.base.errors import InputError, did_you_mean
 from choral.cli import writing
-from choral.cli.display import note, write_csv, write_json
 from choral.cli.options import Json, Saved
+from choral.cli.output import note, write_csv, write_json
 
 
 def predict(

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from choral.base.errors import InputError, did_you_mean
-from choral.cli.display import note, table
 from choral.cli.options import Reading, Settings, Watching
+from choral.cli.output import note, table
 
 _SHOWN = 40  # columns of a table that are listed
 
@@ -71,7 +71,7 @@ def _weighed(problem: Any, asked: str) -> Any:
 
 def prepare(data: str, reading: Reading, settings: Settings, *, quiet: bool) -> tuple[Any, Callable[[], Any], Any]:
     """Return the problem, the network's factory and the training settings of a comparison; say how a table is read."""
-    from choral.judging.defaults import factory, training_for
+    from choral.comparison.defaults import factory, training_for
 
     problem = _problem(data, reading, quiet=quiet)
     return problem, factory(problem, reading.model), training_for(problem, **asdict(settings))

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError
-from choral.cli.display import note, say, table, write_json
 from choral.cli.options import Json, Saved
+from choral.cli.output import note, say, table, write_json
 from choral.cli.predicting import predicted
 from choral.cli.preparing import baseline_note
 
@@ -41,12 +41,12 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure a saved ensemble on labeled data."""
+    from choral.comparison.evaluation import judge, row_of
+    from choral.comparison.evaluation import keep as write
+    from choral.comparison.importance import importance as weigh
+    from choral.comparison.importance import parts_of
+    from choral.comparison.trial import make_trial
     from choral.fit import load
-    from choral.judging.importance import importance as weigh
-    from choral.judging.importance import parts_of
-    from choral.judging.judge import judge, row_of
-    from choral.judging.judge import keep as write
-    from choral.judging.trial import make_trial
 
     if keep and not ensemble.is_dir():
         raise InputError(f"--keep writes into a run folder, but {ensemble} is not one; leave it out.")
@@ -218,8 +218,8 @@ def report(
 
 def measured(ensemble: Any, problem: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the row of a fitted ensemble and the whole evaluation, which its run folder keeps."""
-    from choral.judging.compare import trial_of
-    from choral.judging.judge import judged, row_of
+    from choral.comparison.compare import trial_of
+    from choral.comparison.evaluation import judged, row_of
 
     found = judged(folder, ensemble, trial_of(problem))
     return row_of(ensemble, found), found

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from choral.base.errors import InputError
-from choral.cli.display import plain_cell, write_csv
+from choral.cli.output import plain_cell, write_csv
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".json", ".parquet", ".xlsx")
 
@@ -71,7 +71,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def _encoded(kind: str, rows: Sequence[dict[str, Any]]) -> bytes:
     if kind == ".json":
-        from choral.cli.display import json_text
+        from choral.cli.output import json_text
 
         return json_text(rows).encode()
     if kind in (".parquet", ".xlsx"):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from choral.compaction.probe import Call, Rule, Tracer, Use
+from choral.compaction.tracer import Call, Rule, Tracer, Use
 from choral.compaction.units import Channels
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choral.compaction.probe import Call, Rule, Tracer
+from choral.compaction.tracer import Call, Rule, Tracer
 from choral.compaction.units import Channels
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from choral.compaction.form import Form, shrink
-from choral.compaction.probe import tensors_in
 from choral.compaction.solve import Example, Kept, Solution, Untraceable, checked, masked, run, runs, solve, traced
+from choral.compaction.tracer import tensors_in
 
 _TOLERANCE = 1e-4
 

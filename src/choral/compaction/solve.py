@@ -13,8 +13,8 @@ from choral.base.errors import InputError, did_you_mean
 from choral.compaction.form import SIZES, Form
 from choral.compaction.layer_rules import LAYER_RULES
 from choral.compaction.pointwise_rules import POINTWISE_RULES
-from choral.compaction.probe import Tracer, Use
 from choral.compaction.shape_rules import SHAPE_RULES
+from choral.compaction.tracer import Tracer, Use
 
 RULES = {**LAYER_RULES, **SHAPE_RULES, **POINTWISE_RULES}
 Example: TypeAlias = Batch | tuple[Any, ...]

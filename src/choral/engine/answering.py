@@ -8,7 +8,7 @@ from torch import Tensor
 
 from choral.base import batches, devices, tree
 from choral.base.batches import Batch
-from choral.engine.evaluators import Evaluator, PlainEvaluator, States, copied, suited
+from choral.engine.evaluate import Evaluator, PlainEvaluator, States, copied, suited
 from choral.engine.task import Task
 from choral.engine.threads import Threads, using
 

@@ -22,10 +22,10 @@ from choral.base.interface import Interface, is_lazy
 from choral.base.order import with_ends
 from choral.base.types import Build, Builds, Params
 from choral.engine.fingerprint import fingerprint
-from choral.layers.conversion.linear_maps import as_linear
-from choral.layers.conversion.swapping import layers_of
+from choral.layers.convert import layers_of
 from choral.layers.joint.network import Joint, channels_last
 from choral.layers.kernels import pointwise
+from choral.layers.linear_maps import as_linear
 from choral.plan.state import State
 from choral.structures.base import Structure
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from choral.base import batches, devices, rng, tree
 from choral.base.batches import Batch
 from choral.data.sources import Source
+from choral.engine.accounting import Ledger
 from choral.engine.checkpoint import Branch
 from choral.engine.context import BranchContext, applied
 from choral.engine.flops import Flops
-from choral.engine.ledger import Ledger
 from choral.engine.points import for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.task import Task
 from choral.engine.telling import telling

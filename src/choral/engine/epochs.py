@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from choral.base.errors import DivergedError, RunError
-from choral.engine import electing
+from choral.engine import selection
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.crew import Crew, Setting
 from choral.engine.validation import Validation
@@ -88,7 +88,7 @@ class Epochs:
     def _end(self) -> None:
         """Leave the phase: with the chosen states and their shares, or the best state where that is kept."""
         sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
-        if self._selects and electing.settle(sound):
+        if self._selects and selection.settle(sound):
             for branch in self.branches:
                 branch.watch = None
             return
@@ -106,7 +106,7 @@ class Epochs:
         """Return whether no choice among the networks has been better for too long."""
         select = self.phase.select if self._selects else None
         watched = [b for b in self.branches if b.watch is not None]
-        return select is not None and electing.is_tired(select, watched, epoch)
+        return select is not None and selection.is_tired(select, watched, epoch)
 
     def _mount(self, branches: Sequence[Branch]) -> None:
         parts = [[branch] for branch in branches] if self.apart else [list(branches)]
@@ -228,7 +228,7 @@ class Epochs:
             sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
             now = {i: outputs[branches.index(b)] for i, b in enumerate(sound) if b in branches}
             assert isinstance(validation, Validation)
-            electing.choose(self.phase.select, validation, sound, now, epoch + 1)
+            selection.choose(self.phase.select, validation, sound, now, epoch + 1)
         self.setting.ledger.count(validation_seconds=self.setting.task.parts.agreed(time.perf_counter() - started))
         return {branch.place: value for branch, value in zip(branches, values)}
 
@@ -237,7 +237,7 @@ class Epochs:
         for branch in branches:
             watch = branch.watch = branch.watch or Watch()
             watch.stopped = epoch + 1
-            branch.state = electing.sound(watch) or self._first[branch.place]
+            branch.state = selection.sound(watch) or self._first[branch.place]
             self.setting.ledger.stop(
                 branch.place + self.suffix,
                 epoch=epoch + 1,

@@ -20,7 +20,7 @@ from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import bare, called_once, floats_of
 from choral.engine.reaching import refuse_hidden, refuse_strays, with_ends_of
-from choral.layers.conversion.swapping import holds
+from choral.layers.convert import holds
 from choral.layers.joint.network import channels_last
 from choral.structures.base import Independent, Structure
 

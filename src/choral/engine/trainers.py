@@ -22,17 +22,17 @@ from choral.base.types import Params
 from choral.engine import scaling
 from choral.engine.blueprint import state_of
 from choral.engine.fingerprint import attributes
+from choral.engine.gradients import Sharing, sharing_of
 from choral.engine.parts import Piece
-from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.task import Task
 from choral.engine.tracing import record
-from choral.layers.conversion.calling import call_with, ties_of
-from choral.layers.conversion.swapping import holds
+from choral.layers.calling import call_with, ties_of
+from choral.layers.convert import holds
 from choral.layers.joint.network import Joint
+from choral.plan.optimizer_step import Member, Stepper, clip_gradients
 from choral.plan.phases import Train
 from choral.plan.remembering import memory_of, restore_memory, stack_memory, unstack_memory
 from choral.plan.state import State
-from choral.plan.stepping import Member, Stepper, clip_gradients
 from choral.plan.variants import Variant
 
 _RECORDED_FROM = 100  # steps of a phase that repay recording them

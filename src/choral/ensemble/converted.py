@@ -6,14 +6,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from choral.base import draws, rng
-from choral.base.border import guarded
+from choral.base.arguments import guarded
 from choral.base.errors import InputError
 from choral.base.surroundings import full_precision
 from choral.data.given import cast_targets
 from choral.data.inputs import Transform
 from choral.data.sources import Source, as_targets, source_of
 from choral.engine.blueprint import state_of
-from choral.engine.sharing import sharing_of
+from choral.engine.gradients import sharing_of
 from choral.engine.store import MemberStore
 from choral.engine.task import Task, make_task
 from choral.ensemble.ensemble import Ensemble

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.targets import unit_in_words
 from choral.objectives.likelihoods import Likelihood
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import batches
+from choral.base.arguments import guarded, is_whole
 from choral.base.batches import Batch
-from choral.base.border import guarded, is_whole
 from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.base.fitting import typed
 from choral.base.interface import Interface, detach
-from choral.base.lettering import html_table
+from choral.base.text import html_table
 from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.frames import arranged, names_of
@@ -33,10 +33,10 @@ from choral.engine.task import Task
 from choral.engine.threads import checked
 from choral.ensemble import corrections
 from choral.ensemble.describing import described, facts
-from choral.ensemble.exporting import export
+from choral.ensemble.export import export
 from choral.ensemble.saving import Saved, save_bytes, save_file
-from choral.layers.conversion.linear_maps import put_back
 from choral.layers.kernels import pointwise
+from choral.layers.linear_maps import put_back
 from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
 from choral.predictions import Prediction, Predictive, scores_of
@@ -74,7 +74,7 @@ class Ensemble:
         self._blueprint = Blueprint(
             build, recipe.structure, device=torch.device("cpu"), images=False, interface=interface
         )
-        self._out_of_fold: Any = None  # of a fit with folds, `choral.ensemble.out_of_fold.OutOfFold`
+        self._out_of_fold: Any = None  # of a fit with folds, `choral.ensemble.held_out.OutOfFold`
         self._floats: torch.dtype | None = None
         self._evaluations: dict[Any, Evaluation] = {}
 
@@ -295,7 +295,7 @@ class Ensemble:
     def evaluate(self, x: Any, y: Any = None, *, sample_weight: Any = None, **options: Any) -> dict[str, float]:
         """Return every score of the predictions of some inputs against their labels or targets.
 
-        `choral.judging.judge.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
+        `choral.comparison.evaluation.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
 
         Args:
             x: inputs, as given to predict.
@@ -332,7 +332,7 @@ class Ensemble:
         return digest.hexdigest()
 
     def with_posthoc(self, *values: Value) -> "Ensemble":
-        """Return the same members with these corrections of `choral.posthoc` instead of any there were.
+        """Return the same members with these corrections of `choral.calibration` instead of any there were.
 
         Predictions apply a member selection, a temperature and stacking weights, and offer conformal sets
         (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.

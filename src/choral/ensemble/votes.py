@@ -1,10 +1,10 @@
 """What members count that were chosen while they trained: the others are left out, and shares become weights."""
 
 from choral.base.values import Value
+from choral.calibration import StackingWeights
 from choral.engine.store import MemberStore
 from choral.plan.selecting import SHARE
 from choral.plan.walk import trainings
-from choral.posthoc import StackingWeights
 from choral.recipes.recipe import Recipe
 
 

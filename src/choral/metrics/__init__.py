@@ -8,6 +8,7 @@ from choral.base.fitting import offered
 from choral.metrics.accumulators import ClassificationStream, ScoreStream
 from choral.metrics.calibration import ReliabilityTable, adaptive_ece, ece, mce, reliability_table
 from choral.metrics.classes import average_precision, class_report, precision_curves, precision_recall
+from choral.metrics.classification import accuracy, brier, logits_nll, nll
 from choral.metrics.corruption import (
     corrupted_means,
     corruption_errors,
@@ -24,6 +25,7 @@ from choral.metrics.diversity import (
     member_correlation,
     pairwise_kl,
 )
+from choral.metrics.evaluate import evaluate_classification, evaluate_regression
 from choral.metrics.fidelity import agreement, total_variation, w1, w2, wasserstein_rows
 from choral.metrics.inputs import PROB_FLOOR
 from choral.metrics.ood import (
@@ -49,8 +51,6 @@ from choral.metrics.regression import (
     mixture_quantile,
     rmse,
 )
-from choral.metrics.scalars import evaluate_classification, evaluate_regression
-from choral.metrics.scoring import accuracy, brier, logits_nll, nll
 from choral.metrics.uncertainty import (
     aleatoric_variance,
     entropy,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.metrics.calibration import ReliabilityTable, bin_sums, equal_count_gap, table_of_sums
+from choral.metrics.classification import brier_rows, correct_rows, nll_rows
 from choral.metrics.diversity import PairSums, mean_of_pairs, pair_sums
 from choral.metrics.inputs import checked_labels, checked_member_probs, checked_weights, row_chunks
 from choral.metrics.ood import ood_scores
-from choral.metrics.scoring import brier_rows, correct_rows, nll_rows
 from choral.metrics.uncertainty import entropy, information_gap, votes_outside_mode
 
 _ELEMENTS = 1 << 20  # of one working copy in float64: 8 MiB; about ten are alive at once

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.metrics.classification import correct_rows
 from choral.metrics.inputs import checked_labels, checked_probs
-from choral.metrics.scoring import correct_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.plan.optimizer import STACKED, Optimizer, check_moments
+from choral.plan.optimizers import STACKED, Optimizer, check_moments
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the iteration, as in torch
 _TINY = 1e-7

@@ -18,8 +18,8 @@ from choral.base.errors import InputError
 from choral.base.types import Params
 from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
-from choral.plan.optimizer import SGD, Optimizer
-from choral.plan.schedule import Constant, Schedule
+from choral.plan.optimizers import SGD, Optimizer
+from choral.plan.schedules import Constant, Schedule
 from choral.plan.selecting import Select
 from choral.plan.state import State
 from choral.plan.variants import Space, Variant

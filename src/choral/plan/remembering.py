@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from choral.plan.optimizer import COUNTS
+from choral.plan.optimizers import COUNTS
 
 
 def lie_alike(a: Tensor, b: Tensor) -> bool:

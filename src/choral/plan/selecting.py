@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from choral.base.border import is_whole
+from choral.base.arguments import is_whole
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.plan.state import slot

@@ -2,11 +2,11 @@
 
 from choral.predictions.base import Predictive, brief_of, means_of, scores_of
 from choral.predictions.classification import Classification
-from choral.predictions.facade import Prediction
 from choral.predictions.labels import MultiLabel
 from choral.predictions.mixture import Counts, Mixture
 from choral.predictions.numbers import Numbers
 from choral.predictions.outputs import Outputs
+from choral.predictions.prediction import Prediction
 from choral.predictions.quantiles import QuantileRegression
 from choral.predictions.regression import Regression
 

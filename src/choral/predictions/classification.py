@@ -12,7 +12,7 @@ from choral import metrics
 from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.posthoc import (
+from choral.calibration import (
     ConformalSets,
     MemberSelection,
     StackingWeights,
@@ -21,7 +21,7 @@ from choral.posthoc import (
     fit_temperature,
     label_log_scores,
 )
-from choral.posthoc.greedy import Loss
+from choral.calibration.selection import Loss
 from choral.predictions.base import UNFITTED, Predictive, means_of
 
 CLASSES = ("probs", "labels", "confidence", "entropy", "expected_entropy", "mutual_information", "sets")

@@ -11,9 +11,9 @@ from choral import metrics
 from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
+from choral.calibration import ConformalLabels, MemberSelection, StackingWeights, Temperature, fit_label_sets
+from choral.calibration.selection import Loss, mixture
 from choral.metrics.inputs import PROB_FLOOR, checked_weights
-from choral.posthoc import ConformalLabels, MemberSelection, StackingWeights, Temperature, fit_label_sets
-from choral.posthoc.greedy import Loss, mixture
 from choral.predictions.base import UNFITTED, Predictive, means_of
 from choral.predictions.classification import CLASSES
 
@@ -105,7 +105,7 @@ class MultiLabel(Predictive):
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Value:
         """Return the temperature fitted on held-out labels, one for all labels."""
-        from choral.posthoc import fit_temperature
+        from choral.calibration import fit_temperature
 
         both = torch.stack([torch.zeros_like(self.logits), self.logits], -1)
         return fit_temperature(both.flatten(1, -2), targets.long().flatten(), per=per, weights=self.shares)

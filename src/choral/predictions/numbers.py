@@ -13,8 +13,7 @@ from choral.base import rng
 from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.metrics.inputs import checked_weights
-from choral.posthoc import (
+from choral.calibration import (
     ConformalQuantile,
     ConformalResidual,
     MemberSelection,
@@ -22,7 +21,8 @@ from choral.posthoc import (
     fit_quantile_intervals,
     fit_residual_intervals,
 )
-from choral.posthoc.greedy import Loss, mixture
+from choral.calibration.selection import Loss, mixture
+from choral.metrics.inputs import checked_weights
 from choral.predictions.base import UNFITTED, Predictive
 
 LEVELS = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]

@@ -12,8 +12,8 @@ from choral import metrics
 from choral.base.arrays import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.posthoc import MemberSelection, StackingWeights
-from choral.posthoc.greedy import Loss
+from choral.calibration import MemberSelection, StackingWeights
+from choral.calibration.selection import Loss
 from choral.predictions.base import Predictive, means_of
 
 

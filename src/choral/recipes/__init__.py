@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from choral.base.border import is_whole
+from choral.base.arguments import is_whole
 from choral.base.errors import InputError, did_you_mean, unknown_argument
 from choral.base.fitting import typed
 from choral.recipes.anchored import anchored

@@ -11,7 +11,7 @@ from choral.objectives import Objective
 from choral.plan import Phase, cost, in_folds, problems
 from choral.plan.needs import enough
 from choral.plan.show import lines, tree
-from choral.recipes.averaging import Combination, Combine, MeanLogits, MeanProbs, combination
+from choral.recipes.combine import Combination, Combine, MeanLogits, MeanProbs, combination
 from choral.recipes.training import is_open, settled
 from choral.structures import Independent, Structure
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.report.content import Content
 from choral.report.figures import Panels
 from choral.report.markup import Inside, element

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from choral.base.errors import RunError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.report.history import history_of
 from choral.report.ranking import ranking
 from choral.report.reading import Check, fields, many, mapping, read_json, sound, sound_together, words

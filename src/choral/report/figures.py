@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.report import panels
 from choral.report.content import COSTS, SCORES, Content
 from choral.report.overlays import WIDE, curves, function_map, pareto, series_of

@@ -13,7 +13,7 @@ from html import escape
 from typing import TypeAlias
 from xml.etree.ElementTree import Element
 
-from choral.base.lettering import visible
+from choral.base.text import visible
 
 Inside: TypeAlias = "Element | str | int | float | Iterable[Inside] | None"
 _VOID = frozenset({"meta", "link", "br", "img"})

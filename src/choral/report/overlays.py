@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.report.theme import SERIES, Theme
 
 if TYPE_CHECKING:

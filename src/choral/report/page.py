@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.corruptions import COMMON, EXTRA
 from choral.report.columns import sections_of
 from choral.report.content import COSTS, Content

@@ -2,7 +2,7 @@
 
 from xml.etree.ElementTree import Element
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.report.figures import Panels
 from choral.report.markup import Inside, element
 

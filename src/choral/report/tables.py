@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.report.markup import Inside, element
 from choral.report.reading import is_number
 

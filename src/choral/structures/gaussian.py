@@ -13,7 +13,7 @@ from torch import nn
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.gaussian import GaussianNorm, gaussian_twin
 from choral.layers.bayesian.sampling import RHO_START, SampledLayer
-from choral.layers.conversion.swapping import Replace, holds, swap, unless_held
+from choral.layers.convert import Replace, holds, swap, unless_held
 from choral.structures.base import OneMember
 
 _BAYESIAN = (SampledLayer, GaussianNorm)

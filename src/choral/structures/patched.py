@@ -12,13 +12,13 @@ from torch import nn
 
 from choral.base import rng
 from choral.base.errors import ConversionError, InputError
+from choral.layers.attention import open_attention
 from choral.layers.bayesian.drawn_norm import DrawnNorm, keeps_statistics
 from choral.layers.bayesian.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
-from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.functions_of_layers import NORMS, own_kind
-from choral.layers.conversion.swapping import fits, holds_frozen, swap, tied_layers, within
+from choral.layers.convert import fits, holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.packed.abreast import ends_of, named
+from choral.layers.functional import NORMS, own_kind
+from choral.layers.packed.networks import ends_of, named
 from choral.structures.base import OneMember
 
 

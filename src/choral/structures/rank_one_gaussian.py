@@ -14,7 +14,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
 from choral.layers.bayesian.sampling import RHO_START
-from choral.layers.conversion.swapping import holds, swap, unless_held
+from choral.layers.convert import holds, swap, unless_held
 from choral.layers.joint.member_norm import BATCH_NORMS, MemberBatchNorm
 from choral.structures.base import Structure
 

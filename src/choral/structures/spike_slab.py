@@ -16,7 +16,7 @@ from choral.base.types import Params
 from choral.bayes.posteriors import gate_keep
 from choral.layers.bayesian.gaussian import gaussian_twin
 from choral.layers.bayesian.spike_slab import GAMMA_START, spike_slab_twin
-from choral.layers.conversion.swapping import Replace, fits, layers_of
+from choral.layers.convert import Replace, fits, layers_of
 from choral.structures.gaussian import Sampled
 
 _NODES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError, InputError
-from choral.layers.bayesian.dropped import DROPOUTS
-from choral.layers.conversion.swapping import fits, swap, tied_layers
+from choral.layers.bayesian.dropout import DROPOUTS
+from choral.layers.convert import fits, swap, tied_layers
 from choral.layers.joint.network import Joint
 from choral.layers.joint.trunk import CommonDraws
-from choral.layers.packed.abreast import ends_of, named
 from choral.layers.packed.narrow import redrawn
+from choral.layers.packed.networks import ends_of, named
 from choral.structures.one_tree import JointStructure
 
 

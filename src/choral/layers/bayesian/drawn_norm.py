@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base import draws
-from choral.layers.conversion.functions_of_layers import BATCH_NORMS, Tensors, emptied, filled, operate, own_kind
+from choral.layers.functional import BATCH_NORMS, Tensors, emptied, filled, operate, own_kind
 
 
 def keeps_statistics(layer: nn.Module) -> bool:

@@ -30,7 +30,7 @@ from choral.base.errors import ConversionError, InputError, did_you_mean
 from choral.base.streams import now, under
 from choral.base.values import Value
 from choral.layers.bayesian.drawn_norm import DrawnStatistics, keeps_statistics
-from choral.layers.conversion.functions_of_layers import WEIGHTED, emptied, filled, operate, own_kind, read_through
+from choral.layers.functional import WEIGHTED, emptied, filled, operate, own_kind, read_through
 from choral.layers.packed.layer import PACKABLE
 from choral.layers.packed.narrow import redrawn
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.layers.bayesian.sampling import RHO_START, SampledLayer, copy_means, draw, means_wanted, twin_arguments
-from choral.layers.conversion.functions_of_layers import own_kind
+from choral.layers.functional import own_kind
 
 GAMMA_START = 0.99
 

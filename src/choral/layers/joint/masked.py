@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from choral.base.errors import InputError
 from choral.base.fitting import typed
-from choral.layers.joint.computed import WeightLayer, fold, unfold
 from choral.layers.joint.network import Foldable
+from choral.layers.joint.weighted import WeightLayer, fold, unfold
 
 
 def overlapping_masks(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
-from choral.layers.joint.computed import unfold
+from choral.layers.joint.weighted import unfold
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

@@ -30,10 +30,10 @@ from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.mapping import vmap
-from choral.layers.conversion.calling import call_with, ties_of
-from choral.layers.conversion.functions_of_layers import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
-from choral.layers.conversion.swapping import holds, swap
-from choral.layers.joint.computed import CutError, fold, unfold
+from choral.layers.calling import call_with, ties_of
+from choral.layers.convert import holds, swap
+from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
+from choral.layers.joint.weighted import CutError, fold, unfold
 
 KERNELS = ("loop", "grouped", "matmul")
 _FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from choral.base.errors import InputError
 from choral.base.fitting import typed
-from choral.layers.joint.computed import WeightLayer, fold, unfold
+from choral.layers.joint.batched import by_hand
 from choral.layers.joint.network import Foldable
-from choral.layers.joint.products import by_hand
+from choral.layers.joint.weighted import WeightLayer, fold, unfold
 
 STARTS = ("normal", "signs", "ones")
 

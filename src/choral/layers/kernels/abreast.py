@@ -5,7 +5,7 @@ member; of resnet_cifar(20) 1.2 and 1.3 times.
 
 A convolution of all members is one grouped convolution over (batch, member * channel, ...), the first one a plain wide
 convolution. From the first linear map on, members are folded into the batch instead. Which networks can be run like
-this, and in which steps, is read from their forward code by `choral.layers.kernels.course`.
+this, and in which steps, is read from their forward code by `choral.layers.kernels.packed`.
 """
 
 import copy
@@ -15,9 +15,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from choral.layers.conversion.functions_of_layers import CONVOLUTIONS, INSTANCE_NORMS, operate
-from choral.layers.joint.computed import fold
-from choral.layers.kernels.course import CHANNELS, FOLDED, SHARED, Step
+from choral.layers.functional import CONVOLUTIONS, INSTANCE_NORMS, operate
+from choral.layers.joint.weighted import fold
+from choral.layers.kernels.packed import CHANNELS, FOLDED, SHARED, Step
 from choral.layers.packed.layer import PackedLayer
 
 

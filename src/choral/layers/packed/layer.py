@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from choral.base.errors import ConversionError, InputError
 from choral.base.fitting import typed
-from choral.layers.conversion.functions_of_layers import (
+from choral.layers.frn import FilterResponseNorm
+from choral.layers.functional import (
     NORMS,
     WEIGHTED,
     emptied,
@@ -26,10 +27,9 @@ from choral.layers.conversion.functions_of_layers import (
     read_through,
     spatial,
 )
-from choral.layers.frn import FilterResponseNorm
-from choral.layers.joint.computed import fold, unfold
+from choral.layers.joint.batched import batched_linear
 from choral.layers.joint.network import Foldable
-from choral.layers.joint.products import batched_linear
+from choral.layers.joint.weighted import fold, unfold
 from choral.layers.packed.grouped import GroupedLinear
 
 PACKABLE = (*WEIGHTED, GroupedLinear, *NORMS, nn.Embedding, nn.PReLU, FilterResponseNorm)

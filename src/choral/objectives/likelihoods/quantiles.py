@@ -9,7 +9,7 @@ from torch import Tensor
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About
-from choral.objectives.likelihoods.gaussian import RealLikelihood
+from choral.objectives.likelihoods.regression import RealLikelihood
 from choral.objectives.likelihoods.shapes import aligned, check_real, check_varied
 from choral.predictions import Predictive, QuantileRegression
 
