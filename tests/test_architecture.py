@@ -13,7 +13,6 @@ import choral
 ROOT = Path(choral.__file__).parent
 ORDER = [
     "base",
-    "bayes",
     "masks",
     "corruptions",
     "metrics",

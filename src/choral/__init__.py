@@ -21,14 +21,14 @@ _WHERE = {
     "EarlyStopping": "choral.plan",
     "Ensemble": "choral.ensemble.ensemble",
     "Measure": "choral.plan",
-    "Objective": "choral.objectives.combine",
+    "Objective": "choral.objectives.penalties",
     "Prediction": "choral.predictions",
     "Ray": "choral.cluster.ray",
     "Recipe": "choral.recipes.recipe",
     "Reset": "choral.plan",
     "SGD": "choral.plan",
     "Start": "choral.plan",
-    "Store": "choral.cluster.remote",
+    "Store": "choral.cluster.objects",
     "Train": "choral.plan",
     "Training": "choral.recipes.training",
     "compare": "choral.comparison.compare",
@@ -104,8 +104,8 @@ __all__ = [  # defined by __getattr__
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
     from choral.cluster.calls import leaves, prepare, run_leaf
+    from choral.cluster.objects import Store
     from choral.cluster.ray import Ray
-    from choral.cluster.remote import Store
     from choral.comparison.compare import compare
     from choral.comparison.comparison import Comparison
     from choral.data.problems import Columns
@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble
     from choral.ensemble.ensemble_of import ensemble_of
     from choral.fit import fit, load
-    from choral.objectives.combine import Objective
+    from choral.objectives.penalties import Objective
     from choral.plan import (
         SGD,
         Adam,

@@ -5,7 +5,7 @@ import torch
 from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.calibration import ConformalSets, evaluate_sets, fit_conformal_sets
-from choral.calibration.sets import _shares
+from choral.calibration.conformal import _shares
 
 
 def case(seed: int, batch: int, *, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:

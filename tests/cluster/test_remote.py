@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 import choral
-from choral.cluster.remote import RemoteObjects
+from choral.cluster.objects import RemoteObjects
 from choral.engine import files
 from choral.plan import Adam
 from choral.recipes import make

@@ -17,7 +17,6 @@ from torch import nn
 
 import choral
 from choral.cluster import ray as ray_module
-from choral.cluster import tasks
 from choral.engine.folder import claimed
 from choral.plan import Adam
 from choral.recipes import make
@@ -132,7 +131,7 @@ def ray(monkeypatch):
     fake = Fake()
     monkeypatch.setitem(sys.modules, "ray", fake)
     for name, seconds in {"_PAUSE": 0.02, "_LOOK": 0.05, "_ANSWER": 0.6, "_SILENCE": 0.4}.items():
-        monkeypatch.setattr(tasks, name, seconds)
+        monkeypatch.setattr(ray_module, name, seconds)
     monkeypatch.setattr(ray_module, "_LEAVING", 0.2)
     yield fake
     fake.forever.set()

@@ -10,7 +10,7 @@ from choral.comparison.budget import Spending, within
 from choral.comparison.compare import below, compare, recipes_for, spending_of
 from choral.data.problems import Problem, load_problem
 from choral.plan import SGD, Adam
-from choral.plan.needs import short
+from choral.plan.cost import short
 from choral.plan.walk import trainings
 from choral.recipes import FEW, METHODS, deep_ensemble, make, sebays_freeze
 from choral.recipes.training import Training

@@ -11,8 +11,7 @@ import choral
 from choral import metrics, models
 from choral.base.errors import InputError
 from choral.comparison import evaluation as evaluation
-from choral.comparison.evaluation import corruption_errors, evaluate, judge, keep, measure, row_of
-from choral.comparison.trial import make_trial
+from choral.comparison.evaluation import corruption_errors, evaluate, judge, keep, make_trial, measure, row_of
 from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
 from choral.data.problems import load_problem

@@ -2,7 +2,7 @@
 
 import pytest
 
-from choral.comparison.findings import difference, findings
+from choral.comparison.comparison import difference, findings
 
 
 def rows(*methods):

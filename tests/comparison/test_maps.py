@@ -3,7 +3,7 @@ import torch
 
 import choral
 from choral import models
-from choral.comparison.maps import chains, pca, tsne
+from choral.comparison.evaluation import chains, pca, tsne
 from choral.plan import Adam, Collect, Reset, fork, repeat, seq
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from choral import models
 from choral.base.errors import InputError
-from choral.engine import answering, evaluate
+from choral.engine import evaluate
 from choral.engine.evaluate import PlainEvaluator, StackedEvaluator
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
@@ -159,7 +159,7 @@ def test_members_are_read_from_their_files_once(tmp_path, monkeypatch):
 def test_an_ensemble_too_large_to_keep_is_read_again_and_predicts_the_same(tmp_path, monkeypatch):
     ensemble = fit(NETWORKS["norm"], (X[:90], Y[:90]), UNTRAINED, run_dir=tmp_path)
     kept = ensemble.outputs(X)
-    monkeypatch.setattr(answering, "KEPT", 10)
+    monkeypatch.setattr(evaluate, "KEPT", 10)
     (evaluator,) = settled(ensemble)
     assert isinstance(evaluator, PlainEvaluator)
     torch.testing.assert_close(evaluator.outputs(X, 1024).flatten(0, 1), kept, atol=1e-6, rtol=1e-5)

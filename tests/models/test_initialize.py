@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from choral.models import densenet121, pyramidnet, resnet20_frn, resnet_cifar, wide_resnet
-from choral.models.initialize import he
+from choral.models.spec import he
 
 
 @pytest.mark.parametrize(("fan", "expected"), [("fan_in", 2 / (8 * 25)), ("fan_out", 2 / (64 * 25))])

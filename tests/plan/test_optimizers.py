@@ -3,8 +3,7 @@ import torch
 
 from choral.base.errors import InputError
 from choral.plan import SGD, Adam, AdamW
-from choral.plan.optimizer_step import Stepper, clip_gradients
-from choral.plan.remembering import memory_of, restore_memory, stack_memory, unstack_memory
+from choral.plan.optimizer_step import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
 
 EVERY = [SGD(), SGD(nesterov=True, weight_decay=0.01), Adam(), AdamW()]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import choral
 from choral.base.errors import DivergedError
-from choral.comparison.findings import findings
+from choral.comparison.comparison import findings
 from choral.plan import SGD, AdamW
 from choral.plan.schedules import Relative
 from choral.plan.walk import trainings

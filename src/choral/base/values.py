@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
 import numpy as np
 
+from choral.base.arguments import bound, check, fits, is_plain
 from choral.base.errors import ChoralError, InputError, did_you_mean
-from choral.base.fitting import bound, check, fits, is_plain
 
 _KINDS: dict[str, type["Value"]] = {}
 

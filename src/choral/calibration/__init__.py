@@ -3,19 +3,28 @@
 Each fitted thing is a frozen value of plain numbers with an `apply`, so it can be written as JSON beside the ensemble.
 """
 
-from choral.base.fitting import offered
+from choral.base.arguments import offered
 from choral.calibration.conformal import (
+    ConformalLabels,
     ConformalQuantile,
     ConformalResidual,
+    ConformalSets,
+    conformal_threshold,
+    evaluate_intervals,
+    evaluate_sets,
+    fit_conformal_sets,
+    fit_label_sets,
     fit_quantile_intervals,
     fit_residual_intervals,
 )
-from choral.calibration.coverage import conformal_threshold, evaluate_intervals, evaluate_sets
-from choral.calibration.labels import ConformalLabels, fit_label_sets
-from choral.calibration.selection import GreedySelection, bagged_selection, greedy_selection
-from choral.calibration.sets import ConformalSets, fit_conformal_sets
+from choral.calibration.selection import (
+    GreedySelection,
+    MemberSelection,
+    bagged_selection,
+    greedy_selection,
+    select_members,
+)
 from choral.calibration.stacking import StackingWeights, fit_stacking, label_log_scores
-from choral.calibration.subset import MemberSelection, select_members
 from choral.calibration.temperature import Temperature, fit_temperature
 
 __all__ = [

@@ -203,7 +203,7 @@ def fit(
 ) -> None:
     """Train one ensemble and save it."""
     started = time.perf_counter()
-    from choral.cluster.remote import is_far
+    from choral.cluster.objects import is_far
     from choral.engine import validation
     from choral.engine.compute import Compute
     from choral.tabular.choosing import check_one_process
@@ -257,7 +257,7 @@ def _check_words(method: str | None, members: int | None, running: Running) -> N
 
 def _tell(ensemble: Any, problem: Any, folder: Path, *, quiet: bool, json: bool) -> None:
     """Save an ensemble beside its run, measure it on the rows held out, and say what came out."""
-    from choral.ensemble.describing import understood_by
+    from choral.ensemble.ensemble import understood_by
 
     if not quiet:
         note(f"choral: understood as {ensemble.task}: {understood_by(ensemble)}.")

@@ -41,11 +41,10 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure a saved ensemble on labeled data."""
-    from choral.comparison.evaluation import judge, row_of
+    from choral.comparison.evaluation import judge, make_trial, row_of
     from choral.comparison.evaluation import keep as write
     from choral.comparison.importance import importance as weigh
     from choral.comparison.importance import parts_of
-    from choral.comparison.trial import make_trial
     from choral.fit import load
 
     if keep and not ensemble.is_dir():

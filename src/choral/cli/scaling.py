@@ -110,7 +110,7 @@ def results_only(cluster: str | None) -> Iterator[None]:
 
 def places(out: str | None, usual: Path) -> tuple[str | Path, Path]:
     """Return where a run goes, and the folder of this machine for what is made of it: the usual one if the run is at a URL."""
-    from choral.cluster.remote import is_far
+    from choral.cluster.objects import is_far
 
     if out is not None and is_far(out):
         return out, usual

@@ -11,8 +11,7 @@ from choral.base.errors import RunError
 from choral.cluster.leaves import Leaf
 from choral.cluster.objects import Objects, get_json, get_whole, put_json
 from choral.engine.checkpoint import FAILED, Branch, failed_from, failed_list, unpack_branches
-from choral.engine.files import digest_of
-from choral.engine.schema import expect
+from choral.engine.files import digest_of, expect
 from choral.engine.store import file_name
 from choral.plan.walk import Place
 

@@ -1,4 +1,7 @@
-"""Where a run is: a folder of this machine, or a URL whose few small files are mirrored in a folder while a call lasts."""
+"""Where a run is: a folder of this machine, or a URL whose few small files are mirrored in a folder while a call lasts.
+
+What a run far away holds, fetched for reading: only what manifests name.
+"""
 
 import tempfile
 from collections.abc import Iterator
@@ -6,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from choral.base.errors import ChoralError
-from choral.cluster.objects import LocalObjects, Objects
-from choral.cluster.remote import RemoteObjects, is_far
-from choral.engine.folder import RUN_FILES
+from choral.base.errors import ChoralError, RunError
+from choral.cluster.leaves import leaves_of
+from choral.cluster.manifest import key_of, read_manifest
+from choral.cluster.objects import LocalObjects, Objects, RemoteObjects, get_whole, is_far
+from choral.engine.folder import RUN_FILES, read_plan
 
 
 @contextmanager
@@ -64,3 +68,20 @@ def publish(objects: Objects, folder: Path, *, overwrite: bool = False) -> None:
         data = path.read_bytes() if path.exists() else None
         if data is not None and objects.get(name) != data:
             objects.put(name, data)
+
+
+@contextmanager
+def fetched(run_dir: Any) -> Iterator[Path]:
+    """Yield a folder with what a URL holds of a run; it is gone afterwards. Members that are not whole are left out."""
+    with opened(run_dir) as (folder, objects):
+        plan = read_plan(folder)
+        if plan is None or "leaves" not in plan:
+            raise RunError(f"{objects.where} holds no run; give the URL of a run.")
+        (folder / "members").mkdir()
+        for leaf in leaves_of(plan):
+            manifest = read_manifest(objects, key_of(plan, leaf), leaf)
+            for name, digest in () if manifest is None else manifest.members.items():
+                data = get_whole(objects, name, digest)
+                if data is not None:
+                    (folder / name).write_bytes(data)
+        yield folder

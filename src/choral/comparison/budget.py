@@ -12,7 +12,7 @@ from choral.data.sources import source_of
 from choral.engine.flops import Flops
 from choral.engine.forecast import forecast
 from choral.engine.task import make_task
-from choral.plan.needs import short
+from choral.plan.cost import short
 from choral.recipes import FEW, METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

@@ -14,15 +14,25 @@ from choral.base.arguments import guarded, is_whole
 from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
 from choral.base.types import Build
 from choral.callbacks import one_of
-from choral.cluster.apart import Asked, check_cluster, train_apart
-from choral.cluster.calls import OPTIONS, call_of
-from choral.cluster.remote import is_far
+from choral.cluster.calls import OPTIONS, Asked, call_of, check_cluster, train_apart
+from choral.cluster.objects import is_far
 from choral.comparison.budget import Spending, within
-from choral.comparison.comparison import DIVERGED, Comparison, over_seeds
-from choral.comparison.evaluation import MAP_ROWS, corruption_errors, judged, measure, row_of, sketch
-from choral.comparison.findings import findings
-from choral.comparison.maps import pca, tsne
-from choral.comparison.trial import Trial, first_rows, make_trial, rows_of, shuffled
+from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
+from choral.comparison.evaluation import (
+    MAP_ROWS,
+    Trial,
+    corruption_errors,
+    first_rows,
+    judged,
+    make_trial,
+    measure,
+    pca,
+    row_of,
+    rows_of,
+    shuffled,
+    sketch,
+    tsne,
+)
 from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
@@ -31,7 +41,7 @@ from choral.engine.events import Callback
 from choral.engine.files import read_json, write_json
 from choral.engine.folder import folder_name
 from choral.fit import check_options, train
-from choral.plan.needs import warning
+from choral.plan.cost import warning
 from choral.recipes import METHODS, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

@@ -1,16 +1,46 @@
-"""What a run has counted and lost so far, and the log it tells it to."""
+"""What a run has counted and lost so far, and the log it tells it to.
+
+What is wrong with a state that diverged: the loss of an epoch can be finite when its last update is not.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from choral.engine.blueprint import Blueprint
 from choral.engine.checkpoint import Branch
-from choral.engine.divergence import unfinite
 from choral.engine.store import Log
 from choral.plan.state import State
 from choral.plan.walk import Place
+
+
+def unfinite(state: State, blueprint: Blueprint) -> str:
+    """Return which weight or buffer of a state holds NaN or infinity, in a few words; nothing if all are finite.
+
+    A buffer may hold infinities by design (a mask of attention): those that a newly built network holds too do not count.
+    """
+    for name, p in state.params.items():
+        if not _is_finite(p):
+            return f"{name} holds {_worst(p)}"
+    odd = [name for name, b in state.buffers.items() if not _is_finite(b)]
+    if odd:
+        built = blueprint.fresh(0, "finite").buffers
+        for name in odd:
+            if name not in built or _is_finite(built[name]):
+                return f"the buffer {name} holds {_worst(state.buffers[name])}"
+    return ""
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def _worst(tensor: Tensor) -> str:
+    return "NaN" if bool(tensor.isnan().any()) else "infinity"
 
 
 def _nothing() -> dict[str, float]:

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from choral.base.errors import RunError
-from choral.engine.files import Part, checksum, pack_parts, parse_json, read_checked, unpack_tensors, write_bytes
-from choral.engine.schema import expect
+from choral.engine.files import (
+    Part,
+    checksum,
+    expect,
+    pack_parts,
+    parse_json,
+    read_checked,
+    unpack_tensors,
+    write_bytes,
+)
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
 
-PLACE = [[(int, str)]]  # forms of what files hold, for `choral.engine.schema.expect`
+PLACE = [[(int, str)]]  # forms of what files hold, for `choral.engine.files.expect`
 FAILED = [{"place": PLACE, "message": str}]
 
 

@@ -20,8 +20,8 @@ from choral.engine.telling import telling
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
 from choral.engine.validation import Rules, Watcher
 from choral.plan.cost import batches_in
+from choral.plan.optimizer_step import steps_of
 from choral.plan.phases import Every, Train
-from choral.plan.remembering import steps_of
 from choral.plan.state import Role, State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place

@@ -5,9 +5,20 @@ runs a module tree of its own, so that an ensemble may be asked from several thr
 on the rows beside it, up to rounding: what choral's layers draw belongs to a pass, not to a row. Networks that are not like that
 (whose forward code draws by the row, takes means over the batch, writes into its input, reads values out of tensors or keeps something between
 calls) are found out on the first points, and run one by one as they are.
+
+Several passes of a network that draws, mapped together.
+
+Gain: 10 passes of MC dropout on a perceptron of 2 x 64 take 1.35 times less for one row and 1.1 times less for 1,000, 50 passes 6 and 1.5
+times less; 10 passes of EMP, which draws in its last layer, take up to 8 times less.
+
+What comes before the first draw is then computed once for all passes, and what comes after it in one operation for
+many. The draws are those of passes one after the other.
+
+Answer for the networks of an ensemble: which evaluator suits them, how many rows and passes at once, and how many threads.
 """
 
 import copy
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,16 +28,80 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from choral.base import batches, draws, rng, tree
+from choral.base import batches, devices, draws, rng, tree
 from choral.base.batches import Batch
 from choral.base.keeping import Kept
-from choral.base.mapping import vmap
 from choral.base.streams import under
-from choral.engine import forwards
+from choral.base.tree import vmap
 from choral.engine.task import Task
-from choral.engine.threads import operations
-from choral.layers.calling import call_with, ties_of
+from choral.engine.threads import Threads, operations, using
+from choral.layers.convert import call_with, ties_of
 from choral.plan.state import State
+
+LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
+"""Layers that are faster, or only possible, one by one."""
+_NUMBERS = 1 << 20  # drawn in mapped passes, at most: they stay near the processor's cache
+
+Pass = Callable[[int | Tensor], Tensor]
+"""One pass as a function of its number; the first axis of what it returns is the member's."""
+
+
+def together(call: Pass, count: int, each: int) -> Tensor:
+    """Return what passes 0 to count - 1 return, joined on the first axis, `each` of them mapped at a time."""
+    if each == 1:
+        parts = [call(number) for number in range(count)]
+    else:
+        parts = [vmap(call)(some).flatten(0, 1) for some in torch.arange(count, dtype=torch.int32).split(each)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> int:
+    """Return how many passes to map at a time, 1 for networks better run pass by pass.
+
+    Convolutions, recurrent layers and attention that depend on a draw are; those before the first draw are not.
+
+    Args:
+        network: the network that runs.
+        key: of the draws.
+        run: a pass of the network for few points.
+        count: passes wanted.
+    """
+    if count == 1:
+        return 1
+    drawn = dependent = 0
+
+    def watch(module: nn.Module, _: Any, output: Any) -> None:
+        nonlocal dependent
+        first = output[0] if isinstance(output, tuple) else output
+        dependent += isinstance(first, Tensor) and torch._C._functorch.is_batchedtensor(first)
+
+    def call(number: Tensor) -> Tensor:
+        nonlocal drawn
+        with draws.keyed(key, number) as stream:
+            found: Tensor = run()
+        drawn = stream.drawn
+        return found
+
+    hooks = [module.register_forward_hook(watch) for module in network.modules() if is_looped(module)]
+    try:
+        vmap(call)(torch.arange(2, dtype=torch.int32))
+    except (
+        RuntimeError,
+        NotImplementedError,
+        ValueError,
+    ):  # what cannot be mapped runs pass by pass, where a wrong input fails too
+        return 1
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return 1 if dependent else max(1, min(count, _NUMBERS // max(1, drawn)))
+
+
+def is_looped(module: nn.Module) -> bool:
+    """Return whether a module is a layer of those kinds, or stands for one with weights of its own making."""
+    inner = all(isinstance(child, nn.ParameterDict | nn.ParameterList) for child in module.children())
+    return isinstance(module, LOOPED) or (inner and any(p.dim() > 3 for p in module.parameters()))
+
 
 ROWS = 1024  # evaluated at once, at most
 _STACK = 8  # networks from which one mapped call takes less than a call of each: of 4 it takes 1.6 times as long
@@ -182,11 +257,11 @@ class PlainEvaluator(Evaluator):
                 return task.widened(task.run(network, ready))
 
         try:
-            return forwards.together(once, structure.draws, self.each)
+            return together(once, structure.draws, self.each)
         except _UNMAPPABLE:  # forward code may go other ways for other values
             if self.each == 1:
                 raise
-            found = forwards.together(once, structure.draws, 1)  # what no network can read fails here
+            found = together(once, structure.draws, 1)  # what no network can read fails here
             self.each = 1
             return found
 
@@ -268,7 +343,7 @@ class PlainEvaluator(Evaluator):
             return
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
             one = batches.part(few, slice(1))
-            each = forwards.room(network, 0, lambda: self.task.run(network, self._ready(one)), structure.draws)
+            each = room(network, 0, lambda: self.task.run(network, self._ready(one)), structure.draws)
         if each > 1:
             expected, self.each = self.run(copied(few)), each
             self.rows = min(ROWS, max(128, _PASSED // (each * _widest(self.trees(self.numbers[0]).pristine))))
@@ -287,7 +362,7 @@ class PlainEvaluator(Evaluator):
         network = self.trees(self.numbers[0]).pristine
         if len(self.numbers) < _STACK or not self.keep or not self.manners.good or self.task.structure.draws > 1:
             return False
-        return not any(forwards.is_looped(m) for m in network.modules()) and not (self._draws and self._keeps(few))
+        return not any(is_looped(m) for m in network.modules()) and not (self._draws and self._keeps(few))
 
 
 class StackedEvaluator(Evaluator):
@@ -383,3 +458,96 @@ def copied(batch: Batch) -> Batch:
 def close(one: Tensor, other: Tensor) -> bool:
     """Return whether two ways to the same outputs agree."""
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most
+
+
+class Evaluation:
+    """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it.
+
+    Args:
+        task: structure, transforms, device, precision.
+        store: where the states are.
+        count: how many there are.
+        plain: run networks one by one, in the type the task's networks have, whatever that of the states is.
+    """
+
+    def __init__(self, task: Task, store: States, count: int, *, plain: bool = False):
+        self._task, self._store, self._count, self._plain = task, store, count, plain
+        self._settling = threading.Lock()
+        self._settled: list[Evaluator] | None = None
+        self._threads = Threads()
+
+    def outputs(self, x: Batch, *, batch_size: int, threads: int | None = None) -> Tensor:
+        """Return the raw outputs of every member (member * draws, batch, ...).
+
+        Args:
+            x: the points.
+            batch_size: of them at once, at most.
+            threads: of torch's operations; None settles it.
+        """
+        evaluators = self.evaluators(x) if batches.rows(x) else self._unsettled()
+        x = batches.moved(x, self._task.device)
+        found: dict[int, Tensor] = {}
+        for evaluator in evaluators:
+            with using(threads or self._settle_threads(evaluator, x, batch_size)):
+                made = evaluator.outputs(x, batch_size)
+            if len(evaluators) == 1:
+                return made.flatten(0, 1)
+            found |= dict(zip(evaluator.numbers, made))
+        return torch.cat([found[i] for i in range(self._count)])
+
+    def once(self, x: Batch, *, batch_size: int) -> Tensor:
+        """Return what `outputs` returns, up to rounding, for a single call: nothing is kept or stacked for later ones."""
+        found: dict[int, Tensor] = {}
+        x = batches.moved(x, self._task.device)
+        for stack in self._stacks()[0]:
+            plain = PlainEvaluator(self._task, self._store, stack, keep=False)
+            plain.look(copied(batches.part(x, slice(2))))
+            with using(self._settle_threads(plain, x, batch_size)):
+                found |= dict(zip(stack, plain.outputs(x, batch_size)))
+        return torch.cat([found[i] for i in range(self._count)])
+
+    def _settle_threads(self, evaluator: Evaluator, x: Batch, size: int) -> int:
+        most = torch.get_num_threads()
+        if most == 1 or not devices.is_processor(self._task.device):
+            return most
+        rows = min(batches.rows(x), size, evaluator.rows)
+
+        def run(few: int) -> None:
+            evaluator.outputs(copied(batches.part(x, slice(few))), size)
+
+        return self._threads.of(evaluator.operations, rows, run, together=evaluator.together(rows))
+
+    def evaluators(self, x: Batch) -> list[Evaluator]:
+        """Return the evaluators; the first input that the networks can read decides what they are."""
+        if self._settled is None:
+            with self._settling:
+                if self._settled is None:
+                    stacks, numbers = self._stacks()
+                    # networks may write into it
+                    few = copied(batches.moved(batches.part(x, slice(2)), self._task.device))
+                    self._settled = [self._choose(stack, few, keep=numbers <= KEPT) for stack in stacks]
+        return self._settled
+
+    def _unsettled(self) -> list[Evaluator]:
+        """Return evaluators for an input without rows, which tells nothing."""
+        if self._settled is not None:
+            return self._settled
+        return [PlainEvaluator(self._task, self._store, stack, keep=False) for stack in self._stacks()[0]]
+
+    def _stacks(self) -> tuple[list[list[int]], int]:
+        """Return the networks of equal shapes, and how many numbers all networks hold."""
+        stacks: dict[Any, list[int]] = {}
+        numbers = 0
+        for i in range(self._count):
+            state = self._store.get(i)
+            numbers += tree.count(state.params)
+            stacks.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
+        return list(stacks.values()), numbers
+
+    def _choose(self, numbers: list[int], few: Batch, *, keep: bool) -> Evaluator:
+        plain = PlainEvaluator(self._task, self._store, numbers, keep=keep)
+        plain.look(few)
+        return plain if self._plain else suited(plain, few)

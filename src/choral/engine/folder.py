@@ -26,8 +26,7 @@ from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
 from choral.data.tables import Table, table_from
 from choral.engine.checkpoint import Checkpoints
-from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
-from choral.engine.schema import expect
+from choral.engine.files import digest_of, expect, open_kept, read_json, sweep, write_json
 from choral.engine.store import MemberStore
 from choral.objectives.likelihoods import Likelihood
 

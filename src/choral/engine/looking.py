@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, ConversionError, InputError
-from choral.base.functions import Function
 from choral.base.interface import Interface, is_lazy, pick, why_not_read
+from choral.base.portrait import Function
 from choral.base.types import Build
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source

@@ -1,23 +1,143 @@
-"""Settle a run before its first step: the plan of its folder, compared or written, and the executor it keeps."""
+"""Settle a run before its first step: the plan of its folder, compared or written, and the executor it keeps.
+
+Extend a run: more branches of a fork, or more rounds of a repeat, while the members that are there stay as they are.
+
+Draws follow from the place in the plan, so branch 3 of 4 is branch 3 of 40, and round 2 of 5 round 2 of 8: the members of the
+shorter plan are members of the longer one. New branches are trained by themselves; new rounds follow the old ones, which are
+walked again to get there. A longer training phase is another one from its first step, since its rate is spread over all of it.
+
+Prolong a run: one that its time limit ended goes on with a larger limit, or none, from where the clock had stopped it.
+
+A limit is no part of a run's identity: it decides how far members come, not what their steps are. When the time is up, the run keeps a
+checkpoint of that moment, before it winds up; going on from there gives the members of a run that was never stopped.
+"""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from choral.base.errors import InputError, RunError
+from choral.base.values import from_dict
 from choral.data.tables import Table
+from choral.engine.checkpoint import Checkpoints
 from choral.engine.executor import Settled, check_executor, choose, choose_kernel, choose_threads
-from choral.engine.extending import check_longer, extended
 from choral.engine.files import digest_of, write_json
-from choral.engine.folder import check_ours, check_table, clear, keep_table, read_plan
+from choral.engine.folder import MADE_AGAIN, check_ours, check_table, clear, keep_table, read_costs, read_plan, run_of
 from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
-from choral.engine.prolonging import prolonged
+from choral.engine.store import MemberStore
 from choral.engine.threads import using
-from choral.plan.phases import Fork
+from choral.plan.phases import Fork, Phase
+from choral.plan.walk import Place, Visitor, trainings, walk
+
+_GROWS = ("branches", "times")
+
+
+def extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
+    """Take the members of a shorter plan over into a longer one (see `check_longer`); return what the plan notes of it."""
+    old = stored["identity"]
+    costs = read_costs(folder)
+    if "kept" in costs:
+        raise RunError(
+            f"{folder} was ended by its time limit, so it has no whole plan to extend; "
+            "train it whole first, by the same call with a larger time_limit or none."
+        )
+    late = Checkpoints(folder / "checkpoints").latest()
+    if late is not None and late.whole is not None:
+        MemberStore(folder / "members", run=run_of(stored)).keep_only(late.whole)  # it ended while it wound up
+    _renumber(folder, run_of(stored), digest_of(identity)[:16], old, identity)
+    Checkpoints(folder / "checkpoints").clear()
+    for name in MADE_AGAIN:
+        (folder / name).unlink(missing_ok=True)
+    before = stored.get("extended", {}).get("counted", {})
+    return {"counted": costs.get("counted", before)}
+
+
+def check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise RunError unless a run is a longer version of another, whose members it can take over."""
+    why = differences({**old, "recipe": new["recipe"], "totals": new["totals"]}, new)
+    why += _obstacles(old["recipe"], new["recipe"], "recipe")
+    if why:
+        raise RunError(
+            f"{folder} cannot be extended: {'; '.join(dict.fromkeys(why[:4]))}. More members of a fork and more rounds of a repeat can be "
+            "added; start anything else again: another run_dir (--out), or on_existing='overwrite' (--overwrite)."
+        )
+    together = (new.get("stop") or {}).get("by") == "ensemble" or any(
+        phase.select for phase in trainings(from_dict(new["recipe"]).plan)
+    )
+    if "stop" in new and together:
+        raise RunError(
+            f"{folder} cannot be extended: held-out points stopped or chose its members together, so that in a longer run they would be others; "
+            "start again: another run_dir (--out), or on_existing='overwrite' (--overwrite)."
+        )
+
+
+def _obstacles(old: Any, new: Any, name: str) -> Iterator[str]:
+    """Yield what is not just longer in a recipe."""
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        for part in new:
+            yield from _obstacles(old[part], new[part], part)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for a, b in zip(old, new):
+            yield from _obstacles(a, b, name)
+    elif old != new and not (name in _GROWS and new > old):
+        reason = ""
+        if name in _GROWS:
+            reason = " (fewer)"
+        elif name == "epochs":
+            reason = " (its rate is spread over the whole phase, so every step would have been another)"
+        yield f"{name} was {old}, now {new}{reason}"
+
+
+def _renumber(folder: Path, was: str, now: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Give members the numbers and the name of the longer run; numbers only grow, so the last comes first."""
+    before, after = (_numbers(from_dict(side["recipe"]).plan) for side in (old, new))
+    store, target = MemberStore(folder / "members", run=was), MemberStore(folder / "members", run=now)
+    lost = store.lost(len(before))
+    for place, number in reversed(before.items()):
+        if number not in lost:
+            state = store.get(number)
+            target.put(after[place], state)
+            if after[place] != number:
+                store.path(number).unlink(missing_ok=True)
+
+
+def _numbers(plan: Phase) -> dict[Place, int]:
+    places: list[Place] = []
+    walk(plan, None, Visitor(collect=lambda phase, place, _: places.append(place)))
+    return {place: number for number, place in enumerate(places)}
+
+
+def prolonged(folder: Path, stored: dict[str, Any], limit: float | None) -> dict[str, Any]:
+    """Return the plan of a run folder with another time limit; what an ended run had wound up with is taken back.
+
+    Args:
+        folder: the claimed run folder.
+        stored: its plan.
+        limit: seconds that all parts of the run may take together; None for no limit. A smaller one than that which ended the run
+            leaves it as it is.
+    """
+    before = stored.get("time_limit")
+    if limit == before:
+        return stored
+    costs = read_costs(folder)
+    if costs.get("ended") == "time_limit":
+        if limit is not None and before is not None and limit < before:
+            return stored
+        (folder / "results.json").unlink(missing_ok=True)  # first: from here on the run is one that was interrupted
+        store = MemberStore(folder / "members", run=run_of(stored))
+        for number in costs.get("cut", ()):
+            store.path(number).unlink(missing_ok=True)
+        for name in MADE_AGAIN:
+            (folder / name).unlink(missing_ok=True)
+    plan = {name: value for name, value in stored.items() if name != "time_limit"}
+    plan |= {} if limit is None else {"time_limit": limit}
+    write_json(folder / "plan.json", plan, within=folder)
+    return plan
+
 
 _NOTHING: dict[str, Any] = {}
 ANEW = "use another run_dir (--out), on_existing='overwrite' (--overwrite) to start again in this one, or on_existing='extend' (--extend) to add members"

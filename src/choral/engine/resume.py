@@ -1,22 +1,99 @@
-"""Complete a run: train what is not yet there, in a new folder, an interrupted or a finished one, and say what it cost."""
+"""Complete a run: train what is not yet there, in a new folder, an interrupted or a finished one, and say what it cost.
 
+Let the processes that share every batch agree on what they do, before anything is trained.
+
+Lost or damaged members of a run are trained again, and only they.
+"""
+
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from choral.base.errors import RunError
+import torch.distributed as dist
+
+from choral.base.errors import InputError, RunError
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.events import Callback
 from choral.engine.files import write_json
 from choral.engine.folder import read_costs, run_of
+from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
-from choral.engine.mending import mend
+from choral.engine.parts import Parts
 from choral.engine.preparation import compare_environment
 from choral.engine.run import Run
 from choral.engine.store import Log, MemberStore, last_counted
 from choral.plan.phases import Fork
+from choral.plan.walk import Place
+
+
+def in_agreement(parts: Parts, make: Callable[[], Job], *, seed: int, executor: str) -> Job:
+    """Return the job that this process makes; InputError in all of them if one fails, or makes another job than the first.
+
+    Args:
+        parts: who the others are.
+        make: understands the call of this process.
+        seed, executor: as in `choral.fit`.
+    """
+    if parts.group is None:
+        return make()
+    job, failed, own = None, None, None
+    try:
+        job = make()
+        own = identity_of(job.task, job.source, job.recipe, seed=seed, executor=executor, watched=job.watched)
+    except Exception as error:  # the others wait to hear of it, whatever it is
+        failed = error
+    told: list[Any] = [None] * parts.group.size
+    dist.all_gather_object(told, (None if failed is None else str(failed), own))
+    if failed is not None:
+        raise failed
+    assert job is not None
+    for rank, (said, other) in enumerate(told):
+        if said is not None:
+            raise InputError(f"process {rank} of {parts.group.size} cannot take part: {said}")
+        apart = differences(told[0][1], other)
+        if apart:
+            how = apart[0].replace(" was changed", " is another").replace(" was ", " is ").replace(", now ", " and ")
+            raise InputError(
+                f"processes 0 and {rank} are to share every batch of one run, but were given different ones ({how}); give every process the same call "
+                "with all of the data: choral shares batches out itself."
+            )
+    return job
+
+
+def mend(run: Run, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[Place] = ()) -> None:
+    """Train lost or damaged members again, to the same bytes: walk to them from the start, past every whole branch.
+
+    Branches that are stacked are trained in the same stack. What the run has counted and logged stays as it is.
+
+    Args:
+        run: the run; it has not begun to walk.
+        lost: numbers of the members, each with what became of it (`MemberStore.lost`).
+        until: only members collected before this position of the walk; the others come anyway.
+        failed: places of branches that diverged, whose members are not expected.
+    """
+    if not lost:
+        return
+    twin = run.twin(Log())
+    twin.skip_to = math.inf  # once without doing anything, for the positions
+    twin.walk()
+    places = {number: place for place, number in run.member_of.items()}
+
+    def expected(number: int) -> bool:
+        place = places[number]
+        gone = any(lost_at.holds(place) for lost_at in failed)
+        return twin.collected_at[number] < until and not gone
+
+    wanted = {number: places[number] for number in lost if expected(number)}
+    for number in wanted:
+        message = f"member {number} is lost ({lost[number]}); training it again from the start of its branch"
+        run.log.event(kind="warning", message=message)
+    if wanted:
+        twin = run.twin(Log())
+        twin.wanted = wanted
+        twin.walk()
 
 
 def carry_out(

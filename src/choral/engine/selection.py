@@ -9,7 +9,7 @@ from torch import Tensor
 from choral.calibration.selection import greedy_selection
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.validation import Validation
-from choral.plan.selecting import SHARE, Select
+from choral.plan.early_stopping import SHARE, Select
 from choral.plan.state import State, slot
 
 _OUTPUTS = slot("held-out outputs")  # of a chosen state, kept with it so that a resumed run chooses by the same bits

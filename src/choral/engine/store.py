@@ -13,9 +13,8 @@ from torch import Tensor
 
 from choral.base.errors import RunError
 from choral.engine.events import Callback
-from choral.engine.files import is_sealed, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
-from choral.engine.schema import expect
-from choral.plan.selecting import SHARE
+from choral.engine.files import expect, is_sealed, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
+from choral.plan.early_stopping import SHARE
 from choral.plan.sparse import MASK
 from choral.plan.state import State
 

@@ -18,7 +18,7 @@ from choral.engine.blueprint import described, state_of, uncompiled
 from choral.engine.store import MemberStore
 from choral.engine.task import Task, make_task
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.noise import settle_noise
+from choral.ensemble.held_out import settle_noise
 from choral.objectives.likelihoods import Likelihood
 from choral.plan import Collect, Start, fork, seq
 from choral.recipes.recipe import Combine, Recipe

@@ -1,6 +1,6 @@
 """Layers and converters: plain modules usable alone, in anybody's training loop."""
 
-from choral.base.fitting import offered
+from choral.base.arguments import offered
 from choral.layers.attention import OpenAttention, open_attention
 from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput
 from choral.layers.bayesian.gaussian import GaussianLayer, gaussian_twin
@@ -15,8 +15,7 @@ from choral.layers.joint.masked import MaskedLayer, overlapping_masks
 from choral.layers.joint.network import Joint, tune
 from choral.layers.joint.norm import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
-from choral.layers.packed.grouped import GroupedLinear
-from choral.layers.packed.layer import PackedLayer, packed
+from choral.layers.packed.layers import GroupedLinear, PackedLayer, packed
 from choral.layers.packed.networks import PackedNetwork, pack
 
 __all__ = [

@@ -5,10 +5,8 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from choral.models.arguments import choice, count, rate
-from choral.models.initialize import he
 from choral.models.resnet import STEMS
-from choral.models.spec import zoo
+from choral.models.spec import choice, count, he, rate, zoo
 
 
 class DenseLayer(nn.Module):

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
-from choral.models.arguments import count, rate
-from choral.models.spec import zoo
+from choral.models.spec import count, rate, zoo
 
 
 class EncoderBlock(nn.Module):

@@ -5,9 +5,7 @@ from collections import OrderedDict
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from choral.models.arguments import blocks, count, rate
-from choral.models.initialize import he
-from choral.models.spec import zoo
+from choral.models.spec import blocks, count, he, rate, zoo
 
 
 class WideBlock(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.functions import Function
+from choral.base.portrait import Function
 from choral.plan.optimizers import SPARED, Optimizer
 from choral.plan.schedules import Schedule
 

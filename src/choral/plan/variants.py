@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from choral.base.arguments import fits
 from choral.base.errors import InputError, did_you_mean
-from choral.base.fitting import fits
 from choral.base.values import Value
 from choral.plan.optimizers import Optimizer
 

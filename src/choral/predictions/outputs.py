@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from choral import metrics
-from choral.base.arrays import tensor_of
+from choral.base.batches import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.calibration import MemberSelection, StackingWeights

@@ -9,8 +9,8 @@ from typing import Any, Literal, overload
 from choral.base.arguments import is_whole
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
+from choral.plan.cost import steps_of
 from choral.plan.custom_optimizer import OwnOptimizer, OwnRate
-from choral.plan.needs import steps_of
 from choral.plan.operators import Reset, Start
 from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer
 from choral.plan.phases import Collect, Every, Operator, Phase, Repeat, Seq, Train, fork, repeat, seq

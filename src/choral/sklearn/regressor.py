@@ -14,7 +14,7 @@ from choral.base.errors import InputError
 from choral.calibration import fit_residual_intervals
 from choral.data.tables import Table
 from choral.objectives.likelihoods import LearnedGaussian, Likelihood
-from choral.objectives.likelihoods.scaling import TargetScale
+from choral.objectives.likelihoods.regression import TargetScale
 from choral.predictions import Regression
 from choral.sklearn.estimator import EnsembleEstimator
 

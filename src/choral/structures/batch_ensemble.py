@@ -17,7 +17,7 @@ from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint
 from choral.layers.joint.norm import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
-from choral.structures.one_tree import JointStructure
+from choral.structures.base import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from choral.layers.joint.masked import MaskedLayer
 from choral.layers.joint.network import Joint
 from choral.layers.joint.norm import member_norm
 from choral.layers.packed.networks import ends_of
-from choral.structures.one_tree import JointStructure
+from choral.structures.base import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from choral.layers.packed.networks import ends_of, pack
-from choral.structures.one_tree import JointStructure
+from choral.structures.base import JointStructure
 
 SMALL = 256
 """Units of a hidden layer up to which half of them are too few for a member."""

@@ -22,9 +22,9 @@ from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint
 from choral.layers.joint.norm import member_norm
 from choral.layers.joint.rank_one import RankOneLayer, ScaledInputs
-from choral.layers.packed.layer import PackedLayer
+from choral.layers.packed.layers import PackedLayer
 from choral.layers.packed.narrow import redrawn
-from choral.structures.one_tree import JointStructure
+from choral.structures.base import JointStructure
 
 Adapters = Literal["all", "first"]
 FirstFactors = Literal["auto", "signs", "normal"]

@@ -17,8 +17,8 @@ from choral.automatic.search import Candidate, search
 from choral.base import rng
 from choral.base.errors import InputError
 from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
-from choral.cluster.apart import check_cluster
-from choral.cluster.remote import is_far
+from choral.cluster.calls import check_cluster
+from choral.cluster.objects import is_far
 from choral.data.problems import Problem
 from choral.data.sources import Source, source_of
 from choral.engine.compute import Compute, Executor, OnExisting

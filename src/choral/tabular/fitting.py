@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from choral.base.arguments import guarded
+from choral.base.arguments import guarded, typed
 from choral.base.errors import InputError
-from choral.base.fitting import typed
-from choral.cluster.remote import is_far
+from choral.cluster.objects import is_far
 from choral.data.balance import balanced
 from choral.data.problems import Columns, Problem, load_problem, weights_in
 from choral.data.sheets import as_frame, is_frame, read_table

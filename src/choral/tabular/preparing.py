@@ -29,9 +29,8 @@ from choral.ensemble.ensemble import Ensemble
 from choral.fit import train
 from choral.objectives import GaussianKL, SpikeSlabKL
 from choral.plan import EarlyStopping
-from choral.plan.cost import begun
+from choral.plan.cost import begun, raised
 from choral.plan.early_stopping import By
-from choral.plan.needs import raised
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import SCHEDULES, Training

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import draws
+from choral.base.arguments import typed
 from choral.base.errors import ConversionError, InputError
-from choral.base.fitting import typed
 from choral.layers.joint.weighted import WeightLayer
 
 _UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}

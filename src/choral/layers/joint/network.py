@@ -29,9 +29,8 @@ from torch.overrides import TorchFunctionMode
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.base.mapping import vmap
-from choral.layers.calling import call_with, ties_of
-from choral.layers.convert import holds, swap
+from choral.base.tree import vmap
+from choral.layers.convert import call_with, holds, swap, ties_of
 from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
 from choral.layers.joint.weighted import CutError, fold, unfold
 

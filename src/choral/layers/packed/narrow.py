@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from choral.base.errors import ConversionError
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
-from choral.layers.packed.grouped import GroupedLinear
+from choral.layers.packed.layers import GroupedLinear
 
 CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 

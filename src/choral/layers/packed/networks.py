@@ -16,10 +16,8 @@ from choral.base.order import first_layers, output_last
 from choral.layers.convert import fits, layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint
-from choral.layers.kernels.abreast import run_abreast
-from choral.layers.kernels.packed import Step, course_of, surroundings
-from choral.layers.packed.grouped import GroupedLinear
-from choral.layers.packed.layer import PACKABLE, PackedLayer
+from choral.layers.kernels.packed import Step, course_of, run_abreast, surroundings
+from choral.layers.packed.layers import PACKABLE, GroupedLinear, PackedLayer
 from choral.layers.packed.narrow import CELLS, Narrowing, Place, Width
 
 ENDS = (*WEIGHTED, GroupedLinear, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.MultiheadAttention, *CELLS)
@@ -29,7 +27,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 class PackedNetwork(Joint):
     """A packed network, with the list of what became of its layers.
 
-    Where the network allows it (see `choral.layers.kernels.abreast`), the grouped kernel runs members on the channel axis instead
+    Where the network allows it (see `choral.layers.kernels.packed`), the grouped kernel runs members on the channel axis instead
     of by vmap.
     """
 

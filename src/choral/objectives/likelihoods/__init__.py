@@ -5,9 +5,7 @@ from choral.objectives.likelihoods.classification import Bernoulli, Categorical,
 from choral.objectives.likelihoods.distributions import Family, Laplace, NegativeBinomial, Poisson, StudentT
 from choral.objectives.likelihoods.inference import NAMES, infer, named, resolve
 from choral.objectives.likelihoods.loss import Loss
-from choral.objectives.likelihoods.quantiles import Quantiles
-from choral.objectives.likelihoods.regression import FixedGaussian, LearnedGaussian
-from choral.objectives.likelihoods.scaling import TargetScale
+from choral.objectives.likelihoods.regression import FixedGaussian, LearnedGaussian, Quantiles, TargetScale
 
 __all__ = [
     "NAMES",

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.objectives.likelihoods.base import About, Likelihood
-from choral.objectives.likelihoods.shapes import aligned, check_real, columns
+from choral.objectives.likelihoods.base import About, Likelihood, aligned, check_real, columns
 from choral.predictions import Classification, MultiLabel, Predictive
 
 _MOST_CLASSES = 10_000  # of which those without a training point are kept

@@ -15,10 +15,9 @@ from torch.distributions import Poisson as TorchPoisson
 from torch.distributions import StudentT as TorchStudentT
 
 from choral.base.errors import InputError
-from choral.objectives.likelihoods.base import About, Likelihood
+from choral.objectives.likelihoods.base import About, Likelihood, aligned, check_real, columns
 from choral.objectives.likelihoods.classification import is_whole
 from choral.objectives.likelihoods.regression import RealLikelihood, summed
-from choral.objectives.likelihoods.shapes import aligned, check_real, columns
 from choral.predictions import Counts, Mixture, Predictive
 
 

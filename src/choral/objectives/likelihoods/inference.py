@@ -15,8 +15,7 @@ from choral.objectives.likelihoods.classification import (
     is_whole,
 )
 from choral.objectives.likelihoods.distributions import Laplace, NegativeBinomial, Poisson, StudentT
-from choral.objectives.likelihoods.quantiles import Quantiles
-from choral.objectives.likelihoods.regression import FixedGaussian, LearnedGaussian
+from choral.objectives.likelihoods.regression import FixedGaussian, LearnedGaussian, Quantiles
 
 NAMES: dict[str, type[Likelihood]] = {
     "categorical": Categorical,

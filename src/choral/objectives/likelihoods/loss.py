@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.functions import Function
+from choral.base.portrait import Function
 from choral.objectives.likelihoods.base import About, Likelihood
 from choral.predictions import Outputs, Predictive
 

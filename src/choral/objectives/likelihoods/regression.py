@@ -1,4 +1,9 @@
-"""Gaussian noise on real targets: of a known or estimated size, or predicted by the network."""
+"""Gaussian noise on real targets: of a known or estimated size, or predicted by the network.
+
+Real targets in the units of training: columns of mean 0 and deviation 1, and the way back.
+
+Quantiles: no density, only the values below which given shares of targets lie.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,10 +16,86 @@ from torch import Tensor
 
 from choral.base import devices
 from choral.base.errors import InputError
-from choral.objectives.likelihoods.base import About, Likelihood
-from choral.objectives.likelihoods.scaling import TargetScale
-from choral.objectives.likelihoods.shapes import aligned, check_real, check_varied, columns
-from choral.predictions import Predictive, Regression
+from choral.base.values import Value
+from choral.objectives.likelihoods.base import About, Likelihood, aligned, check_real, check_varied, columns
+from choral.predictions import Predictive, QuantileRegression, Regression
+
+_FAR = 1e4  # deviations that a mean may be from 0 for predictions in float32, at most
+_LARGE = 1e16  # deviation of targets whose predictions are float32, at most; one over it, at least
+_WIDEST = 1e140  # deviation of targets at all
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetScale(Value):
+    """What each target loses and is divided by before training.
+
+    Args:
+        mean: one for each target (the last axis).
+        std: one for each target, above 0.
+
+    >>> scale = TargetScale.of(torch.tensor([[1.0], [3.0]]))
+    >>> scale.std, scale.apply(torch.tensor([[5.0]])), scale.undo(torch.tensor([[3.0]]))
+    ((1.0,), tensor([[3.]]), tensor([[5.]]))
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.mean)) or not all(0 < s < math.inf for s in self.std) or not self.std:
+            raise InputError(
+                f"targets have mean {self.mean} and deviation {self.std}; give finite numbers, std above 0."
+            )
+
+    @classmethod
+    def of(cls, targets: Tensor, weights: Tensor | None = None) -> Self:
+        """Return the scale of some targets (point, target), by the weights of points; columns of equal values keep theirs."""
+        columns = targets.double().reshape(-1, targets.shape[-1])
+        shares = torch.ones(len(columns)) if weights is None else weights
+        shares = (shares.double() / shares.double().sum()).unsqueeze(1)
+        mean = (shares * columns).sum(0)
+        std = (shares * (columns - mean).square()).sum(0).sqrt()
+        largest = columns.abs().max(0).values
+        if bool((std <= 1e-9 * largest).any()):  # which the rounding of such a mean comes near to
+            apart = columns - columns[0]
+            middle = (shares * apart).sum(0)
+            mean = torch.where(std <= 1e-9 * largest, columns[0] + middle, mean)
+            std = torch.where(std <= 1e-9 * largest, (shares * (apart - middle).square()).sum(0).sqrt(), std)
+        flat = std <= 1e-15 * largest
+        odd = ~flat & ((std > _WIDEST) | (std < 1 / _WIDEST) | ~std.isfinite()) | (
+            (columns != mean).any(0) & (std == 0)
+        )
+        if bool(odd.any()):
+            raise InputError(
+                f"y runs from {float(columns.min()):.3g} to {float(columns.max()):.3g}, and the square of its deviation is beyond float64; "
+                "rescale y."
+            )
+        return cls(mean=tuple(mean.tolist()), std=tuple(torch.where(flat, 1.0, std).tolist()))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether float32 would round away what predictions differ by, or cannot hold their variance."""
+        return any(abs(m) > _FAR * s or not 1 / _LARGE < s < _LARGE for m, s in zip(self.mean, self.std))
+
+    def apply(self, targets: Tensor) -> Tensor:
+        """Return targets (..., target) in units of training."""
+        mean, std = self._as(targets)
+        return ((targets.double() - mean.double()) / std.double()).to(targets.dtype)
+
+    def undo(self, values: Tensor) -> Tensor:
+        """Return values (..., target) in units of the data, in float64 where float32 is too coarse for them."""
+        mean, std = self._as(values)
+        return values * std + mean
+
+    def widen(self, spreads: Tensor) -> Tensor:
+        """Return deviations (..., target) in units of the data."""
+        return spreads * self._as(spreads)[1]
+
+    def _as(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if self.is_narrow else torch.promote_types(values.dtype, torch.float32)
+        mean, std = (devices.constant(v, dtype, values.device) for v in (self.mean, self.std))
+        return mean, std
+
 
 _NO_BETTER = 0.97  # of the variance of the targets: an error that is hardly smaller than that of their mean
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -253,3 +334,56 @@ class LearnedGaussian(GaussianLikelihood):
         """Return means and variances."""
         mean, raw = outputs.chunk(2, dim=2)
         return mean, F.softplus(raw) + self.floor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(RealLikelihood):
+    """Quantiles of real targets by the pinball loss; outputs are (member, batch, target * level), levels side by side.
+
+    Args:
+        levels: the shares, rising, between 0 and 1; the middle one is the point prediction.
+
+    Reference: Koenker & Bassett, "Regression Quantiles", 1978, equation 3.1.
+    """
+
+    prediction: ClassVar[type[Predictive]] = QuantileRegression
+    described: ClassVar[str] = "quantiles"
+
+    levels: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.levels, self.levels[1:]))
+        if not self.levels or not rising or not self.levels[0] > 0 or not self.levels[-1] < 1:
+            raise InputError(
+                f"levels are {self.levels}; give rising shares between 0 and 1, such as (0.05, 0.5, 0.95)."
+            )
+
+    def _by_level(self, outputs: Tensor) -> Tensor:
+        return outputs.unflatten(2, (-1, len(self.levels)))  # (member, batch, target, level)
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the pinball loss, averaged over levels and summed over targets."""
+        found = self._by_level(outputs)
+        errors = aligned(targets, found[..., 0]).unsqueeze(-1) - found
+        shares = devices.constant(self.levels, errors.dtype, errors.device)
+        return torch.maximum(shares * errors, (shares - 1) * errors).mean(-1).sum(-1)
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one for each level of each target."""
+        return len(self.levels) * (1 if targets.dim() == 1 else targets.shape[1])
+
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit, and targets that are all the same."""
+        self.check_judged(targets, outputs)
+        check_varied(targets)
+
+    def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit."""
+        check_real(targets, outputs, each=len(self.levels), what=f"a likelihood of {len(self.levels)} quantiles")
+
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
+        """Return the quantiles in order, in units of the data."""
+        found = self._by_level(outputs).sort(-1).values
+        if self.scale is not None:
+            found = self.scale.undo(found.transpose(-1, -2)).transpose(-1, -2)
+        return QuantileRegression(found, self.levels, learners=about.learners)

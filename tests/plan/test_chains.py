@@ -6,7 +6,7 @@ from scipy.stats import kstest
 
 from choral.base.errors import InputError
 from choral.base.values import from_dict
-from choral.bayes.chains import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
+from choral.plan.bayes import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
 
 WALKS = [
     GuidedWalk(step_std=0.4, relative_step=True),

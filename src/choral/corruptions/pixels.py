@@ -1,8 +1,92 @@
-"""Moving pixels: separable resizing, center zooms, free warps, shifted averages. All rows at once."""
+"""Moving pixels: separable resizing, center zooms, free warps, shifted averages. All rows at once.
+
+Random numbers that belong to a row: image i gets the same ones whoever its neighbors are.
+
+Color: value and saturation of RGB images without leaving RGB, and colors for any number of channels.
+"""
 
 import numpy as np
 
-from choral.corruptions.draws import Array
+from choral.base.rng import key
+
+Array = np.ndarray
+"""Images are float32 in [0, 1], (row, height, width, channel), unless said otherwise."""
+
+
+class RowDraws:
+    """One generator for each row, made from (seed, corruption, row).
+
+    The severity is not part of the key: the same noise pattern grows with severity, so severities can be compared.
+
+    Args:
+        seed: root seed.
+        name: the corruption.
+        rows: places of the rows in the whole data set.
+    """
+
+    def __init__(self, seed: int, name: str, rows: range) -> None:
+        self._generators = [
+            np.random.Generator(np.random.Philox(key=key(seed, "corruption", name, row))) for row in rows
+        ]
+
+    def normal(self, *shape: int) -> Array:
+        """Return standard normal draws, (row, *shape)."""
+        return np.stack([g.standard_normal(shape, dtype=np.float32) for g in self._generators])
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Array:
+        """Return draws from [low, high), (row, *shape)."""
+        draws = np.stack([np.asarray(g.random(shape, dtype=np.float32)) for g in self._generators])
+        return np.float32(low) + np.float32(high - low) * draws
+
+    def integers(self, *shape: int, low: int = 0, high: int) -> Array:
+        """Return whole numbers from low to high, both included, (row, *shape)."""
+        return np.stack([np.asarray(g.integers(low, high, shape, endpoint=True)) for g in self._generators])
+
+    def poisson(self, rates: Array) -> Array:
+        """Return one Poisson draw for each rate, in the shape of the rates (row, ...)."""
+        return np.stack([g.poisson(rate) for g, rate in zip(self._generators, rates)]).astype(np.float32)
+
+
+_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+
+
+def grey_of(images: Array) -> Array:
+    """Return the grey value of each pixel, (..., 1): luma of three channels, else the mean of the channels."""
+    if images.shape[-1] == 3:
+        return (images @ _LUMA)[..., None]
+    return images.mean(-1, keepdims=True)
+
+
+def in_channels(rgb: Array, channels: int) -> Array:
+    """Return RGB values (..., 3) for images of `channels` channels: as they are for three, else their grey."""
+    if channels == 3:
+        return rgb
+    return np.repeat((rgb @ _LUMA)[..., None], channels, -1)
+
+
+def with_value_added(images: Array, add: float) -> Array:
+    """Return the images with `add` added to their value (the largest channel), hue and saturation kept.
+
+    In hue-saturation-value a change of value multiplies all channels; a black pixel has no hue and turns grey.
+    """
+    value = images.max(-1, keepdims=True)
+    raised = np.clip(value + add, 0, 1)
+    return np.where(value > 0, images * raised / np.maximum(value, 1e-6), raised)
+
+
+def with_saturation(images: Array, multiply: float, add: float) -> Array:
+    """Return RGB images with saturation x multiply + add, hue and value kept.
+
+    Saturation is (largest - smallest) / largest channel. A grey pixel has no hue; by convention it is 0, red.
+    """
+    value = images.max(-1, keepdims=True)
+    depth = value - images  # how far each channel lies below the largest one
+    span = depth.max(-1, keepdims=True)
+    saturation = span / np.maximum(value, 1e-6)
+    wanted = np.clip(saturation * multiply + add, 0, 1)
+    red = np.array([0.0, 1.0, 1.0], dtype=np.float32)
+    direction = np.where(span > 0, depth / np.maximum(span, 1e-6), red)
+    return value * (1 - wanted * direction)
 
 
 def pixel_scale(images: Array) -> float:

@@ -3,7 +3,7 @@ import torch
 from scipy.stats import binomtest, kstest
 
 from choral.base.errors import InputError
-from choral.bayes.posteriors import freeze_gates, gate_keep, perturb_means, posteriors, reset_stds, rho_of, std_of
+from choral.objectives.kl import freeze_gates, gate_keep, perturb_means, posteriors, reset_stds, rho_of, std_of
 
 
 def network(seed: int = 0) -> dict[str, torch.Tensor]:

@@ -7,10 +7,9 @@ import torch
 from tests.plan.written_out import written_out
 from torch import nn
 
-from choral.bayes.chains import GuidedWalk
-from choral.bayes.priors import in_parameters, in_units, scale
-from choral.objectives.anchored import Anchored
+from choral.objectives.penalties import Anchored, in_parameters, in_units, scale
 from choral.plan import DrawAnchor, State, StepAnchor
+from choral.plan.bayes import GuidedWalk
 from choral.recipes import anchored, sequential_anchored
 
 
