@@ -406,7 +406,7 @@ def _calls() -> Iterator[Row]:
             "training": (3, "adam"),
             "seed": ((1,), "ab", (1, 1)),
             "corruptions": (["fogg"], 3),
-            "test_sample_weight": (Y[:3], "w"),
+            "sample_weight": ((None, Y[:3]), (None, "w")),
             "run_dir": (3,),
             "sead": (1,),
         },

@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,8 @@ from tests.cli.shell import choral
 from typer.main import get_command
 
 from choral.cli.app import app
-from choral.recipes import METHODS
+from choral.fit import fit
+from choral.recipes import METHODS, snapshot
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -26,6 +28,10 @@ PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", *DOCS]
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+START = blocks("README.md", "python")[0].split("\n\n\nensemble =")[0]
+"""Imports, data and build of the README."""
 
 
 def test_the_table_of_methods_is_complete():
@@ -69,22 +75,42 @@ def test_what_python_is_shown_runs_as_pasted(tmp_path):
 
 @pytest.mark.parametrize("page", [page for page in DOCS if page != "docs/tour.md" and blocks(page, "python")])
 def test_what_python_a_page_shows_runs_after_the_readme(page, tmp_path):
-    start = blocks("README.md", "python")[0].split("\n\n\nensemble =")[0]  # imports, data and build
     script = tmp_path / "pasted.py"
-    script.write_text("\n".join([start, *blocks(page, "python")]))
+    script.write_text("\n".join([START, *blocks(page, "python")]))
     with contextlib.chdir(tmp_path):
         runpy.run_path(str(script))
 
 
 @pytest.mark.slow
-def test_what_python_the_readme_shows_passes_a_type_checker(tmp_path):
+def test_what_python_the_pages_show_passes_a_type_checker(tmp_path):
     api = pytest.importorskip("mypy.api")
-    script = tmp_path / "pasted.py"
-    script.write_text("\n".join(blocks("README.md", "python")))
+    whole = "\n".join(blocks("README.md", "python"))
+    scripts = []
+    for page in DOCS:
+        scripts.append(tmp_path / f"{Path(page).stem}_pasted.py")
+        start = whole if page == "docs/tour.md" else START
+        scripts[-1].write_text("\n".join([start, *blocks(page, "python")]))
     options = ["--ignore-missing-imports", "--check-untyped-defs", "--follow-imports=silent"]
     with contextlib.chdir(ROOT):
-        said, errors, status = api.run([*options, f"--cache-dir={ROOT / '.mypy_cache'}", str(script)])
+        said, errors, status = api.run([*options, f"--cache-dir={ROOT / '.mypy_cache'}", *map(str, scripts)])
     assert status == 0, said + errors
+
+
+@pytest.mark.menagerie
+def test_the_ensemble_of_the_readme_is_better_than_one_network(tmp_path):
+    with contextlib.chdir(tmp_path):
+        names: dict[str, Any] = {}
+        exec(START, names)
+        build, data, test = names["build"], (names["x"], names["y"]), (names["x_test"], names["y_test"])
+        found = {
+            name: np.mean([fit(build, data, recipe, seed=seed).evaluate(*test)["nll"] for seed in range(3)])
+            for name, recipe in (("single", "single"), ("snapshot", snapshot(members=5)))
+        }
+    printed = dict(
+        zip(("snapshot", "single"), map(float, re.findall(r"0\.\d{3}", TEXT.split("mean of three seeds")[1])[:2]))
+    )
+    assert found["snapshot"] < found["single"]
+    assert found == pytest.approx(printed, abs=0.01)
 
 
 def test_what_the_tour_prints_is_printed():

@@ -121,8 +121,10 @@ class Bars:
     def __init__(self, shown: Any, say: Callable[[str], object], *, told: bool):
         self.shown, self.say, self.told = shown, say, told
 
-    def __call__(self, name: str, epochs: int) -> Callback:
-        """Return a listener that draws a bar of one run."""
+    def __call__(self, name: str, epochs: int, length: str = "") -> Callback:
+        """Return a callback that draws a bar of one run, below a line with its members and epochs."""
+        if length and not self.shown.disable:
+            self.shown.console.print(f"{visible(name)}: {length}", markup=False, highlight=False)
         task, told = self.shown.add_task(visible(name), total=epochs, about="", left=""), 0
 
         def hear(event: dict[str, Any]) -> None:
@@ -253,7 +255,7 @@ def somebody_watches() -> bool:
 
 @contextlib.contextmanager
 def watched(
-    name: str, epochs: int, listener: Callback | Sequence[Callback] | None, progress: bool | None
+    recipe: Any, listener: Callback | Sequence[Callback] | None, progress: bool | None
 ) -> Iterator[Callback | None]:
     """Yield the listener of a run: what the user gave, and a bar if it is wanted or, by default, if somebody watches."""
     given = one_of(listener)
@@ -261,4 +263,4 @@ def watched(
         yield given
         return
     with bars(drawn=True, say=write_line) as bar:
-        yield one_of([bar(name, epochs)] + ([] if given is None else [given]))
+        yield one_of([bar(recipe.name, recipe.epochs, recipe.length)] + ([] if given is None else [given]))

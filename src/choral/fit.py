@@ -153,7 +153,7 @@ def train(
         asked = {"time_limit": compute.time_limit, "on_existing": on_existing if extend else None}
         check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
         call = replace(call, options=call.options | {"compute": replace(compute, cluster=None)})
-        with watched(chosen.name, chosen.epochs, callbacks, progress) as hear:
+        with watched(chosen, callbacks, progress) as hear:
             train_apart([Asked(call, absolute(run_dir), hear, overwrite)], compute.cluster)
         callbacks, progress, overwrite = None, False, False  # all is trained; what follows puts it together
     with opened(run_dir if parts.writes else None) as (folder, objects):
@@ -176,7 +176,7 @@ def train(
                 warnings.warn(f"{job.recipe.name}: {lacking}.", stacklevel=5)
             with (
                 using(compute.threads or plan["environment"]["threads"]),
-                watched(chosen.name, chosen.epochs, callbacks, progress if parts.writes else False) as hear,
+                watched(job.recipe, callbacks, progress if parts.writes else False) as hear,
             ):
                 if "leaves" in plan:
                     publish(objects, folder, overwrite=overwrite)

@@ -35,7 +35,7 @@ def show(
 
     >>> from choral.recipes import deep_ensemble
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
-    deep_ensemble: 2 member(s), 16 epochs, Independent
+    deep_ensemble: 2 members x 8 epochs (2.0x one network)
     """
     recipe, source, stop = recipe_of(recipe), None, early_stopping
     if build is not None and data is not None:

@@ -97,7 +97,7 @@ def test_one_seed_has_no_deviations():
     assert "std" not in one.to_csv()
 
 
-@pytest.mark.parametrize("seeds", [(0,), "012", (0, 0), (0, 1.5), 3])
+@pytest.mark.parametrize("seeds", [(0,), "012", (0, 0), (0, 1.5), 3.5])
 def test_odd_seeds_are_refused(seeds):
-    with pytest.raises(InputError, match="seeds is"):
+    with pytest.raises(InputError, match="seed is"):
         compare(build, part(), "single", seed=seeds)

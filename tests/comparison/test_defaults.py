@@ -9,9 +9,9 @@ import choral
 from choral.base.errors import InputError
 from choral.cli.options import Reading, Settings, Watching
 from choral.cli.preparing import prepare_fit
-from choral.comparison.defaults import default_model, factory, is_table, training_for, usual
+from choral.comparison.defaults import default_model, factory, is_table, stopping, training_for, usual
 from choral.data.problems import Problem
-from choral.plan import AdamW, EarlyStopping
+from choral.plan import AdamW
 from choral.recipes import make
 
 
@@ -47,10 +47,9 @@ def test_a_member_has_its_whole_training_however_many_there_are():
     assert usual(p, None, training, model="mlp").validation is None
 
 
-@pytest.mark.parametrize(("rows", "patience"), [(100, 200), (400, 60), (1500, 20), (200_000, 20)])
+@pytest.mark.parametrize(("rows", "patience"), [(100, 40), (400, 20), (1500, 20), (200_000, 20)])
 def test_a_member_waits_for_enough_steps_of_a_small_table(rows, patience):
-    p = problem(rows=rows, shape=(1,))
-    assert usual(p, None, training_for(p, model="tabular"), model="tabular").patience == patience
+    assert stopping(rows).patience == patience
 
 
 def ready(tmp_path, **said):
@@ -66,19 +65,29 @@ def ready(tmp_path, **said):
 
 def test_what_is_said_goes_before_the_usual(tmp_path):
     found = ready(tmp_path)
-    assert (found.recipe.members, found.folds, found.validation, found.stop) == (8, 8, None, EarlyStopping(patience=60))
+    assert (found.recipe.members, found.folds, found.validation, found.early_stopping) == (
+        8,
+        8,
+        None,
+        stopping(400, by="ensemble"),
+    )
     named = ready(tmp_path, method="deep_ensemble")
-    assert (named.recipe.members, named.folds, named.validation, named.stop) == (
+    assert (named.recipe.members, named.folds, named.validation, named.early_stopping) == (
         8,
         None,
         0.2,
-        EarlyStopping(patience=60),
+        stopping(400),
     )
     found = ready(tmp_path, validation=0.0)
-    assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop) == (4, 800, None, None)
+    assert (found.recipe.members, found.recipe.epochs, found.validation, found.early_stopping) == (4, 800, None, None)
     assert choral.models.spec_of(found.build())["name"] == "mlp"
     found = ready(tmp_path, budget=40, patience=3)
-    assert (found.recipe.members, found.recipe.epochs, found.validation, found.stop.patience) == (4, 40, 0.2, 3)
+    assert (found.recipe.members, found.recipe.epochs, found.validation, found.early_stopping.patience) == (
+        4,
+        40,
+        0.2,
+        3,
+    )
     assert ready(tmp_path, model="mlp").validation == "auto"
     assert (
         choral.models.spec_of(ready(tmp_path, method="mimo").build())["name"] == "mlp"
@@ -94,6 +103,6 @@ def test_the_usual_serves_every_task(tmp_path):
         found.recipe,
         likelihood="quantiles",
         validation=found.validation,
-        early_stopping=found.stop,
+        early_stopping=found.early_stopping,
     )
     assert ensemble.task == "quantiles"

@@ -95,11 +95,12 @@ def test_validation_data_may_be_dicts_as_the_data():
 
 def test_networks_that_read_a_table_read_a_frame_as_one():
     from choral.data.tables import learn_table
+    from choral.fit import train
 
     frame = FRAME.assign(price=FRAME["age"] * 2.5)
     table = learn_table(frame, "price")
     x = table.inputs(frame)
-    fitted = choral.fit(
+    fitted = train(
         lambda: nn.Linear(x.shape[1], 1), (x, table.targets(frame)), choral.recipes.single(budget=1), table=table
     )
     expected = fitted.predict(x).mean

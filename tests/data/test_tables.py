@@ -296,7 +296,7 @@ HOSTILE = {
         {"columns": [{"kind": "NumberColumn", "name": "a", "scale": {"kind": "Scale", "mean": "0", "std": 1.0}}]},
         "mean is '0'",
     ),
-    "an unknown field": ({"color": "red"}, "unexpected keyword argument 'color'"),
+    "an unknown field": ({"color": "red"}, "no argument 'color'"),
     "no rows": ({"seen": {"kind": "Seen", "rows": 0, "bits": "00"}}, "out of bounds"),
     "no letters": ({"seen": {"kind": "Seen", "rows": 3, "bits": "\u00e9\u00e9\u00e9"}}, "not written as they should"),
     "odd bits": ({"seen": {"kind": "Seen", "rows": 3, "bits": "0000"}}, "power of two"),

@@ -13,7 +13,7 @@ from choral import models
 from choral.base.errors import DivergedError, RunError
 from choral.data.tables import Table
 from choral.engine.files import write_json
-from choral.fit import fit
+from choral.fit import fit, train
 from choral.plan import Collect, Constant, Recalibrate, Reset, Train, fork, repeat, seq
 from choral.plan.optimizers import SGD
 from choral.recipes import make
@@ -216,7 +216,7 @@ def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_pa
         return models.mlp(4, 2)
 
     data = (X.flatten(1)[:, :4], X[:, 0, 0, 0])
-    fit(regression, data, recipe, run_dir=tmp_path, table=table)
+    train(regression, data, recipe, run_dir=tmp_path, table=table)
     held = choral.load(tmp_path).predict(data[0]).mean
     with pytest.raises(RunError, match=r"its table was that of digest .* now none"):
         fit(regression, data, recipe, run_dir=tmp_path)
@@ -226,12 +226,12 @@ def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_pa
     write_json(tmp_path / "table.json", Table(reason="three").to_dict())
     with pytest.raises(RunError, match="not the one this run was begun with"):
         choral.load(tmp_path)
-    fit(regression, data, recipe, run_dir=tmp_path, table=table)
+    train(regression, data, recipe, run_dir=tmp_path, table=table)
     assert torch.equal(choral.load(tmp_path).predict(data[0]).mean, held)
     (tmp_path / "plan.json").unlink()
     for seed in (0, 1):
         with pytest.raises(RunError, match=r"holds members but no plan\.json"):
-            fit(regression, data, recipe, run_dir=tmp_path, table=table, seed=seed)
+            train(regression, data, recipe, run_dir=tmp_path, table=table, seed=seed)
     with pytest.raises(RunError, match=r"holds members but no plan\.json"):
         choral.load(tmp_path)
     for text in ("{}", "[1]", "{", '{"identity": {}}', "[" * 100_000):
@@ -241,4 +241,4 @@ def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_pa
             with pytest.raises(RunError, match=r"plan\.json"):
                 choral.load(tmp_path)
             with pytest.raises(RunError, match=r"plan\.json"):
-                fit(regression, data, recipe, run_dir=tmp_path, table=table)
+                train(regression, data, recipe, run_dir=tmp_path, table=table)

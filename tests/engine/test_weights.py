@@ -208,7 +208,7 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
         data,
         ["single", "snapshot"],
         run_dir=tmp_path,
-        test_sample_weight=COUNTS,
+        sample_weight=(None, COUNTS),
         **settings,
     )
     repeated = choral.compare(lambda: nn.Linear(3, 2), (X, y, X[ROWS], y[ROWS]), ["single", "snapshot"], **settings)
@@ -217,4 +217,4 @@ def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
         assert one["accuracy"] == pytest.approx(other["accuracy"], rel=1e-6)
     write_report(tmp_path)
     with pytest.raises(InputError, match="weights has shape"):
-        choral.compare(lambda: nn.Linear(3, 2), data, ["single"], test_sample_weight=COUNTS[:3], **settings)
+        choral.compare(lambda: nn.Linear(3, 2), data, ["single"], sample_weight=(None, COUNTS[:3]), **settings)

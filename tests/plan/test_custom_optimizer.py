@@ -110,8 +110,8 @@ def test_what_cannot_be_used_is_said_before_training(optimizer, said):
 
 
 def test_a_factory_brings_its_own_learning_rate_where_none_is_given():
-    assert Training(optimizer=lambda p: torch.optim.NAdam(p, lr=0.3)).rate == 0.3
-    assert Training(optimizer=torch.optim.NAdam).rate == 2e-3
+    assert Training(optimizer=lambda p: torch.optim.NAdam(p, lr=0.3)).lr == 0.3
+    assert Training(optimizer=torch.optim.NAdam).lr == 2e-3
 
 
 def test_names_are_accepted():
@@ -119,7 +119,7 @@ def test_names_are_accepted():
     assert Training(optimizer="AdamW").optimizer == choral.AdamW()
 
 
-@pytest.mark.parametrize("wrong", [{"rate": "0.1"}, {"batch_size": "8"}, {"rate": True}, {"end": None}])
+@pytest.mark.parametrize("wrong", [{"lr": "0.1"}, {"batch_size": "8"}, {"lr": True}, {"end": None}])
 def test_settings_of_another_type_are_refused(wrong):
     with pytest.raises(InputError, match=f"{next(iter(wrong))} is .*give a"):
         Training(**wrong)

@@ -20,7 +20,7 @@ def net():
 
 def test_the_plan_says_what_is_drawn_and_what_it_costs():
     shown = choral.show(tabpack(budget=640))
-    assert shown.splitlines()[0] == "tabpack: 64 member(s), 640 epochs, Independent"
+    assert shown.splitlines()[0] == "tabpack: 64 members x 10 epochs (64.0x one network)"
     for word in ("depth OneOf(options=(1, 2, 3))", "matrix_rate LogUniform", "Resize()", "Select()", "Muon()"):
         assert word in shown
     assert tabpack(budget=24).members == 6

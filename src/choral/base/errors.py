@@ -53,6 +53,10 @@ HINTS = (
     | {n: _COMPUTE.format("threads=2") for n in ("n_jobs", "num_threads")}
     | {
         "verbose": "progress=True or False says whether a progress bar is drawn",
+        "overwrite": "on_existing says what is done with a run in run_dir",
+        "resume": "the same call with the same run_dir resumes a run",
+        "extend": "on_existing='extend' adds members to a run in run_dir",
+        "x_val": "validation=(x, y) gives held-out rows",
         "random_state": "the seed is seed=0",
         "loss": "a loss of your own is given as likelihood=choral.objectives.Loss(function)",
         "patience": "it is a field of early_stopping: early_stopping=choral.EarlyStopping(patience=16)",
@@ -72,7 +76,10 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
     "fit has no argument 'verbose'; progress=True or False says whether a progress bar is drawn."
     """
     names = list(known)
-    instead = HINTS[name] + "." if name in HINTS else f"it takes {', '.join(names)}.{did_you_mean(name, names)}"
+    hint = HINTS.get(name, "")
+    if function == "Training" and "Training(" in hint:
+        hint = f"write {hint[hint.index('choral.Training(') : -1]}"
+    instead = hint + "." if hint else f"it takes {', '.join(names)}.{did_you_mean(name, names)}"
     return f"{function} has no argument {name!r}; {instead}"
 
 

@@ -342,7 +342,7 @@ def compare(
             run_dir=out,
             seed=running.seed if seeds is None else range(running.seed, running.seed + seeds),
             options={"likelihood": reading.likelihood, "on_existing": running.on_existing, "compute": compute},
-            hearing=lambda name: bar(name, known[name].epochs),
+            hearing=lambda name: bar(name, known[name].epochs, known[name].length),
         )
     if running.json:
         write_json(comparison.to_dict() | {"findings": comparison.findings})

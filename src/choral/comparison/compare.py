@@ -104,7 +104,6 @@ def compare(
     seed: int | Sequence[int] = 0,
     ood: Any = None,
     corruptions: Sequence[str] | str = "all",
-    test_sample_weight: Any = None,
     **options: Any,
 ) -> Comparison:
     """Fit several methods with the same budget and return one table.
@@ -130,8 +129,7 @@ def compare(
             baseline (single, or the first method), paired by seed. Each seed has a folder of its own in run_dir.
         ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
         corruptions: names of corruptions, 'all' or none; images only.
-        test_sample_weight: a weight for each test row in the scores, as `sample_weight` is one for each training row.
-        options: further arguments of `fit`, for every method; a cluster in `compute` trains all methods and seeds side by side.
+        options: further arguments of `fit`, for every method; `sample_weight` may be a pair, of training rows and of test rows; a cluster in `compute` trains all methods and seeds side by side.
 
     Returns:
         The table as `rows`, `findings` in words, and what the report shows.
@@ -153,18 +151,22 @@ def compared(
     options: dict[str, Any],
     ood: Any = None,
     corruptions: Sequence[str] | str = "all",
-    test_sample_weight: Any = None,
     hearing: Callable[[str], Callback] | None = None,
 ) -> Comparison:
     """Return what `compare` does; `hearing` gives the callback of each method by its name."""
     check_options("compare", options)
     problem, compute = _problem(data), options.get("compute") or Compute()
+    counted = options.get("sample_weight")
+    if isinstance(counted, tuple) and len(counted) == 2:
+        options["sample_weight"], counted = counted
+    else:
+        counted = None
     if problem.likelihood is not None and options.get("likelihood") is None:
         options["likelihood"] = problem.likelihood
     spending = spending_of(build, problem, options, equal=equal)
     recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
     strange_rows = arranged(ood, _columns(data))
-    trial = trial_of(problem, weights=test_sample_weight, ood=strange_rows, corruptions=corruptions)
+    trial = trial_of(problem, weights=counted, ood=strange_rows, corruptions=corruptions)
     owns, several = _checked_seeds(seed), not is_whole(seed)
     settings = {"data": problem.name, "budget": budget, "seed": owns[0], "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}

@@ -31,7 +31,7 @@ SOON, GAIN, LOOK = (
     160,
     0.002,
     20,
-)  # of small tables: steps to wait, what counts as better (nats), steps between validations
+)  # of small tables: steps to wait, nats that count as better, steps between validations
 
 SIZES: dict[str, Callable[[Problem], nn.Module]] = {
     "tabular": lambda p: _tabular(p, BINS),
@@ -161,8 +161,8 @@ def stopping(rows: int, batch_size: int | None = None, *, by: By = "member") -> 
         batch_size: of each step, 32 if None.
         by: for small tables, whether each member stops by itself or all by their joint score, which few rows estimate better.
 
-    >>> stopping(1600).patience, stopping(256)
-    (20, EarlyStopping(patience=20, measure=None, by='member', least=0.001, every=2))
+    >>> stopping(1600).patience, stopping(256).patience, stopping(100).patience
+    (20, 20, 40)
     """
     steps = max(-(-rows // (batch_size or 32)), 1)
     if rows >= SMALL:

@@ -131,7 +131,14 @@ class Run:
     def refuse_lost(self) -> None:
         """Raise DivergedError if a branch was lost."""
         if self.ledger.failed:
-            raise DivergedError("; ".join(self.ledger.failed.values()) + ". " + self._advice())
+            raise DivergedError(f"{self._lost}: {'; '.join(self.ledger.failed.values())}. {self._advice()}")
+
+    @property
+    def _lost(self) -> str:
+        """Which members were lost, counted from 0 as in `Ensemble.member`."""
+        lost = self.store.missing(len(self.member_of))
+        named = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
+        return f"{'member' if len(lost) == 1 else 'members'} {named} of {len(self.member_of)} diverged"
 
     def _advice(self) -> str:
         """Return what can be done after a branch was lost."""
@@ -139,9 +146,9 @@ class Run:
         kept = count - len(self.store.missing(count))
         said = f"{kept} of {count} members were kept"
         if self.store.folder is None:
-            return f"{said}; lower the rate or clip gradients and run again."
+            return f"{said}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again."
         load = f": choral.load('{self.store.folder.parent}', partial=True) gives them" if kept else ""
-        return f"{said}{load}; lower the rate or clip gradients and run again into another folder (this one stays with its plan)."
+        return f"{said}{load}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again into another folder (this one stays with its plan)."
 
     def walk(self) -> None:
         """Walk the whole plan."""

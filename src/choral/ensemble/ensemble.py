@@ -254,7 +254,8 @@ class Ensemble:
         return ready
 
     def _evaluation_for(self, ready: Batch, device: str, precision: str) -> Evaluation:
-        place = (device, precision, any(t.dim() == 4 for t in batches.leaves(ready)))
+        where = usable("cpu" if device == "auto" and precision == "fp64" else device)  # MPS has no float64
+        place = (str(where), precision, any(t.dim() == 4 for t in batches.leaves(ready)))
         if place not in self._evaluations:
             self._evaluations.setdefault(place, self._evaluation(*place))
         return self._evaluations[place]

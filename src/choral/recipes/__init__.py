@@ -176,6 +176,8 @@ def recipe_of(given: Any) -> Recipe:
     called = next((name for name, method in METHODS.items() if method.build is unwrapped), None)
     if called is not None:
         raise InputError(f"recipe is the function {called} itself; call it: choral.recipes.{called}(epochs=60).")
+    if hasattr(given, "shape"):
+        raise InputError("recipe is an array; give inputs and targets as one pair: fit(build, (x, y), recipe).")
     raise InputError(
         f"recipe is {given!r}; give a Recipe such as choral.recipes.snapshot(epochs=60), or a method's name."
     )

@@ -13,7 +13,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.objectives import Objective
 from choral.plan import Phase, cost, in_folds, problems
-from choral.plan.cost import enough
+from choral.plan.cost import begun, enough
 from choral.plan.show import lines, tree
 from choral.recipes.training import is_open, settled
 from choral.structures import Independent, Structure
@@ -110,6 +110,23 @@ class Recipe(Value):
         """Members of the finished ensemble."""
         return cost(self.plan).networks * self.structure.members
 
+    @property
+    def length(self) -> str:
+        """How many members are trained for how many epochs, and what that costs where each member has a training of its own.
+
+        >>> from choral.recipes import deep_ensemble, snapshot
+        >>> deep_ensemble(members=5, epochs=60).length, snapshot(members=5, epochs=60).length
+        ('5 members x 60 epochs (5.0x one network)', '5 members, 60 epochs (1.0x one network)')
+        """
+        networks, epochs = begun(self.plan), self.epochs
+        members = f"{self.members} member{'' if self.members == 1 else 's'}"
+        if self.enough:
+            return f"{members}, epochs chosen for the data"
+        if self.structure.members > 1:
+            return f"{members}, {epochs} epochs of the joint network"
+        each = f" x {epochs // networks}" if networks > 1 and epochs % networks == 0 else f", {epochs}"
+        return f"{members}{each} epochs ({networks:.1f}x one network)"
+
     def in_folds(self, folds: int) -> "Recipe":
         """Return the recipe by which every network holds out one of so many parts of the training points; see `fit`."""
         return replace(self, plan=in_folds(self.plan, folds))
@@ -143,5 +160,4 @@ class Recipe(Value):
         }
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.members} member(s), {self.epochs} epochs, {type(self.structure).__name__}"
-        return "\n".join([head, *lines(self.plan)])
+        return "\n".join([f"{self.name}: {self.length}", *lines(self.plan)])

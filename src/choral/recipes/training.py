@@ -53,7 +53,7 @@ class Training(Value):
     lr: float | None = None
     optimizer: Any = DEFAULT  # an Optimizer once it is made
     batch_size: int | None = None
-    schedule: Literal["cosine", "constant", "steps", "linear_drop"] | OwnRate = "cosine"
+    schedule: Literal["cosine", "constant", "steps", "linear_drop"] | Callable[..., float] | OwnRate = "cosine"
     end: float = 0.0
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Training(Value):
             "steps": Steps(peak),
             "linear_drop": Linear(((0.0, peak), (0.5, peak), (0.9, peak / 100))),
         }
-        return shapes[self.schedule]
+        return shapes[str(self.schedule)]
 
     def phase(
         self,

@@ -83,7 +83,7 @@ class Ready:
             what = (self.problem, self.entries, self.validation, self.early_stopping)
             return choose(*what, folds=self.folds, hearing=hearing, **options)
         if hearing is not None:
-            options["callbacks"] = hearing(self.recipe.name, self.planned.epochs)
+            options["callbacks"] = hearing(self.recipe.name, self.planned.epochs, self.planned.length)
         (build, data, recipe), known = self.arguments()
         return train(build, data, recipe, **known, **options)
 

@@ -82,7 +82,7 @@ def build():
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 1, stride=2), nn.ReLU(), head)
 x, y = torch.randn(144, 3, 64, 64), torch.randint(0, 2, (144,))
-choral.fit(build, (x, y), make("single", epochs=2, training=Training(rate=0.1, optimizer="sgd", batch_size=12)))
+choral.fit(build, (x, y), make("single", epochs=2, training=Training(lr=0.1, optimizer="sgd", batch_size=12)))
 print("trained")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
