@@ -279,7 +279,7 @@ def falling(step):
     return 0.01 / (1 + step)
 
 
-OWN: list[Any] = [{"optimizer": torch.optim.NAdam, "rate": 0.002}, {"schedule": falling}]
+OWN: list[Any] = [{"optimizer": torch.optim.NAdam, "lr": 0.002}, {"schedule": falling}]
 
 
 @pytest.mark.parametrize("own", OWN)

@@ -306,9 +306,9 @@ def _understood(call: Any, run_dir: Any, path: str, key: str) -> Field:
                 "folder, or a URL such as s3://...)."
             )
         job = call.job()
-        admit(objects, plan, job, seed=call["seed"], executor=call["executor"])
+        admit(objects, plan, job, seed=call["seed"], executor=call.compute.executor)
         leaves = {leaf.path: leaf for leaf in leaves_of(plan, job.recipe)}
-        return Field(objects, plan, job, leaves, call["checkpoint_seconds"])
+        return Field(objects, plan, job, leaves, call.compute.checkpoint_seconds)
 
 
 _LEAVING = 30.0  # seconds that Ray has to shut down
