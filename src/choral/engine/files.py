@@ -16,7 +16,6 @@ import json
 import os
 import re
 import struct
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -231,11 +230,9 @@ def open_json(data: bytes, path: str, *, advice: str = "copy or make it again") 
     if not isinstance(content, dict):
         raise RunError(f"{path} holds a {type(content).__name__} where a dict belongs; {advice}.")
     seal = content.pop(_SEAL, None)
-    if seal is None and b"sha256" not in data:
-        _warn_old(path)
-    elif not isinstance(seal, dict) or seal.get("sha256") != digest_of(content):
+    if not isinstance(seal, dict) or seal.get("sha256") != digest_of(content):
         raise RunError(f"{path} is damaged or was changed: its content does not have its checksum; {advice}.")
-    elif seal.get("format") != FORMAT:
+    if seal.get("format") != FORMAT:
         raise RunError(f"{path} has format {seal.get('format')}; this choral reads format {FORMAT}: use a newer one.")
     return content
 
@@ -255,13 +252,6 @@ def parse_json(data: bytes, name: str, *, advice: str = "copy or make it again")
         level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
         depth += 1
     return content
-
-
-def _warn_old(name: str) -> None:
-    warnings.warn(
-        f"{name} was written by an older choral and carries no checksum, so damage in it goes unnoticed; save it again.",
-        stacklevel=3,
-    )
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> bytes:
@@ -317,13 +307,12 @@ def is_pickle(data: bytes) -> bool:
     return data.startswith(b"PK\x03\x04") or (data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"))
 
 
-def unpack_tensors(data: bytes, name: str, *, quiet: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and header of a safetensors file; refuses damaged ones and anything else, above all pickle.
 
     Args:
         data: the file's bytes.
         name: what to call it in an error.
-        quiet: whether to say nothing about a file of the old format, which has no checksum.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -338,20 +327,15 @@ def unpack_tensors(data: bytes, name: str, *, quiet: bool = False) -> tuple[dict
         meta = parse_json(data[8 : 8 + size], name)["__metadata__"]
         header = dict(parse_json(meta["choral"].encode(), name))
         digest = header.pop("sha256", None)
-    if digest is None and "format" in header and header["format"] != 1:
-        raise RunError(f"{name} is damaged: it has no checksum; copy or make it again.")
-    if digest is not None:
-        start = data.find(_MARK, 8, 8 + size) + len(_MARK)
-        if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
-            raise RunError(
-                f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy or make it again."
-            )
-        if header.get("format") != FORMAT:
-            raise RunError(
-                f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer choral."
-            )
-    elif not quiet:
-        _warn_old(name)
+    start = data.find(_MARK, 8, 8 + size) + len(_MARK)
+    if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
+        raise RunError(
+            f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy or make it again."
+        )
+    if header.get("format") != FORMAT:
+        raise RunError(
+            f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer choral."
+        )
     try:
         return load(data), header
     except (SafetensorError, KeyError, ValueError) as error:
@@ -371,11 +355,6 @@ def _broken(name: str, size: int) -> RunError:
         f"{name} is not a whole choral file ({size} bytes read): it was cut short, damaged or is of another kind; "
         "copy or make it again."
     )
-
-
-def is_sealed(header: Mapping[str, Any]) -> bool:
-    """Return whether a header comes from a file with a checksum."""
-    return header.get("format") == FORMAT
 
 
 def read_checked(path: Path, expected: str) -> bytes | None:

@@ -236,7 +236,6 @@ def _gone_on(
     folder: Path, stored: dict[str, Any], identity: dict[str, Any], job: Job, table: Table | None, *, extend: bool
 ) -> dict[str, Any]:
     """Return the plan of a run that was begun in a folder, extended or prolonged as asked; RunError if it is another."""
-    _check_known(folder, stored["identity"])
     longer = extend and stored["identity"] != identity
     if longer:
         check_longer(folder, stored["identity"], identity)
@@ -256,14 +255,6 @@ def _apart(executor: str) -> str:
             "executor='vectorized' trains stacks of networks in one process; with data_parallel=True leave it out, or give 'sequential'."
         )
     return "sequential"
-
-
-def _check_known(folder: Path, old: dict[str, Any]) -> None:
-    if not isinstance(old.get("network"), dict) or "time_limit" in old:
-        raise RunError(
-            f"{folder} was begun by an older version of choral, whose notes cannot be compared; finish it with that "
-            f"version, read it with choral.load, or start again: {ANEW}."
-        )
 
 
 def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:

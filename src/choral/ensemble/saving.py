@@ -150,13 +150,13 @@ _HEADER = {
     "recipe": dict,
     "likelihood": dict,
     "inputs": ([dict], {str: [dict]}),
-    "interface?": dict,
+    "interface": dict,
     "network": (None, {"name": str, "arguments": dict}, [{"name": str, "arguments": dict}]),
     "forms": [(None, dict)],
     "table": (None, dict),
     "info": dict,
-    "posthoc?": [dict],
-    "fingerprint?": FINGERPRINT,
+    "posthoc": [dict],
+    "fingerprint": FINGERPRINT,
 }
 
 
@@ -173,8 +173,8 @@ class Saved:
     interface: Interface
     table: Table | None
     info: dict[str, Any]
-    posthoc: tuple[Value, ...] = ()
-    fingerprint: dict[str, Any] | None = None
+    posthoc: tuple[Value, ...]
+    fingerprint: dict[str, Any]
 
 
 def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> None:
@@ -268,9 +268,8 @@ def load_folder(
         check("networks", count, 1, NETWORKS, where)
         info = _costs(path)
         store, count = _present(path, run_of(plan), _expected(info, count), partial)
-        noted = {"fingerprint": identity["network"]} if isinstance(identity["network"], dict) else {}  # older: none
-        expect(noted, {"fingerprint?": FINGERPRINT}, where)
-        about = {**identity, "network": plan["network"], "given": likelihood, **noted}
+        fingerprint = expect(identity.get("network"), FINGERPRINT, where)
+        about = {**identity, "network": plan["network"], "given": likelihood, "fingerprint": fingerprint}
         completed = read_likelihood(path, run_of(plan))
         if completed is not None:
             about["likelihood"] = completed.to_dict()
@@ -364,11 +363,11 @@ def _checked(
         store,
         count,
         inputs=_transforms(about["inputs"], where),
-        interface=_interface(about.get("interface"), output, where),
+        interface=_interface(about["interface"], output, where),
         table=table,
         info=info,
-        posthoc=tuple(_of(Value, v, where) for v in about.get("posthoc", ())),
-        fingerprint=about.get("fingerprint"),
+        posthoc=tuple(_of(Value, v, where) for v in about["posthoc"]),
+        fingerprint=about["fingerprint"],
     )
     check_fits(saved, where, given=build is not None)
     return saved
@@ -380,9 +379,9 @@ def _transforms(content: Any, where: str) -> Transforms:
     return tuple(_of(Transform, t, where) for t in content)
 
 
-def _interface(content: dict[str, Any] | None, output: Any, where: str) -> Interface:
+def _interface(content: dict[str, Any], output: Any, where: str) -> Interface:
     """Return how networks are called; a function that picks their output must be given again."""
-    found = Interface() if content is None else _of(Interface, content, where)
+    found = _of(Interface, content, where)
     if not isinstance(found.output, Function):
         if output is not None:
             raise RunError(f"output is given, but {where} knows the output of its networks by itself; leave it out.")
@@ -449,8 +448,6 @@ def _build_for(spec: Any, build: Builds | None, where: str) -> Builds:
 
 def check_same(saved: Saved, where: str) -> None:
     """Raise RunError if the network that is built is not the one the members were trained in."""
-    if saved.fingerprint is None:
-        return
     blueprint = Blueprint(
         saved.build, saved.recipe.structure, device=torch.device("cpu"), images=False, interface=saved.interface
     )

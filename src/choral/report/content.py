@@ -292,15 +292,11 @@ def _with_choice(results: dict[str, Any], choice: dict[str, Any], folder: Path) 
 
 
 def _compared(folder: Path) -> dict[str, Any] | None:
-    """Return what a comparison found, None if the folder is no comparison's; older versions kept it in results.json."""
+    """Return what a comparison found, None if the folder is no comparison's."""
     path = folder / "comparison.json"
-    if not path.exists():
-        path = folder / "results.json"
-        held = None if (folder / "plan.json").exists() else read_json(path)
-        if held is None or not ("settings" in held and "rows" in held):
-            return None
-    results = read_json(path) or {}
-    _require(results, _COMPARISON, path)
+    results = read_json(path)
+    if results is not None:
+        _require(results, _COMPARISON, path)
     return results
 
 
@@ -344,8 +340,7 @@ def _with_rows(runs: dict[str, Path]) -> dict[str, Any]:
         counted = counted if isinstance(counted, dict) else {}
         row |= {"parameters": own.get("parameters"), "predict_flops": own.get("predict_flops")}
         row |= {n: counted.get(n) for n in ("train_flops", "train_seconds")}
-        # older versions kept it in results.json
-        held = (read_json(folder / "evaluation.json") or own).get("evaluation")
+        held = (read_json(folder / "evaluation.json") or {}).get("evaluation")
         for found in held.values() if isinstance(held, dict) else ():
             evaluations[name] = found
             row |= _measured(sound(found, name)[0] or {})
