@@ -1,7 +1,6 @@
 """Imports point downwards, and importing the package loads nothing heavy beyond torch."""
 
 import ast
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,10 +104,6 @@ def test_a_test_of_a_module_stands_where_the_module_stands():
 
 def test_no_module_is_named_after_nothing():
     assert not [p for p in ROOT.rglob("*.py") if p.stem in ("utils", "helpers", "common", "misc")]
-
-
-ENDING = re.compile(r"(isons?|ings?|ions?|ers?|ors?|ed|es|s|e)$")
-OWN_WORDS = {"folder", "regressor", "trainers"}  # not forms of folds, regression and training
 
 
 def fresh(code: str) -> str:

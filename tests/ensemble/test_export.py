@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.menagerie import MENAGERIE
 from torch import nn
 
 import choral
 from choral.base.errors import InputError
 from choral.recipes import make
 from choral.recipes.training import Training
-from choral.testing import MENAGERIE
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(24, 3, 8, 8, generator=G)

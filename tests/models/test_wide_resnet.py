@@ -1,12 +1,10 @@
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from choral.base.errors import InputError
-from choral.models import pyramidnet, wide_resnet
+from choral.models import wide_resnet
 
 
 def shaken(network):
@@ -63,41 +61,6 @@ def test_wide_resnet_drops_out_once_in_each_block():
     assert not [m for m in wide_resnet(10, 1).modules() if isinstance(m, nn.Dropout)]
 
 
-def test_pyramidnet_has_the_sizes_of_the_emp_paper():
-    with torch.device("meta"):
-        network: Any = pyramidnet(110, 270)
-    total = sum(p.numel() for p in network.parameters())
-    patched = sum(
-        p.numel() for m in network.modules() if isinstance(m, nn.BatchNorm2d | nn.Linear) for p in m.parameters()
-    )
-    assert total == 28_511_307
-    assert patched == 78_498
-    assert total + 4 * patched == 28_825_299
-    assert network.fc.in_features == 16 + 270
-
-
-@pytest.mark.parametrize(("widening", "side"), [(18, 8), (20, 9)])
-def test_pyramidnet_equals_a_plain_reading_of_its_weights(widening, side):
-    torch.manual_seed(0)
-    network = shaken(pyramidnet(20, widening, classes=4, channels=1))
-    state = dict(network.state_dict())
-    x = inputs = torch.randn(2, 1, side, side, dtype=torch.double)
-    x = norm(state, "bn1", F.conv2d(x, state["conv1.weight"], padding=1))
-    for k in range(1, 10):
-        s, b = divmod(k - 1, 3)
-        at, stride = f"layer{s + 1}.{b}", 2 if s > 0 and b == 0 else 1
-        y = F.conv2d(norm(state, f"{at}.bn1", x), state[f"{at}.conv1.weight"], stride=stride, padding=1)
-        y = F.conv2d(F.relu(norm(state, f"{at}.bn2", y)), state[f"{at}.conv2.weight"], padding=1)
-        y = norm(state, f"{at}.bn3", y)
-        if stride == 2:
-            x = F.avg_pool2d(x, 2, ceil_mode=True)
-        assert y.shape[1] == round(16 + k * widening / 9)
-        padded = torch.zeros_like(y)
-        padded[:, : x.shape[1]] = x
-        x = y + padded
-    torch.testing.assert_close(network(inputs), output(state, x))
-
-
 @pytest.mark.parametrize("depth", [27, 20, 4])
 def test_wide_resnet_refuses_impossible_depths(depth):
     with pytest.raises(InputError, match=rf"wide_resnet: depth={depth} is not accepted; it must be 6n\+4"):
@@ -109,10 +72,3 @@ def test_wide_resnet_refuses_impossible_arguments(arguments):
     (name,) = arguments
     with pytest.raises(InputError, match=f"wide_resnet: {name}="):
         wide_resnet(**arguments)
-
-
-@pytest.mark.parametrize("arguments", [{"depth": 111}, {"widening": 0}, {"classes": 0}, {"channels": "3"}])
-def test_pyramidnet_refuses_impossible_arguments(arguments):
-    (name,) = arguments
-    with pytest.raises(InputError, match=f"pyramidnet: {name}="):
-        pyramidnet(**arguments)

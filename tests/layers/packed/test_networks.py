@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.structures.networks import NETWORKS
 from torch import nn
 
 from choral import models
@@ -295,7 +296,7 @@ def test_auto_follows_the_kinds_of_layers_whatever_the_threads(threads, monkeypa
     assert pack(models.mlp(4, 2), members=2).kernel == "matmul"
     assert pack(models.lenet("S"), members=2).kernel == "grouped"
     assert pack(models.resnet_cifar(20), members=2).kernel == "grouped"
-    assert pack(models.densenet121(stem="cifar"), members=2).kernel == "loop"
+    assert pack(NETWORKS["concatenating"][0](), members=2).kernel == "loop"
     assert pack(models.vit(16, patch=4), members=2).kernel == "loop"
     with pytest.raises(InputError, match="kernel is 'fast'"):
         pack(models.mlp(4, 2), members=2, kernel="fast")

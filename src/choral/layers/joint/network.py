@@ -288,7 +288,7 @@ def usual_kernel(joint: Joint) -> str:
     """Return the kernel that was fastest for such networks when we measured (benchmarks/shared_speed.py).
 
     On a CPU, networks of linear maps run fastest as batched matrix products, packed convolutions with members abreast on
-    the channel axis, and other convolutional networks member by member (densenet121 in 0.6 of the time of grouped convolutions with one
+    the channel axis, and other convolutional networks member by member (a DenseNet in 0.6 of the time of grouped convolutions with one
     thread, 0.77 with two). On other devices, where every launch costs, convolutions are always grouped.
     """
     modules = list(joint.apart())
