@@ -28,7 +28,7 @@ import choral
 from choral.base.errors import ChoralError
 from choral.data.columns import NumberColumn, Scale
 from choral.data.tables import Table
-from choral.fit import fit
+from choral.fit import train
 from choral.plan import SGD, Adam
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -87,10 +87,11 @@ def kinds() -> dict[str, dict[str, Any]]:
     }
 
 
-def fitted(kind: dict[str, Any], folder: Path, **options: Any) -> Any:
+def fitted(kind: dict[str, Any], folder: Path, *, checkpoint_seconds: float = 5.0, **options: Any) -> Any:
     """Return the ensemble, from its run folder if that is whole."""
-    given = {"run_dir": folder, "executor": "sequential", "table": kind.get("table"), **options}
-    return fit(kind["build"], kind["data"], kind["recipe"], **given)
+    compute = choral.Compute(executor="sequential", checkpoint_seconds=checkpoint_seconds)
+    given = {"run_dir": folder, "compute": compute, "table": kind.get("table"), **options}
+    return train(kind["build"], kind["data"], kind["recipe"], **given)
 
 
 class Stopped(Exception):
@@ -105,7 +106,7 @@ def stopped(kind: dict[str, Any], folder: Path) -> None:
             raise Stopped
 
     with contextlib.suppress(Stopped):
-        fitted(kind, folder, compute=choral.Compute(checkpoint_seconds=0), callbacks=listen)
+        fitted(kind, folder, checkpoint_seconds=0.0, callbacks=listen)
 
 
 def predicted(ensemble: Any, x: Tensor) -> list[Tensor]:

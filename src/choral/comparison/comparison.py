@@ -125,7 +125,11 @@ def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> st
     sound = [m for m in order if is_sound(m)]
     best = sound[0] if sound else order[0]
     seeds = len(by_seed)
-    chance = "" if seeds > 1 else " One seed only, so small differences may be noise; --seeds 3 tells."
+    chance = (
+        ""
+        if seeds > 1
+        else " One seed only, so small differences may be noise; compare with seed=(0, 1, 2), or --seeds 3 at the shell."
+    )
     if best == baseline:
         return f"Use {baseline}: no method is better in {MEASURES.get(score, score)} at this budget.{chance}"
     gain = difference(score, _by_method(by_seed, best, score), _by_method(by_seed, baseline, score))
