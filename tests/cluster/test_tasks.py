@@ -185,12 +185,12 @@ def test_a_shutdown_that_never_ends_is_not_waited_for(ray, whole, tmp_path):
 
 def test_what_ray_prints_is_not_among_the_results(capsys):
     """It prints from a thread for which its shutdown waits: on an unread pipe neither would end."""
-    from choral.cli import scaling
+    from choral.cli import cluster_runs
 
-    with scaling.results_only("ray"):
+    with cluster_runs.results_only("ray"):
         threading.Thread(target=lambda: sys.stdout.write("(raylet) 20 lines of logs")).start()
         time.sleep(0.05)
-    with scaling.results_only(None):
+    with cluster_runs.results_only(None):
         sys.stdout.write("{}")
     assert capsys.readouterr().out == "{}"
 

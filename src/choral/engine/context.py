@@ -12,7 +12,7 @@ from choral.base.types import Params
 from choral.data.parts import partition
 from choral.data.sources import Source
 from choral.engine.gradients import sharing_of
-from choral.engine.points import picked, weights_of
+from choral.engine.sampling import picked, weights_of
 from choral.engine.task import Task
 from choral.plan.phases import Operator, Starter
 from choral.plan.state import State

@@ -18,8 +18,8 @@ from choral.base.errors import ChoralError, InputError
 from choral.base.types import Params
 from choral.data.sources import Source
 from choral.engine.looking import running_in
-from choral.engine.points import for_members
 from choral.engine.run import WIDEST
+from choral.engine.sampling import for_members
 from choral.engine.task import Task
 from choral.engine.telling import telling
 from choral.engine.threads import Threads, operations

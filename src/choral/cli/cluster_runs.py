@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from choral.cli.inputs import prepare_fit
 from choral.cli.options import Apart, Json, Progress, Quiet, Reading, Running, Settings, Watching
 from choral.cli.output import progress, say, table, write_json
-from choral.cli.preparing import prepare_fit
 
 _COMMAND = "command.json"
 Run = Annotated[str, typer.Argument(help="The folder of a run that fit --prepare made.")]

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError
+from choral.cli.inputs import baseline_note
 from choral.cli.options import Json, Saved
 from choral.cli.output import note, say, table, write_json
-from choral.cli.predicting import predicted
-from choral.cli.preparing import baseline_note
+from choral.cli.prediction import predicted
 
 _LISTED = 40  # columns of a table of importance
 
