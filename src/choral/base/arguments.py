@@ -1,4 +1,6 @@
-"""One guard for the public functions: arguments are checked by name before anything is computed, and torch is put in its plain state.
+"""Checks of the arguments of public functions, by name and by annotation, and the plain state of torch around them.
+
+One guard for the public functions: arguments are checked by name before anything is computed, and torch is put in its plain state.
 
 An argument means the same wherever it occurs, so its rule stands here once. What only one function takes (data, a recipe, a
 likelihood) is checked where it is read.

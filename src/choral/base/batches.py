@@ -1,4 +1,4 @@
-"""Batches as trees: a tensor, or dicts, tuples and lists of batches, nested, whose tensors (leaves) share one batch axis.
+"""Batches as trees: a tensor, or nested dicts, tuples and lists of tensors that share one batch axis; arrays become tensors.
 
 A plain tensor goes through every function here at the cost of one type check.
 

@@ -1,4 +1,4 @@
-"""Portrait of a value: a text that is the same in the next process and changes with what the value holds or does.
+"""Digests of values and functions: texts that are the same in the next process and change with what a value holds or does.
 
 Functions are known by their bytecode, defaults, attributes and enclosed values, and by the constants, functions and classes they
 name; objects by their class and attributes; arrays by shape, type and a hash of their bytes. No source file is needed, no

@@ -1,4 +1,4 @@
-"""Stack and split dicts of tensors along a new first (member) axis.
+"""Stack and split dicts of tensors along a new first (member) axis, and map functions over it.
 
 torch.func.vmap without its advice to torch's developers.
 

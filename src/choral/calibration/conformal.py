@@ -1,4 +1,6 @@
-"""Conformal intervals for regression: split conformal (plain or scaled residuals) and conformalized quantiles.
+"""Conformal prediction: intervals for numbers, sets for classes and labels, and their coverage.
+
+Conformal intervals for regression: split conformal (plain or scaled residuals) and conformalized quantiles.
 
 Each target of a row has a threshold of its own, so the promise holds target by target.
 

@@ -1,4 +1,6 @@
-"""Greedy selection with replacement: an ensemble chosen from many members, as whole counts that become weights.
+"""Greedy selection of members, with replacement (whole counts become weights) or without.
+
+Greedy selection with replacement: an ensemble chosen from many members, as whole counts that become weights.
 
 What is averaged and what the average costs are given by the caller, so one search serves mixtures of probabilities or
 densities, averaged logits, averaged quantiles and averaged outputs; `Predictive.blend` says both for every task.

@@ -1,4 +1,4 @@
-"""The calls of users: prepare a run that is trained leaf by leaf, list its leaves, train one.
+"""Prepare a run that is trained leaf by leaf, list its leaves, train one; train runs on a cluster.
 
 Train runs on a cluster: prepared here, their leaves trained side by side there. `fit` then finds them trained.
 """

@@ -1,4 +1,6 @@
-"""Train one leaf: find its newest checkpoint, go on from it, write its members, then the manifest that names them.
+"""Train one leaf, with its checkpoints and its log.
+
+Train one leaf: find its newest checkpoint, go on from it, write its members, then the manifest that names them.
 
 Doing so again does nothing. Two processes at the same leaf write the same bytes, and the first manifest stays.
 

@@ -1,4 +1,6 @@
-"""Objects: named bytes in one place that all processes of a run see, and no more than that is asked of the place.
+"""Objects: named bytes in a folder or in a remote store (fsspec) that all processes of a run see.
+
+Objects: named bytes in one place that all processes of a run see, and no more than that is asked of the place.
 
 Nothing is renamed and nothing is locked. What a process wrote counts once a manifest names it with its SHA-256, and the manifest is
 written last; two processes that do the same write the same bytes.

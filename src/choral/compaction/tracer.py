@@ -1,4 +1,4 @@
-"""The tracer: one forward pass on an example, watched call by call, to learn which channels depend on which.
+"""The tracer: one forward pass on an example, recorded call by call, to learn which channels depend on which.
 
 Every call of a torch function goes through `Tracer`. It knows for each tensor along which axis its channels lie, to
 which units they belong and which of them are constants; a rule for each known function says what follows for its

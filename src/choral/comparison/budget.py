@@ -1,4 +1,4 @@
-"""Spending: what methods may spend in a comparison, in operations of training, and recipes that keep within it."""
+"""Budgets of a comparison in training operations, and recipes that keep within them."""
 
 import warnings
 from collections.abc import Mapping

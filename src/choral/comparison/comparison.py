@@ -1,4 +1,6 @@
-"""Comparison: the table of several methods, over one seed or several, as text, frame, CSV or LaTeX.
+"""Comparison: the table of several methods over one or several seeds, and its findings in words.
+
+Comparison: the table of several methods, over one seed or several, as text, frame, CSV or LaTeX.
 
 Findings: what a comparison says in words, with differences that may be noise called so.
 """

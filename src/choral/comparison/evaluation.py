@@ -1,4 +1,6 @@
-"""Evaluation: everything a report shows about one ensemble, as plain numbers.
+"""Evaluation of one ensemble as plain numbers: test rows, scores, shifts, and maps of function space.
+
+Evaluation: everything a report shows about one ensemble, as plain numbers.
 
 `judge` turns an ensemble and the rows it is judged by (a `choral.comparison.evaluation.Trial`) into a dict of JSON types; `evaluate` also
 makes the rows, for one ensemble.

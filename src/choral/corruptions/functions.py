@@ -1,4 +1,6 @@
-"""Weather: snow, frost, fog, brightness, and spatter on the lens.
+"""The corruptions: noise, blur, weather and digital ones.
+
+Weather: snow, frost, fog, brightness, and spatter on the lens.
 
 Noise: Gaussian, shot, impulse and speckle.
 

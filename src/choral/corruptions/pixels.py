@@ -1,4 +1,6 @@
-"""Moving pixels: separable resizing, center zooms, free warps, shifted averages. All rows at once.
+"""Operations on images that corruptions share: resampling, color, and random numbers for each row.
+
+Moving pixels: separable resizing, center zooms, free warps, shifted averages. All rows at once.
 
 Random numbers that belong to a row: image i gets the same ones whoever its neighbors are.
 

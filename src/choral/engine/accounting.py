@@ -1,4 +1,4 @@
-"""What a run has counted and lost so far, and the log it tells it to.
+"""Counts, losses and divergence of a run, and the log they are written to.
 
 What is wrong with a state that diverged: the loss of an epoch can be finite when its last update is not.
 """

@@ -1,4 +1,4 @@
-"""One training phase of a stack, epoch after epoch: train, validate, account, and let branches go that are done.
+"""Train one phase of a group of branches, epoch by epoch: train, validate, count, and stop branches that are done.
 
 A group: branches of equal shapes that take their training steps together.
 """

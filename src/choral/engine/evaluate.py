@@ -1,4 +1,4 @@
-"""Ways to run the trained networks of an ensemble: one after the other, or stacked in one mapped call.
+"""Run the trained networks of an ensemble: one after the other, or stacked in one mapped call.
 
 An evaluator holds networks of equal shapes and returns (network, member * draws, batch, ...). States are never changed and every call
 runs a module tree of its own, so that an ensemble may be asked from several threads at once. What a row gets does not depend

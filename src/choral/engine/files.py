@@ -1,4 +1,4 @@
-"""Files written whole or not at all, each with the SHA-256 of what it holds; safetensors and JSON only.
+"""Files: written atomically, sealed with their SHA-256, checked against a schema; safetensors and JSON only.
 
 A JSON file keeps its seal under one key: the format and the digest of everything else in it. A file of tensors keeps its
 digest in its header, taken over the whole file with zeros in the digest's own place. What was written before format 2

@@ -1,4 +1,6 @@
-"""What the gradient of a joint network is made of: each parameter gets that of the mean loss of the members that use it.
+"""Gradients: how those of shared parameters are averaged over members, and loss scaling for half precision.
+
+What the gradient of a joint network is made of: each parameter gets that of the mean loss of the members that use it.
 
 `Likelihood.loss` is the sum over members. A tensor of one member gets from it the gradient it would get alone; a tensor
 that all M members use would get M gradients, and learn at M times the rate. So where something is shared the mean is

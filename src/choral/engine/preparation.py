@@ -1,4 +1,4 @@
-"""Settle a run before its first step: the plan of its folder, compared or written, and the executor it keeps.
+"""Prepare a run before its first step: compare, extend or write the plan of its folder, and choose the executor.
 
 Extend a run: more branches of a fork, or more rounds of a repeat, while the members that are there stay as they are.
 

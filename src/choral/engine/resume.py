@@ -1,4 +1,6 @@
-"""Complete a run: train what is not yet there, in a new folder, an interrupted or a finished one, and say what it cost.
+"""Train what is missing of a run: new, interrupted, extended, or with damaged members.
+
+Complete a run: train what is not yet there, in a new folder, an interrupted or a finished one, and say what it cost.
 
 Let the processes that share every batch agree on what they do, before anything is trained.
 

@@ -1,4 +1,6 @@
-"""Out-of-fold predictions: what members say about training points that were held out of their own training.
+"""Estimates from held-out rows: the size of the noise, out-of-fold predictions and rules fitted to them.
+
+Out-of-fold predictions: what members say about training points that were held out of their own training.
 
 They are as honest as predictions of new points (a little worse, since each comes from a part of the members), so scores, noise and
 conformal rules are taken from them, and no point is lost to testing.

@@ -1,4 +1,6 @@
-"""Attention as separate layers, so that its projections can be swapped like any other linear map.
+"""Attention and other linear maps as separate `nn.Linear` layers, so that they can be converted like any other.
+
+Attention as separate layers, so that its projections can be swapped like any other linear map.
 
 `nn.MultiheadAttention` keeps three projections in one parameter and reads the weights of the fourth without calling
 it; a layer put in its place would never run. `open_attention` replaces it by an equal module whose four projections

@@ -1,4 +1,6 @@
-"""Swap layers in any nested network: a new network comes back, the old one is never touched.
+"""Swap layers in any nested network, and call a network with other tensors.
+
+Swap layers in any nested network: a new network comes back, the old one is never touched.
 
 `swap` walks the module tree and asks one function what to put in each place. Whatever the function decides by - kind,
 name, shape - is its own business; `include` and `exclude` restrict the walk to names that fit shell-style patterns.

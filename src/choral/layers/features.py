@@ -1,4 +1,4 @@
-"""What a network for tables does with numbers first: piecewise-linear and periodic features.
+"""Layers of networks for tables: piecewise-linear and periodic features, and layers that can be skipped.
 
 A perceptron on standardized numbers learns sharp steps slowly; given each number as its place among quantiles, or as waves, it
 learns them at once. Everything here is plain layers (a look-up without parameters, a convolution with one group for each feature), so

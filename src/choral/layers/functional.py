@@ -1,4 +1,4 @@
-"""What torch's own layers compute, as functions of their tensors.
+"""What torch's layers compute, as functions of their tensors.
 
 Layers that choose their tensors anew in every pass - a member's slice, a drawn component, a weight with dropped
 entries - keep a plain layer without tensors (`emptied`) for its settings and call `operate` with the tensors of the

@@ -1,4 +1,4 @@
-"""Cells: what a mask keeps or removes as a whole, and how a choice of cells becomes masks.
+"""Cells: what a mask keeps or removes as a whole; from a choice of cells to masks, their density and overlap.
 
 With unit `connection` a cell is one weight; with unit `neuron` it is one output row, shared by all layers of a tied
 group. The mask makers only ever choose among cells, so they are written once for both units.

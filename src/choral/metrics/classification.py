@@ -1,4 +1,6 @@
-"""Scores of predicted probabilities against labels: accuracy, negative log likelihood, Brier.
+"""Scores of predicted probabilities: accuracy, likelihood, Brier, calibration, and counts by class.
+
+Scores of predicted probabilities against labels: accuracy, negative log likelihood, Brier.
 
 The `_rows` functions give one number for each row; the others their mean. A true class whose probability is exactly 0
 is charged -log(PROB_FLOOR) = 87.3 nats, so every score is finite.

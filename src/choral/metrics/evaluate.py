@@ -1,4 +1,6 @@
-"""Every scalar of one evaluation under stable names.
+"""All scalars of one evaluation, at once or from batches.
+
+Every scalar of one evaluation under stable names.
 
 The same numbers from batches: accumulators for sets whose member probabilities do not fit in memory.
 

@@ -1,4 +1,6 @@
-"""How uncertain each prediction is, and why: total, aleatoric (noise) and epistemic (members differ).
+"""Uncertainty of predictions (total, aleatoric, epistemic) and detection of out-of-distribution inputs.
+
+How uncertain each prediction is, and why: total, aleatoric (noise) and epistemic (members differ).
 
 Classification: H(mean of members) = mean of H(member) + mutual information. Regression, by the law of total variance:
 variance of the mixture = mean of the members' variances + variance of the members' means.

@@ -1,4 +1,6 @@
-"""A zoo network remembers how it was built, so that a saved ensemble can be built again by name.
+"""What the builders of the model zoo share: argument checks, initialization, and the arguments a network was built with.
+
+A zoo network remembers how it was built, so that a saved ensemble can be built again by name.
 
 `@zoo` binds the arguments of a builder, keeps them as plain JSON types on the network it returns, and hands the builder
 the same arguments (lists as tuples) whether they came from Python or from a file.

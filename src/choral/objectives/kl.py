@@ -1,4 +1,6 @@
-"""Closed-form KL divergences between variational posteriors and their priors, found by parameter name.
+"""Gaussian posteriors and node gates by parameter name, and their closed-form KL divergences.
+
+Closed-form KL divergences between variational posteriors and their priors, found by parameter name.
 
 Both penalties are sums over parameters, as the convention in `penalties.py` asks: the loss gets KL / N.
 

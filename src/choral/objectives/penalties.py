@@ -1,4 +1,4 @@
-"""Penalties on parameters: what is added to the likelihood.
+"""Penalties on parameters (L2, anchored, patched), and the objective that adds them to the likelihood.
 
 The convention, said once for the whole library. N is the number of training points. One member's loss on a batch is
 

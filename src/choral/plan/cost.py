@@ -1,4 +1,4 @@
-"""What a plan costs, known before it runs: epochs of one network, members kept, steps taken.
+"""What a plan costs (epochs, members, steps) and how many steps it needs at least, known before it runs.
 
 What a plan needs at least: every training phase says how many steps, and data say how many its epochs are.
 """

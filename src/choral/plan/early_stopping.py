@@ -1,4 +1,6 @@
-"""When training ends before its budget: what is measured on held-out points, and for how long it may stay the same.
+"""Early stopping and selection of members by what is measured on held-out rows during training.
+
+When training ends before its budget: what is measured on held-out points, and for how long it may stay the same.
 
 Select: which members an ensemble keeps, and how much each counts, decided while they train.
 """

@@ -1,4 +1,4 @@
-"""The steps of an optimizer: by its fused kernels where that is faster, each member by its own settings, with clipped gradients.
+"""Optimizer steps with fused kernels, settings for each member and clipped gradients; the optimizers' state.
 
 What an optimizer remembers of its parameters: taken out, put back, stacked, and laid out in memory as they are.
 """

@@ -1,4 +1,4 @@
-"""Sparse operators: prune a state, drop and grow its weights, make pruned neurons physically disappear.
+"""Sparse operators: prune a state, drop and grow weights, remove pruned neurons, resize branches of a fork.
 
 Resize: branches of a fork that differ in depth and width, in networks of equal shapes.
 """

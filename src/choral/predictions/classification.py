@@ -1,4 +1,6 @@
-"""Class probabilities: one class for each point, or for each position of dense outputs (pixels, tokens).
+"""Predicted classes: one of several, for each row or position, or several labels.
+
+Class probabilities: one class for each point, or for each position of dense outputs (pixels, tokens).
 
 Yes or no for each of several labels, or for one.
 """

@@ -1,4 +1,6 @@
-"""Gaussian mixtures: real targets, a mean and a variance from each member, everything in closed form.
+"""Predicted numbers: Gaussian mixtures and mixtures of any torch distribution.
+
+Gaussian mixtures: real targets, a mean and a variance from each member, everything in closed form.
 
 What all predictions of numbers share: moments of the mixture, intervals, coverage, errors.
 

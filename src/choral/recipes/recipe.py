@@ -1,4 +1,4 @@
-"""Recipe = structure + plan + objective: a whole method as one value.
+"""Recipe = structure + plan + objective, and how members are combined: a whole method as one value.
 
 Importing it imports every kind of structure, phase and objective, so that any recipe can be read back from a dict.
 

@@ -1,4 +1,4 @@
-"""Which pictures a report has: those of all methods, and frames of one method each, from the content alone.
+"""Figures of a report: those of all methods at once, and panels of one method each.
 
 Pictures of all methods at once: cost against loss, curves, and the map of function space.
 

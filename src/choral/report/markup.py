@@ -1,4 +1,6 @@
-"""Markup as a tree: what is not an element is text, and text is escaped when the tree is written, here and nowhere else.
+"""HTML as a tree that escapes all text, and tables.
+
+Markup as a tree: what is not an element is text, and text is escaped when the tree is written, here and nowhere else.
 
 Tags and attribute names are written in this package's code. Everything else - names of methods, folders, classes, data -
 can only become text or the value of an attribute. Scripts and styles are written as they are, so they may come from

@@ -1,4 +1,6 @@
-"""Mean-field Bayesian networks: one network whose weights are drawn from a Gaussian posterior in every pass.
+"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks.
+
+Mean-field Bayesian networks: one network whose weights are drawn from a Gaussian posterior in every pass.
 
 Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
 

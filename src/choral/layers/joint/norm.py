@@ -1,4 +1,6 @@
-"""Normalization layers for members that share other weights: statistics of its own for every member.
+"""Normalization layers of members that share other weights: each member keeps its own statistics.
+
+Normalization layers for members that share other weights: statistics of its own for every member.
 
 A normalization that keeps running statistics would mix members that pass through it together, and one member's loss would
 move another. Statistics are therefore always kept by member; scale and shift are shared, or each member's own.

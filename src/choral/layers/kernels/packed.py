@@ -1,4 +1,6 @@
-"""Read the forward code of a packed network into the steps that run its members abreast.
+"""Run packed networks with the members side by side on the channel axis.
+
+Read the forward code of a packed network into the steps that run its members abreast.
 
 If the layers of a network treat channels apart (activations, pooling, normalization by channel) or are packed, and its
 forward code only adds, multiplies and flattens what they return, then nothing between two layers can mix members.

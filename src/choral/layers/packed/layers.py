@@ -1,4 +1,6 @@
-"""Layers that hold the tensors of several members, each member with its own.
+"""Packed layers: each holds the tensors of several members; grouped linear maps.
+
+Layers that hold the tensors of several members, each member with its own.
 
 `packed` stacks equal plain layers, one for each member, into one layer that reads all members folded into the batch:
 linear maps and 1x1 convolutions are one batched matrix product, normalizations share the pass over the data where the

@@ -1,4 +1,6 @@
-"""The contract of a likelihood: everything that the engine, the ensemble and the judge need to know of a task.
+"""The contract of a likelihood, and how the shapes of targets and outputs must agree.
+
+The contract of a likelihood: everything that the engine, the ensemble and the judge need to know of a task.
 
 Outputs and targets come with the member axis first, (member, batch, ...). See `objectives.penalties` for what is summed and
 what is averaged. A likelihood of one's own is a frozen dataclass with `nll`, `check` and `predict`; where torch has the

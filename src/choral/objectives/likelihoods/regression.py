@@ -1,4 +1,4 @@
-"""Gaussian noise on real targets: of a known or estimated size, or predicted by the network.
+"""Likelihoods of real targets: Gaussian noise, known, estimated or predicted; quantiles; standardized targets.
 
 Real targets in the units of training: columns of mean 0 and deviation 1, and the way back.
 
