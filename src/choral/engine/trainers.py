@@ -148,7 +148,6 @@ class PlainTrainer(Trainer):
         remembered = {n: t for n, t in self.state.memory.items() if n != gradients.NAME}
         restore_memory(self.optimizer, self.trained, remembered)
         self.stepper = Stepper(value, self.optimizer)
-        self._ahead = draws.Ahead()
         self.scale = gradients.LossScale(self.state.memory) if self.task.precision == "fp16" else None
         self.total, self.count = torch.zeros((), device=device), 0
 
@@ -164,9 +163,7 @@ class PlainTrainer(Trainer):
             with (
                 lending as lent,
                 task.parts.norms(part),
-                draws.keyed(
-                    self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout, ahead=self._ahead
-                ) as stream,
+                draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(
                     self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing
