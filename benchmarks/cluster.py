@@ -117,7 +117,7 @@ def bound(method: str, epochs: int, workers: int) -> float:
 
 def speed() -> None:
     import ray
-    from tests.scale.ray_run import two_nodes
+    from tests.cluster.ray_run import two_nodes
 
     root = Path(tempfile.mkdtemp(prefix="choral-cluster-"))
     started, load = time.perf_counter(), [os.getloadavg()[0]]
@@ -222,7 +222,7 @@ def _told(folder: Path) -> Path:
 
 def kills(each: int = 20) -> None:
     """Kill at random moments; every run must end with the bytes of one process."""
-    from tests.scale.ray_run import two_nodes
+    from tests.cluster.ray_run import two_nodes
 
     chance, root = random.Random(7), Path(tempfile.mkdtemp(prefix="choral-cluster-"))
     cluster, rows = two_nodes(), list[dict[str, Any]]()
@@ -258,7 +258,7 @@ def _killed(
     cluster: Any, kind: str, method: str, epochs: int, folder: Path, chance: random.Random, most: int
 ) -> tuple[int, dict[str, Any]]:
     """Train a method while something is killed up to `most` times; return how often, and what the last driver told."""
-    from tests.scale.ray_run import ROOM, worker_ids
+    from tests.cluster.ray_run import ROOM, worker_ids
 
     hits, process = 0, driver(method, epochs, folder, cluster.address)
     while process.poll() is None:

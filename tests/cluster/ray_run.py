@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of two machines in one, for `test_clusters.py` and `benchmarks/cluster.py`: FOLDER. Prints JSON."""
+"""Runs on a Ray cluster of two machines in one, for `test_ray.py` and `benchmarks/cluster.py`: FOLDER. Prints JSON."""
 
 import contextlib
 import functools

@@ -146,7 +146,7 @@ def test_three_shells_train_what_one_process_does(tmp_path):
     script.write_text(
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "import choral\n"
-        "from tests.scale.test_variants import *\n"
+        "from tests.cluster.test_variants import *\n"
         "recipe = Recipe(name='r', plan=PLANS['drawn'])\n"
         "for path in sys.argv[2:]:\n"
         "    while path not in [r['path'] for r in choral.leaves(sys.argv[1]) if r['state'] in ('ready', 'begun')]: time.sleep(0.05)\n"

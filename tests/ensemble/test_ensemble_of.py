@@ -113,7 +113,7 @@ def test_it_is_calibrated_saved_and_judged_like_any_other(networks, tmp_path):
     ensemble = ensemble_of(networks, data=(X, Y)).calibrated(X, Y, temperature="ensemble", level=0.9)
     ensemble.save(tmp_path / "e.choral")
     code = (
-        "import sys, torch, choral; sys.path.insert(0, sys.argv[2]); from test_given import X, convolving; "
+        "import sys, torch, choral; sys.path.insert(0, sys.argv[2]); from test_ensemble_of import X, convolving; "
         "p = choral.load(sys.argv[1], build=convolving).predict(X); print(p.probs.sum().item(), p.sets().sum().item(), p.probs[0, 0].item())"
     )
     here = str(__file__).rsplit("/", 1)[0]
