@@ -19,10 +19,10 @@ import pandas as pd
 import torch
 
 from choral import Compute
+from choral.comparison.compare import recipes_for, spending_of
+from choral.comparison.defaults import factory, training_for
 from choral.data.problems import Columns, Problem, load_problem
 from choral.fit import fit
-from choral.judging.compare import recipes_for, spending_of
-from choral.judging.defaults import factory, training_for
 from choral.plan.cost import batches_in
 from choral.recipes import METHODS
 from datasets import loaders

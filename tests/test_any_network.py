@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 import choral
 from choral import recipes
 from choral.base.errors import ChoralError, ConversionError, InputError, RunError
+from choral.comparison.evaluation import evaluate
 from choral.data import Normalize
-from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
 CALM = Training(optimizer="sgd", lr=0.02, batch_size=16)

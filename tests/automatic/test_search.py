@@ -17,13 +17,13 @@ from choral.automatic.jury import ByFolds, ByValidation
 from choral.automatic.pooling import Pool
 from choral.automatic.search import Candidate, search
 from choral.base.errors import DivergedError, InputError, RunError
+from choral.calibration import StackingWeights
+from choral.comparison.evaluation import Trial, judged
 from choral.data.sources import source_of
 from choral.engine.validation import Limit, set_apart
 from choral.ensemble.ensemble import Ensemble
-from choral.judging.judge import Trial, judged
 from choral.objectives import LearnedGaussian
 from choral.plan import Adam, EarlyStopping
-from choral.posthoc import StackingWeights
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

@@ -16,7 +16,7 @@ from choral.data.splitting import split, split_by_time
 from choral.data.tables import Table, learn_table, table_from, with_target
 from choral.data.targets import guess_task, labels
 from choral.data.words import CategoryColumn, FlagColumn, OrderedColumn
-from choral.objectives.likelihoods.scaling import TargetScale
+from choral.objectives.likelihoods.regression import TargetScale
 
 FRAME = pd.DataFrame(
     {"a": [1.0, 2.0, 3.0, 4.0], "c": ["x", "y", "x", "z"], "flat": [5, 5, 5, 5], "t": [10.0, 20.0, 30.0, 40.5]}

@@ -10,9 +10,9 @@ import pytest
 
 import choral
 from choral import models
+from choral.comparison.compare import compare
+from choral.comparison.comparison import Comparison, over_seeds
 from choral.data.problems import Columns, load_problem
-from choral.judging.compare import compare
-from choral.judging.standings import Comparison, over_seeds
 from choral.recipes.training import Training
 
 DRAW = np.random.default_rng(0)

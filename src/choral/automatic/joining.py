@@ -10,11 +10,11 @@ from choral import models
 from choral.base import rng
 from choral.base.errors import ConversionError
 from choral.base.types import Build
+from choral.calibration import StackingWeights
 from choral.engine.blueprint import described, state_of
 from choral.engine.store import MemberStore
 from choral.ensemble.ensemble import Ensemble
 from choral.plan import Collect, Start, fork, seq
-from choral.posthoc import StackingWeights
 from choral.recipes.recipe import Recipe
 
 _CLOSE = 1e-3  # of their spread, by which outputs of a member may differ from those it had among its siblings

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from choral.data.sources import Source
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.out_of_fold import OutOfFold, complete
+from choral.ensemble.held_out import OutOfFold, complete
 from choral.predictions import Predictive
 
 _SEEN = 64  # rows on which members are compared with themselves among their siblings

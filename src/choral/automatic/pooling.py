@@ -12,9 +12,9 @@ import torch
 
 from choral.automatic.joining import joined
 from choral.automatic.jury import Judge
+from choral.calibration import bagged_selection
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.noise import settle_noise
-from choral.posthoc import bagged_selection
+from choral.ensemble.held_out import settle_noise
 from choral.predictions import Predictive
 
 PICKS = 32

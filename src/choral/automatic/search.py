@@ -21,7 +21,7 @@ from choral.engine.files import read_json, write_json
 from choral.engine.folder import claimed, clear, folder_name
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.out_of_fold import FOLDS, digest_of, keep_folds
+from choral.ensemble.held_out import FOLDS, digest_of, keep_folds
 from choral.recipes.recipe import Recipe
 
 SAVED, CHOICE = "ensemble.choral", "choice.json"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from choral.base.errors import InputError, did_you_mean
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.problems import Problem
 
 BALANCED = "balanced"

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.cells import Cells
 from choral.data.columns import Column, Scale, say, say_stand_in
 from choral.data.dates import FORMATS, STAND_INS, known_form

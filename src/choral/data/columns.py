@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.base.values import Value
 from choral.data.cells import LARGEST, Cells
 from choral.data.numerals import STAND_INS, factors_in, groups_thousands, stand_in

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.cells import Cells
 from choral.data.numerals import number
 

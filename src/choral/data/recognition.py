@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.calendar import ClockColumn, DateColumn
 from choral.data.cells import FLAGS, NO, YES, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, say

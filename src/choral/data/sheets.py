@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.cells import FIRST_LINE, Cells
 from choral.data.headers import SEPARATORS, after_notes, after_titles, say_titles, separator, titles_in, without_units
 

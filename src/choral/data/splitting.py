@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.base.values import Value
 from choral.data.cells import Cells
 

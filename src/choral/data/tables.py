@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from choral.base.errors import InputError, RunError, did_you_mean
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.base.values import Value, from_dict
 from choral.data.cells import Cells
 from choral.data.columns import Column, LeftOutColumn, check_names, say

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.cells import LARGEST, Cells
 from choral.data.columns import say, say_stand_in
 from choral.data.numerals import factors_in, mixed_decimals, mixed_units, number

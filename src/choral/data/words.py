@@ -5,7 +5,7 @@ from typing import Self
 
 import numpy as np
 
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.cells import NO, YES, Cells
 from choral.data.columns import Column, check_names, say
 

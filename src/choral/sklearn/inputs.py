@@ -14,7 +14,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.cells import LARGEST, Cells
 from choral.data.columns import Column, LeftOutColumn, NumberColumn, Scale, say
 from choral.data.recognition import ladder, learn_column

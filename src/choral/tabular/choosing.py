@@ -17,6 +17,8 @@ from choral.automatic.search import Candidate, search
 from choral.base import rng
 from choral.base.errors import InputError
 from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
+from choral.cluster.calls import check_cluster
+from choral.cluster.objects import is_far
 from choral.data.problems import Problem
 from choral.data.sources import Source, source_of
 from choral.engine.compute import Compute, Executor, OnExisting
@@ -27,8 +29,6 @@ from choral.plan import EarlyStopping
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
-from choral.scale.apart import check_cluster
-from choral.scale.remote import is_far
 
 AUTO = "auto"
 _STACKED = (

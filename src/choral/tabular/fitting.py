@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from choral.base.border import guarded
+from choral.base.arguments import guarded, typed
 from choral.base.errors import InputError
-from choral.base.fitting import typed
+from choral.cluster.objects import is_far
 from choral.data.balance import balanced
 from choral.data.problems import Columns, Problem, load_problem, weights_in
 from choral.data.sheets import as_frame, is_frame, read_table
@@ -21,7 +21,6 @@ from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options
 from choral.recipes.training import Training
-from choral.scale.remote import is_far
 from choral.tabular.preparing import METHOD, prepared
 
 _OPEN = Training()

@@ -6,14 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from choral.base.border import is_whole
+from choral.base.arguments import is_whole
 from choral.base.errors import InputError
 from choral.callbacks import Bars
-from choral.data.problems import Problem
-from choral.ensemble.ensemble import Ensemble
-from choral.fit import train
-from choral.judging.compare import recipes_for
-from choral.judging.defaults import (
+from choral.comparison.compare import recipes_for
+from choral.comparison.defaults import (
     LEAST_IN_TURN,
     LEAST_ROWS,
     MEMBERS,
@@ -27,11 +24,13 @@ from choral.judging.defaults import (
     training_for,
     usual,
 )
+from choral.data.problems import Problem
+from choral.ensemble.ensemble import Ensemble
+from choral.fit import train
 from choral.objectives import GaussianKL, SpikeSlabKL
 from choral.plan import EarlyStopping
-from choral.plan.cost import begun
-from choral.plan.needs import raised
-from choral.plan.stopping import By
+from choral.plan.cost import begun, raised
+from choral.plan.early_stopping import By
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import SCHEDULES, Training
@@ -139,13 +138,13 @@ def prepared(
         epochs: length of one training, by the data if None: of each member for methods that train each by itself.
         budget: total in epochs of one network instead.
         members: where the method has a choice.
-        model: the network's name in `choral.judging.defaults.SIZES`; by the data if None.
+        model: the network's name in `choral.comparison.defaults.SIZES`; by the data if None.
         validation: part of the training rows that no member is trained on, or data of its own; 0 for none, the usual if None.
         patience: epochs without a better score after which a member stops.
         restore_best: whether members keep their best weights.
         early_stopping: instead of these two.
         folds: parts of cross-validation, of which every member holds out one, instead of validation.
-        settings: of the optimizer, as in `choral.judging.defaults.training_for`.
+        settings: of the optimizer, as in `choral.comparison.defaults.training_for`.
     """
     for what, value in (("epochs", epochs), ("budget", budget)):
         if value is not None and not is_whole(value, 1):
