@@ -34,7 +34,7 @@ from choral.base.keeping import Kept
 from choral.base.streams import under
 from choral.base.tree import vmap
 from choral.engine.task import Task
-from choral.engine.threads import Threads, operations, using
+from choral.engine.threads import operations, threads_for, using
 from choral.layers.convert import call_with, ties_of
 from choral.plan.state import State
 
@@ -477,7 +477,6 @@ class Evaluation:
         self._task, self._store, self._count, self._plain = task, store, count, plain
         self._settling = threading.Lock()
         self._settled: list[Evaluator] | None = None
-        self._threads = Threads()
 
     def outputs(self, x: Batch, *, batch_size: int, threads: int | None = None) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...).
@@ -514,11 +513,7 @@ class Evaluation:
         if most == 1 or not devices.is_processor(self._task.device):
             return most
         rows = min(batches.rows(x), size, evaluator.rows)
-
-        def run(few: int) -> None:
-            evaluator.outputs(copied(batches.part(x, slice(few))), size)
-
-        return self._threads.of(evaluator.operations, rows, run, together=evaluator.together(rows))
+        return threads_for(evaluator.operations, rows, together=evaluator.together(rows))
 
     def evaluators(self, x: Batch) -> list[Evaluator]:
         """Return the evaluators; the first input that the networks can read decides what they are."""

@@ -196,7 +196,7 @@ def settle(
         "environment": environment(count) | parts.environment,
         "executor": settled.name,
         "kernel": kernel,
-        "measured": settled.measured | seconds,
+        "measured": seconds,
         "network": task.blueprint.spec(),
         "describe": recipe.describe(),
         "table": None if table is None else digest_of(table.to_dict()),
