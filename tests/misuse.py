@@ -14,8 +14,8 @@ from torch import nn
 
 import choral
 from choral import callbacks, data, layers, metrics, models, objectives, plan, posthoc, recipes
-from choral.data.tables import learn_table
 from choral.judging.judge import evaluate, measure
+from choral.tables.table import learn_table
 
 api: Any = choral
 G = torch.Generator().manual_seed(0)

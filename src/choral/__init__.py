@@ -15,7 +15,7 @@ _WHERE = {
     "AdamW": "choral.plan",
     "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
-    "Columns": "choral.data.problems",
+    "Columns": "choral.tables.problems",
     "Comparison": "choral.judging.standings",
     "Compute": "choral.engine.compute",
     "EarlyStopping": "choral.plan",
@@ -36,7 +36,7 @@ _WHERE = {
     "ensemble_of": "choral.ensemble.given",
     "every": "choral.plan",
     "fit": "choral.fit",
-    "fit_table": "choral.tabular.fitting",
+    "fit_table": "choral.tables.fit",
     "fork": "choral.plan",
     "leaves": "choral.scale.entry",
     "load": "choral.fit",
@@ -103,7 +103,6 @@ __all__ = [  # defined by __getattr__
 
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
-    from choral.data.problems import Columns
     from choral.engine.compute import Compute
     from choral.ensemble.converted import converted
     from choral.ensemble.ensemble import Ensemble
@@ -134,7 +133,8 @@ if TYPE_CHECKING:
     from choral.scale.clusters import Ray
     from choral.scale.entry import leaves, prepare, run_leaf
     from choral.scale.remote import Store
-    from choral.tabular.fitting import fit_table
+    from choral.tables.fit import fit_table
+    from choral.tables.problems import Columns
 
 
 class _Package(ModuleType):

@@ -17,7 +17,6 @@ from choral.base.errors import InputError, RunError, unknown_argument
 from choral.base.types import Build, Builds
 from choral.callbacks import watched
 from choral.data.inputs import Transforms
-from choral.data.tables import Table
 from choral.engine.agreement import in_agreement
 from choral.engine.completing import carry_out
 from choral.engine.compute import Compute, OnExisting
@@ -44,6 +43,7 @@ from choral.scale.entry import Call, call_of, carry_out_leaves, cut_for
 from choral.scale.gathering import fetched
 from choral.scale.remote import Store, is_far
 from choral.scale.sites import absolute, opened, publish
+from choral.tables.table import Table
 
 _LOG = logging.getLogger("choral")
 

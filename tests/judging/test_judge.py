@@ -12,13 +12,13 @@ from choral import metrics, models
 from choral.base.errors import InputError
 from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
-from choral.data.problems import load_problem
 from choral.judging import judge as evaluation
 from choral.judging.judge import corruption_errors, evaluate, judge, keep, measure, row_of
 from choral.judging.trial import make_trial
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
+from choral.tables.problems import load_problem
 
 QUICK = Training(lr=0.005, optimizer=Adam(), batch_size=32)
 DIGITS = load_problem("digits")

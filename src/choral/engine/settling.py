@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from choral.base.errors import InputError, RunError
-from choral.data.tables import Table
 from choral.engine.executors import Settled, check_executor, choose, choose_kernel, choose_threads
 from choral.engine.extending import check_longer, extended
 from choral.engine.files import digest_of, write_json
@@ -18,6 +17,7 @@ from choral.engine.job import Job
 from choral.engine.prolonging import prolonged
 from choral.engine.threads import using
 from choral.plan.phases import Fork
+from choral.tables.table import Table
 
 _NOTHING: dict[str, Any] = {}
 ANEW = "use another run_dir (--out), on_existing='overwrite' (--overwrite) to start again in this one, or on_existing='extend' (--extend) to add members"
@@ -98,7 +98,9 @@ def _check_asked(executor: str, table: Table | None, *, overwrite: bool, extend:
     """Refuse what cannot be meant."""
     check_executor(executor)
     if table is not None and not isinstance(table, Table):
-        raise InputError(f"table is {type(table).__name__}; give a choral.data.tables.Table, as learn_table makes one.")
+        raise InputError(
+            f"table is {type(table).__name__}; give a choral.tables.table.Table, as learn_table makes one."
+        )
     if overwrite and extend:
         raise InputError("overwrite starts again and extend goes on; give one of them.")
 

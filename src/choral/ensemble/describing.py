@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from choral.base.lettering import short
-from choral.data.targets import unit_in_words
 from choral.objectives.likelihoods import Likelihood
+from choral.tables.table import unit_in_words
 
 if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble

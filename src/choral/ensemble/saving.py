@@ -22,7 +22,6 @@ from choral.base.interface import Interface
 from choral.base.types import Builds
 from choral.base.values import Value, from_dict, known_kinds
 from choral.data.inputs import Transform, Transforms
-from choral.data.tables import Table, table_from
 from choral.engine import bounds
 from choral.engine.blueprint import Blueprint
 from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
@@ -35,6 +34,7 @@ from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import cost
 from choral.plan.state import State
 from choral.recipes.recipe import Recipe
+from choral.tables.table import Table, table_from
 
 _HEADER = {
     "format": int,
