@@ -19,9 +19,9 @@ import pandas as pd
 import torch
 
 from choral import Compute
+from choral.comparison.compare import recipes_for, spending_of
 from choral.data.problems import Problem
 from choral.fit import fit
-from choral.judging.compare import recipes_for, spending_of
 from choral.plan.cost import batches_in
 from choral.recipes import METHODS
 from choral.tables.defaults import factory, training_for

@@ -9,7 +9,7 @@ from safetensors.torch import save_model
 import choral
 from choral import recipes
 from choral.base.errors import InputError
-from choral.judging.judge import evaluate
+from choral.comparison.evaluation import evaluate
 from choral.recipes.training import Training
 
 transformers = pytest.importorskip("transformers")

@@ -16,33 +16,33 @@ _WHERE = {
     "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
     "Columns": "choral.tables.problems",
-    "Comparison": "choral.judging.standings",
+    "Comparison": "choral.comparison.comparison",
     "Compute": "choral.engine.compute",
     "EarlyStopping": "choral.plan",
     "Ensemble": "choral.ensemble.ensemble",
     "Measure": "choral.plan",
-    "Objective": "choral.objectives.combine",
+    "Objective": "choral.objectives.penalties",
     "Prediction": "choral.predictions",
-    "Ray": "choral.scale.clusters",
+    "Ray": "choral.cluster.ray",
     "Recipe": "choral.recipes.recipe",
     "Reset": "choral.plan",
     "SGD": "choral.plan",
     "Start": "choral.plan",
-    "Store": "choral.scale.remote",
+    "Store": "choral.cluster.objects",
     "Train": "choral.plan",
     "Training": "choral.recipes.training",
-    "compare": "choral.judging.compare",
+    "compare": "choral.comparison.compare",
     "converted": "choral.ensemble.converted",
-    "ensemble_of": "choral.ensemble.given",
+    "ensemble_of": "choral.ensemble.ensemble_of",
     "every": "choral.plan",
     "fit": "choral.fit",
     "fit_table": "choral.tables.fit",
     "fork": "choral.plan",
-    "leaves": "choral.scale.entry",
+    "leaves": "choral.cluster.calls",
     "load": "choral.fit",
-    "prepare": "choral.scale.entry",
+    "prepare": "choral.cluster.calls",
     "repeat": "choral.plan",
-    "run_leaf": "choral.scale.entry",
+    "run_leaf": "choral.cluster.calls",
     "seq": "choral.plan",
     "show": "choral.preview",
 }
@@ -57,7 +57,7 @@ _MODULES = (
     "models",
     "objectives",
     "plan",
-    "posthoc",
+    "calibration",
     "predictions",
     "recipes",
     "sklearn",
@@ -103,14 +103,17 @@ __all__ = [  # defined by __getattr__
 
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
+    from choral.cluster.calls import leaves, prepare, run_leaf
+    from choral.cluster.objects import Store
+    from choral.cluster.ray import Ray
+    from choral.comparison.compare import compare
+    from choral.comparison.comparison import Comparison
     from choral.engine.compute import Compute
     from choral.ensemble.converted import converted
     from choral.ensemble.ensemble import Ensemble
-    from choral.ensemble.given import ensemble_of
+    from choral.ensemble.ensemble_of import ensemble_of
     from choral.fit import fit, load
-    from choral.judging.compare import compare
-    from choral.judging.standings import Comparison
-    from choral.objectives.combine import Objective
+    from choral.objectives.penalties import Objective
     from choral.plan import (
         SGD,
         Adam,
@@ -130,9 +133,6 @@ if TYPE_CHECKING:
     from choral.preview import show
     from choral.recipes.recipe import Recipe
     from choral.recipes.training import Training
-    from choral.scale.clusters import Ray
-    from choral.scale.entry import leaves, prepare, run_leaf
-    from choral.scale.remote import Store
     from choral.tables.fit import fit_table
     from choral.tables.problems import Columns
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import choral
 from choral.base.errors import InputError
-from choral.judging.judge import evaluate
+from choral.comparison.evaluation import evaluate
 
 DRAW = np.random.default_rng(0)
 FRAME = pd.DataFrame(DRAW.normal(size=(40, 3)) * (1, 5, 20), columns=["age", "income", "rooms"])

@@ -11,8 +11,7 @@ from choral import Compute, models
 from choral.base.errors import DivergedError, InputError, PlanError, RunError
 from choral.data import HorizontalFlip, Normalize, PadCrop, TensorSource
 from choral.engine.blueprint import redraw
-from choral.engine.checkpoint import Checkpoints
-from choral.engine.files import checksum, write_json
+from choral.engine.files import write_json
 from choral.engine.task import make_task
 from choral.fit import fit
 from choral.plan import (
@@ -422,19 +421,19 @@ def test_checkpoints_are_so_far_apart_that_they_take_little_of_the_time(tmp_path
 
 def _trial(monkeypatch, build, x, alone, stacked):
     """Return what 'auto' measures when steps take these seconds, one list for each kind of trainer, and what it settles on."""
-    from choral.engine import executors
+    from choral.engine import executor
     from choral.engine.trainers import PlainTrainer
 
     times = {True: iter(alone), False: iter(stacked)}
 
     def timed(kind, task, source, phase, states, order, last=None):
-        return executors.Tried(next(times[kind is PlainTrainer]), {})
+        return executor.Tried(next(times[kind is PlainTrainer]), {})
 
-    monkeypatch.setattr(executors, "_tried", timed)
+    monkeypatch.setattr(executor, "_tried", timed)
     recipe = Recipe(name="r", plan=fork(4, Reset(), Train(epochs=1, batch_size=8, schedule=Constant(0.1)), Collect()))
     source = TensorSource(x, torch.arange(len(x)) % 3)
     task = make_task(build, source, recipe)
-    return executors.choose("auto", task, source, recipe.plan)
+    return executor.choose("auto", task, source, recipe.plan)
 
 
 def test_the_trial_is_repeated_where_the_two_are_close(monkeypatch):
@@ -455,14 +454,6 @@ def test_large_convolutions_are_not_tried_stacked(monkeypatch):
     x = torch.randn(8, 3, 8, 8)
     assert _trial(monkeypatch, build, x, [0.01], []).measured == {"sequential": 0.01}
     assert _trial(monkeypatch, build, x, [0.0005], [0.0002]).name == "vectorized"
-
-
-def test_an_unfinished_run_of_an_earlier_version_is_refused_with_a_sentence(tmp_path):
-    content = json.dumps({"position": 1, "epoch": 0, "frames": []})
-    outer = {"content": content, "checksum": checksum(content.encode())}
-    (tmp_path / "manifest-0.json").write_text(json.dumps(outer))
-    with pytest.raises(RunError, match=r"written by an earlier choral.*give another run_dir"):
-        Checkpoints(tmp_path).latest()
 
 
 class Fussy(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 
 from choral import Compute, models
 from choral.base.errors import InputError
-from choral.engine import answering, threads
+from choral.engine import evaluate, threads
 from choral.fit import fit
 from choral.plan import Adam
 from choral.recipes import make
@@ -142,8 +142,8 @@ def test_large_networks_get_the_threads_that_gain(gains, two, monkeypatch, tmp_p
     ensemble = fit(Counting, SMALL, large, run_dir=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 1 + gains
     used: list[int] = []
-    real = answering.using
-    monkeypatch.setattr(answering, "using", lambda number: (used.append(number), real(number))[1])
+    real = evaluate.using
+    monkeypatch.setattr(evaluate, "using", lambda number: (used.append(number), real(number))[1])
     ensemble.predict(SMALL[0][:16])
     assert used[-1] == 1
     ensemble.predict(SMALL[0])

@@ -17,13 +17,13 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import ChoralError, InputError, RunError
+from choral.calibration import ConformalSets, MemberSelection, StackingWeights, Temperature
+from choral.comparison.compare import compare
 from choral.data import arrays
 from choral.data.arrays import read_arrays
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
 from choral.fit import fit
-from choral.judging.compare import compare
 from choral.plan import Adam, Collect, Reset, Train, fork, seq
-from choral.posthoc import ConformalSets, MemberSelection, StackingWeights, Temperature
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
@@ -56,12 +56,12 @@ def unsealed(data, tensors=None, change=None):
     return pack_tensors(old if tensors is None else tensors, header)
 
 
-def old_format(data, header_of=lambda header: header):
-    """Return the bytes as they were written before there were checksums."""
+def without_seal(data):
+    """Return the bytes of a file with the same tensors and header, but no checksum."""
     from safetensors.torch import save
 
     tensors, header = unpack_tensors(data, "test")
-    return save(tensors, metadata={"choral": json.dumps(header_of(header))})
+    return save(tensors, metadata={"choral": json.dumps(header)})
 
 
 def test_every_bit_of_a_file_counts(saved, tmp_path):
@@ -78,22 +78,16 @@ def test_the_same_ensemble_gives_the_same_bytes(saved, tmp_path):
     assert (tmp_path / "again").read_bytes() == saved.read_bytes()
 
 
-def test_files_of_the_old_format_are_read_with_a_warning(saved, tmp_path):
-    path = tmp_path / "old.choral"
-    path.write_bytes(old_format(saved.read_bytes(), lambda header: header | {"format": 1}))
-    with pytest.warns(UserWarning, match="older choral and carries no checksum"):
-        old = choral.load(path)
-    assert torch.equal(old.predict(X).probs, choral.load(saved).predict(X).probs)
+def test_files_without_a_checksum_or_of_another_format_are_refused(saved, tmp_path):
+    path = tmp_path / "e.choral"
+    path.write_bytes(without_seal(saved.read_bytes()))
+    with pytest.raises(RunError, match="do not have its checksum"):
+        choral.load(path)
     fit(build, (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK), run_dir=tmp_path / "run")
-    expected = choral.load(tmp_path / "run").predict(X).probs
-    for member in (tmp_path / "run" / "members").iterdir():
-        member.write_bytes(old_format(member.read_bytes(), lambda header: {"form": header["form"]}))
-    for name in ("plan.json", "results.json"):
-        content = {k: v for k, v in json.loads((tmp_path / "run" / name).read_text()).items() if k != "sealed"}
-        (tmp_path / "run" / name).write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match="older choral") as said:
-        assert torch.equal(choral.load(tmp_path / "run").predict(X).probs, expected)
-    assert len(said) <= 5  # not one for each member and reading
+    plan = tmp_path / "run" / "plan.json"
+    plan.write_text(json.dumps({k: v for k, v in json.loads(plan.read_text()).items() if k != "sealed"}))
+    with pytest.raises(RunError, match="does not have its checksum"):
+        choral.load(tmp_path / "run")
     write_bytes(path, unsealed(saved.read_bytes(), change=lambda header: header.update(format=3)))
     with pytest.raises(RunError, match="has format 3"):
         choral.load(path)

@@ -5,8 +5,8 @@ import pytest
 from tests.report.browser import Browser
 
 from choral import Compute, models
+from choral.comparison.compare import compare
 from choral.data.problems import Problem
-from choral.judging.compare import compare
 from choral.plan import Adam
 from choral.recipes.training import Training
 from choral.report import write_report

@@ -2,9 +2,8 @@ import shutil
 
 import pytest
 
-import choral
 from choral.base.errors import RunError
-from choral.engine.files import read_json, write_json
+from choral.engine.files import read_json
 from choral.report.content import collect
 
 
@@ -48,23 +47,9 @@ def test_other_folders_are_refused_with_a_sentence(tmp_path):
         collect(tmp_path)
     with pytest.raises(RunError, match="is not a folder"):
         collect(tmp_path / "nothing")
-    (tmp_path / "results.json").write_text("{broken")
-    with pytest.raises(RunError, match=r"results\.json is not whole JSON"):
+    (tmp_path / "comparison.json").write_text("{broken")
+    with pytest.raises(RunError, match=r"comparison\.json is not whole JSON"):
         collect(tmp_path)
-
-
-def test_folders_in_which_everything_was_in_results_json_are_read(comparison, tmp_path):
-    shutil.copytree(comparison, tmp_path / "old")
-    (tmp_path / "old" / "comparison.json").rename(tmp_path / "old" / "results.json")
-    for run in ("single", "snapshot"):
-        own = tmp_path / "old" / run
-        held = (read_json(own / "results.json") or {}) | (read_json(own / "evaluation.json") or {})
-        write_json(own / "results.json", held)
-        (own / "evaluation.json").unlink()
-    assert collect(tmp_path / "old").results["rows"] == collect(comparison).results["rows"]
-    own = tmp_path / "old" / "single"
-    assert collect(own).evaluations == collect(comparison / "single").evaluations
-    assert choral.load(own).info == choral.load(comparison / "single").info
 
 
 def test_every_file_has_one_writer(comparison):

@@ -4,7 +4,7 @@ import pytest
 
 from choral.plan import Collect, Cosine, Reset, Train, fork, repeat, seq
 from choral.recipes.recipe import Recipe
-from choral.report.history import events, history_of, schedule
+from choral.report.content import events, history_of, schedule
 
 
 def test_the_schedule_follows_the_plan_along_one_branch():

@@ -15,8 +15,8 @@ from choral.engine.files import read_json, write_json
 from choral.report import write_report
 from choral.report.content import collect
 from choral.report.figures import all_panels, pictures
+from choral.report.markup import DASH
 from choral.report.page import render
-from choral.report.tables import DASH
 from choral.report.theme import settings
 
 NAMES = {

@@ -4,7 +4,7 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from choral.base.lettering import short, visible
+from choral.base.text import short, visible
 from choral.report.markup import element, policy, rules_of, written
 
 HOSTILE = [

@@ -1,5 +1,4 @@
-from choral.report.markup import element, written
-from choral.report.tables import DASH, best_of, number, pairs, shown, table
+from choral.report.markup import DASH, best_of, element, number, pairs, shown, table, written
 
 ROWS = [{"method": "a<b>", "nll": 0.5, "accuracy": 0.9}, {"method": "c", "nll": 0.25, "accuracy": None}]
 

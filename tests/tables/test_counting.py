@@ -10,8 +10,8 @@ import pytest
 
 import choral
 from choral import models
-from choral.judging.compare import compare
-from choral.judging.standings import Comparison, over_seeds
+from choral.comparison.compare import compare
+from choral.comparison.comparison import Comparison, over_seeds
 from choral.recipes.training import Training
 from choral.tables.problems import Columns, load_problem
 

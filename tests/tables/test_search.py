@@ -13,13 +13,13 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import DivergedError, InputError, RunError
+from choral.calibration import StackingWeights
+from choral.comparison.evaluation import Trial, judged
 from choral.data.sources import source_of
 from choral.engine.validation import Limit, set_apart
 from choral.ensemble.ensemble import Ensemble
-from choral.judging.judge import Trial, judged
 from choral.objectives import LearnedGaussian
 from choral.plan import Adam, EarlyStopping
-from choral.posthoc import StackingWeights
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from choral.base.errors import InputError, did_you_mean
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.arrays import read_problem
 from choral.data.splitting import row_hashes, split, split_by_group, split_by_time
 from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood

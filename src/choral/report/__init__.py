@@ -1,5 +1,5 @@
 """Reports: a run or comparison folder as one HTML page that anybody can open, with its figures as files."""
 
-from choral.report.writing import write_report
+from choral.report.page import write_report
 
 __all__ = ["write_report"]

@@ -1,21 +1,156 @@
-"""The page: one HTML file with its styles, script and pictures inside; nothing is ever fetched."""
+"""The page: one HTML file with its styles, script and pictures inside; nothing is ever fetched.
+
+What every part of the page is made of: a section with its words, frames that stand side by side, a key of colors.
+
+Parts of the page that only some evaluations have: how each class is told, and what each column does.
+
+Write a report: page, figures and the numbers behind them.
+"""
 
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from choral.base.lettering import short
+from choral.base.errors import InputError
+from choral.base.text import short
 from choral.corruptions import COMMON, EXTRA
-from choral.report.columns import sections_of
-from choral.report.content import COSTS, Content
-from choral.report.figures import Panels, Picture
-from choral.report.markup import Inside, element, policy, rules_of, written
-from choral.report.sections import frames as _frames
-from choral.report.sections import key as _key
-from choral.report.sections import section as _section
-from choral.report.tables import RANKED, is_number, label, number, pairs, table
-from choral.report.theme import DARK, LIGHT, SERIES, variables
+from choral.engine.files import write_bytes, write_json
+from choral.report.content import COSTS, Content, collect
+from choral.report.figures import Panels, Picture, all_panels, pictures
+from choral.report.markup import (
+    RANKED,
+    Inside,
+    element,
+    is_number,
+    label,
+    number,
+    pairs,
+    policy,
+    rules_of,
+    table,
+    written,
+)
+from choral.report.panels import output_of, rarest
+from choral.report.theme import DARK, LIGHT, SERIES, settings, variables
+
+
+def _section(name: str, title: str, text: Inside, *parts: Inside) -> Element:
+    """Return a section of the page."""
+    return element("section", element("h2", title), element("p", text), *parts, id=name)
+
+
+def _frames(panels: Panels, notes: dict[str, Inside], *, large: bool = False) -> Element:
+    """Return the frames of all methods, each with its name and a note."""
+    figures = [
+        element(
+            "figure",
+            element("figcaption", short(m), " ", element("small", notes.get(m))),
+            panels.inline(m),
+            data_method=m,
+        )
+        for m in panels.data
+    ]
+    return element("div", figures, class_="frames large" if large else "frames")
+
+
+def _key(*entries: tuple[str, str]) -> Element:
+    """Return a key of colors: (name of the color, what it stands for)."""
+    dots = [
+        element("span", element("i", class_="dot"), text, style=f"--tint: var(--{color})") for color, text in entries
+    ]
+    return element("div", dots, class_="key")
+
+
+_CLASSES = 50  # rows of the table of classes, at most
+_COLUMNS = 40  # rows of the table of columns, at most
+
+
+def sections_of(content: Content, drawn: dict[str, Panels]) -> Iterator[Element]:
+    """Yield the sections that the content has numbers for."""
+    yield from _classes(content, drawn)
+    yield from _importance(content, drawn)
+
+
+def _classes(content: Content, drawn: dict[str, Panels]) -> Iterator[Element]:
+    judged = content.evaluated("classes")
+    if not judged:
+        return
+    told = content.evaluation(judged[0])["classes"]
+    of = {n: told.get(n) or [None] * len(told["names"]) for n in ("recall", "precision", "average_precision")}
+    rows = [
+        {"class": name, "rows": told["counts"][i]} | {n: held[i] for n, held in of.items()}
+        for i, name in enumerate(told["names"][:_CLASSES])
+    ]
+    several = f" of {short(judged[0])}" if len(judged) > 1 else ""
+    made = table(["rows", *of], rows, caption=f"Each class{several}, told from all others", of="class")
+    parts: list[Inside] = [made]
+    text = "How many rows of a class are found (recall), and how many that are called so belong to it (precision)."
+    if "precision" in drawn:
+        parts.insert(
+            0, _frames(drawn["precision"], {m: _note(e["classes"]) for m, e in drawn["precision"].data.items()})
+        )
+        text += (
+            " The curve of the rarest class is the strong one: every threshold of its probability is a point on it. The dashed line is its "
+            "share of the rows, which naming rows by lot would reach."
+        )
+    yield _section("classes", "Classes", text, *parts)
+
+
+def _note(told: dict[str, Any]) -> Inside:
+    place = rarest(told)
+    if place is None or not told.get("average_precision"):
+        return None
+    return [
+        f"{short(told['names'][place], most=24)}: average precision ",
+        number(told["average_precision"][place], tag="span"),
+    ]
+
+
+def _importance(content: Content, drawn: dict[str, Panels]) -> Iterator[Element]:
+    if "importance" not in drawn:
+        return
+    method = next(iter(drawn["importance"].data))
+    found = content.evaluation(method)["importance"]
+    columns, measure = found["columns"], found["measure"]
+    measures = [measure, *(n for n in columns[0]["worse"] if n != measure)]
+    rows = [
+        {"column": r["column"]} | r["worse"] | {"lowest": min(alone), "highest": max(alone)}
+        for r in columns[:_COLUMNS]
+        for alone in [r["members"][measure]]
+    ]
+    first = label(measure)
+    text = (
+        f"How much worse {first} on the test rows gets when the cells of one column are exchanged between rows: bars for the ensemble, lines from "
+        "its lowest to its highest member. Columns that say the same share their importance. Below: the mean prediction "
+        "when every row has the same value there, pale lines for members."
+    )
+    caption = f"Scores worse by, and {first} of the lowest and highest member; the most important first"
+    made = table([*measures, "lowest", "highest"], rows, caption=caption, of="column")
+    curves = [_curve(p) for name, p in drawn.items() if name.startswith("dependence-")]
+    parts: list[Inside] = [_frames(drawn["importance"], {}, large=True), element("div", curves, class_="frames"), made]
+    yield _section("importance", "What each column does", text, *parts)
+
+
+def _curve(panels: Panels) -> list[Element]:
+    return [
+        element(
+            "figure",
+            element("figcaption", short(curve["column"]), " ", element("small", _predicted(curve))),
+            panels.inline(method),
+            data_method=method,
+        )
+        for method, curve in panels.data.items()
+    ]
+
+
+def _predicted(curve: dict[str, Any]) -> str:
+    """Return what a curve shows, in words."""
+    if len(curve["outputs"]) == 1:
+        return "mean prediction"
+    return f"probability of {short(curve['outputs'][output_of(curve)], most=20)}"
+
 
 OOD_SCORES = ("max_probability", "max_logit", "entropy", "mutual_information", "variation_ratio") + (
     "variance",
@@ -393,3 +528,36 @@ def _words(value: Any) -> Any:
     if isinstance(value, list):
         return " ".join(str(_words(v)) for v in value)
     return value
+
+
+_FILES = (".html", ".htm", ".csv", ".tsv", ".json", ".pdf", ".png", ".svg", ".md", ".txt", ".xlsx", ".parquet")
+
+
+def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
+    """Write report.html, figures/ and report.json from a run, a comparison or a folder of runs; return the page's path.
+
+    The page holds everything it needs and asks the network for nothing. Figures are also written as SVG (light and dark)
+    and PNG. Every number on the page is in the report.json beside it.
+
+    Args:
+        folder: what `choral.fit` or `choral.compare` was given as run_dir.
+        out: the folder to write to; the run's own if None.
+    """
+    folder = Path(folder)
+    place = folder if out is None else Path(out)
+    if place.is_file() or (place.suffix.lower() in _FILES and not place.is_dir()):
+        raise InputError(
+            f"out is {place}, which names a file; a report is a folder with report.html, figures and report.json: give one, such as "
+            f"{place.with_suffix('')}."
+        )
+    content = collect(folder)
+    drawn, frames = pictures(content), all_panels(content)
+    with settings():
+        page = render(content, drawn, frames)
+        parts: list[Picture | Panels] = [*drawn, *frames]
+        for part in parts:
+            for name, data in part.files():
+                write_bytes(place / "figures" / name, data, within=place)
+    write_json(place / "report.json", content.results, within=place)
+    write_bytes(place / "report.html", page.encode(), within=place)
+    return place / "report.html"

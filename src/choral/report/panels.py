@@ -5,8 +5,8 @@ Every function draws on empty axes from a method's evaluation or history.
 
 from typing import TYPE_CHECKING, Any
 
-from choral.base.lettering import short
-from choral.report.tables import label
+from choral.base.text import short
+from choral.report.markup import label
 from choral.report.theme import Theme
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, fromstring
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.report.markup import element, written
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from choral.base.border import is_number, is_whole
+from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.engine.validation import Limit

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from choral.base.border import is_number, is_whole
+from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.engine.compute import Compute

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.base.values import Value
 from choral.data.arrays import LARGEST
 from choral.tables.reading import MOSTLY, Cells, folded, say, turned

@@ -16,7 +16,7 @@ from choral.data.problems import Problem
 from choral.layers.features import quantile_edges
 from choral.plan import AdamW, EarlyStopping, Phase
 from choral.plan.cost import begun
-from choral.plan.stopping import By
+from choral.plan.early_stopping import By
 from choral.recipes.training import DEFAULT, Training, optimizer_of
 
 AUTO, METHOD = "auto", "deep_ensemble"  # the search, and what is done where nothing can be chosen

@@ -1,6 +1,7 @@
 """fit_table: what `choral fit FILE` does, in Python. What the user leaves out is chosen here, once for shell, Python and estimators."""
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -13,27 +14,25 @@ from torch import nn
 
 from choral import models
 from choral.base import rng
-from choral.base.border import guarded, is_whole
+from choral.base.arguments import guarded, is_whole, typed
 from choral.base.errors import InputError
-from choral.base.fitting import typed
 from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
+from choral.cluster.calls import check_cluster
+from choral.cluster.objects import is_far
+from choral.comparison.compare import recipes_for
 from choral.data.problems import Problem, balanced
 from choral.data.sources import Source, source_of
 from choral.engine.compute import Compute, OnExisting
 from choral.engine.validation import Limit, set_apart
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options, train
-from choral.judging.compare import recipes_for
 from choral.objectives import GaussianKL, SpikeSlabKL
 from choral.plan import EarlyStopping
-from choral.plan.cost import begun
-from choral.plan.needs import raised
-from choral.plan.stopping import By
+from choral.plan.cost import begun, raised
+from choral.plan.early_stopping import By
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import SCHEDULES, Training
-from choral.scale.apart import check_cluster
-from choral.scale.remote import is_far
 from choral.tables import defaults
 from choral.tables.defaults import AUTO, FOLDS, LEAST_IN_TURN, LEAST_ROWS, METHOD, is_small, is_table
 from choral.tables.problems import Columns, load_problem, weights_in
@@ -103,7 +102,7 @@ def fit_table(
     Returns:
         The trained ensemble.
     """
-    check_options("fit_table", options)
+    check_options("fit_table", list(inspect.signature(fit_table).parameters)[:-1], options)
     compute = options.get("compute") or Compute()
     if compute.time_limit is not None:  # reading and choosing count
         options["compute"] = replace(compute, time_limit=Limit.of(compute.time_limit, perf_counter()))

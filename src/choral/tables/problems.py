@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from choral.base.errors import InputError, did_you_mean
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.data.problems import BUILT_IN, Problem, built_in, from_npz, likelihood_named, origin_of
 from choral.data.sources import as_weights
 from choral.data.splitting import Seen, split, split_by_group, split_by_time

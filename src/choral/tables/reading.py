@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
 MOSTLY = 0.9  # of the cells with a value that must be numbers, or dates, for the column to be one

@@ -22,6 +22,7 @@ from choral import models
 from choral.base import rng
 from choral.base.errors import ChoralError, DivergedError, InputError, RunError
 from choral.base.types import Build
+from choral.calibration import StackingWeights, bagged_selection
 from choral.data.sources import Source
 from choral.engine.blueprint import described, state_of
 from choral.engine.files import read_json, write_json
@@ -29,10 +30,8 @@ from choral.engine.folder import claimed, clear, folder_name
 from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.noise import settle_noise
-from choral.ensemble.out_of_fold import FOLDS, OutOfFold, complete, digest_of, keep_folds
+from choral.ensemble.held_out import FOLDS, OutOfFold, complete, digest_of, keep_folds, settle_noise
 from choral.plan import Collect, Start, fork, seq
-from choral.posthoc import StackingWeights, bagged_selection
 from choral.predictions import Predictive
 from choral.recipes.recipe import Recipe
 from choral.tables import defaults

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from choral.base.errors import InputError, RunError, did_you_mean
-from choral.base.lettering import short
+from choral.base.text import short
 from choral.base.values import Value, from_dict
 from choral.data.arrays import LARGEST
 from choral.data.splitting import Seen
