@@ -14,10 +14,10 @@ from choral.comparison import evaluation as evaluation
 from choral.comparison.evaluation import corruption_errors, evaluate, judge, keep, make_trial, measure, row_of
 from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
-from choral.data.problems import load_problem
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
+from choral.tables.problems import load_problem
 
 QUICK = Training(lr=0.005, optimizer=Adam(), batch_size=32)
 DIGITS = load_problem("digits")

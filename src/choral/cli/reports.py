@@ -123,9 +123,10 @@ def _show_importance(measure: str, columns: list[dict[str, Any]], **_: Any) -> N
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
     """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
     from choral.data.arrays import read_inputs, read_labeled
-    from choral.data.problems import load_problem, origin_of
-    from choral.data.sheets import ending, read_table
-    from choral.data.tables import with_target
+    from choral.data.problems import origin_of
+    from choral.tables.problems import load_problem
+    from choral.tables.reading import ending, read_table
+    from choral.tables.table import with_target
 
     fitted_on_table = loaded.table is not None and bool(loaded.table.columns)
     if ending(Path(data)):

@@ -21,7 +21,6 @@ import torch
 
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
-from choral.data.tables import Table
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.executor import Settled, check_executor, choose, choose_kernel, choose_threads
 from choral.engine.files import digest_of, write_json
@@ -32,6 +31,7 @@ from choral.engine.store import MemberStore
 from choral.engine.threads import using
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Place, Visitor, trainings, walk
+from choral.tables.table import Table
 
 _GROWS = ("branches", "times")
 
@@ -218,7 +218,9 @@ def _check_asked(executor: str, table: Table | None, *, overwrite: bool, extend:
     """Refuse what cannot be meant."""
     check_executor(executor)
     if table is not None and not isinstance(table, Table):
-        raise InputError(f"table is {type(table).__name__}; give a choral.data.tables.Table, as learn_table makes one.")
+        raise InputError(
+            f"table is {type(table).__name__}; give a choral.tables.table.Table, as learn_table makes one."
+        )
     if overwrite and extend:
         raise InputError("overwrite starts again and extend goes on; give one of them.")
 

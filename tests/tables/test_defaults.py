@@ -9,10 +9,10 @@ import choral
 from choral.base.errors import InputError
 from choral.cli.inputs import prepare_fit
 from choral.cli.options import Reading, Settings, Watching
-from choral.comparison.defaults import default_model, factory, is_table, stopping, training_for, usual
 from choral.data.problems import Problem
 from choral.plan import AdamW
 from choral.recipes import make
+from choral.tables.defaults import default_model, factory, is_table, stopping, training_for, usual
 
 
 def problem(rows=400, shape=(5,), image_shape=None):

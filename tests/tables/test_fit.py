@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import choral
 from choral.base.errors import InputError
 from choral.cli.app import app
-from choral.data.problems import Columns, load_problem
 from choral.report.content import collect
-from choral.tabular.preparing import prepared
+from choral.tables.fit import prepared
+from choral.tables.problems import Columns, load_problem
 
 QUICK: dict[str, Any] = {"members": 2, "budget": 4, "progress": False}
 
@@ -154,7 +154,7 @@ def test_folds_of_a_table_hold_groups_out_together_and_the_shell_says_what_they_
     named = prepared(load_problem(houses(120), target="price", holdout=None), method="deep_ensemble", folds=5)
     assert named.recipe.epochs == 5 * 300
     assert prepared(load_problem(frame, target="price", holdout=None), folds=5).recipe.epochs >= 5 * 60
-    with pytest.raises(InputError, match="cv holds out rows of any time"):
+    with pytest.raises(InputError, match="time and cv both say which rows are held out"):
         choral.fit_table(frame, "price", columns=Columns(time="size"), cv=2)
     frame.to_csv(tmp_path / "h.csv", index=False)
     words = ["fit", str(tmp_path / "h.csv"), "--target", "price", "--cv", "2", "--budget", "4"]
@@ -213,13 +213,13 @@ def test_what_is_chosen_and_what_decides_it() -> None:
     frame = houses(120)
     frame["owner"], frame["day"] = np.arange(120) // 4, np.arange(120)
     whole = load_problem(frame, target="price", holdout=None)
-    assert [e.candidate.name for e in prepared(whole).entries] == ["deep_ensemble", "periodic", "linear"]
-    assert prepared(whole, folds=5).entries[0].candidate.members == 5
+    assert [c.name for c in prepared(whole).candidates] == ["deep_ensemble", "periodic", "linear"]
+    assert prepared(whole, folds=5).candidates[0].members == 5
     assert prepared(whole, validation=0.2).folds is None
-    assert prepared(whole, validation=0.2).entries
-    assert not prepared(whole, validation=0).entries
-    assert not prepared(whole, epochs=20).entries
-    assert not prepared(whole, method="deep_ensemble").entries
+    assert prepared(whole, validation=0.2).candidates
+    assert not prepared(whole, validation=0).candidates
+    assert not prepared(whole, epochs=20).candidates
+    assert not prepared(whole, method="deep_ensemble").candidates
     later = load_problem(frame, holdout=None, columns=Columns(target="price", time="day"))
     assert (prepared(later).folds, prepared(later).validation) == (None, 0.2)
     together = load_problem(frame, holdout=None, columns=Columns(target="price", group="owner"))
@@ -231,9 +231,9 @@ def test_what_is_chosen_and_what_decides_it() -> None:
     with pytest.raises(InputError, match="table of 32 training rows or more, but there are 30; name a method"):
         choral.fit_table(houses(30), "price", method="auto")
     few = prepared(load_problem(houses(30), target="price", holdout=None))
-    assert not few.entries  # too few rows to choose by
+    assert not few.candidates  # too few rows to choose by
     in_turn = prepared(load_problem(houses(40), target="price", holdout=None))
-    assert in_turn.entries  # each row is held out of one member alone
+    assert in_turn.candidates  # each row is held out of one member alone
     assert in_turn.folds == 8
     with pytest.raises(InputError, match="table of 100 training rows or more, but there are 40"):
         choral.fit_table(houses(40), "price", method="auto", validation=0.2)

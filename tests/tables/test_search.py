@@ -12,10 +12,6 @@ from torch import nn
 
 import choral
 from choral import models
-from choral.automatic.joining import joined
-from choral.automatic.jury import ByFolds, ByValidation
-from choral.automatic.pooling import Pool
-from choral.automatic.search import Candidate, search
 from choral.base.errors import DivergedError, InputError, RunError
 from choral.calibration import StackingWeights
 from choral.comparison.evaluation import Trial, judged
@@ -27,6 +23,7 @@ from choral.plan import Adam, EarlyStopping
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
+from choral.tables.search import Candidate, Judge, Pool, joined, search
 
 QUICK = Training(lr=0.02, optimizer=Adam(), batch_size=32)
 WILD = Training(lr=1e12, optimizer=Adam(), batch_size=32)
@@ -77,12 +74,12 @@ def trainer(builds: dict[str, Callable[[], nn.Module]], **options: Any) -> tuple
 def found(run_dir: Path | None = None, **options: Any) -> tuple[Ensemble, Any]:
     listed = [candidate("first"), candidate("second"), candidate("third", "packed"), candidate("fourth", "tabm")]
     train, held = trainer({"first": small, "second": wide, "third": wide, "fourth": wide}, **options)
-    return search(listed, train, ByValidation(held), run_dir=run_dir), held
+    return search(listed, train, Judge(held), run_dir=run_dir), held
 
 
 def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_validation(tmp_path: Path) -> None:
     ensemble, held = found(tmp_path / "run")
-    judge = ByValidation(held)
+    judge = Judge(held)
     first = choral.load(tmp_path / "run" / "first")
     assert judge.score(ensemble._predictive(judge.x)) <= judge.score(first._predictive(judge.x)) + 1e-6
     assert judge.point(ensemble._predictive(judge.x)) <= judge.point(first._predictive(judge.x)) + 1e-6
@@ -123,10 +120,10 @@ def test_light_candidates_are_tried_whatever_the_first_took(monkeypatch: pytest.
     line = replace(candidate("line"), light=True)
     train, held = trainer({"first": small, "line": lambda: models.mlp(3, 2, hidden=()), "heavy": wide})
     listed = [candidate("first"), candidate("heavy"), line]
-    tried = search(listed, train, ByValidation(held)).info["auto"]["tried"]
+    tried = search(listed, train, Judge(held)).info["auto"]["tried"]
     assert [one.split(",")[0] for one in tried] == ["first", "heavy", "line"]
-    monkeypatch.setattr("choral.automatic.search._LONG", 0.0)
-    about = search(listed, train, ByValidation(held)).info["auto"]
+    monkeypatch.setattr("choral.tables.defaults.LONG", 0.0)
+    about = search(listed, train, Judge(held)).info["auto"]
     assert [one.split(",")[0] for one in about["tried"]] == ["first", "line"]
     assert any("took long enough, but for light ones" in reason for reason in about["reasons"])
 
@@ -135,29 +132,27 @@ def test_a_time_limit_counts_from_its_own_beginning_and_ends_with_what_is_there(
     train, held = trainer({"first": small, "second": wide})
     told: list[str] = []
     late = Limit.of(50.0, time.perf_counter() - 100.0)
-    ensemble = search(
-        [candidate("first"), candidate("second")], train, ByValidation(held), time_limit=late, tell=told.append
-    )
+    ensemble = search([candidate("first"), candidate("second")], train, Judge(held), time_limit=late, tell=told.append)
     about = ensemble.info["auto"]
     assert [one.split(",")[0] for one in about["tried"]] == ["first"]
     assert any("the time was up" in reason for reason in about["reasons"])
     assert ensemble.info["counted"]["epochs"] == 1
     assert len(told) == 1
     assert "validation nll" in told[0]
-    whole = search([candidate("first"), candidate("second")], train, ByValidation(held), time_limit=1e4)
+    whole = search([candidate("first"), candidate("second")], train, Judge(held), time_limit=1e4)
     assert [one.split(",")[0] for one in whole.info["auto"]["tried"]] == ["first", "second"]
 
 
 def test_a_candidate_that_diverges_is_left_out_and_told_of_even_the_first() -> None:
     listed = [candidate("bad", training=WILD), candidate("good")]
     train, held = trainer({"bad": small, "good": wide})
-    ensemble = search(listed, train, ByValidation(held))
+    ensemble = search(listed, train, Judge(held))
     assert any("bad" in reason and "members were kept" in reason for reason in ensemble.info["auto"]["reasons"])
     assert torch.isfinite(ensemble.predict(data()[0]).mean).all()
     with pytest.raises(DivergedError, match="bad"):
-        search(listed[:1], train, ByValidation(held))
+        search(listed[:1], train, Judge(held))
     with pytest.raises(InputError, match="no candidates"):
-        search([], train, ByValidation(held))
+        search([], train, Judge(held))
 
 
 @pytest.mark.parametrize("method", ["packed", "tabm", "batch_ensemble", "deep_ensemble"])
@@ -166,7 +161,7 @@ def test_members_say_alone_what_they_said_among_their_siblings(method: str) -> N
     ensembles = [choral.fit(wide, data(), recipe, seed=seed, progress=False) for seed in range(2)]
     x = data()[0]
     outputs = torch.cat([e.outputs(x) for e in ensembles])
-    made = joined(ensembles, (0.5, 0.0, 0.25, 0.25), name="some", x=x, outputs=outputs)
+    made = joined(ensembles, (0.5, 0.0, 0.25, 0.25), name="some")
     torch.testing.assert_close(made.outputs(x), outputs[[0, 2, 3]], rtol=1e-3, atol=1e-4)
     assert made.posthoc == (StackingWeights(weights=(0.5, 0.25, 0.25)),)
 
@@ -181,9 +176,9 @@ def test_folds_judge_by_all_points_and_the_choice_keeps_what_they_tell(tmp_path:
         return choral.fit(build, source, recipe, compute=compute, **fixed, **limits)
 
     listed = [candidate(name) for name in ("first", "second", "third")]
-    ensemble = search(listed, train, ByFolds(source), run_dir=tmp_path / "run")
+    ensemble = search(listed, train, Judge(), run_dir=tmp_path / "run")
     first = choral.load(tmp_path / "run" / "first")
-    judge = ByFolds(source)
+    judge = Judge()
     before, after = judge.prediction(first), judge.prediction(ensemble)
     assert judge.score(after) <= judge.score(before)
     assert judge.point(after) <= judge.point(before)
@@ -200,11 +195,11 @@ def test_folds_judge_by_all_points_and_the_choice_keeps_what_they_tell(tmp_path:
     assert choral.load(tmp_path / "run")._out_of_fold is None
 
 
-class Given(ByFolds):
+class Given(Judge):
     """Says what it is told about each ensemble."""
 
     def __init__(self, outputs: dict[int, torch.Tensor]):
-        super().__init__(source_of(data()))
+        super().__init__()
         self.given, self.y, self.weights = outputs, torch.zeros(60, 1), None
 
     def prediction(self, ensemble: Ensemble) -> Any:
@@ -245,7 +240,7 @@ def test_scores_of_a_search_are_those_of_the_ensemble_it_gave_last(tmp_path: Pat
 
     def run(seed: int, *, overwrite: bool) -> Ensemble:
         train, held = trainer({"first": small, "second": wide}, seed=seed)
-        return search(listed, train, ByValidation(held), run_dir=tmp_path / "run", overwrite=overwrite)
+        return search(listed, train, Judge(held), run_dir=tmp_path / "run", overwrite=overwrite)
 
     def score(ensemble: Ensemble) -> float:
         return float(judged(tmp_path / "run", ensemble, trial)["scores"]["nll"])
@@ -268,17 +263,17 @@ def test_a_search_begun_anew_leaves_nothing_of_the_one_before_and_one_refused_le
         raise InputError("no")
 
     with pytest.raises(InputError, match="no"):
-        search(listed, refused, ByValidation(held), run_dir=folder, overwrite=True)
+        search(listed, refused, Judge(held), run_dir=folder, overwrite=True)
     assert choral.load(folder / "ensemble.choral")._digest == before._digest
 
     def interrupted(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search(listed, interrupted, ByValidation(held), run_dir=folder, overwrite=True)
+        search(listed, interrupted, Judge(held), run_dir=folder, overwrite=True)
     assert not (folder / "ensemble.choral").exists()
     assert not (folder / "choice.json").exists()
-    search(listed, train, ByValidation(held), run_dir=folder, overwrite=True)
+    search(listed, train, Judge(held), run_dir=folder, overwrite=True)
     assert sorted(p.parent.name for p in folder.glob("*/plan.json")) == ["first", "second"]
     assert not list(folder.glob(".before-*"))
 

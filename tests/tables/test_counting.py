@@ -12,8 +12,8 @@ import choral
 from choral import models
 from choral.comparison.compare import compare
 from choral.comparison.comparison import Comparison, over_seeds
-from choral.data.problems import Columns, load_problem
 from choral.recipes.training import Training
+from choral.tables.problems import Columns, load_problem
 
 DRAW = np.random.default_rng(0)
 
@@ -60,7 +60,7 @@ def test_rows_that_watch_count_as_those_that_train() -> None:
     plain, weighed = first(), first(class_weight={"b": 20, "a": 1})
     assert plain != weighed
     whole["w"] = np.where(whole["y"] == "b", 20.0, 1.0)
-    assert first(sample_weight="w", columns=choral.Columns(target="y", drop=("w",))) == pytest.approx(weighed, rel=1e-4)
+    assert first(sample_weight="w") == pytest.approx(weighed, rel=1e-4)
 
 
 def test_a_comparison_trains_by_the_weights_and_the_likelihood_of_its_problem() -> None:

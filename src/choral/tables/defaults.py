@@ -1,4 +1,4 @@
-"""Default networks and training for a problem, when the user has none of their own.
+"""Default networks and training for a problem, when the user has none of their own, and the constants of the search.
 
 The settings for tables were chosen on parts of the training rows of six UCI sets and four real tables, never on test rows.
 """
@@ -19,20 +19,31 @@ from choral.plan.cost import begun
 from choral.plan.early_stopping import By
 from choral.recipes.training import DEFAULT, Training, optimizer_of
 
+AUTO, METHOD = "auto", "deep_ensemble"  # the search, and what is done where nothing can be chosen
 BINS, MORE_BINS = 48, 96
 LARGE = 5000  # rows above which a table is large
 SMALL = 1000  # rows below which networks are narrow, learn faster and stop sooner: as good, at a fifth of the cost
 MANY = 16  # networks above which training them side by side costs too much with an embedding of each column
 LEAST_ROWS = 100  # fewer leave too little to hold out of all members
 LEAST_IN_TURN = 32  # fewer leave too little to hold out of each member in turn
-SHARE, MEMBERS = 0.2, 8
+SHARE, MEMBERS, FOLDS = 0.2, 8, 8  # validation rows of all members, or one fold of each
 PATIENCE, WAIT = 20, 600  # epochs, and steps, without a better score that a member has at least
-SOON, GAIN, LOOK = (
-    160,
-    0.002,
-    20,
-)  # of small tables: steps to wait, nats that count as better, steps between validations
+SOON, GAIN, LOOK = 160, 0.002, 20  # of small tables: steps to wait, gain that counts (nats), steps between validations
 
+# of the search
+STACKED = 200_000  # parameters below which eight networks train faster as a stack
+QUICK = 10.0  # times the learning rate, for straight lines: few weights, which start far from where they end
+LEAST_EPOCHS, LONGER = 4, 1.5  # epochs of other candidates: so many, or so many times the first one's
+LONG = 6e11  # operations, a quarter of a minute of one core, above which light candidates alone follow the first
+FIRST_BY, ALL_BY = 0.5, 0.85  # of a time limit: when the first candidate ends, and when all do
+PICKS = 32  # of the greedy selection
+MIXTURES = (1.0, 0.75, 0.5, 0.25)  # shares of the selection; the rest is the first candidate
+LEAST_SHARE = 0.05  # of the weight, below which a whole candidate is not worth its cost
+FEW_UNITS = 8  # candidates or members, of which every bag may choose from all
+LINES: dict[str, Any] = {"embedding": "none", "edges": (), "hidden": ()}
+WAVES: dict[str, Any] = {"embedding": "periodic", "edges": (), "embedding_width": 16}
+
+_TABULAR = ("tabular", "tabular_embedded")
 SIZES: dict[str, Callable[[Problem], nn.Module]] = {
     "tabular": lambda p: _tabular(p, BINS),
     "tabular_embedded": lambda p: _tabular(p, MORE_BINS, embedding_width=16, embed_all=False, dropout=0.1),
@@ -45,20 +56,20 @@ SIZES: dict[str, Callable[[Problem], nn.Module]] = {
 }
 
 
-def _images(problem: Problem, build: Callable[[int, int], nn.Module]) -> nn.Module:
+def _check_shape(problem: Problem, axes: int, what: str) -> tuple[int, ...]:
     shape = problem.x_train.shape
-    if len(shape) != 4:
-        raise InputError(
-            f"this network reads images (row, channel, height, width), but x has shape {shape}; use --model mlp."
-        )
+    if len(shape) != axes:
+        raise InputError(f"this network reads {what}, but x has shape {shape}; use --model mlp.")
+    return shape
+
+
+def _images(problem: Problem, build: Callable[[int, int], nn.Module]) -> nn.Module:
+    shape = _check_shape(problem, 4, "images (row, channel, height, width)")
     return build(shape[1], shape[2])
 
 
 def _tabular(problem: Problem, bins: int, **changes: Any) -> nn.Module:
-    if problem.x_train.ndim != 2:
-        raise InputError(
-            f"this network reads rows of numbers, but x has shape {problem.x_train.shape}; use --model mlp."
-        )
+    _check_shape(problem, 2, "rows of numbers")
     edges, width = quantile_edges(problem.x_train, bins=bins), 64 if is_small(problem) else 256
     return models.tabular(problem.x_train.shape[1], problem.outputs, hidden=(width, width), edges=edges, **changes)
 
@@ -74,18 +85,10 @@ def is_table(problem: Problem, least: int = LEAST_ROWS) -> bool:
 
 
 def default_model(problem: Problem, *, validated: bool = False, least: int = LEAST_ROWS, networks: int = 1) -> str:
-    """Return the network for a problem: 'lenet_s' for images of at least 28 pixels, else a perceptron.
+    """Return the network for a problem: 'lenet_s' for images of at least 28 pixels, else a multilayer perceptron.
 
-    Tables of more than 5,000 rows get bins that each column embeds on its own, and dropout. On parts of the training rows (two members, two
-    splits) RMSE is 4 % smaller on power and california and 2 % on diamonds, NLL by 0.03 to 0.1; adult and telco_churn are level, and so are tables of
-    1,000 rows. 64 networks side by side get so few epochs in the same time that they lose (tabpack, power: 4.01 for 3.55 in two minutes).
-
-    Args:
-        problem: the data.
-        validated: whether training is watched on held-out rows; bins of numbers, which learn much faster, then serve tables
-            best, and would overfit without.
-        least: rows that a table needs for that.
-        networks: that a method trains, each for itself.
+    Bins of numbers serve tables of `least` rows best where training is `validated`; large tables get bins that each column embeds on its own,
+    and dropout (RMSE is 4 % smaller on power and california), unless many `networks` are trained side by side.
     """
     shape = problem.x_train.shape
     if len(shape) == 4 and shape[2] >= 28:
@@ -93,11 +96,6 @@ def default_model(problem: Problem, *, validated: bool = False, least: int = LEA
     if not validated or not is_table(problem, least):
         return "mlp"
     return "tabular_embedded" if len(problem.x_train) > LARGE and networks <= MANY else "tabular"
-
-
-def _is_tabular(model: str | None) -> bool:
-    """Return whether a network is one of those for tables, by its name."""
-    return model in ("tabular", "tabular_embedded")
 
 
 def factory(problem: Problem, model: str | None = None) -> Callable[[], nn.Module]:
@@ -123,9 +121,8 @@ def training_for(
     """Return training settings, unless said otherwise: AdamW at a constant rate for tables whose training is watched, else the
     settings that `fit` chooses.
     """
-    tabular, large = _is_tabular(model), len(problem.x_train) > LARGE
-    name = optimizer or "adamw"
-    if not tabular:
+    name, large = optimizer or "adamw", len(problem.x_train) > LARGE
+    if model not in _TABULAR:
         chosen = DEFAULT if optimizer is None else optimizer_of(name)
         return Training(lr=lr, optimizer=chosen, batch_size=batch_size, schedule=schedule or "cosine")  # type: ignore[arg-type]  # checked by Training
     chosen = AdamW(weight_decay=3e-4) if name == "adamw" else optimizer_of(name)
@@ -140,13 +137,7 @@ def training_for(
 
 @dataclass(frozen=True)
 class Usual:
-    """How `choral fit` trains where the user does not say: bounds and the validation rows.
-
-    Attributes:
-        epochs: the total budget; with validation an upper bound; None leaves it to the recipe.
-        members: of the default method.
-        validation: part of the training rows held out, None for none.
-    """
+    """The total budget in epochs (None leaves it to the recipe), the members of the default method, and the share of validation rows."""
 
     epochs: int | None
     members: int | None = None
@@ -156,10 +147,7 @@ class Usual:
 def stopping(rows: int, batch_size: int | None = None, *, by: By = "member") -> EarlyStopping:
     """Return when members of a table's ensemble stop: after 20 epochs, or 600 steps, without a better score; of small tables after 160 steps.
 
-    Args:
-        rows: training rows.
-        batch_size: of each step, 32 if None.
-        by: for small tables, whether each member stops by itself or all by their joint score, which few rows estimate better.
+    Members of small tables stop each by itself, or all `by` their joint score, which few rows estimate better.
 
     >>> stopping(1600).patience, stopping(256).patience, stopping(100).patience
     (20, 20, 40)
@@ -171,18 +159,11 @@ def stopping(rows: int, batch_size: int | None = None, *, by: By = "member") -> 
 
 
 def usual(problem: Problem, plan: Phase | None, training: Training, *, model: str) -> Usual:
-    """Return how a problem is trained by default.
+    """Return how a problem is trained by default, or by a plan that was asked for.
 
-    Members of a table's ensemble have up to 600 epochs each (300 of a method that was asked for), or 60,000 steps, and stop by
-    themselves (`stopping`).
-
-    Args:
-        problem: the data.
-        plan: of the method that was asked for, None for the default one.
-        training: its settings.
-        model: the network's name.
+    Members of a table's ensemble have up to 600 epochs each (300 of a method that was asked for), or 60,000 steps, and stop early.
     """
-    if not _is_tabular(model):
+    if model not in _TABULAR:
         return Usual(epochs=None)
     steps = -(-round(len(problem.x_train) * (1 - SHARE)) // (training.batch_size or 32))
     each = max(30, min(600 if plan is None else 300, 60_000 // max(steps, 1)))

@@ -6,9 +6,9 @@ import pytest
 
 from choral import Training
 from choral.base.errors import InputError
-from choral.data.balance import balanced
-from choral.data.problems import Columns, Problem, load_problem
-from choral.tabular.fitting import fit_table
+from choral.data.problems import Problem, balanced
+from choral.tables.fit import fit_table
+from choral.tables.problems import Columns, load_problem
 
 DRAW = np.random.default_rng(0)
 FRAME = pd.DataFrame({"a": DRAW.normal(size=400), "t": np.where(np.arange(400) % 8 == 0, "rare", "usual")})
