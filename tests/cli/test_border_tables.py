@@ -338,11 +338,11 @@ def test_unbalanced_classes_are_not_praised(tmp_path):
     done = choral("evaluate", tmp_path / "run", tmp_path / "t.csv")
     assert "balanced_accuracy" in done.stdout
     assert "said rare" in done.stdout
-    call = ["fit", tmp_path / "t.csv", "--target", "t", "--class-weights", "balanced", "--budget", 4, "--members", 2]
+    call = ["fit", tmp_path / "t.csv", "--target", "t", "--class-weight", "balanced", "--budget", 4, "--members", 2]
     weighed = choral(*call, "--out", tmp_path / "weighed", "--json")
     assert "rows count by their classes: rare 18.75, usual 0.5137" in weighed.stderr
     for target, weights, words in (("t", "rear=2", "the classes are rare, usual"), ("a", "balanced", "is a number")):
-        wrong = ["fit", tmp_path / "t.csv", "--target", target, "--class-weights", weights, "--out", tmp_path / "no"]
+        wrong = ["fit", tmp_path / "t.csv", "--target", target, "--class-weight", weights, "--out", tmp_path / "no"]
         assert words in choral(*wrong, expect=2).stderr
 
 

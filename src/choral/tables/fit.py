@@ -58,7 +58,6 @@ def fit_table(
     columns: Columns | None = None,
     task: Kind | None = None,
     validation: Any = None,
-    cv: int | None = None,
     sample_weight: Any = None,
     class_weight: str | Mapping[str, float] | None = None,
     **options: Any,
@@ -91,13 +90,11 @@ def fit_table(
         task: 'classification' or 'regression'; decided by the target if None.
         validation: part of the rows that no member is trained on, or a data frame (or the path of one) with such rows; 0 for none. If
             None, each of 8 members holds out an eighth ('auto'), or all of them a fifth, of 100 rows or more.
-        cv: cross-validation instead of validation: every member holds out one of so many folds of the rows, as in `choral.fit`; equal
-            values of `Columns.group` together. Scores and intervals are then honest for all rows: `ensemble.info["out_of_fold"]`.
         sample_weight: a weight for each row: a column, which is then no input, or a number for each row.
         class_weight: 'balanced', or a weight for the rows of each class by its name (others 1), in training and validation.
             Probabilities are then of classes as common as that.
-        options: further ones of `choral.fit`: likelihood (by name), early_stopping, run_dir, on_existing, seed, callbacks, progress,
-            device, compute.
+        options: further ones of `choral.fit`: cv (a number of folds; equal values of `Columns.group` stay together), likelihood (by name),
+            early_stopping, run_dir, on_existing, seed, callbacks, progress, device, compute.
 
     Returns:
         The trained ensemble.
@@ -123,7 +120,7 @@ def fit_table(
         model=model,
         validation=_validation(validation, problem, sample_weight if isinstance(sample_weight, str) else None, each),
         early_stopping=options.pop("early_stopping", None),
-        folds=cv,
+        folds=options.pop("cv", None),
         **{name: value for name, value in settings.items() if value != getattr(_OPEN, name)},
     )
     return ready.run(**options)
