@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from choral import Compute, models
+from choral.comparison.compare import measure
 from choral.data import HorizontalFlip, Normalize, PadCrop
 from choral.fit import fit
-from choral.judging.compare import measure
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.bnn import VARIATIONAL

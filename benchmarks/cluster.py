@@ -88,7 +88,7 @@ def makespan(leaves: Sequence[Any], workers: int, seconds: Callable[[Any], float
     """Return when the last leaf is done: a free worker takes the first leaf that is ready.
 
     >>> from choral.recipes import deep_ensemble
-    >>> from choral.scale.cutting import cut
+    >>> from choral.cluster.leaves import cut
     >>> makespan(cut(deep_ensemble(epochs=15, members=5).plan, 1), 2, lambda leaf: 10.0)
     30.0
     """
@@ -109,7 +109,7 @@ def makespan(leaves: Sequence[Any], workers: int, seconds: Callable[[Any], float
 
 def bound(method: str, epochs: int, workers: int) -> float:
     """Return how much faster so many workers can be: a parent is trained before its children."""
-    from choral.scale.cutting import cut
+    from choral.cluster.leaves import cut
 
     leaves = cut(recipe_of(method, epochs).plan, 1)
     return makespan(leaves, 1, lambda leaf: leaf.epochs) / makespan(leaves, workers, lambda leaf: leaf.epochs)
@@ -117,7 +117,7 @@ def bound(method: str, epochs: int, workers: int) -> float:
 
 def speed() -> None:
     import ray
-    from tests.scale.ray_run import two_nodes
+    from tests.cluster.ray_run import two_nodes
 
     root = Path(tempfile.mkdtemp(prefix="choral-cluster-"))
     started, load = time.perf_counter(), [os.getloadavg()[0]]
@@ -170,7 +170,7 @@ def used() -> dict[int, float]:
 
 def warmed() -> None:
     """Let a worker import what leaves need, and hold its processor until the other has one too."""
-    import choral.scale.leaf  # noqa: F401
+    import choral.cluster.leaf  # noqa: F401
 
     time.sleep(2.0)
 
@@ -222,7 +222,7 @@ def _told(folder: Path) -> Path:
 
 def kills(each: int = 20) -> None:
     """Kill at random moments; every run must end with the bytes of one process."""
-    from tests.scale.ray_run import two_nodes
+    from tests.cluster.ray_run import two_nodes
 
     chance, root = random.Random(7), Path(tempfile.mkdtemp(prefix="choral-cluster-"))
     cluster, rows = two_nodes(), list[dict[str, Any]]()
@@ -258,7 +258,7 @@ def _killed(
     cluster: Any, kind: str, method: str, epochs: int, folder: Path, chance: random.Random, most: int
 ) -> tuple[int, dict[str, Any]]:
     """Train a method while something is killed up to `most` times; return how often, and what the last driver told."""
-    from tests.scale.ray_run import ROOM, worker_ids
+    from tests.cluster.ray_run import ROOM, worker_ids
 
     hits, process = 0, driver(method, epochs, folder, cluster.address)
     while process.poll() is None:

@@ -15,9 +15,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from choral import models
+from choral.calibration import evaluate_intervals, evaluate_sets
 from choral.fit import fit
 from choral.plan import Adam
-from choral.posthoc import evaluate_intervals, evaluate_sets
 from choral.recipes import make
 from choral.recipes.training import Training
 from datasets import loaders

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from choral import Compute, metrics, models
-from choral.bayes.chains import GuidedWalk
 from choral.data import Normalize, Transform, prepare
 from choral.engine.blueprint import Blueprint
 from choral.engine.store import MemberStore
 from choral.fit import fit
 from choral.plan import Adam
+from choral.plan.bayes import GuidedWalk
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

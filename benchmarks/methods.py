@@ -19,12 +19,13 @@ import pandas as pd
 import torch
 
 from choral import Compute
-from choral.data.problems import Columns, Problem, load_problem
+from choral.comparison.compare import recipes_for, spending_of
+from choral.data.problems import Problem
 from choral.fit import fit
-from choral.judging.compare import recipes_for, spending_of
-from choral.judging.defaults import factory, training_for
 from choral.plan.cost import batches_in
 from choral.recipes import METHODS
+from choral.tables.defaults import factory, training_for
+from choral.tables.problems import Columns, load_problem
 from datasets import loaders
 from machine import measured as kept
 from machine import write

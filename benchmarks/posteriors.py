@@ -23,13 +23,12 @@ import torch.nn.functional as F
 import reference_posterior as nuts
 from choral import Compute, metrics, models
 from choral.base import draws
-from choral.bayes.chains import GuidedWalk
-from choral.bayes.posteriors import gate_keep
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
-from choral.objectives.kl import GaussianKL, SpikeSlabKL
+from choral.objectives.kl import GaussianKL, SpikeSlabKL, gate_keep
 from choral.objectives.likelihoods import FixedGaussian, Likelihood
 from choral.plan import Adam
+from choral.plan.bayes import GuidedWalk
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from choral import models
 from choral.base import draws
-from choral.engine.sharing import Sharing, sharing_of
+from choral.engine.gradients import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
-from choral.layers.packed.abreast import ends_of
+from choral.layers.packed.networks import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
 from machine import RESULTS, write
 

@@ -13,9 +13,9 @@ from tests import misuse_tables
 from torch import nn
 
 import choral
-from choral import callbacks, data, layers, metrics, models, objectives, plan, posthoc, recipes
-from choral.data.tables import learn_table
-from choral.judging.judge import evaluate, measure
+from choral import calibration, callbacks, data, layers, metrics, models, objectives, plan, recipes
+from choral.comparison.evaluation import evaluate, measure
+from choral.tables.table import learn_table
 
 api: Any = choral
 G = torch.Generator().manual_seed(0)
@@ -124,12 +124,12 @@ def _metrics() -> Iterator[Row]:
 def _posthoc() -> Iterator[Row]:
     logs = MEMBERS[:, torch.arange(24), LABELS].log()
     yield (
-        posthoc.fit_temperature,
+        calibration.fit_temperature,
         {"member_logits": MEMBERS.log(), "labels": LABELS},
         {"member_logits": (PROBS[0], "a", MEMBERS * NAN), "labels": BAD_LABELS, "per": WORD},
     )
     yield (
-        posthoc.fit_conformal_sets,
+        calibration.fit_conformal_sets,
         {"probs": PROBS, "labels": LABELS},
         {
             "probs": BAD_PROBS,
@@ -141,27 +141,27 @@ def _posthoc() -> Iterator[Row]:
         },
     )
     yield (
-        posthoc.fit_residual_intervals,
+        calibration.fit_residual_intervals,
         {"predictions": TARGETS, "targets": TARGETS + 1},
         {"predictions": BAD_REALS, "level": (0, 1, *SHARE), "scales": (-TARGETS.abs(), TARGETS[:3])},
     )
     yield (
-        posthoc.fit_quantile_intervals,
+        calibration.fit_quantile_intervals,
         {"lower": TARGETS, "upper": TARGETS + 1, "targets": TARGETS},
         {"lower": (TARGETS[:3], "a"), "level": (0, 1)},
     )
     yield (
-        posthoc.fit_label_sets,
+        calibration.fit_label_sets,
         {"probs": PROBS[:, :2], "labels": (LABELS[:, None] > torch.arange(2)).long()},
         {"probs": (PROBS[:3, :2], PROBS * 3, "a"), "labels": (LABELS, LABELS + 4, None), "level": (0, 2)},
     )
     yield (
-        posthoc.fit_stacking,
+        calibration.fit_stacking,
         {"member_log_scores": logs},
         {"member_log_scores": (logs * NAN, logs[0], "a", None), "steps": COUNT, "tolerance": (-1, "a")},
     )
     yield (
-        posthoc.select_members,
+        calibration.select_members,
         {"member_log_scores": logs, "members": 2},
         {
             "member_log_scores": (logs * NAN, logs[0], None),
@@ -171,18 +171,22 @@ def _posthoc() -> Iterator[Row]:
         },
     )
     yield (
-        posthoc.conformal_threshold,
+        calibration.conformal_threshold,
         {"scores": TARGETS, "level": 0.9},
         {"scores": (TARGETS * NAN, "a", TARGETS[:0]), "level": (0, 1, *SHARE)},
     )
-    yield posthoc.Temperature, {"temperatures": (1.0,)}, {"temperatures": ((0.0,), (-1.0,), (NAN,), "a", (), 1.0)}
-    yield posthoc.StackingWeights, {"weights": (0.5, 0.5)}, {"weights": ((-1.0, 2.0), (NAN,), (), "a", 1.0)}
+    yield calibration.Temperature, {"temperatures": (1.0,)}, {"temperatures": ((0.0,), (-1.0,), (NAN,), "a", (), 1.0)}
+    yield calibration.StackingWeights, {"weights": (0.5, 0.5)}, {"weights": ((-1.0, 2.0), (NAN,), (), "a", 1.0)}
     yield (
-        posthoc.MemberSelection,
+        calibration.MemberSelection,
         {"indices": (0, 1), "nll": (1.0, 0.9)},
         {"indices": ((-1,), (0.5,), (), "a"), "nll": ("a", 1.0)},
     )
-    yield posthoc.ConformalSets, {"threshold": 0.5, "level": 0.9}, {"level": (0, 1, *SHARE), "threshold": ("a", NAN)}
+    yield (
+        calibration.ConformalSets,
+        {"threshold": 0.5, "level": 0.9},
+        {"level": (0, 1, *SHARE), "threshold": ("a", NAN)},
+    )
 
 
 def _models() -> Iterator[Row]:
@@ -439,7 +443,6 @@ def _ensemble() -> Iterator[Row]:
         ("evaluate", {"x": X, "y": Y}, {"x": (None, X[:3]), "y": (None, Y[:3], Y + 9, "a", Y + 0.5), "sample_weight": (Y[:3], "w", -Y - 1.0)}),
         ("calibrated", {"x": X, "y": Y}, {"y": (Y[:3], Y + 9, None), "level": (0, 1, *SHARE), "temperature": WORD[:2], "select": (0, -1, 99, "a"), "stacking": SWITCH, "sead": (1,)}),
         ("member", {"index": 0}, {"index": (9, -1, "a", 1.5, None)}),
-        ("network", {"index": 0}, {"index": (9, -1, "a", None)}),
         ("save", {"path": "e.choral"}, {"path": (None, 3, "", ".")}),
         ("with_posthoc", {}, {"values": ()}),
     ]  # fmt: skip

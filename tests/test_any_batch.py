@@ -3,16 +3,17 @@
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from tests.menagerie import MENAGERIE
 from torch import Tensor, nn
 
 import choral
 from choral import recipes
-from choral.judging.judge import evaluate
+from choral.comparison.evaluation import evaluate
 from choral.recipes.training import Training
-from choral.testing import MENAGERIE
 
 CALM = Training(optimizer="sgd", lr=0.02, batch_size=16)
 METHODS = {
@@ -105,7 +106,7 @@ def test_both_executors_give_the_same_members(method):
 
 LOADING = """
 import sys, torch, choral
-from choral.testing import MENAGERIE
+from tests.menagerie import MENAGERIE
 
 for name, kind in zip(sys.argv[2::2], sys.argv[3::2]):
     trial = MENAGERIE[kind]
@@ -123,7 +124,9 @@ def test_saved_and_loaded_in_another_process(tmp_path):
         ensemble.save(tmp_path / f"{name}.choral")
         wanted[name] = ensemble.outputs(trial.some(8))
     pairs = [word for pair in kinds.items() for word in pair]
-    subprocess.run([sys.executable, "-c", LOADING, str(tmp_path), *pairs], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", LOADING, str(tmp_path), *pairs], check=True, timeout=120, cwd=Path(__file__).parents[1]
+    )
     for name, outputs in wanted.items():
         assert torch.equal(torch.load(tmp_path / f"{name}.pt"), outputs), kinds[name]
 

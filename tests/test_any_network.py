@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 import choral
 from choral import recipes
 from choral.base.errors import ChoralError, ConversionError, InputError, RunError
+from choral.comparison.evaluation import evaluate
 from choral.data import Normalize
-from choral.judging.judge import evaluate
 from choral.recipes.training import Training
 
 CALM = Training(optimizer="sgd", lr=0.02, batch_size=16)
@@ -63,7 +63,9 @@ def pick_second(found):
     ],
 )
 def test_outputs_are_picked_and_give_the_members_of_the_plain_network(change, output, tmp_path):
-    alone: Any = {"executor": "sequential"}  # auto measures, and may choose otherwise the second time
+    alone: Any = {
+        "compute": choral.Compute(executor="sequential")
+    }  # auto measures, and may choose otherwise the second time
     wanted = choral.fit(lambda: Returning(lambda out: out), (X, Y), TWO, **alone)
     found = choral.fit(lambda: Returning(change), (X, Y), TWO, output=output, run_dir=tmp_path / "run", **alone)
     assert torch.equal(found.outputs(X), wanted.outputs(X))
@@ -221,7 +223,7 @@ def test_transforms_by_key():
         choral.fit(Reader, (x, Y), ONE, transforms=scale["age"])
     with pytest.raises(InputError, match="Did you mean 'age'"):
         choral.fit(Reader, (x, Y), ONE, transforms={"ages": scale["age"]})
-    with pytest.raises(InputError, match="inputs has transforms for 'age', but x is"):
+    with pytest.raises(InputError, match="transforms has those for 'age', but x is"):
         choral.fit(small, (X, Y), ONE, transforms=scale)
 
 

@@ -1,7 +1,6 @@
 """Imports point downwards, and importing the package loads nothing heavy beyond torch."""
 
 import ast
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +12,10 @@ import choral
 ROOT = Path(choral.__file__).parent
 ORDER = [
     "base",
-    "bayes",
     "masks",
     "corruptions",
     "metrics",
-    "posthoc",
+    "calibration",
     "predictions",
     "objectives",
     "layers",
@@ -27,23 +25,53 @@ ORDER = [
     "plan",
     "recipes",
     "data",
+    "tables",
     "engine",
     "callbacks",
-    "scale",
+    "cluster",
     "ensemble",
-    "automatic",
     "fit",
     "testing",
     "preview",
-    "judging",
+    "comparison",
     "plots",
     "report",
-    "tabular",
+    "tables.search",
+    "tables.fit",
     "sklearn",
     "cli",
     "__main__",
 ]
-"""Packages and loose modules; each imports only those before it."""
+"""Packages, loose modules, and modules that stand above the rest of their package; each imports only those before it."""
+
+
+BUDGETS = {
+    "": 1136,  # the modules beside the packages; 350 are choral.plots
+    "base": 3061,
+    "masks": 765,
+    "corruptions": 742,
+    "metrics": 1752,
+    "calibration": 945,
+    "predictions": 1830,
+    "objectives": 2087,
+    "layers": 4548,
+    "compaction": 1610,
+    "structures": 1563,
+    "models": 1167,
+    "plan": 3831,
+    "recipes": 2728,
+    "data": 2138,
+    "tables": 2400,
+    "engine": 7780,
+    "cluster": 2158,
+    "ensemble": 1845,
+    "testing": 339,
+    "report": 1235,
+    "comparison": 1574,
+    "sklearn": 950,
+    "cli": 1999,
+}
+"""Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 
 
 def module_of(path: Path) -> str:
@@ -71,7 +99,8 @@ def imports_of(node: ast.AST, *, anywhere: bool) -> Iterator[str]:
 
 
 def part(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    own = module.split(".")[1:3]
+    return ".".join(own) if ".".join(own) in ORDER else own[0] if own else ""
 
 
 def test_every_part_imports_only_those_before_it():
@@ -105,12 +134,18 @@ def test_a_test_of_a_module_stands_where_the_module_stands():
     assert all((ROOT / f).is_dir() or f.parts[:1] in [(o,) for o in own] for f in folders), folders
 
 
+def test_no_package_outgrows_its_budget():
+    lines = dict.fromkeys(BUDGETS, 0)
+    for path in ROOT.rglob("*.py"):
+        inside = path.relative_to(ROOT).parts[:-1]
+        lines[inside[0] if inside else ""] += len(path.read_text().splitlines())
+    over = {package: count for package, count in lines.items() if count > 1.05 * BUDGETS[package]}
+    assert not over, over
+    assert all(lines.values()), "a package is gone; remove its budget"
+
+
 def test_no_module_is_named_after_nothing():
     assert not [p for p in ROOT.rglob("*.py") if p.stem in ("utils", "helpers", "common", "misc")]
-
-
-ENDING = re.compile(r"(isons?|ings?|ions?|ers?|ors?|ed|es|s|e)$")
-OWN_WORDS = {"folder", "regressor", "trainers"}  # not forms of folds, regression and training
 
 
 def fresh(code: str) -> str:
@@ -133,7 +168,7 @@ def test_the_command_line_s_help_does_not_load_torch():
 
 
 def test_functions_are_not_hidden_by_the_modules_they_live_in():
-    code = "import choral, choral.fit, choral.judging.compare; choral.load; print([callable(f) for f in (choral.fit, choral.fit, choral.compare)])"
+    code = "import choral, choral.fit, choral.comparison.compare; choral.load; print([callable(f) for f in (choral.fit, choral.fit, choral.compare)])"
     assert fresh(code).strip() == "[True, True, True]"
 
 

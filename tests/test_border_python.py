@@ -205,7 +205,7 @@ def test_a_trained_network_that_would_be_drawn_anew_is_said():
 
 
 def test_all_methods_are_all():
-    from choral.judging.compare import recipes_for
+    from choral.comparison.compare import recipes_for
 
     assert len(recipes_for("all", budget=60, members=None, training=QUICK)) == len(choral.recipes.METHODS)
     assert len(recipes_for("single", budget=60, members=None, training=QUICK)) == 1

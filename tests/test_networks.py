@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import choral
 from choral import recipes
 from choral.base.errors import ConversionError
-from choral.layers.bayesian.dropped import DroppedOutput
+from choral.layers.bayesian.dropout import DroppedOutput
 from choral.layers.bayesian.sampling import SampledLayer
-from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
+from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.masked import MaskedLayer
 from choral.layers.joint.rank_one import RankOneLayer
 from choral.recipes.training import Training

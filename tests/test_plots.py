@@ -7,9 +7,9 @@ import torch
 
 import choral
 from choral import metrics, models, plots
-from choral.data.problems import load_problem
-from choral.judging.judge import evaluate
+from choral.comparison.evaluation import evaluate
 from choral.recipes import make
+from choral.tables.problems import load_problem
 
 matplotlib.use("agg")
 DIGITS = load_problem("digits")

@@ -7,9 +7,9 @@ import torch
 import choral
 from choral import models
 from choral.base.errors import InputError
+from choral.calibration import ConformalSets, MemberSelection, StackingWeights, Temperature, evaluate_sets
 from choral.metrics import logits_nll, mixture_nll, nll
 from choral.plan import Adam
-from choral.posthoc import ConformalSets, MemberSelection, StackingWeights, Temperature, evaluate_sets
 from choral.predictions import MultiLabel
 from choral.recipes import make
 from choral.recipes.training import Training

@@ -9,7 +9,7 @@ from safetensors.torch import save_model
 import choral
 from choral import recipes
 from choral.base.errors import InputError
-from choral.judging.judge import evaluate
+from choral.comparison.evaluation import evaluate
 from choral.recipes.training import Training
 
 transformers = pytest.importorskip("transformers")
@@ -113,6 +113,7 @@ class Rows(torch.utils.data.Dataset):
         return {name: values[index] for name, values in X.items()} | {"labels": Y[index]}
 
 
+@pytest.mark.menagerie
 @pytest.mark.filterwarnings("ignore")  # what another library warns of is its own affair
 def test_models_of_a_trainer_run_make_an_ensemble(tmp_path):
     pytest.importorskip("accelerate")

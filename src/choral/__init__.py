@@ -15,34 +15,34 @@ _WHERE = {
     "AdamW": "choral.plan",
     "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
-    "Columns": "choral.data.problems",
-    "Comparison": "choral.judging.standings",
+    "Columns": "choral.tables.problems",
+    "Comparison": "choral.comparison.comparison",
     "Compute": "choral.engine.compute",
     "EarlyStopping": "choral.plan",
     "Ensemble": "choral.ensemble.ensemble",
     "Measure": "choral.plan",
-    "Objective": "choral.objectives.combine",
+    "Objective": "choral.objectives.penalties",
     "Prediction": "choral.predictions",
-    "Ray": "choral.scale.clusters",
+    "Ray": "choral.cluster.ray",
     "Recipe": "choral.recipes.recipe",
     "Reset": "choral.plan",
     "SGD": "choral.plan",
     "Start": "choral.plan",
-    "Store": "choral.scale.remote",
+    "Store": "choral.cluster.objects",
     "Train": "choral.plan",
     "Training": "choral.recipes.training",
-    "compare": "choral.judging.compare",
+    "compare": "choral.comparison.compare",
     "converted": "choral.ensemble.converted",
-    "ensemble_of": "choral.ensemble.given",
+    "ensemble_of": "choral.ensemble.ensemble_of",
     "every": "choral.plan",
     "fit": "choral.fit",
-    "fit_table": "choral.tabular.fitting",
+    "fit_table": "choral.tables.fit",
     "fork": "choral.plan",
-    "leaves": "choral.scale.entry",
+    "leaves": "choral.cluster.calls",
     "load": "choral.fit",
-    "prepare": "choral.scale.entry",
+    "prepare": "choral.cluster.calls",
     "repeat": "choral.plan",
-    "run_leaf": "choral.scale.entry",
+    "run_leaf": "choral.cluster.calls",
     "seq": "choral.plan",
     "show": "choral.preview",
 }
@@ -58,7 +58,7 @@ _MODULES = (
     "objectives",
     "plan",
     "plots",
-    "posthoc",
+    "calibration",
     "predictions",
     "recipes",
     "sklearn",
@@ -104,15 +104,17 @@ __all__ = [  # defined by __getattr__
 
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
-    from choral.data.problems import Columns
+    from choral.cluster.calls import leaves, prepare, run_leaf
+    from choral.cluster.objects import Store
+    from choral.cluster.ray import Ray
+    from choral.comparison.compare import compare
+    from choral.comparison.comparison import Comparison
     from choral.engine.compute import Compute
     from choral.ensemble.converted import converted
     from choral.ensemble.ensemble import Ensemble
-    from choral.ensemble.given import ensemble_of
+    from choral.ensemble.ensemble_of import ensemble_of
     from choral.fit import fit, load
-    from choral.judging.compare import compare
-    from choral.judging.standings import Comparison
-    from choral.objectives.combine import Objective
+    from choral.objectives.penalties import Objective
     from choral.plan import (
         SGD,
         Adam,
@@ -132,10 +134,8 @@ if TYPE_CHECKING:
     from choral.preview import show
     from choral.recipes.recipe import Recipe
     from choral.recipes.training import Training
-    from choral.scale.clusters import Ray
-    from choral.scale.entry import leaves, prepare, run_leaf
-    from choral.scale.remote import Store
-    from choral.tabular.fitting import fit_table
+    from choral.tables.fit import fit_table
+    from choral.tables.problems import Columns
 
 
 class _Package(ModuleType):

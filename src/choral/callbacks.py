@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from choral.base.errors import InputError
-from choral.base.lettering import visible
+from choral.base.text import visible
 from choral.engine.events import Callback
 
 _COLUMNS = ("place", "epoch", "loss", "rate", "seconds")

@@ -4,7 +4,7 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,38 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base.border import guarded
+from choral.base.arguments import guarded
 from choral.base.errors import InputError, RunError, unknown_argument
 from choral.base.types import Build, Builds
 from choral.callbacks import watched
+from choral.cluster.calls import Asked, Call, call_of, carry_out_leaves, check_cluster, cut_for, train_apart
+from choral.cluster.objects import Store, is_far
+from choral.cluster.sites import absolute, fetched, opened, publish
 from choral.data.inputs import Transforms
-from choral.data.tables import Table
-from choral.engine.agreement import in_agreement
-from choral.engine.completing import carry_out
 from choral.engine.compute import Compute, OnExisting
 from choral.engine.events import Callback
 from choral.engine.folder import claimed, run_of
 from choral.engine.job import Job
 from choral.engine.parts import parts_of
-from choral.engine.settling import settle
+from choral.engine.preparation import settle
+from choral.engine.resume import carry_out, in_agreement
 from choral.engine.store import MemberStore
 from choral.engine.threads import using
 from choral.engine.validation import Limit
-from choral.ensemble import votes
-from choral.ensemble.describing import said_of
-from choral.ensemble.ensemble import Ensemble, ensemble_from
-from choral.ensemble.noise import settle_noise, warn_if_constant
-from choral.ensemble.out_of_fold import digest_of, read_folds, settle_folds
+from choral.ensemble import saving
+from choral.ensemble.ensemble import Ensemble, ensemble_from, said_of
+from choral.ensemble.held_out import digest_of, read_folds, settle_folds, settle_noise, warn_if_constant
 from choral.ensemble.saving import Saved, check_same, in_memory, load_file, load_folder
 from choral.objectives.likelihoods import Likelihood
-from choral.plan.needs import warning
-from choral.plan.stopping import EarlyStopping
+from choral.plan.cost import warning
+from choral.plan.early_stopping import EarlyStopping
 from choral.recipes.recipe import Recipe
-from choral.scale.apart import Asked, check_cluster, train_apart
-from choral.scale.entry import Call, call_of, carry_out_leaves, cut_for
-from choral.scale.gathering import fetched
-from choral.scale.remote import Store, is_far
-from choral.scale.sites import absolute, opened, publish
+from choral.tables.table import Table
 
 _LOG = logging.getLogger("choral")
 
@@ -126,9 +121,9 @@ def fit(
     return train(build, data, recipe, **{n: v for n, v in locals().items() if n not in ("build", "data", "recipe")})
 
 
-def check_options(function: str, options: Mapping[str, Any]) -> None:
-    """Raise InputError for options that are no arguments of `fit`, to which a function hands them on."""
-    known = list(inspect.signature(fit).parameters)[3:]
+def check_options(function: str, own: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Raise InputError for options that are no arguments of `fit`, to which a function with arguments of its own hands them on."""
+    known = list(dict.fromkeys([*own, *list(inspect.signature(fit).parameters)[3:]]))
     for name in options:
         if name not in known:
             raise InputError(unknown_argument(function, name, known))
@@ -203,7 +198,7 @@ def train(
 
 def _put_together(call: Call, job: Job, store: MemberStore, costs: dict[str, Any], table: Table | None) -> Ensemble:
     """Return the ensemble of what was trained."""
-    held, count, weights = votes.chosen(store, costs["networks"], job.recipe)
+    held, count, weights = saving.chosen(store, costs["networks"], job.recipe)
     return Ensemble(
         call.build,
         job.recipe,

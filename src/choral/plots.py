@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
-from choral.judging import judge
+from choral.base.text import short
+from choral.comparison import evaluation
 from choral.predictions import Classification, Prediction, Predictive
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _stored(found: Any, y: Any, make: Callable[[Predictive, Any], Any]) -> Any:
     if isinstance(found, Mapping) or (isinstance(found, list) and found and isinstance(found[0], Mapping)):
         return found
     prediction = _predictive(found)
-    return judge.plain(make(prediction, None if y is None else prediction.targets(y)))
+    return evaluation.plain(make(prediction, None if y is None else prediction.targets(y)))
 
 
 def _rows(found: Any, y: Any) -> dict[str, np.ndarray]:
@@ -131,7 +131,7 @@ def reliability(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
 
 def risk_coverage(found: Any, y: Any = None, *, ax: Ax = None, **options: Any) -> "Axes":
     """Draw the error of the rows that are kept when the least certain ones are left out."""
-    ax, curve = _axes(ax), _stored(found, y, lambda p, t: judge.risk(p, t)["risk"])
+    ax, curve = _axes(ax), _stored(found, y, lambda p, t: evaluation.risk(p, t)["risk"])
     line(ax, curve["kept"], curve["risk"], curve.get("spread"), **options)
     _thousands(ax)
     ax.set(xlabel="share of rows kept, most certain first", ylabel=curve["of"])
@@ -170,7 +170,7 @@ def confusion(found: Any, y: Any = None, *, names: Sequence[str] | None = None, 
 def entropy_histograms(found: Any, other: Any = None, *, ax: Ax = None) -> "Axes":
     """Draw the shares of rows by entropy (of numbers: standard deviation), and those of `other`, out of distribution."""
     outside = None if other is None else _predictive(other)
-    ax, shown = _axes(ax), _stored(found, None, lambda p, _: judge.histograms(p, outside))
+    ax, shown = _axes(ax), _stored(found, None, lambda p, _: evaluation.histograms(p, outside))
     for name, color, text in (("in", "C0", "test rows"), ("out", "C1", "out of distribution")):
         if shown.get(name):
             ax.stairs(shown[name], shown["edges"], fill=True, color=color, alpha=0.4, lw=0)
@@ -197,7 +197,7 @@ def agreement(found: Any, y: Any = None, *, scale: float | None = None, ax: Ax =
 
 def ensemble_size(found: Any, y: Any = None, *, measure: str = "nll", ax: Ax = None, **options: Any) -> "Axes":
     """Draw a measure by the number of members, with its standard deviation over random choices of them."""
-    ax, rows = _axes(ax), _stored(found, y, judge.sizes)
+    ax, rows = _axes(ax), _stored(found, y, evaluation.sizes)
     held = {n: [row.get(n, 0.0) for row in rows] for n in ("members", measure, f"{measure}_std")}
     line(ax, held["members"], held[measure], held[f"{measure}_std"], **options)
     _thousands(ax)

@@ -5,9 +5,8 @@ from typing import Any
 from torch import nn
 
 from choral.base.types import Build
-from choral.plan.cost import cost
-from choral.plan.needs import warning
-from choral.plan.stopping import EarlyStopping
+from choral.plan.cost import cost, warning
+from choral.plan.early_stopping import EarlyStopping
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from choral.base.errors import InputError
-from choral.base.functions import Function
 from choral.base.interface import Interface, detach, names_in, pick
+from choral.base.portrait import Function
 from choral.base.values import from_dict
 
 Pair = namedtuple("Pair", "logits hidden")

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base.functions import Function
-from choral.base.portrait import Portrait
+from choral.base.portrait import Function, Portrait
 
 
 class Slotted:
@@ -182,7 +181,7 @@ def test_cycles_and_sizes_are_bounded():
 
 def test_portraits_are_those_of_the_next_process():
     code = (
-        "from tests.base.test_portrait import AROUND, KINDS, named; from choral.base.functions import Function\n"
+        "from tests.base.test_portrait import AROUND, KINDS, named; from choral.base.portrait import Function\n"
         "print([Function.of(AROUND[a](KINDS[k](1))).digest for a in AROUND for k in KINDS])\n"
         "print([Function.of(named(KINDS[k](1))).digest for k in KINDS])"
     )

@@ -16,7 +16,7 @@ import pytest
 from tests.cli.shell import choral, refused, run
 
 import choral as library
-from choral.cli import guard
+from choral.cli import errors
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_errors_of_every_kind_have_a_sentence(monkeypatch, tmp_path):
         import io
 
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            assert guard.guarded(fail) == code, error
+            assert errors.guarded(fail) == code, error
         lines = said.getvalue().strip().splitlines()
         assert len(lines) == 1
         assert words in lines[0]
@@ -192,7 +192,7 @@ def test_an_interrupt_hidden_by_an_import_is_an_interrupt():
             raise ImportError("numpy is half there") from error
 
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        assert guard.guarded(importing) == 130
+        assert errors.guarded(importing) == 130
     assert "interrupted" in said.getvalue()
 
 
@@ -247,7 +247,7 @@ def test_an_interrupt_that_is_swallowed_is_repeated_until_it_is_obeyed():
     started, said = time.monotonic(), io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            assert guard.guarded(swallowing) == 130
+            assert errors.guarded(swallowing) == 130
     finally:
         signal.signal(signal.SIGINT, ours)
     assert time.monotonic() - started < 10

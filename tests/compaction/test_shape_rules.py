@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choral.compaction.shape_rules import reshaped
-from choral.compaction.units import Channels, Units
+from choral.compaction.rules import reshaped
+from choral.compaction.tracer import Channels, Units
 
 
 def factorings(number):

@@ -11,7 +11,7 @@ from torch import nn
 
 import choral
 from choral import Adam, Training
-from choral.judging.judge import evaluate
+from choral.comparison.evaluation import evaluate
 from choral.objectives import (
     Bernoulli,
     Categorical,

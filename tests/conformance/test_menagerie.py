@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.menagerie import MENAGERIE
 
 from choral.base.errors import ConversionError, InputError
 from choral.recipes import METHODS, make
-from choral.testing import CHECKS, MENAGERIE
+from choral.testing import CHECKS
 from choral.testing.problems import CALM
 
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"

@@ -5,7 +5,7 @@ from sklearn.datasets import load_sample_images
 
 from choral.base.errors import InputError
 from choral.corruptions import COMMON, EXTRA, FAMILIES, SEVERITIES, apply, corrupt, each_corruption
-from choral.corruptions.color import grey_of
+from choral.corruptions.pixels import grey_of
 
 ALL = COMMON + EXTRA
 

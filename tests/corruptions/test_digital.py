@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from choral.corruptions import corrupt, digital
-from choral.corruptions.draws import RowDraws
+from choral.corruptions import corrupt, functions
+from choral.corruptions.pixels import RowDraws
 
 
 def random_images(*shape: int) -> np.ndarray:
@@ -56,7 +56,7 @@ def ramps(rows: int, side: int = 64) -> np.ndarray:
 
 def beyond_affine(severity: int, rows: int = 10) -> tuple[float, float]:
     """Deviation from the best affine map, and size of that map's own displacement, in shares of the side."""
-    warped = digital.elastic_transform(ramps(rows), severity, RowDraws(0, "elastic_transform", range(rows)))
+    warped = functions.elastic_transform(ramps(rows), severity, RowDraws(0, "elastic_transform", range(rows)))
     inner = (slice(16, 48), slice(16, 48))
     y, x = np.mgrid[:64, :64]
     design = np.stack([y[inner].ravel(), x[inner].ravel(), np.ones(32 * 32)], 1)
@@ -79,7 +79,7 @@ def test_elastic_trades_affine_moves_for_local_warps() -> None:
 
 def test_affine_part_moves_the_three_points_as_drawn() -> None:
     moves = np.array([[[2.0, 1.0], [-1.0, 0.5], [0.0, -2.0]]])
-    moved = digital._random_affine(ramps(1), moves)[0]
+    moved = functions._random_affine(ramps(1), moves)[0]
     # What stood at a point stands at the moved point afterwards.
     for point, move in zip(np.array([[53, 53], [11, 53], [11, 11]]), moves[0]):
         y, x = point + move

@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 from scipy.ndimage import affine_transform, map_coordinates
 
-from choral.corruptions.resample import (
+from choral.corruptions.pixels import (
     box_matrix,
     enlarge,
     line_blur,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from choral.corruptions.textures import frost_crystals, plasma
+from choral.corruptions.functions import frost_crystals, plasma
 
 
 def slow_plasma(noise: np.ndarray, decay: float) -> np.ndarray:

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from choral.base.errors import InputError
-from choral.corruptions import corrupt, weather
-from choral.corruptions.draws import RowDraws
-from choral.corruptions.textures import plasma
+from choral.corruptions import corrupt, functions
+from choral.corruptions.functions import plasma
+from choral.corruptions.pixels import RowDraws
 
 
 def greys(level: float, rows: int = 8, side: int = 32) -> np.ndarray:
@@ -35,7 +35,7 @@ def test_frost_takes_random_parts_of_random_pictures() -> None:
 
 def test_fog_follows_its_formula() -> None:
     images = np.random.default_rng(0).random((3, 32, 32, 3)).astype(np.float32) * 0.8
-    got = weather.fog(images, 4, RowDraws(7, "fog", range(3)))
+    got = functions.fog(images, 4, RowDraws(7, "fog", range(3)))
     cloud = plasma(RowDraws(7, "fog", range(3)).uniform(32, 32, low=-1, high=1), 2.0)[..., None]
     for row in range(3):
         peak = images[row].max()
@@ -45,7 +45,7 @@ def test_fog_follows_its_formula() -> None:
 
 def test_snow_whitens_by_the_published_share_and_falls_in_streaks() -> None:
     images = greys(0.2, rows=40)
-    got = weather.snow(images, 1, RowDraws(0, "snow", range(40)))
+    got = functions.snow(images, 1, RowDraws(0, "snow", range(40)))
     floor = 0.95 * 0.2 + 0.05 * max(0.2, 1.5 * 0.2 + 0.5)
     assert got.min() == pytest.approx(floor, abs=1e-5)
     flakes = got[..., 0] - got.min()
@@ -57,14 +57,14 @@ def test_snow_whitens_by_the_published_share_and_falls_in_streaks() -> None:
 
 def test_water_tints_and_mud_covers() -> None:
     images = greys(0.3, rows=40)
-    water = weather.spatter(images, 2, RowDraws(0, "spatter", range(40)))
+    water = functions.spatter(images, 2, RowDraws(0, "spatter", range(40)))
     added = water - images
     assert added.min() >= 0
     assert added.max() == pytest.approx(0.5 * 238 / 255, abs=1e-3)
     wet = added[..., 0] > 1e-6
     assert 0.02 < wet.mean() < 0.6
     np.testing.assert_allclose(added[wet][:, 0] / added[wet][:, 1], 175 / 238, rtol=1e-3)
-    mud = weather.spatter(images, 5, RowDraws(0, "spatter", range(40)))
+    mud = functions.spatter(images, 5, RowDraws(0, "spatter", range(40)))
     covered = np.abs(mud - images).max(-1) > 1e-6
     assert 0.005 < covered.mean() < 0.4
     assert np.abs(mud[covered] - np.array([63, 42, 20]) / 255).max() < 0.2 * 0.3 + 1e-6  # cover is at least 0.8
@@ -74,8 +74,8 @@ def test_drops_of_different_rows_do_not_touch() -> None:
     inside = np.ones((2, 6, 6), bool)
     inside[0] = False
     inside[1, 0] = False
-    alone = weather._depth(inside[1:])
-    np.testing.assert_allclose(weather._depth(inside)[1], alone[0])
+    alone = functions._depth(inside[1:])
+    np.testing.assert_allclose(functions._depth(inside)[1], alone[0])
 
 
 def test_brightness_adds_to_the_value() -> None:

@@ -14,8 +14,8 @@ from choral import recipes
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.data.sources import TensorSource
-from choral.plan.optimizer import Adam
-from choral.plan.remembering import restore_memory
+from choral.plan.optimizer_step import restore_memory
+from choral.plan.optimizers import Adam
 from choral.recipes import METHODS
 
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.engine import forwards
-from choral.engine.answering import Evaluation
-from choral.engine.evaluators import PlainEvaluator
+from choral.engine import evaluate
+from choral.engine.evaluate import Evaluation, PlainEvaluator
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.recipes import make
@@ -96,7 +95,7 @@ def test_large_draws_are_mapped_a_few_at_a_time() -> None:
         return network(torch.ones(1, 3)) + draws.uniform((numbers,), like=torch.ones(())).mean()
 
     for numbers, each in ((10, 50), (1 << 17, 8), (1 << 21, 1)):
-        assert forwards.room(network, 0, partial(run, numbers), 50) == each
+        assert evaluate.room(network, 0, partial(run, numbers), 50) == each
 
 
 def test_steps_may_be_mapped_with_keys_of_either_kind() -> None:

@@ -17,7 +17,7 @@ from choral.base.errors import InputError, RunError
 from choral.engine.run import Run
 from choral.ensemble.ensemble import Ensemble
 from choral.plan import Collect, Constant, Reset, Train, fork, seq
-from choral.plan.stopping import EarlyStopping
+from choral.plan.early_stopping import EarlyStopping
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 

@@ -216,17 +216,6 @@ def test_attributes_that_hold_activations_are_no_state():
         choral.fit(lambda: Saving(3, 2), (X, Y), ONE)
 
 
-def test_a_folder_of_an_older_version_is_refused_with_what_to_do(tmp_path):
-    from choral.engine.files import read_json, write_json
-
-    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
-    plan = read_json(tmp_path / "plan.json")
-    plan["identity"]["network"] = "0123"
-    write_json(tmp_path / "plan.json", plan)
-    with pytest.raises(RunError, match=r"older version of choral.*on_existing='overwrite'"):
-        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
-
-
 @pytest.mark.parametrize("what", ["members", "checkpoints"])
 def test_a_deleted_plan_brings_nothing_back_under_another_seed(tmp_path, what):
     def stop(event):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from choral import Compute
-from choral.engine import executors
+from choral.engine import executor
 from choral.fit import fit
 from choral.recipes import make
 from choral.testing.problems import CALM, PROBLEMS
@@ -21,9 +21,9 @@ def seconds_of(monkeypatch, fastest):
     def time(kind, task, *_):
         kernel = task.blueprint.network().kernel
         tried.append(kernel)
-        return executors.Tried(1.0 if kernel == fastest else 2.0, {})
+        return executor.Tried(1.0 if kernel == fastest else 2.0, {})
 
-    monkeypatch.setattr(executors, "_tried", time)
+    monkeypatch.setattr(executor, "_tried", time)
     return tried
 
 

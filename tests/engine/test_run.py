@@ -9,11 +9,9 @@ from torch import nn
 
 from choral import Compute, models
 from choral.base.errors import DivergedError, InputError, PlanError, RunError
-from choral.data import HorizontalFlip, Normalize, PadCrop, TensorSource
+from choral.data import HorizontalFlip, Normalize, PadCrop
 from choral.engine.blueprint import redraw
-from choral.engine.checkpoint import Checkpoints
-from choral.engine.files import checksum, write_json
-from choral.engine.task import make_task
+from choral.engine.files import write_json
 from choral.fit import fit
 from choral.plan import (
     SGD,
@@ -325,13 +323,21 @@ def test_datasets_and_loaders_give_the_members_that_arrays_give():
             )
 
 
-def test_auto_measures_and_remembers(tmp_path):
+def wide() -> nn.Module:
+    return models.mlp(4, 2, hidden=(500, 500))
+
+
+def convolving() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 3), nn.Flatten(), nn.Linear(6, 2))
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"), [(build, "vectorized"), (wide, "sequential"), (convolving, "sequential")]
+)
+def test_auto_decides_by_the_network_and_not_by_a_clock(network, expected, tmp_path):
     recipe = make("deep_ensemble", budget=4, members=4, training=QUICK)
-    fit(build, (X, Y), recipe, run_dir=tmp_path, compute=Compute(executor="auto"))
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert set(plan["measured"]) == {"sequential", "vectorized"}
-    faster = min(plan["measured"], key=plan["measured"].get)
-    assert plan["executor"] == faster
+    fit(network, (X, Y), recipe, run_dir=tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["executor"] == expected
 
 
 def test_auto_falls_back_to_sequential_for_a_network_that_cannot_be_mapped(tmp_path):
@@ -418,51 +424,6 @@ def test_checkpoints_are_so_far_apart_that_they_take_little_of_the_time(tmp_path
             callbacks=lambda event: tick(1.0) if event["kind"] == "epoch" else None,
         )
         assert [epoch for epoch in saved if epoch] == expected
-
-
-def _trial(monkeypatch, build, x, alone, stacked):
-    """Return what 'auto' measures when steps take these seconds, one list for each kind of trainer, and what it settles on."""
-    from choral.engine import executors
-    from choral.engine.trainers import PlainTrainer
-
-    times = {True: iter(alone), False: iter(stacked)}
-
-    def timed(kind, task, source, phase, states, order, last=None):
-        return executors.Tried(next(times[kind is PlainTrainer]), {})
-
-    monkeypatch.setattr(executors, "_tried", timed)
-    recipe = Recipe(name="r", plan=fork(4, Reset(), Train(epochs=1, batch_size=8, schedule=Constant(0.1)), Collect()))
-    source = TensorSource(x, torch.arange(len(x)) % 3)
-    task = make_task(build, source, recipe)
-    return executors.choose("auto", task, source, recipe.plan)
-
-
-def test_the_trial_is_repeated_where_the_two_are_close(monkeypatch):
-    def build():
-        return nn.Linear(3, 3)
-
-    x = torch.randn(8, 3)
-    close = _trial(monkeypatch, build, x, [1.0, 0.7, 0.9, 0.9], [0.95, 0.95, 0.95, 0.95])
-    assert (close.name, close.measured) == ("sequential", {"sequential": 0.7, "vectorized": 0.95})
-    clear = _trial(monkeypatch, build, x, [1.0], [0.5])
-    assert (clear.name, clear.measured) == ("vectorized", {"sequential": 1.0, "vectorized": 0.5})
-
-
-def test_large_convolutions_are_not_tried_stacked(monkeypatch):
-    def build():
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-
-    x = torch.randn(8, 3, 8, 8)
-    assert _trial(monkeypatch, build, x, [0.01], []).measured == {"sequential": 0.01}
-    assert _trial(monkeypatch, build, x, [0.0005], [0.0002]).name == "vectorized"
-
-
-def test_an_unfinished_run_of_an_earlier_version_is_refused_with_a_sentence(tmp_path):
-    content = json.dumps({"position": 1, "epoch": 0, "frames": []})
-    outer = {"content": content, "checksum": checksum(content.encode())}
-    (tmp_path / "manifest-0.json").write_text(json.dumps(outer))
-    with pytest.raises(RunError, match=r"written by an earlier choral.*give another run_dir"):
-        Checkpoints(tmp_path).latest()
 
 
 class Fussy(nn.Module):

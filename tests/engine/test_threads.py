@@ -1,10 +1,7 @@
 """Another number of threads rounds sums differently and changes nothing else; within one number nothing changes at all."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Event
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +9,7 @@ from torch import nn
 
 from choral import Compute, models
 from choral.base.errors import InputError
-from choral.engine import answering, threads
+from choral.engine import evaluate, threads
 from choral.fit import fit
 from choral.plan import Adam
 from choral.recipes import make
@@ -100,69 +97,18 @@ def test_threads_that_are_no_number_are_refused(wrong):
         fit(Counting, SMALL, SINGLE, compute=Compute(threads=wrong))
 
 
-def test_threads_settled_in_one_thread_are_not_seen_in_another(two):
-    """torch.set_num_threads would also settle what a thread begun meanwhile has for the rest of its life."""
-    inside, outside, seen = Event(), Event(), {}
-
-    def watch(event):
-        inside.set()
-        outside.wait(10)
-        seen["within"] = torch.get_num_threads()
-
-    def other():
-        inside.wait(10)
-        seen["beside"] = torch.get_num_threads()
-        torch.randn(8, 8) @ torch.randn(8, 8)
-        fit(
-            Counting,
-            SMALL,
-            SINGLE,
-            compute=Compute(threads=2),
-            callbacks=lambda _: seen.update(of=torch.get_num_threads()),
-        )
-        outside.set()
-        seen["after"] = torch.get_num_threads()
-
-    with ThreadPoolExecutor(2) as pool:
-        for job in (
-            pool.submit(fit, Counting, SMALL, SINGLE, callbacks=watch),
-            pool.submit(other),
-        ):
-            job.result()
-    assert seen == {"within": 1, "beside": 2, "of": 2, "after": 2}
-    assert torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize("gains", [True, False])
-def test_large_networks_get_the_threads_that_gain(gains, two, monkeypatch, tmp_path):
-    monkeypatch.setattr(threads, "gain", lambda run, many: gains)
-    monkeypatch.setattr(threads, "_SHARE", 100.0)
+def test_large_networks_get_all_threads(two, monkeypatch, tmp_path):
     monkeypatch.setattr(threads, "_SMALL", 2000)  # 16 rows of 2 * (16 + 12) operations are 896, 64 are 3584
     large = make("single", budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=64))
     ensemble = fit(Counting, SMALL, large, run_dir=tmp_path)
-    assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 1 + gains
+    assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 2
     used: list[int] = []
-    real = answering.using
-    monkeypatch.setattr(answering, "using", lambda number: (used.append(number), real(number))[1])
+    real = evaluate.using
+    monkeypatch.setattr(evaluate, "using", lambda number: (used.append(number), real(number))[1])
     ensemble.predict(SMALL[0][:16])
     assert used[-1] == 1
     ensemble.predict(SMALL[0])
-    assert used[-1] == 1 + gains
-
-
-def test_a_trial_finds_what_is_faster(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-
-    def taking(seconds):
-        def run():
-            clock[0] += seconds[torch.get_num_threads()]
-
-        return run
-
-    assert threads.gain(taking({1: 2.0, 3: 1.0}), 3)
-    assert not threads.gain(taking({1: 1.0, 3: 2.0}), 3)
-    assert not threads.gain(taking({1: 1.0, 3: 0.95}), 3)
+    assert used[-1] == 2
 
 
 class Stop(Exception):

@@ -9,10 +9,10 @@ from torch.utils.data import TensorDataset
 import choral
 from choral import SGD, Objective, Recipe, Reset, Train, Training, fork, models, seq
 from choral.base.errors import InputError
-from choral.judging.judge import evaluate, measure
+from choral.comparison.evaluation import evaluate, measure
 from choral.objectives import L2, Bernoulli, Categorical, Poisson
 from choral.plan import Collect
-from choral.plan.schedule import Constant
+from choral.plan.schedules import Constant
 from choral.recipes import make
 
 G = torch.Generator().manual_seed(0)

@@ -17,19 +17,18 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import ChoralError, InputError, RunError
+from choral.calibration import ConformalSets, MemberSelection, StackingWeights, Temperature
+from choral.comparison.compare import compare
 from choral.data import arrays
 from choral.data.arrays import read_arrays
-from choral.data.columns import NumberColumn, Scale
-from choral.data.tables import Table
-from choral.data.words import CategoryColumn
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
 from choral.fit import fit
-from choral.judging.compare import compare
 from choral.plan import Adam, Collect, Reset, Train, fork, seq
-from choral.posthoc import ConformalSets, MemberSelection, StackingWeights, Temperature
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
+from choral.tables.columns import CategoryColumn, NumberColumn, Scale
+from choral.tables.table import Table
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(40, 3, generator=G), torch.randint(0, 2, (40,), generator=G)
@@ -57,12 +56,12 @@ def unsealed(data, tensors=None, change=None):
     return pack_tensors(old if tensors is None else tensors, header)
 
 
-def old_format(data, header_of=lambda header: header):
-    """Return the bytes as they were written before there were checksums."""
+def without_seal(data):
+    """Return the bytes of a file with the same tensors and header, but no checksum."""
     from safetensors.torch import save
 
     tensors, header = unpack_tensors(data, "test")
-    return save(tensors, metadata={"choral": json.dumps(header_of(header))})
+    return save(tensors, metadata={"choral": json.dumps(header)})
 
 
 def test_every_bit_of_a_file_counts(saved, tmp_path):
@@ -79,22 +78,16 @@ def test_the_same_ensemble_gives_the_same_bytes(saved, tmp_path):
     assert (tmp_path / "again").read_bytes() == saved.read_bytes()
 
 
-def test_files_of_the_old_format_are_read_with_a_warning(saved, tmp_path):
-    path = tmp_path / "old.choral"
-    path.write_bytes(old_format(saved.read_bytes(), lambda header: header | {"format": 1}))
-    with pytest.warns(UserWarning, match="older choral and carries no checksum"):
-        old = choral.load(path)
-    assert torch.equal(old.predict(X).probs, choral.load(saved).predict(X).probs)
+def test_files_without_a_checksum_or_of_another_format_are_refused(saved, tmp_path):
+    path = tmp_path / "e.choral"
+    path.write_bytes(without_seal(saved.read_bytes()))
+    with pytest.raises(RunError, match="do not have its checksum"):
+        choral.load(path)
     fit(build, (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK), run_dir=tmp_path / "run")
-    expected = choral.load(tmp_path / "run").predict(X).probs
-    for member in (tmp_path / "run" / "members").iterdir():
-        member.write_bytes(old_format(member.read_bytes(), lambda header: {"form": header["form"]}))
-    for name in ("plan.json", "results.json"):
-        content = {k: v for k, v in json.loads((tmp_path / "run" / name).read_text()).items() if k != "sealed"}
-        (tmp_path / "run" / name).write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match="older choral") as said:
-        assert torch.equal(choral.load(tmp_path / "run").predict(X).probs, expected)
-    assert len(said) <= 5  # not one for each member and reading
+    plan = tmp_path / "run" / "plan.json"
+    plan.write_text(json.dumps({k: v for k, v in json.loads(plan.read_text()).items() if k != "sealed"}))
+    with pytest.raises(RunError, match="does not have its checksum"):
+        choral.load(tmp_path / "run")
     write_bytes(path, unsealed(saved.read_bytes(), change=lambda header: header.update(format=3)))
     with pytest.raises(RunError, match="has format 3"):
         choral.load(path)
@@ -164,10 +157,10 @@ HOSTILE = {
                 "columns": [{"kind": "NumberColumn", "name": "a", "scale": {"kind": "Scale", "mean": 0.0, "std": 0.0}}],
             },
         ),
-        "table that cannot be read: a scale has mean 0.0 and deviation 0.0",
+        "table that cannot be read: a scale has mean 0.0 and std 0.0",
     ),
     "columns": (put("table", {"kind": "Table", "columns": [{"name": "a"}]}), "columns is .* but must be of type"),
-    "an old table": (put("table", {"target_mean": 0.0, "target_std": 1.0}), "form of an older choral.*fit it again"),
+    "an old table": (put("table", {"target_mean": 0.0, "target_std": 1.0}), "table that cannot be read: kind None"),
     "another's table": (put("table", {"kind": "Scale"}), "holds a Scale where a Table belongs"),
     "too many classes": (put("table", {"kind": "Table", "classes": ["a"] * 200_000}), "has 200,000 values, 1 of them"),
     "form": (put("forms", [{"axes": 3, "attributes": {}}, None]), "but must be null or a dict"),

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import choral
 from choral.base.errors import InputError
+from choral.comparison.evaluation import evaluate
 from choral.data import Normalize
-from choral.judging.judge import evaluate
 from choral.objectives import Loss
 from choral.objectives.likelihoods import About, NegativeBinomial
 from choral.recipes import make

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from choral import metrics
 from choral.base.errors import InputError
-from choral.metrics import ClassificationStream, ScoreStream, accumulators, ood_scores
+from choral.metrics import ClassificationStream, ScoreStream, evaluate, ood_scores
 from choral.metrics.diversity import PairSums
 
 
@@ -91,13 +91,13 @@ def test_memory_does_not_grow_with_the_rows() -> None:
 def test_one_large_batch_is_worked_through_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     member_probs, labels = case(0, 50, 8_000, 10)  # 32 MB in float64
     held: list[int] = []
-    original = accumulators.pair_sums
+    original = evaluate.pair_sums
 
     def watched(block: torch.Tensor) -> PairSums:
         held.append(block.numel())
         return original(block)
 
-    monkeypatch.setattr(accumulators, "pair_sums", watched)
+    monkeypatch.setattr(evaluate, "pair_sums", watched)
     metrics.evaluate_classification(member_probs, labels)
     assert sum(held) == member_probs.numel()
     assert max(held) <= 1 << 20

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choral.base.errors import InputError
-from choral.models.arguments import blocks, choice, count, counts, rate
+from choral.models.spec import blocks, choice, count, counts, rate
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, "3", True, None])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from choral.models import densenet121, pyramidnet, resnet20_frn, resnet_cifar, wide_resnet
-from choral.models.initialize import he
+from choral.models import resnet20_frn, resnet_cifar, wide_resnet
+from choral.models.spec import he
 
 
 @pytest.mark.parametrize(("fan", "expected"), [("fan_in", 2 / (8 * 25)), ("fan_out", 2 / (64 * 25))])
@@ -30,8 +30,6 @@ def test_convolutions_have_hes_variance(fan, expected):
         (lambda: resnet_cifar(8), "out"),
         (lambda: resnet20_frn(), "in"),
         (lambda: wide_resnet(10, 2), "out"),
-        (lambda: pyramidnet(8, 48), "out"),
-        (lambda: densenet121(growth=8), "in"),
     ],
 )
 def test_the_residual_families_start_from_he(build, fan):

@@ -37,8 +37,6 @@ SMALL: dict[str, tuple[dict, tuple[int, ...]]] = {
     "resnet50": ({"width": 4, "classes": 5}, (3, 64, 64)),
     "resnext50": ({"groups": 2, "group_width": 2, "classes": 5, "stem": "cifar"}, (3, 16, 16)),
     "wide_resnet": ({"depth": 16, "width": 1, "dropout": 0.3}, (3, 8, 8)),
-    "pyramidnet": ({"depth": 20, "widening": 20, "classes": 4}, (3, 8, 8)),
-    "densenet121": ({"growth": 4, "stem": "cifar", "classes": 5, "dropout": 0.2}, (3, 16, 16)),
     "cnn_lstm": ({"vocabulary": 50, "embedding": 8, "filters": 6, "units": 5}, (24,)),
     "vit": ({"side": 8, "channels": 1, "width": 16, "depth": 2, "patch": 2, "dropout": 0.1}, (1, 8, 8)),
     "transformer": ({"vocabulary": 50, "length": 30, "width": 16}, (24,)),

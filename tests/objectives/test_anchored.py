@@ -5,8 +5,8 @@ from torch.func import grad, hessian, vmap
 
 from choral.base.errors import InputError
 from choral.base.values import from_dict
-from choral.bayes.chains import GuidedWalk
-from choral.objectives.anchored import Anchored
+from choral.objectives.penalties import Anchored
+from choral.plan.bayes import GuidedWalk
 
 MEMBERS = 2000
 

@@ -7,9 +7,8 @@ from torch.func import grad, vmap
 
 from choral.base.errors import InputError
 from choral.base.values import from_dict
-from choral.bayes.posteriors import rho_of, std_of
 from choral.objectives import kl
-from choral.objectives.kl import GaussianKL, SpikeSlabKL, bernoulli_kl, gaussian_kl
+from choral.objectives.kl import GaussianKL, SpikeSlabKL, bernoulli_kl, gaussian_kl, rho_of, std_of
 
 DOUBLE = torch.float64
 

@@ -4,9 +4,8 @@ import torch.nn.functional as F
 from torch import distributions as d
 
 from choral.base.errors import InputError
-from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Categorical, FixedGaussian, LearnedGaussian, infer
-from choral.objectives.penalties import L2
+from choral.objectives.penalties import L2, Objective
 
 
 def data(members=3, batch=5, width=4):

@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from choral.layers.bayesian.patched import Mixture, PatchedLayer
-from choral.objectives.patch_penalty import PatchedL2
-from choral.objectives.penalties import L2
+from choral.objectives.penalties import L2, PatchedL2
 
 
 def params_of(network):

@@ -7,10 +7,10 @@ from scipy import stats
 from torch import nn
 
 from choral import Compute
-from choral.bayes.chains import GuidedWalk
 from choral.fit import fit
 from choral.objectives.likelihoods import FixedGaussian
 from choral.plan import SGD, DrawAnchor, StepAnchor
+from choral.plan.bayes import GuidedWalk
 from choral.plan.state import State
 from choral.recipes import anchored, sequential_anchored
 from choral.recipes.training import Training

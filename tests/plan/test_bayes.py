@@ -8,14 +8,13 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import InputError, PlanError
-from choral.bayes.chains import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
-from choral.bayes.posteriors import gate_keep, std_of
 from choral.compaction import Fold, shrink
 from choral.data.sources import TensorSource
 from choral.engine.context import BranchContext
 from choral.engine.flops import Flops
 from choral.engine.task import make_task
 from choral.layers.bayesian.sampling import at_means
+from choral.objectives.kl import gate_keep, std_of
 from choral.objectives.likelihoods import Categorical, FixedGaussian
 from choral.plan import (
     CompactGates,
@@ -29,7 +28,7 @@ from choral.plan import (
     StepTargetShift,
     walk,
 )
-from choral.plan.bayes import take_over, variational_form
+from choral.plan.bayes import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk, take_over, variational_form
 from choral.recipes import sebays_freeze
 
 

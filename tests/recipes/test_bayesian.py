@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from choral import Compute, models
 from choral.base.errors import InputError, PlanError
 from choral.base.values import from_dict
-from choral.bayes.chains import IID, GuidedWalk
-from choral.bayes.posteriors import std_of
 from choral.cli.app import app
 from choral.fit import fit
+from choral.objectives.kl import std_of
 from choral.objectives.likelihoods import FixedGaussian
 from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Perturb, Reset, ResetStds, Train, fork
+from choral.plan.bayes import IID, GuidedWalk
 from choral.plan.walk import trainings
 from choral.recipes import make
 from choral.recipes.exploration import SCHEDULES, schedules
@@ -101,7 +101,7 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
     for a, b in zip(results["sequential"], results["vectorized"]):
         assert torch.allclose(a["weight"], b["weight"], atol=1e-6)
     from choral.base import rng
-    from choral.engine.points import order_of
+    from choral.engine.sampling import order_of
 
     for i, params in enumerate(results["sequential"]):
         with rng.seeded(5, f"f{i}", 0, "build"):

@@ -3,7 +3,7 @@
 import pytest
 
 from choral.base.errors import InputError
-from choral.plan.needs import raised, short, steps_of, warning
+from choral.plan.cost import raised, short, steps_of, warning
 from choral.plan.phases import Train
 from choral.plan.walk import trainings
 from choral.recipes import METHODS, deep_ensemble, make, prune_and_tune, single, snapshot

@@ -8,9 +8,9 @@ from torch import nn
 
 import choral
 from choral.base.errors import DivergedError
-from choral.judging.findings import findings
+from choral.comparison.comparison import findings
 from choral.plan import SGD, AdamW
-from choral.plan.schedule import Relative
+from choral.plan.schedules import Relative
 from choral.plan.walk import trainings
 from choral.recipes import METHODS, make
 from choral.recipes.training import Training, default_rate

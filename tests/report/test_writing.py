@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from choral.judging.findings import difference
+from choral.comparison.comparison import difference
 from choral.report import write_report
 from choral.report.content import collect
 from choral.report.figures import DARK, LIGHT, settings
@@ -166,7 +166,7 @@ def seeds(tmp_path_factory):
     from tests.report.conftest import QUICK
 
     from choral import compare, models
-    from choral.data.problems import load_problem
+    from choral.tables.problems import load_problem
 
     folder, part = tmp_path_factory.mktemp("seeds"), load_problem("wine")
     found = compare(

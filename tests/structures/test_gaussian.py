@@ -8,7 +8,7 @@ from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.sampling import at_means
-from choral.structures.gaussian import Gaussian
+from choral.structures.bayesian import Gaussian
 
 
 class Block(nn.Module):

@@ -8,9 +8,9 @@ from torch import nn
 from choral import models
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
-from choral.layers.conversion.swapping import swap
+from choral.layers.convert import swap
 from choral.layers.joint.network import Joint
-from choral.layers.packed.layer import PackedLayer
+from choral.layers.packed.layers import PackedLayer
 from choral.structures import BatchEnsemble, Independent, Masksembles, Packed, Patched, check_independence
 from choral.structures.independence import _sets
 

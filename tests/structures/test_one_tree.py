@@ -66,7 +66,7 @@ def test_members_are_plain_networks(kind, name):
     plain, _ = make(name)
     member = structure.member(joint, 0)
     kinds = {type(m).__module__ for m in member.modules()}
-    assert not any("choral.layers" in k for k in kinds - {"choral.layers.conversion.attention", "choral.layers.frn"})
+    assert not any("choral.layers" in k for k in kinds - {"choral.layers.attention", "choral.layers.frn"})
     if not kind.startswith(("batch_ensemble", "tabm")):  # they open attention
         assert [n for n, _ in member.named_parameters()] == [n for n, _ in plain.named_parameters()]
 

@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 from tests.structures.networks import NETWORKS, generator, make
+from tests.structures.pyramidnet import pyramidnet
 from torch import nn
 
 from choral import models
@@ -22,7 +23,7 @@ def parameters(network):
     [
         (models.resnet18, 11_689_512, {}, 13_779_912),
         (models.resnet18, 11_689_512, {"output": False}, 11_727_912),
-        (lambda: models.pyramidnet(110, 270, classes=100), 28_511_307, {}, 28_825_299),
+        (lambda: pyramidnet(110, 270, classes=100), 28_511_307, {}, 28_825_299),
     ],
 )
 def test_counts_of_the_paper(build, plain, options, patched):

@@ -6,9 +6,9 @@ from torch import nn
 
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
-from choral.bayes.posteriors import gate_keep
 from choral.layers.bayesian.sampling import at_means
-from choral.structures.spike_slab import SpikeSlab
+from choral.objectives.kl import gate_keep
+from choral.structures.bayesian import SpikeSlab
 
 
 def network() -> Any:

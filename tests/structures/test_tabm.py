@@ -95,7 +95,7 @@ def test_twenty_steps_are_those_of_the_package(recipe, kind, features, task):
     build = embedded if features else plain
     target = Y if task == "classes" else torch.randn(48, 3, generator=G)
     loss = nn.functional.cross_entropy if task == "classes" else nn.functional.mse_loss
-    options = {} if task == "classes" else {"likelihood": Loss(nn.functional.mse_loss), "standardize": False}
+    options = {} if task == "classes" else {"likelihood": Loss(nn.functional.mse_loss)}
     value, heard = recipe(epochs=20, members=K), []
     task_of = make_task(build, source_of((X, target)), value, **options)
     network = package(kind, features=features)

@@ -5,7 +5,7 @@ import torch
 from tests.structures.networks import NETWORKS, generator
 
 from choral import models
-from choral.layers.packed.abreast import ends_of
+from choral.layers.packed.networks import ends_of
 from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TreeNet, check_independence
 
 IMAGES = (3, 16, 16)
@@ -17,7 +17,6 @@ ZOO = {
     "resnet20_frn": (lambda: models.resnet20_frn(), IMAGES, "layer3"),
     "resnet50": (lambda: models.resnet50(classes=10, stem="cifar", width=8), IMAGES, "layer4"),
     "resnext50": (lambda: models.resnext50(classes=10, stem="cifar"), (3, 8, 8), "layer4"),
-    "densenet121": (lambda: models.densenet121(classes=10), (3, 32, 32), "classifier"),
     "wide_resnet": (lambda: models.wide_resnet(10, 1), IMAGES, "layer3"),
     "vit": (lambda: models.vit(16, patch=4), IMAGES, "blocks.2"),
     "transformer": (lambda: models.transformer(50, dropout=0.0), None, "blocks.1"),

@@ -8,7 +8,7 @@ from torch import nn
 
 from choral.objectives import Objective
 from choral.plan import SGD, Adam, Collect, Operator, Reset, Train, fork, seq
-from choral.plan.schedule import Constant
+from choral.plan.schedules import Constant
 from choral.recipes.recipe import Recipe
 from choral.testing import CHECKS, check_recipe
 from choral.testing.checks import Nonconforming
@@ -50,6 +50,7 @@ class RememberingShake(Operator):
         return moved(state, lambda p: torch.full_like(p, COUNT[0]))
 
 
+@pytest.mark.menagerie
 def test_a_sound_recipe_passes_everything():
     check_recipe(shaken_by(KeyedShake()))
 

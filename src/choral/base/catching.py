@@ -1,7 +1,6 @@
 """Catch functions of torch in networks that are not ours: random ones draw from the running stream, embeddings keep their padding."""
 
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -160,29 +159,103 @@ def _drops(args: Any, kwargs: Any) -> bool:
     return bool(kwargs.get("dropout_p") or (len(args) > 4 and args[4]))
 
 
-def _attended(*args: Any, **kwargs: Any) -> Tensor:
-    """Attention inside multi-head attention: ours if it drops, else torch's."""
-    return (
-        _noting(_attention)(*args, **kwargs)
-        if _drops(args, kwargs)
-        else F.scaled_dot_product_attention(*args, **kwargs)
+def _multi_head(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Multi-head attention as torch's function of these arguments computes it, with dropout by the running key; see there for the arguments.
+
+    A mode does not see what that function calls.
+    """
+    if query.dim() == 2:  # (time, feature)
+        query, key, value = (t.unsqueeze(1) for t in (query, key, value))
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        single = True
+    else:
+        single = False
+    time, rows, width = query.shape
+    each = width // num_heads
+    hidden, padding = (_as_added(mask, query.dtype) for mask in (attn_mask, key_padding_mask))
+    if is_causal and padding is None and not need_weights:
+        hidden = None
+    else:
+        is_causal = False
+    if in_proj_weight is not None and query is key is value:
+        q, k, v = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)
+    else:
+        own: Any = (q_proj_weight, k_proj_weight, v_proj_weight) if in_proj_weight is None else in_proj_weight.chunk(3)
+        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        q, k, v = map(F.linear, (query, key, value), own, biases)
+    if bias_k is not None and bias_v is not None:
+        k, v = torch.cat([k, bias_k.repeat(1, rows, 1)]), torch.cat([v, bias_v.repeat(1, rows, 1)])
+        hidden, padding = (None if mask is None else F.pad(mask, (0, 1)) for mask in (hidden, padding))
+    q = q.reshape(time, rows * num_heads, each).transpose(0, 1)
+    k, v = (
+        t.reshape(len(t), rows * num_heads, each).transpose(0, 1) if given is None else given
+        for t, given in ((k, static_k), (v, static_v))
     )
+    if add_zero_attn:
+        k, v = (torch.cat([t, t.new_zeros(len(t), 1, each)], 1) for t in (k, v))
+        hidden, padding = (None if mask is None else F.pad(mask, (0, 1)) for mask in (hidden, padding))
+    if hidden is not None and hidden.dim() == 2:
+        hidden = hidden.unsqueeze(0)
+    if padding is not None:
+        spread = padding.view(rows, 1, 1, -1).expand(-1, num_heads, -1, -1).reshape(rows * num_heads, 1, -1)
+        hidden = spread if hidden is None else hidden + spread
+    found: Tensor | None = None
+    if need_weights:
+        scaled, keys = q * (1.0 / each) ** 0.5, k.transpose(-2, -1)
+        scores = torch.bmm(scaled, keys) if hidden is None else torch.baddbmm(hidden, scaled, keys)
+        found = _dropout(scores.softmax(-1), dropout_p)
+        joined = torch.bmm(found, v).transpose(0, 1)
+        found = found.view(rows, num_heads, time, -1)
+        found = found.mean(1) if average_attn_weights else found
+        found = found.squeeze(0) if single else found
+    else:
+        q, k, v = (t.view(rows, num_heads, -1, each) for t in (q, k, v))
+        if hidden is not None:
+            hidden = hidden.unsqueeze(0) if len(hidden) == 1 else hidden.view(rows, num_heads, -1, hidden.shape[-1])
+        joined = _attention(q, k, v, hidden, dropout_p, is_causal).permute(2, 0, 1, 3)
+    _note()
+    outputs = F.linear(joined.reshape(time * rows, width), out_proj_weight, out_proj_bias).view(time, rows, -1)
+    return (outputs.squeeze(1) if single else outputs), found
 
 
-_theirs: Any = F.multi_head_attention_forward
-_multi_head = FunctionType(  # while torch runs it, a mode does not see what it calls: this copy calls ours
-    _theirs.__code__,
-    {
-        **_theirs.__globals__,
-        "scaled_dot_product_attention": _attended,
-        "dropout": _caught_functional,
-        "has_torch_function": lambda *_: False,
-    },
-    _theirs.__name__,
-    _theirs.__defaults__,
-    _theirs.__closure__,
-)
-_multi_head.__kwdefaults__ = _theirs.__kwdefaults__
+def _attends_dropping(args: Any, kwargs: Any) -> bool:
+    """Return whether multi-head attention, called with these arguments, drops."""
+    rate = kwargs.get("dropout_p", args[10] if len(args) > 10 else 0.0)
+    training = kwargs.get("training", args[13] if len(args) > 13 else True)
+    return bool(training and (rate or now().dropout is not None))
+
+
+def _as_added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask as numbers that are added to scores: minus infinity where a boolean one is True."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))
 
 
 _methods = (
@@ -200,13 +273,6 @@ _LENT = {torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, t
     getattr(torch.Tensor, name) for name in _methods
 }
 """Functions that take a generator, and are given one of the next site."""
-_their_softmax: Any = F.gumbel_softmax
-_gumbel_softmax = FunctionType(
-    _their_softmax.__code__,
-    {**_their_softmax.__globals__, "has_torch_function_unary": lambda *_: False},
-    _their_softmax.__name__,
-    _their_softmax.__defaults__,
-)
 
 
 def _lend(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -217,6 +283,16 @@ def _lend(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     like = next((a for a in args if isinstance(a, Tensor)), None)
     device = like.device if like is not None else torch.device(kwargs.get("device") or "cpu")
     return func(*args, **kwargs | {"generator": stream.generator(device)})
+
+
+def _gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
+    """Draw from the Gumbel-softmax distribution as torch does, by the running key."""
+    spread = _lend(Tensor.exponential_, (torch.empty_like(logits, memory_format=torch.legacy_contiguous_format),), {})
+    soft = ((logits - spread.log()) / tau).softmax(dim)
+    if not hard:
+        return soft
+    chosen = torch.zeros_like(logits).scatter_(dim, soft.max(dim, keepdim=True)[1], 1.0)
+    return chosen - soft.detach() + soft
 
 
 class Catch(TorchFunctionMode):
@@ -233,9 +309,8 @@ class Catch(TorchFunctionMode):
             return _lend(func, args, kwargs)
         if func is F.embedding:
             return _embedding(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
+        if func is F.multi_head_attention_forward and _attends_dropping(args, kwargs):
             return _multi_head(*args, **kwargs)
         if func is F.gumbel_softmax:
-            with self:
-                return _gumbel_softmax(*args, **kwargs)
+            return _gumbel_softmax(*args, **kwargs)
         return func(*args, **kwargs)

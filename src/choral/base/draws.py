@@ -10,16 +10,15 @@ not ours.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
-from choral.base.ahead import Ahead
 from choral.base.catching import Catch
 from choral.base.keeping import Kept
 from choral.base.members import Branch, branch, common
-from choral.base.recomputing import install
+from choral.base.recomputing import replaying
 from choral.base.streams import (
     Part,
     Rate,
@@ -39,7 +38,6 @@ from choral.base.streams import (
 )
 
 __all__ = [
-    "Ahead",
     "Branch",
     "Part",
     "Rate",
@@ -60,9 +58,6 @@ __all__ = [
 ]
 
 
-install()
-
-
 @contextmanager
 def keyed(
     key: int | Tensor,
@@ -72,7 +67,6 @@ def keyed(
     part: Part | None = None,
     kept: Kept | None = None,
     dropout: Rate | None = None,
-    ahead: Ahead | None = None,
 ) -> Iterator[Stream]:
     """Make every draw of the block follow (key, step).
 
@@ -84,13 +78,9 @@ def keyed(
         part: which rows of a batch the block is given; None for all.
         kept: drawn weights of earlier calls, if there are any.
         dropout: what dropout layers drop instead of what they say themselves.
-        ahead: what earlier passes of the same kind have drawn, so that this one draws it at once; for integers alone.
     """
-    stream = Stream(key, step, ahead)
+    stream = Stream(key, step)
     told: dict[str, Any] = {"stream": stream, "part": part, "dropout": dropout}
-    with under(**told) if kept is None else under(**told, kept=kept):
-        if catch:
-            with Catch():
-                yield stream
-        else:
-            yield stream
+    kept_too = {} if kept is None else {"kept": kept}
+    with under(**told, **kept_too), replaying(), Catch() if catch else nullcontext():
+        yield stream

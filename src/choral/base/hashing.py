@@ -5,14 +5,13 @@ numpy in blocks that stay in the processor's cache (33 ns a number against 227 b
 from torch operations on other devices.
 """
 
-import ctypes
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
 
 MASK32 = 0xFFFFFFFF
 GOLDEN = 0x9E3779B1
@@ -53,48 +52,30 @@ def bits(n: int, first: Word, second: Word, device: torch.device) -> Tensor:
         if device.type == "cpu":
             return _from_numpy(_hashed(n, first, second))
     elif device.type == "cpu":
-        return _mapped(n, torch.as_tensor(first), torch.as_tensor(second))
+        return _mapped(torch.as_tensor(first), torch.as_tensor(second), n)
     h = _mix_(_count(n, device) + first)
     return _mix_(h.add_(second))
 
 
-def _mapped(n: int, first: Tensor, second: Tensor) -> Tensor:
-    """Hash in numpy what vmap maps: take the words of all mapped calls, hash them, and wrap the results as the words were."""
-    (firsts, wrappers), (seconds, others) = _unwrapped(first), _unwrapped(second)
-    assert [level for level, _ in wrappers] == [level for level, _ in others], "both words have the same key and step"
-    found = _from_numpy(_hashed_many(n, firsts.reshape(-1), seconds.reshape(-1)).reshape(*firsts.shape, n))
-    while functorch.is_functorch_wrapped_tensor(found):  # a running transform has wrapped it in its own way
-        found = functorch.get_unwrapped(found)
-    for level, axis in wrappers:
-        found = functorch._wrap_for_grad(found, level) if axis is None else functorch._add_batch_dim(found, 0, level)
-    return found
+@torch.library.custom_op("choral::hashed", mutates_args=())
+def _mapped(first: Tensor, second: Tensor, n: int) -> Tensor:
+    """Return the values (..., n) of words (...), hashed in numpy."""
+    firsts, seconds = (word.contiguous().numpy().view(np.uint32).reshape(-1) for word in (first, second))
+    return _from_numpy(_hashed_many(n, firsts, seconds).reshape(*first.shape, n))
 
 
-def _unwrapped(word: Tensor) -> tuple[_Block, list[tuple[int, int | None]]]:
-    """Return the values a scalar has in all mapped calls, and its wrappers: their levels and mapped axes, outermost first.
-
-    Those of torch.func.grad map nothing.
-    """
-    wrappers: list[tuple[int, int | None]] = []
-    while functorch.is_functorch_wrapped_tensor(word):
-        axis = functorch.maybe_get_bdim(word) if functorch.is_batchedtensor(word) else None
-        wrappers.append((functorch.maybe_get_level(word), axis))
-        word = functorch.get_unwrapped(word)
-    wrappers.reverse()
-    values = _copied(word)
-    for place, axis in enumerate(axis for _, axis in wrappers if axis is not None):
-        values = np.moveaxis(values, place + axis, place)
-    return values, wrappers
+@_mapped.register_fake
+def _(first: Tensor, second: Tensor, n: int) -> Tensor:
+    return first.new_empty((*first.shape, n))
 
 
-def _copied(words: Tensor) -> _Block:
-    """Return the numbers of an int32 tensor; read from memory, since numpy() is an operation that a running transform wraps."""
-    if words.numel() == 0:
-        return np.empty(tuple(words.shape), np.uint32)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(words.shape, words.stride()))
-    held = np.frombuffer(memoryview((ctypes.c_uint32 * span).from_address(words.data_ptr())).cast("B"), np.uint32)
-    steps = tuple(4 * stride for stride in words.stride())
-    return np.lib.stride_tricks.as_strided(held, tuple(words.shape), steps).copy()
+@_mapped.register_vmap
+def _(info: Any, axes: tuple[int | None, ...], first: Tensor, second: Tensor, n: int) -> tuple[Tensor, int]:
+    words = [
+        word.expand(info.batch_size, *word.shape) if axis is None else word.movedim(axis, 0)
+        for word, axis in zip((first, second), axes)
+    ]
+    return _mapped(*words, n), 0
 
 
 def _from_numpy(found: _Block) -> Tensor:
@@ -129,41 +110,6 @@ def _hashed_many(n: int, firsts: _Block, seconds: _Block) -> _Block:
         _mix_block(h, spare[: len(h)])
         np.add(h, seconds[some, None], out=h)
         _mix_block(h, spare[: len(h)])
-    return found
-
-
-def site_words(key: int, step: int, sites: _Block) -> tuple[_Block, _Block]:
-    """Return the two words of several sites of a pass, as `choral.base.streams.Stream` makes those of one."""
-    salt = _mixed(sites * 0x85EBCA77 + np.uint32((step * GOLDEN + 0x165667B1) & MASK32))
-    first = _mixed(salt ^ np.uint32(key & MASK32))
-    salt2 = _mixed(salt + sites * 0x27D4EB2F + np.uint32(step & MASK32))
-    return first, _mixed(salt2 + np.uint32((key >> 32) & MASK32) + first)
-
-
-def _mixed(h: _Block) -> _Block:
-    _mix_block(h, np.empty_like(h))
-    return h
-
-
-def hashed_sites(key: int, step: int, sites: _Block, owners: npt.NDArray[np.intp], counted: _Block) -> _Block:
-    """Return the hash values of several sites of a pass, one site after the other.
-
-    Args:
-        key: of the pass.
-        step: of the pass.
-        sites: their numbers (site,).
-        owners: the place in `sites` of each value (value,).
-        counted: what the count of each value adds, `multiples` of every site (value,).
-    """
-    words = site_words(key, step, sites)
-    found, spare = np.empty(len(owners), np.uint32), np.empty(min(len(owners), _BLOCK), np.uint32)
-    for start in range(0, len(owners), _BLOCK):
-        some = slice(start, start + _BLOCK)
-        h, t = found[some], spare[: len(owners) - start]
-        np.add(counted[some], words[0][owners[some]], out=h)
-        _mix_block(h, t)
-        np.add(h, words[1][owners[some]], out=h)
-        _mix_block(h, t)
     return found
 
 

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy as is_unsettled
 
 from choral.base.batches import Batch, filled, in_order, in_words, leaves, made_up, mapped, named_leaves
 from choral.base.errors import InputError, did_you_mean
-from choral.base.functions import Function
+from choral.base.portrait import Function
 from choral.base.values import Value
 
 

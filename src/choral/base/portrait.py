@@ -1,10 +1,18 @@
-"""Portrait of a value: a text that is the same in the next process and changes with what the value holds or does.
+"""Digests of values and functions: texts that are the same in the next process and change with what a value holds or does.
 
 Functions are known by their bytecode, defaults, attributes and enclosed values, and by the constants, functions and classes they
 name; objects by their class and attributes; arrays by shape, type and a hash of their bytes. No source file is needed, no
 address is shown, cycles end, and depth and size are bounded. Code of installed packages counts by its names alone.
+
+Records: what a function writes into as it runs, such as a count of its calls, and which is therefore no setting of it.
+
+Functions of the user inside values: known by name and by what they do, never brought by a file.
+
+A plan can be printed, compared and written down although it holds a function: what is written is the function's name and a
+digest of its code. A plan that was read back has the name alone; running it asks for the function again.
 """
 
+import dis
 import functools
 import hashlib
 import inspect
@@ -13,7 +21,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from io import IOBase
 from itertools import islice
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
@@ -24,7 +32,43 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from choral.base.records import written_by
+from choral.base.errors import InputError
+from choral.base.values import Value
+
+_CHANGING = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
+_LOADS = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME", "LOAD_CLASSDEREF")
+
+
+def written_by(code: CodeType) -> set[str]:
+    """Return the globals and enclosed variables that code sets, or whose content it changes.
+
+    >>> seen, factors = [], [2]
+    >>> def loss(x):
+    ...     seen.append(x)
+    ...     return x * factors[0]
+    >>> written_by(loss.__code__)
+    {'seen'}
+    """
+    found: set[str] = set()
+    line: list[str] = []  # variables used so far in this line
+    last = ""
+    for step in dis.get_instructions(code):
+        if step.starts_line:
+            line = []
+        name = str(step.argval)
+        if step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
+            found.add(name)
+        elif step.opname in _LOADS:
+            line.append(name)
+        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            found.update(line)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name in _CHANGING and last:
+            found.add(last)
+        last = name if step.opname in _LOADS else ""
+    for inner in code.co_consts:
+        found |= written_by(inner) if isinstance(inner, CodeType) else set()
+    return found
+
 
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _HERE = __file__.rpartition("base")[0]
@@ -287,3 +331,48 @@ def _enclosed(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not yet filled
         return None
+
+
+@dataclass(frozen=True)
+class Function(Value):
+    """A function given by the user.
+
+    Args:
+        name: module and qualified name.
+        digest: of its portrait: code, settings and enclosed values, as far as Python shows them.
+        call: the function itself, None after reading a file.
+    """
+
+    name: str
+    digest: str = ""
+    call: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+
+    @staticmethod
+    def of(function: Callable[..., Any]) -> "Function":
+        """Return a function as a value.
+
+        >>> Function.of(len).name
+        'builtins.len'
+        """
+        named = inspect.unwrap(_inner(function))
+        where = f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+        shown = Portrait(weights=True).of(function)
+        digest = hashlib.blake2b(shown.encode(errors="backslashreplace"), digest_size=8).hexdigest()
+        return Function(where, digest, function)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name and the digest; a function is never written into a file."""
+        return {"kind": type(self).__name__, "name": self.name, "digest": self.digest}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        if self.call is None:
+            raise InputError(
+                f"a file names the function {self.name} but never brings code; make the recipe again in Python, with the "
+                "function in it."
+            )
+        return self.call(*args, **kwargs)
+
+
+def _inner(function: Callable[..., Any]) -> Any:
+    return _inner(function.func) if isinstance(function, functools.partial) else function

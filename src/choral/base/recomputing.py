@@ -2,12 +2,12 @@
 
 `torch.utils.checkpoint` keeps no activations of a part and runs it again in the backward pass, when the stream of the forward pass has gone on or
 is closed. torch's generator is put back for it; draws by counting have no generator, so the place in their stream is kept here, with all else
-that the part was told. Installed once, in torch's module, where `checkpoint` looks for what prepares the second run. Outside of
-a keyed block it changes nothing. Members are the bytes that they are without `checkpoint`.
+that the part was told. torch has no hook for it, so the function that prepares the second run is exchanged while keyed blocks run. Members are the bytes that they are without `checkpoint`.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch.overrides import _get_current_function_mode_stack
@@ -17,6 +17,7 @@ from choral.base.catching import Catch
 from choral.base.streams import Circumstances, Stream, now, under
 
 _prepare: Any = checkpoint._checkpoint_without_reentrant_generator
+_counting, _blocks = threading.Lock(), 0
 
 
 def _placed(stream: Stream | None) -> Stream | None:
@@ -63,7 +64,19 @@ def _applied(cls: type, function: Callable[..., Any], preserve: bool, *args: Any
     return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
 
-def install() -> None:
-    """Let torch ask for the second run here."""
-    checkpoint._checkpoint_without_reentrant_generator = _prepared  # type: ignore[assignment]  # it takes any arguments
-    checkpoint.CheckpointFunction.apply = classmethod(_applied)  # type: ignore[method-assign, assignment]  # a method of torch's
+@contextmanager
+def replaying() -> Iterator[None]:
+    """Let `torch.utils.checkpoint` ask for the second run here while the block runs, in all threads."""
+    global _blocks
+    with _counting:
+        _blocks += 1
+        checkpoint._checkpoint_without_reentrant_generator = _prepared  # type: ignore[assignment]  # it takes any arguments
+        checkpoint.CheckpointFunction.apply = classmethod(_applied)  # type: ignore[method-assign, assignment]  # a method of torch's
+    try:
+        yield
+    finally:
+        with _counting:
+            _blocks -= 1
+            if not _blocks:
+                checkpoint._checkpoint_without_reentrant_generator = _prepare
+                del checkpoint.CheckpointFunction.apply  # the inherited one shows again

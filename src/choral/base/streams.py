@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from choral.base.ahead import Ahead, as_normals
 from choral.base.errors import InputError
 from choral.base.hashing import GOLDEN, MASK32, bits, mix, mix_int, signed
 from choral.base.keeping import Drawn, Kept
@@ -37,13 +36,11 @@ class Stream:
     Args:
         key: as in `choral.base.draws.keyed`.
         step: as there.
-        ahead: what passes like this one have drawn, where key and step are numbers.
     """
 
-    def __init__(self, key: int | Tensor, step: int | Tensor, ahead: Ahead | None = None):
+    def __init__(self, key: int | Tensor, step: int | Tensor):
         self.key = key
         self.step = step
-        self.ahead = ahead
         self.site = 0
         self.caught = 0
         self.drawn = 0  # numbers, in all draws
@@ -66,16 +63,6 @@ class Stream:
             return signed(low), signed(mix_int((self.key >> 32) + salt2 + low))
         first = mix(self.key[0] ^ signed(salt))
         return first, mix(self.key[1] + signed(salt2) + first)
-
-    def foreseen(self, kind: str, shape: Sequence[int]) -> Tensor | None:
-        """Return the numbers of the next site if they were drawn with those of others."""
-        if self.ahead is None or not isinstance(self.key, int) or not isinstance(self.step, int):
-            return None
-        found = self.ahead.take(kind, shape, self.key, self.step, self.site)
-        if found is not None:
-            self.site += 1
-            self.drawn += found.numel()
-        return found
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return a generator for the next site, for functions of torch that draw in ways of their own."""
@@ -217,9 +204,6 @@ def uniform(shape: Sequence[int], *, like: Tensor, rows: int | None = None) -> T
     stream = _now.get().stream
     if stream is None:
         return torch.rand(tuple(shape), dtype=like.dtype, device=like.device)
-    found = stream.foreseen("uniform", shape) if rows is None and like.is_cpu else None
-    if found is not None:
-        return found.to(like.dtype)
     # 23 bits and a half step: every value and its distance to 0 and 1 is exact in float32
     bits = (_bits(shape, like.device, stream, rows) >> 9) & 0x7FFFFF
     return ((bits.to(torch.float32) + 0.5) * 2.0**-23).to(like.dtype)
@@ -230,14 +214,12 @@ def normal(shape: Sequence[int], *, like: Tensor, rows: int | None = None) -> Te
     stream = _now.get().stream
     if stream is None:
         return torch.randn(tuple(shape), dtype=like.dtype, device=like.device)
-    found = stream.foreseen("normal", shape) if rows is None and like.is_cpu else None
-    if found is not None:
-        return found.to(like.dtype)
     bits = _bits(shape, like.device, stream, rows) >> 9
     if not stream.by_number:  # mapped: what writes into tensors cannot be recorded
         centered = ((bits & 0x7FFFFF).to(torch.float32) + (0.5 - 2.0**22)) * 2.0**-22
         return (torch.erfinv(centered) * 2.0**0.5).to(like.dtype)
-    return as_normals(bits.bitwise_and_(0x7FFFFF).to(torch.float32)).to(like.dtype)
+    whole = bits.bitwise_and_(0x7FFFFF).to(torch.float32)
+    return whole.add_(0.5 - 2.0**22).mul_(2.0**-22).erfinv_().mul_(2.0**0.5).to(like.dtype)
 
 
 def integers(high: int, shape: Sequence[int], *, device: torch.device, rows: int | None = None) -> Tensor:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
 import numpy as np
 
+from choral.base.arguments import bound, check, fits, is_plain
 from choral.base.errors import ChoralError, InputError, did_you_mean
-from choral.base.fitting import bound, check, fits, is_plain
 
 _KINDS: dict[str, type["Value"]] = {}
 
@@ -124,8 +124,6 @@ def from_dict(data: Mapping[str, Any]) -> Any:
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
     hints = _hints(kind)
-    for name in [n for n in given if get_origin(hints.get(n)) is ClassVar or _is_fact(_KINDS[kind], n)]:
-        del given[name]  # a fact of the class, which older files hold as a field
     for name, value in given.items():
         if name in hints and not fits(value, hints[name]):
             wanted = getattr(hints[name], "__name__", None) if isinstance(hints[name], type) else str(hints[name])
@@ -138,10 +136,6 @@ def _signature(cls: type) -> inspect.Signature:
     """Return what a class is made of; that of its metaclass would take anything."""
     _, *rest = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]  # of the class itself
     return inspect.Signature(rest)
-
-
-def _is_fact(kind: type[Value], name: str) -> bool:
-    return isinstance(getattr(kind, name, None), property)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line: exit 2 with one sentence for a user's mistake, 130 when interrupted."""
     try:
-        from choral.cli.guard import guarded
+        from choral.cli.errors import guarded
 
         code = guarded(_run)
     except KeyboardInterrupt:  # before the guard was there

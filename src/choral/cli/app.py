@@ -9,8 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from choral import __version__
-from choral.cli import predicting, reporting, scaling
-from choral.cli.display import note, progress, say, show_comparison, table, write_json
+from choral.cli import cluster_runs, prediction, reports
+from choral.cli.inputs import (
+    baseline_note,
+    check_executor,
+    ended_note,
+    folds_note,
+    prepare,
+    prepare_fit,
+)
 from choral.cli.options import (
     Accumulate,
     Apart,
@@ -32,14 +39,7 @@ from choral.cli.options import (
     given,
     spread,
 )
-from choral.cli.preparing import (
-    baseline_note,
-    check_executor,
-    ended_note,
-    folds_note,
-    prepare,
-    prepare_fit,
-)
+from choral.cli.output import note, progress, say, show_comparison, table, write_json
 from choral.cli.torchrun import joined
 
 app = typer.Typer(
@@ -103,7 +103,7 @@ def plan(
     from choral.plan import EarlyStopping
     from choral.preview import show
     from choral.recipes import make
-    from choral.tabular.preparing import AUTO, METHOD, check_members
+    from choral.tables.fit import AUTO, METHOD, check_members
 
     known = make(METHOD if name == AUTO and data is not None else name)
     check_members(known.name, members)
@@ -145,8 +145,8 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     if ready.folds:
         say(f"cv: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself")
     say(f"network: {_network(ready.build())}")
-    for entry in ready.entries:
-        say(f"candidate: {entry.candidate.name}: {entry.candidate.why}")
+    for candidate in ready.candidates:
+        say(f"candidate: {candidate.name}: {candidate.why}")
     say(text)
 
 
@@ -203,41 +203,40 @@ def fit(
 ) -> None:
     """Train one ensemble and save it."""
     started = time.perf_counter()
+    from choral.cluster.objects import is_far
     from choral.engine import validation
     from choral.engine.compute import Compute
-    from choral.scale.remote import is_far
-    from choral.tabular.choosing import check_one_process
-    from choral.tabular.preparing import METHOD
+    from choral.tables.fit import METHOD, check_one_process
 
     _check_words(method, members, running)
     made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
     limit = None if time_limit is None else validation.Limit.of(time_limit, started)
     compute = Compute(**made, device=running.device, time_limit=limit)
-    scaling.check_apart(apart, time_limit, extend=extend, overwrite=running.overwrite)
+    cluster_runs.check_apart(apart, time_limit, extend=extend, overwrite=running.overwrite)
     silent = running.json or running.quiet
     shared = joined()
     apart_or_far = apart.prepare or apart.cluster is not None or extend or shared.several or is_far(out or "")
     method = METHOD if method is None and apart_or_far else method  # what is chosen is chosen within one process
     asked = {"method": method, "epochs": epochs, "budget": budget, "members": members, "class_weights": class_weights}
-    words = scaling.Words(data, reading, settings, watching, asked, running.seed, made)
+    words = cluster_runs.Words(data, reading, settings, watching, asked, running.seed, made)
     ready = words.understood(quiet=silent)
     problem = ready.problem
     validation.rules_of(ready.validation, ready.early_stopping, time_limit, ready.folds)
-    place, folder = scaling.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
-    if ready.entries:
+    place, folder = cluster_runs.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
+    if ready.candidates:
         check_one_process(apart.prepare or shared.several or is_far(place))
     if apart.prepare:
-        scaling.tell_prepared(words, ready, place, apart, running)
+        cluster_runs.tell_prepared(words, ready, place, apart, running)
         return
 
-    with progress(silent or not shared.speaks, running.shown) as bar, scaling.results_only(apart.cluster):
+    with progress(silent or not shared.speaks, running.shown) as bar, cluster_runs.results_only(apart.cluster):
         ensemble = ready.run(
             run_dir=place,
             seed=running.seed,
             hearing=bar,
             progress=False,
             on_existing="extend" if extend else running.on_existing,
-            compute=replace(compute, data_parallel=shared.several, cluster=scaling.cluster_of(apart.cluster)),
+            compute=replace(compute, data_parallel=shared.several, cluster=cluster_runs.cluster_of(apart.cluster)),
         )
     if shared.speaks:
         _tell(ensemble, problem, folder, quiet=silent, json=running.json)
@@ -246,7 +245,7 @@ def fit(
 def _check_words(method: str | None, members: int | None, running: Running) -> None:
     """Refuse a method, members or an executor that there are none of, before data is read."""
     from choral.recipes import METHODS, make
-    from choral.tabular.preparing import AUTO, METHOD, check_members
+    from choral.tables.fit import AUTO, METHOD, check_members
 
     named = METHOD if method in (None, AUTO) else method
     if named not in METHODS:
@@ -257,7 +256,7 @@ def _check_words(method: str | None, members: int | None, running: Running) -> N
 
 def _tell(ensemble: Any, problem: Any, folder: Path, *, quiet: bool, json: bool) -> None:
     """Save an ensemble beside its run, measure it on the rows held out, and say what came out."""
-    from choral.ensemble.describing import understood_by
+    from choral.ensemble.ensemble import understood_by
 
     if not quiet:
         note(f"choral: understood as {ensemble.task}: {understood_by(ensemble)}.")
@@ -266,7 +265,7 @@ def _tell(ensemble: Any, problem: Any, folder: Path, *, quiet: bool, json: bool)
         note(ended)
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
-    row, found = reporting.measured(ensemble, problem, folder)
+    row, found = reports.measured(ensemble, problem, folder)
     reasons = ensemble.info.get("auto", {}).get("reasons", [])
     for line in (baseline_note(found), folds_note(ensemble.info), *(f"choral: {reason}." for reason in reasons)):
         if line:
@@ -313,12 +312,12 @@ def compare(
     running: Running,
 ) -> None:
     """Train several methods with the same budget and print one table."""
+    from choral.comparison.compare import compared, recipes_for, spending_of
     from choral.engine.compute import Compute
-    from choral.judging.compare import compared, recipes_for, spending_of
 
     names = _named(methods)
     check_executor(running.executor)
-    scaling.check_place(cluster, out)
+    cluster_runs.check_place(cluster, out)
     silent = running.json or running.quiet
     problem, build, training = prepare(data, reading, settings, quiet=silent)
     spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
@@ -328,9 +327,9 @@ def compare(
         executor=running.executor,  # type: ignore[arg-type]  # checked by Compute
         device=running.device,
         precision=running.precision,  # type: ignore[arg-type]  # checked by Compute
-        cluster=scaling.cluster_of(cluster),
+        cluster=cluster_runs.cluster_of(cluster),
     )
-    with progress(silent, running.shown) as bar, scaling.results_only(cluster):
+    with progress(silent, running.shown) as bar, cluster_runs.results_only(cluster):
         comparison = compared(
             build,
             problem,
@@ -351,7 +350,7 @@ def compare(
         title = f"{problem.name}: {rows}, each with the {equal} of {budget} epoch{'' if budget == 1 else 's'} of one network"
         show_comparison(title, comparison)
     if out is not None:
-        page = reporting.report_of_comparison(Path(out))
+        page = reports.report_of_comparison(Path(out))
         if not running.json:
             say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
 
@@ -374,6 +373,6 @@ def _named(methods: str) -> list[str]:
     return names
 
 
-app.command()(predicting.predict)
-reporting.register(app)
-scaling.register(app)
+app.command()(prediction.predict)
+reports.register(app)
+cluster_runs.register(app)

@@ -1,7 +1,7 @@
 """Compaction: networks with removed neurons become smaller networks with the same outputs.
 
-One forward pass on an example is traced (`tracer`), rule by rule (`layer_rules`, `shape_rules`, `pointwise_rules`);
-what can go follows from it (`solve`); the result is described by a form (`form`), built and checked (`smaller`).
+One forward pass on an example is traced (`tracer`), rule by rule (`rules`);
+what can go follows from it (`solve`); the result is described by a form (`form`), built and checked (`compact`).
 
 Why not Torch-Pruning's dependency graph: it answers another question, which tensors change together when channels are
 cut, and cuts them whatever they carry. Asked to drop channels with zero weights, it also drops the live channels they
@@ -10,10 +10,9 @@ fewer features, and passes functions it does not know (a softmax) as elementwise
 Where none of this plays a part both give the same network, which the tests check.
 """
 
+from choral.compaction.compact import CompactReport, CompactResult, compact, plan_compaction
 from choral.compaction.form import Form, follow, shrink, slice_params
-from choral.compaction.smaller import CompactReport, CompactResult, compact, plan_compaction
-from choral.compaction.solve import Fold, Kept
-from choral.compaction.tied import neuron_param_mask, tied_groups
+from choral.compaction.solve import Fold, Kept, neuron_param_mask, tied_groups
 
 __all__ = [
     "CompactReport",

@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 
 from choral.base.errors import InputError, did_you_mean
-from choral.corruptions import blur, digital, noise, weather
-from choral.corruptions.draws import Array, RowDraws
+from choral.corruptions import functions
+from choral.corruptions.pixels import Array, RowDraws
 
 Corruption = Callable[[Array, int, RowDraws], Array]
 
@@ -23,25 +23,25 @@ EXTRA: tuple[str, ...] = FAMILIES["extra"]
 SEVERITIES: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 _FUNCTIONS: tuple[Corruption, ...] = (
-    noise.gaussian_noise,
-    noise.shot_noise,
-    noise.impulse_noise,
-    noise.speckle_noise,
-    blur.defocus_blur,
-    blur.glass_blur,
-    blur.motion_blur,
-    blur.zoom_blur,
-    blur.gaussian_blur,
-    weather.snow,
-    weather.frost,
-    weather.fog,
-    weather.brightness,
-    weather.spatter,
-    digital.contrast,
-    digital.elastic_transform,
-    digital.pixelate,
-    digital.jpeg_compression,
-    digital.saturate,
+    functions.gaussian_noise,
+    functions.shot_noise,
+    functions.impulse_noise,
+    functions.speckle_noise,
+    functions.defocus_blur,
+    functions.glass_blur,
+    functions.motion_blur,
+    functions.zoom_blur,
+    functions.gaussian_blur,
+    functions.snow,
+    functions.frost,
+    functions.fog,
+    functions.brightness,
+    functions.spatter,
+    functions.contrast,
+    functions.elastic_transform,
+    functions.pixelate,
+    functions.jpeg_compression,
+    functions.saturate,
 )
 _CORRUPTIONS: dict[str, Corruption] = {function.__name__: function for function in _FUNCTIONS}
 _BLOCK = 1 << 20  # values of one block of rows
@@ -94,7 +94,7 @@ def corrupt(
     if texture is not None:
         if name != "frost":
             raise InputError(f"texture was given for {name!r}; only frost uses one.")
-        function = partial(weather.frost, texture=texture)
+        function = partial(functions.frost, texture=texture)
     out = np.empty_like(images)
     rows = max(1, _BLOCK // images[0].size)
     for start in range(0, len(images), rows):

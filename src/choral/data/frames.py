@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.lettering import short
+from choral.base.text import short
 
 Names = Mapping[str, tuple[str, ...]]  # of columns, by what an input is called: x, x['image'], y
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from choral.base import batches
-from choral.base.arrays import tensor_of
-from choral.base.batches import Batch
+from choral.base.batches import Batch, tensor_of
 from choral.base.errors import InputError
 from choral.data.frames import names_of
 

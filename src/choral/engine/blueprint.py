@@ -17,13 +17,13 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import is_processor
 from choral.base.errors import ChoralError, InputError
-from choral.base.functions import Function
 from choral.base.interface import Interface, is_lazy
 from choral.base.order import with_ends
+from choral.base.portrait import Function
 from choral.base.types import Build, Builds, Params
 from choral.engine.fingerprint import fingerprint
-from choral.layers.conversion.linear_maps import as_linear
-from choral.layers.conversion.swapping import layers_of
+from choral.layers.attention import as_linear
+from choral.layers.convert import layers_of
 from choral.layers.joint.network import Joint, channels_last
 from choral.layers.kernels import pointwise
 from choral.plan.state import State

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from choral.base.errors import RunError
-from choral.engine.files import Part, checksum, pack_parts, parse_json, read_checked, unpack_tensors, write_bytes
-from choral.engine.schema import expect
+from choral.engine.files import (
+    Part,
+    checksum,
+    expect,
+    pack_parts,
+    parse_json,
+    read_checked,
+    unpack_tensors,
+    write_bytes,
+)
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
 
-PLACE = [[(int, str)]]  # forms of what files hold, for `choral.engine.schema.expect`
+PLACE = [[(int, str)]]  # forms of what files hold, for `choral.engine.files.expect`
 FAILED = [{"place": PLACE, "message": str}]
 
 
@@ -149,7 +157,7 @@ def pack_branches(branches: Sequence[Branch]) -> list[Part]:
 
 def unpack_branches(data: bytes, name: str, places: Sequence[Place]) -> list[Branch]:
     """Return the branches of such a file, which stand at these places."""
-    tensors, header = unpack_tensors(data, name, quiet=True)
+    tensors, header = unpack_tensors(data, name)
     parts: list[dict[str, Any]] = [{} for _ in header["empty"]]
     for full, tensor in tensors.items():
         branch, rest = full.split("/", 1)
@@ -296,19 +304,12 @@ _CONTENT = {
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return a manifest's content, or an empty dict if it is damaged; RunError if an earlier choral wrote it."""
+    """Return a manifest's content, or an empty dict if it is damaged."""
     try:
         outer = expect(parse_json(path.read_bytes(), str(path)), {"content": str, "checksum": str}, str(path))
         if checksum(outer["content"].encode()) != outer["checksum"]:
             return {}
-        parsed = parse_json(outer["content"].encode(), str(path))
-        is_old = "frames" in parsed
-        content = {} if is_old else expect(parsed, _CONTENT, str(path))
+        content = expect(parse_json(outer["content"].encode(), str(path)), _CONTENT, str(path))
     except (OSError, RunError):
         return {}
-    if is_old:
-        raise RunError(
-            f"{path} was written by an earlier choral, whose unfinished runs this one does not read; finish the run with "
-            "that version, or give another run_dir."
-        )
     return content if all(_STACK.fullmatch(f["file"]) for f in content["open"]) else {}

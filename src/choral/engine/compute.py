@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from choral.base.border import is_number, is_whole
+from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
 from choral.base.values import Value
 

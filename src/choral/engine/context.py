@@ -11,8 +11,8 @@ from choral.base.errors import PlanError
 from choral.base.types import Params
 from choral.data.parts import partition
 from choral.data.sources import Source
-from choral.engine.points import picked, weights_of
-from choral.engine.sharing import sharing_of
+from choral.engine.gradients import sharing_of
+from choral.engine.sampling import picked, weights_of
 from choral.engine.task import Task
 from choral.plan.phases import Operator, Starter
 from choral.plan.state import State

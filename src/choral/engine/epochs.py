@@ -1,21 +1,211 @@
-"""One training phase of a stack, epoch after epoch: train, validate, account, and let branches go that are done."""
+"""Train one phase of a group of branches, epoch by epoch: train, validate, count, and stop branches that are done.
+
+A group: branches of equal shapes that take their training steps together.
+"""
 
 import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from choral.base import batches, devices, rng, tree
+from choral.base.batches import Batch
 from choral.base.errors import DivergedError, RunError
-from choral.engine import electing
+from choral.data.sources import Source
+from choral.engine import selection
+from choral.engine.accounting import Ledger
 from choral.engine.checkpoint import Branch, Watch
-from choral.engine.crew import Crew, Setting
-from choral.engine.validation import Validation
-from choral.plan.phases import Train
-from choral.plan.state import State
+from choral.engine.context import BranchContext, applied
+from choral.engine.flops import Flops
+from choral.engine.sampling import for_members, order_of, parts_in, picked, target_shift, weights_of
+from choral.engine.task import Task
+from choral.engine.telling import telling
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
+from choral.engine.validation import Rules, Validation, Watcher
+from choral.plan.cost import batches_in
+from choral.plan.optimizer_step import steps_of
+from choral.plan.phases import Every, Train
+from choral.plan.state import Role, State
+from choral.plan.variants import Variant
 from choral.plan.walk import Place
+
+_PLAIN = Variant()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all training phases of a run have in common."""
+
+    task: Task
+    source: Source
+    seed: int
+    flops: Flops
+    ledger: Ledger
+    validation: Watcher | None
+    rules: Rules
+
+    def context(self, place: Place, variant: Variant = _PLAIN, state: State | None = None) -> BranchContext:
+        """Return what an operator at this place is lent; points held out of a state are not among it."""
+        held = None if state is None else state.held
+        return BranchContext(self.task, self.source, self.seed, place, variant, held)
+
+    def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
+        """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
+        shares = []
+        for state in states:
+            left = self.task.structure.remaining(state.params, state.buffers)
+            if left is None:
+                return None
+            shares.append(self.flops.remaining(state, left))
+        return shares
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up, that of all parts of a resumed run; one epoch is trained in any case."""
+        counted, limit = self.ledger.counted, self.rules.time_limit
+        if limit is None or not counted["epochs"]:
+            return False
+        return sum(counted.get(f"{what}_seconds", 0.0) for what in ("setup", "train", "validation")) >= limit
+
+
+def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
+    """Return the branches in stacks of equal shapes, which a phase can train together."""
+    found: dict[Any, list[Branch]] = {}
+    for branch in branches:
+        state = branch.reached
+        own = [tree.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
+        able = phase.optimizer.elementwise and (phase.optimizer.varies or not branch.variant.settings)
+        alone = None if able else branch.place
+        taken = steps_of(state.memory) if phase.memory == "carried" else ()
+        found.setdefault((tree.signature(state.params), repr(state.form), alone, taken, *own), []).append(branch)
+    return list(found.values())
+
+
+class Group:
+    """The trainer of some branches in one training phase, and the points and rules it is given.
+
+    Args:
+        setting: what all phases have in common.
+        phase: the phase.
+        branches: who is trained; a branch that has stopped keeps its place here, but nothing is done to it.
+        suffix: place of the phase, from where the branches begin.
+    """
+
+    def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place):
+        self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
+        self.keys = [rng.key(setting.seed, *(b.place + suffix).words, "train") for b in self.branches]
+        self.subsets = [branch.reached.subset for branch in self.branches]
+        self.points = [setting.source.drawn(s) for s in self.subsets]
+        self.per_epoch = batches_in(self.points[0], phase.batch_size)
+        self.steps = phase.epochs * self.per_epoch
+        self.shift = target_shift([branch.reached for branch in self.branches])
+        kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
+        self.weights = weights_of(setting.source, self.subsets)
+        structure, stacked = setting.task.structure, len(self.branches) > 1
+        if self.shift is not None:
+            self.shift = for_members(self.shift, structure, stacked=stacked)
+        if self.weights is not None:
+            self.weights = for_members(self.weights, structure, stacked=stacked)
+        self.trainer = kind(setting.task, phase, [setting.source.mass(s) for s in self.subsets])
+        self.trainer.steps = self.steps
+        self.trainer.variants = [branch.variant for branch in self.branches]
+
+    @property
+    def seen(self) -> int:
+        """Points a branch sees in one epoch."""
+        return min(self.per_epoch * self.phase.batch_size, self.points[0])
+
+    def mount(self) -> None:
+        """Take the states of the branches in."""
+        self.trainer.mount([branch.reached for branch in self.branches], self.keys)
+
+    def take_out(self) -> None:
+        """Give the branches that go on their states."""
+        self._set(self.trainer.states())
+
+    def _set(self, states: Sequence[State]) -> None:
+        for branch, state in zip(self.branches, states):
+            if branch.goes_on:
+                branch.state = state
+
+    def train(self, epoch: int) -> None:
+        """Take the steps of one epoch, and apply the rules that are due in it."""
+        phase, trainer = self.phase, self.trainer
+        trainer.catch = True
+        order = self._order(epoch)
+        keys = [rng.key(key, "items", epoch) for key, _, _ in self._readers()]
+        among = self.setting.task.parts.among
+        read = self.setting.source.epoch(order, phase.batch_size, keys=keys, among=among)
+        places = parts_in(order.shape[-1], phase.batch_size, among)
+        for i, ((x, y), (start, part)) in enumerate(zip(read, places)):
+            step = epoch * self.per_epoch + i
+            if self.shift is not None:
+                y = y + devices.moved(picked(self.shift, order, start, y), y.device)
+            progress = step / self.steps if phase.annealing else 1.0
+            own = None if self.weights is None else picked(self.weights, order, start, y)
+            x, y, own = self._by_branch(x, y, own)
+            with telling(f"in epoch {epoch + 1}, batch {i + 1},", x, stacked=isinstance(trainer, StackedTrainer)):
+                trainer.step(x, y, Pace(step, progress, phase.schedule.rate(step, self.steps)), own, part)
+            if step == 0:
+                self._say_undropped()
+            self._apply("steps", step + 1, self.steps)
+        self.setting.task.parts.share_statistics(trainer.network)
+        self._apply("epochs", epoch + 1, phase.epochs)
+
+    def _say_undropped(self) -> None:
+        """Say, once a phase, that rates of dropout have nothing to act on."""
+        if not self.trainer.catch and any(branch.variant.get("dropout") for branch in self.branches):
+            self.setting.ledger.log.event(
+                kind="warning",
+                message="branches differ in dropout, but the network has no dropout layer, so they do not; give it some (nn.Dropout, or "
+                "dropout=0.1 of choral's networks).",
+            )
+
+    def _order(self, epoch: int) -> Tensor:
+        sampling = self.setting.source.sampling
+        orders = [order_of(k, epoch, n, s, sampling) for k, n, s in self._readers()]
+        return orders[0] if len(orders) == 1 else torch.stack(orders)
+
+    def _readers(self) -> list[tuple[int, int, Tensor | None]]:
+        """Return who reads batches: key, points and subset of each branch, or of each member that has batches of its own."""
+        branches, structure = list(zip(self.keys, self.points, self.subsets)), self.setting.task.structure
+        if not structure.own_batches:
+            return branches
+        return [(rng.key(k, "member", m), n, s) for k, n, s in branches for m in range(structure.members)]
+
+    def _by_branch(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
+        """Return what all readers read as (branch, member, batch, ...), where members of several branches read."""
+        if len(self.branches) == 1 or not self.setting.task.structure.own_batches:
+            return x, y, weights
+
+        def apart(t: Tensor) -> Tensor:
+            return t.unflatten(0, (len(self.branches), -1))
+
+        return batches.mapped(apart, x), apart(y), None if weights is None else apart(weights)
+
+    def _apply(self, unit: str, finished: int, total: int) -> None:
+        """Apply the rules that are due after so many steps or epochs."""
+        for number, rule in enumerate(self.phase.every):
+            if rule.unit == unit and rule.due(finished, total):
+                self._apply_rule(rule, self.suffix.then("every", number).then("after", finished))
+
+    def _apply_rule(self, rule: Every, suffix: Place) -> None:
+        """Apply a rule to all branches; one that computes anywhere gets their states on the device."""
+        ledger, changed = self.setting.ledger, list[State]()
+        for branch, state in zip(self.branches, self.trainer.states(here=rule.phase.anywhere)):
+            if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
+                state = applied(rule.phase, state, self.setting.context(branch.place + suffix, branch.variant, state))
+            changed.append(state)
+        self._set(changed)  # operations are counted by their masks
+        total, count = self.trainer.total, self.trainer.count
+        self.trainer.mount(changed, self.keys)
+        self.trainer.total, self.trainer.count = total, count
+
 
 # of a stack that may be left before it is made smaller: each size of stack costs a new recording of its steps
 _ROOM = 0.75
@@ -34,7 +224,7 @@ class Epochs:
 
     def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
         self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
-        self.apart, self.crews = apart, list[Crew]()
+        self.apart, self.groups = apart, list[Group]()
         self._unmeasured = set[Place]()  # whose measure was NaN
         self._first = dict[Place, State]()  # what networks that are chosen among began the phase with
 
@@ -88,7 +278,7 @@ class Epochs:
     def _end(self) -> None:
         """Leave the phase: with the chosen states and their shares, or the best state where that is kept."""
         sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
-        if self._selects and electing.settle(sound):
+        if self._selects and selection.settle(sound):
             for branch in self.branches:
                 branch.watch = None
             return
@@ -106,17 +296,17 @@ class Epochs:
         """Return whether no choice among the networks has been better for too long."""
         select = self.phase.select if self._selects else None
         watched = [b for b in self.branches if b.watch is not None]
-        return select is not None and electing.is_tired(select, watched, epoch)
+        return select is not None and selection.is_tired(select, watched, epoch)
 
     def _mount(self, branches: Sequence[Branch]) -> None:
         parts = [[branch] for branch in branches] if self.apart else [list(branches)]
-        self.crews = [Crew(self.setting, self.phase, part, self.suffix) for part in parts]
-        if len(self.crews) == 1:
-            self.crews[0].mount()
+        self.groups = [Group(self.setting, self.phase, part, self.suffix) for part in parts]
+        if len(self.groups) == 1:
+            self.groups[0].mount()
 
     def _take_out(self) -> None:
-        if len(self.crews) == 1:
-            self.crews[0].take_out()
+        if len(self.groups) == 1:
+            self.groups[0].take_out()
 
     def _going(self) -> list[Branch]:
         """Return the branches that go on."""
@@ -126,13 +316,13 @@ class Epochs:
         """Train one epoch, and tell everybody who wants to know."""
         started, trained = time.perf_counter(), [b for b in self.branches if b.goes_on]
         losses: dict[Place, float] = {}
-        for crew in self.crews:
-            if len(self.crews) > 1:
-                crew.mount()
-            crew.train(epoch)
-            losses |= {b.place: loss for b, loss in zip(crew.branches, crew.trainer.losses()) if b.goes_on}
-            if len(self.crews) > 1:
-                crew.take_out()
+        for group in self.groups:
+            if len(self.groups) > 1:
+                group.mount()
+            group.train(epoch)
+            losses |= {b.place: loss for b, loss in zip(group.branches, group.trainer.losses()) if b.goes_on}
+            if len(self.groups) > 1:
+                group.take_out()
         seconds = self.setting.task.parts.agreed(time.perf_counter() - started)
         self._count(trained, seconds)
         if self._selects:
@@ -153,12 +343,12 @@ class Epochs:
         return stop is None or self._selects or epoch % stop.every == 0 or epoch == self.phase.epochs
 
     def _count(self, trained: Sequence[Branch], seconds: float) -> None:
-        crew, count = self.crews[0], len(trained)
+        group, count = self.groups[0], len(trained)
         self.setting.ledger.count(
             epochs=count,
-            steps=crew.per_epoch * count,
-            points=crew.seen * count,
-            train_flops=sum(self.setting.flops.train(branch.state) for branch in trained) * crew.seen,
+            steps=group.per_epoch * count,
+            points=group.seen * count,
+            train_flops=sum(self.setting.flops.train(branch.state) for branch in trained) * group.seen,
             train_seconds=seconds,
         )
 
@@ -170,7 +360,7 @@ class Epochs:
         values: dict[Place, float],
         seconds: float,
     ) -> None:
-        crew, ledger = self.crews[0], self.setting.ledger
+        group, ledger = self.groups[0], self.setting.ledger
         about: dict[str, Any] = {}
         if self.gated:
             self._take_out()
@@ -184,7 +374,7 @@ class Epochs:
             epoch=epoch + 1,
             epochs=self.phase.epochs,
             losses=[losses[branch.place] for branch in trained],
-            rate=self.phase.schedule.rate(epoch * crew.per_epoch, crew.steps),
+            rate=self.phase.schedule.rate(epoch * group.per_epoch, group.steps),
             seconds=seconds,
             counted=dict(ledger.counted),
             **about,
@@ -199,7 +389,7 @@ class Epochs:
             return {}
         started = time.perf_counter()
         self._take_out()
-        key_of = {branch.place: key for crew in self.crews for branch, key in zip(crew.branches, crew.keys)}
+        key_of = {branch.place: key for group in self.groups for branch, key in zip(group.branches, group.keys)}
         together = rules.stop is not None and rules.stop.by == "ensemble"
         keys, outputs = [key_of[branch.place] for branch in branches], torch.empty(0)
         if self._selects:
@@ -228,7 +418,7 @@ class Epochs:
             sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
             now = {i: outputs[branches.index(b)] for i, b in enumerate(sound) if b in branches}
             assert isinstance(validation, Validation)
-            electing.choose(self.phase.select, validation, sound, now, epoch + 1)
+            selection.choose(self.phase.select, validation, sound, now, epoch + 1)
         self.setting.ledger.count(validation_seconds=self.setting.task.parts.agreed(time.perf_counter() - started))
         return {branch.place: value for branch, value in zip(branches, values)}
 
@@ -237,7 +427,7 @@ class Epochs:
         for branch in branches:
             watch = branch.watch = branch.watch or Watch()
             watch.stopped = epoch + 1
-            branch.state = electing.sound(watch) or self._first[branch.place]
+            branch.state = selection.sound(watch) or self._first[branch.place]
             self.setting.ledger.stop(
                 branch.place + self.suffix,
                 epoch=epoch + 1,
@@ -295,7 +485,7 @@ class Epochs:
 
     def _leave(self) -> None:
         """Make the stack smaller when enough have stopped, with what the optimizer remembers of the others."""
-        mounted = [branch for crew in self.crews for branch in crew.branches]
+        mounted = [branch for group in self.groups for branch in group.branches]
         going = [branch for branch in mounted if branch.goes_on]
         if len(going) == len(mounted) or not (self.apart or len(going) <= _ROOM * len(mounted)):
             return

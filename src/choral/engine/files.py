@@ -1,8 +1,13 @@
-"""Files written whole or not at all, each with the SHA-256 of what it holds; safetensors and JSON only.
+"""Files: written atomically, sealed with their SHA-256, checked against a schema; safetensors and JSON only.
 
 A JSON file keeps its seal under one key: the format and the digest of everything else in it. A file of tensors keeps its
 digest in its header, taken over the whole file with zeros in the digest's own place. What was written before format 2
 carries no digest; it is read with a warning.
+
+What a header must look like, said as plain data, and one function that checks it.
+
+A schema is a type, None, a tuple of alternatives, a list holding the schema of every item, a dict from `str` to the schema of
+every value, or a dict of named fields, where a name that ends in '?' may be left out.
 """
 
 import contextlib
@@ -11,7 +16,6 @@ import json
 import os
 import re
 import struct
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,69 @@ from typing import Any
 from torch import Tensor
 
 from choral.base.errors import RunError
+
+
+def expect(content: Any, schema: Any, where: str) -> Any:
+    """Return the content if it has the form a schema says; RunError names the first field that has not.
+
+    >>> expect({"forms": [None, {}]}, {"forms": [(None, dict)], "info?": dict}, "f.choral")
+    {'forms': [None, {}]}
+    """
+    found = _misfit(content, schema, "")
+    if found is not None:
+        place, value, wanted = found
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        raise RunError(
+            f"{where} does not hold what it should: {place or 'its content'} is {shown}, but must be {wanted}; it was "
+            "damaged or made by other means: copy or make it again."
+        )
+    return content
+
+
+def _misfit(value: Any, schema: Any, place: str) -> tuple[str, Any, str] | None:
+    if isinstance(schema, tuple):
+        if any(_misfit(value, option, place) is None for option in schema):
+            return None
+        return place, value, " or ".join(_name(option) for option in schema)
+    if isinstance(schema, list):
+        if not isinstance(value, list):
+            return place, value, "a list"
+        pairs = ((item, schema[0], f"{place}[{i}]") for i, item in enumerate(value))
+    elif isinstance(schema, dict):
+        if not isinstance(value, dict):
+            return place, value, "a dict"
+        if str in schema:
+            pairs = ((item, schema[str], f"{place}.{key}".lstrip(".")) for key, item in value.items())
+        else:
+            names = [(name.removesuffix("?"), name.endswith("?"), part) for name, part in schema.items()]
+            missing = [name for name, optional, _ in names if not optional and name not in value]
+            if missing:
+                return f"{place}.{missing[0]}".lstrip("."), None, "there"
+            pairs = ((value[n], part, f"{place}.{n}".lstrip(".")) for n, _, part in names if n in value)
+    else:
+        return None if _is(value, schema) else (place, value, _name(schema))
+    return next((found for item, part, at in pairs if (found := _misfit(item, part, at)) is not None), None)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is None:
+        return value is None
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return False  # no number of ours, and too large for most arithmetic
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _name(schema: Any) -> str:
+    if isinstance(schema, list):
+        return "a list"
+    if isinstance(schema, dict):
+        return "a dict"
+    words = {None: "null", int: "a whole number", float: "a number", str: "text", dict: "a dict", list: "a list"}
+    return words.get(schema, str(schema))
+
 
 FORMAT = 2
 Part = bytes | memoryview
@@ -163,11 +230,9 @@ def open_json(data: bytes, path: str, *, advice: str = "copy or make it again") 
     if not isinstance(content, dict):
         raise RunError(f"{path} holds a {type(content).__name__} where a dict belongs; {advice}.")
     seal = content.pop(_SEAL, None)
-    if seal is None and b"sha256" not in data:
-        _warn_old(path)
-    elif not isinstance(seal, dict) or seal.get("sha256") != digest_of(content):
+    if not isinstance(seal, dict) or seal.get("sha256") != digest_of(content):
         raise RunError(f"{path} is damaged or was changed: its content does not have its checksum; {advice}.")
-    elif seal.get("format") != FORMAT:
+    if seal.get("format") != FORMAT:
         raise RunError(f"{path} has format {seal.get('format')}; this choral reads format {FORMAT}: use a newer one.")
     return content
 
@@ -187,13 +252,6 @@ def parse_json(data: bytes, name: str, *, advice: str = "copy or make it again")
         level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
         depth += 1
     return content
-
-
-def _warn_old(name: str) -> None:
-    warnings.warn(
-        f"{name} was written by an older choral and carries no checksum, so damage in it goes unnoticed; save it again.",
-        stacklevel=3,
-    )
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> bytes:
@@ -249,13 +307,12 @@ def is_pickle(data: bytes) -> bool:
     return data.startswith(b"PK\x03\x04") or (data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"))
 
 
-def unpack_tensors(data: bytes, name: str, *, quiet: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and header of a safetensors file; refuses damaged ones and anything else, above all pickle.
 
     Args:
         data: the file's bytes.
         name: what to call it in an error.
-        quiet: whether to say nothing about a file of the old format, which has no checksum.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -270,20 +327,15 @@ def unpack_tensors(data: bytes, name: str, *, quiet: bool = False) -> tuple[dict
         meta = parse_json(data[8 : 8 + size], name)["__metadata__"]
         header = dict(parse_json(meta["choral"].encode(), name))
         digest = header.pop("sha256", None)
-    if digest is None and "format" in header and header["format"] != 1:
-        raise RunError(f"{name} is damaged: it has no checksum; copy or make it again.")
-    if digest is not None:
-        start = data.find(_MARK, 8, 8 + size) + len(_MARK)
-        if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
-            raise RunError(
-                f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy or make it again."
-            )
-        if header.get("format") != FORMAT:
-            raise RunError(
-                f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer choral."
-            )
-    elif not quiet:
-        _warn_old(name)
+    start = data.find(_MARK, 8, 8 + size) + len(_MARK)
+    if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
+        raise RunError(
+            f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy or make it again."
+        )
+    if header.get("format") != FORMAT:
+        raise RunError(
+            f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer choral."
+        )
     try:
         return load(data), header
     except (SafetensorError, KeyError, ValueError) as error:
@@ -303,11 +355,6 @@ def _broken(name: str, size: int) -> RunError:
         f"{name} is not a whole choral file ({size} bytes read): it was cut short, damaged or is of another kind; "
         "copy or make it again."
     )
-
-
-def is_sealed(header: Mapping[str, Any]) -> bool:
-    """Return whether a header comes from a file with a checksum."""
-    return header.get("format") == FORMAT
 
 
 def read_checked(path: Path, expected: str) -> bytes | None:

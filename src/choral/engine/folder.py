@@ -6,11 +6,11 @@ table.json     how a table's columns became inputs; the plan keeps its digest
 log.jsonl      one event on each line
 checkpoints/   where the run stands; empty once it is complete, and the moment a time limit ended it otherwise
 members/       one file for each collected network
-leaves/        of a run that is cut into leaves (`choral.scale`): where each of them stands
+leaves/        of a run that is cut into leaves (`choral.cluster`): where each of them stands
 likelihood.json  what was estimated on the members' residuals (a noise); made again if it is lost
 results.json   what it cost; made again if it is lost
 out_of_fold.safetensors  what members say about the training points held out of them, if there are folds; made again if it is lost
-Others write beside it: evaluation.json (judging), report.json, report.html and figures/ (the report), and into the folder of a
+Others write beside it: evaluation.json (comparison), report.json, report.html and figures/ (the report), and into the folder of a
 comparison comparison.json. Each file has one writer.
 """
 
@@ -24,12 +24,11 @@ from typing import Any
 
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
-from choral.data.tables import Table, table_from
 from choral.engine.checkpoint import Checkpoints
-from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
-from choral.engine.schema import expect
+from choral.engine.files import digest_of, expect, open_kept, read_json, sweep, write_json
 from choral.engine.store import MemberStore
 from choral.objectives.likelihoods import Likelihood
+from choral.tables.table import Table, table_from
 
 _PLAN = {
     "identity": {"recipe": dict, "likelihood": dict, "inputs": ([dict], {str: [dict]}), "seed": int},

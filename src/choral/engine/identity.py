@@ -55,8 +55,6 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     >>> differences(same | {"seed": 0}, same | {"seed": 1})
     ['seed was 0, now 1']
     """
-    if "scale" not in old.get("interface", {}) and "interface" in new:  # which older versions did not note
-        new = new | {"interface": {name: value for name, value in new["interface"].items() if name != "scale"}}
     networks = list(fingerprint.changes(old["network"], new["network"]))
     if old.get("data") != new.get("data"):  # which may well be why networks differ
         lines = [_SENTENCES["data"], *_of_recipes(old, new), *networks[:1]]

@@ -5,19 +5,19 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
-from choral.base.border import is_whole
+from choral.base.arguments import is_whole
 from choral.base.errors import InputError, PlanError
 from choral.data.parts import partition
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
+from choral.engine.folds import Folds
 from choral.engine.forecast import rehearse
-from choral.engine.left_out import Folds
 from choral.engine.reaching import left_plain
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Rules, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.engine.wholeness import refuse_whole
-from choral.plan.stopping import EarlyStopping
+from choral.plan.early_stopping import EarlyStopping
 from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 

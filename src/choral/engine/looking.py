@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, ConversionError, InputError
-from choral.base.functions import Function
 from choral.base.interface import Interface, is_lazy, pick, why_not_read
+from choral.base.portrait import Function
 from choral.base.types import Build
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import bare, called_once, floats_of
 from choral.engine.reaching import refuse_hidden, refuse_strays, with_ends_of
-from choral.layers.conversion.swapping import holds
+from choral.layers.convert import holds
 from choral.layers.joint.network import channels_last
 from choral.structures.base import Independent, Structure
 

@@ -19,7 +19,7 @@ from choral.base.errors import ConversionError, InputError
 from choral.base.interface import Interface, is_lazy
 from choral.base.order import executed
 from choral.engine.blueprint import evaluating
-from choral.layers.packed.abreast import ends_of
+from choral.layers.packed.networks import ends_of
 from choral.structures.base import Independent, Structure
 
 _TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a weight, or none that are trained

@@ -15,12 +15,11 @@ import torch
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError
 from choral.data.sources import Source
+from choral.engine.accounting import Ledger
 from choral.engine.checkpoint import Branch, Keeper, Snapshot, Stack
 from choral.engine.context import applied, begun
-from choral.engine.crew import Setting, alike
-from choral.engine.epochs import Epochs
+from choral.engine.epochs import Epochs, Setting, alike
 from choral.engine.flops import Flops
-from choral.engine.ledger import Ledger
 from choral.engine.store import Log, MemberStore
 from choral.engine.task import Task
 from choral.engine.validation import Rules, Watcher

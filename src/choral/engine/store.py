@@ -13,9 +13,8 @@ from torch import Tensor
 
 from choral.base.errors import RunError
 from choral.engine.events import Callback
-from choral.engine.files import is_sealed, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
-from choral.engine.schema import expect
-from choral.plan.selecting import SHARE
+from choral.engine.files import expect, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
+from choral.plan.early_stopping import SHARE
 from choral.plan.sparse import MASK
 from choral.plan.state import State
 
@@ -44,7 +43,6 @@ class MemberStore:
     ):
         self.folder, self.run, self.numbers, self.keep = folder, run, numbers, keep
         self._held: dict[int, State] = {}
-        self._said_old = False
 
     def path(self, number: int) -> Path:
         """Return the file of a member."""
@@ -76,10 +74,8 @@ class MemberStore:
                 f"{path} cannot be read ({error.strerror}); if the folder was overwritten since, load it again, "
                 f"choral.load('{self.folder.parent}'), or {_ADVICE}."
             ) from error
-        tensors, header = unpack_tensors(data, str(path), quiet=self._said_old)
-        if not is_sealed(header):
-            self._said_old = True
-        elif header.get("number") != number or (self.run is not None and header.get("run") != self.run):
+        tensors, header = unpack_tensors(data, str(path))
+        if header.get("number") != number or (self.run is not None and header.get("run") != self.run):
             raise RunError(
                 f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}: the folder "
                 f"was extended or overwritten since, or the file was copied. Load it again, choral.load('{self.folder.parent}'), or {_ADVICE}."
@@ -90,7 +86,7 @@ class MemberStore:
         """Return a store of the same members that shows some of those this one shows, as its members 0, 1, ..."""
         which = list(numbers) if self.numbers is None else [self.numbers[i] for i in numbers]
         twin = MemberStore(self.folder, run=self.run, numbers=which)
-        twin._held, twin._said_old = self._held, self._said_old
+        twin._held = self._held
         return twin
 
     def missing(self, count: int) -> list[int]:

@@ -21,9 +21,8 @@ from choral.engine.parts import Parts, check_parts
 from choral.engine.reaching import refuse_uncalled
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.joint.network import Joint
-from choral.objectives.combine import Objective
 from choral.objectives.likelihoods import Likelihood, resolve
-from choral.objectives.penalties import matches
+from choral.objectives.penalties import Objective, matches
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
 from choral.structures.independence import check_independence

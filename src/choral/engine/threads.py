@@ -1,21 +1,12 @@
-"""How many threads torch's operations get: one for small networks, the user's number for large ones where it gains.
+"""How many threads torch's operations get: one for small networks, the user's number for large ones.
 
 Two threads wait for each other after every operation. Below 33 million operations in a forward pass (8 million where products of
-many networks go together) that took longer than they gained: a perceptron of 3 x 128, batch 128, trains 1.27 times slower with two
-than with one on a free machine, and 3.7 times on a busy one. Above it they gain up to 2.0 times on a free machine and lose up to 10
-times on a busy one, so that a short trial decides.
-
-`torch.set_num_threads` also sets what every new thread of the process begins with. The functions below it, found in torch's own
-library, concern the calling thread alone, which is where torch runs the operations of a forward and a backward pass.
+many networks go together) that takes longer than they gain: a perceptron of 3 x 128, batch 128, trains 1.27 times slower with two
+than with one on a free machine, and 3.7 times on a busy one. The rule looks at sizes alone, so that equal calls give equal bits.
 """
 
-import ctypes
-import math
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,26 +18,11 @@ from choral.base.errors import InputError
 
 _SMALL = 1 << 25  # operations of one forward pass below which one thread is enough
 _SMALL_STACK = 1 << 23  # the same where products of many networks are one operation
-_GAIN = 0.9  # of the time of one thread that several may take at most, to be worth their cores
-_TRIED = 1 << 29  # operations of a pass in a trial: 6 milliseconds with one thread
-_SHARE = 0.05  # of the passes there will be that a trial may cost
-_TURNS, _RUNS = 3, 4  # of a trial: several threads must win every turn
 
 
-@cache
-def _setters() -> tuple[Callable[[int], Any], Callable[[int], int]] | None:
-    """Return the functions that set the threads of OpenMP and MKL for the calling thread; None where torch has others."""
-    try:
-        library = ctypes.CDLL(torch._C.__file__)
-        return library.omp_set_num_threads, library.MKL_Set_Num_Threads_Local
-    except (OSError, AttributeError):
-        return None
-
-
-def using(count: int) -> AbstractContextManager[None]:
+@contextmanager
+def using(count: int) -> Iterator[None]:
     """Give torch's operations this many threads within the block, and the user's number afterwards.
-
-    It holds for the calling thread. Where torch was built without OpenMP or MKL, threads begun meanwhile by others see it too.
 
     >>> before = torch.get_num_threads()
     >>> with using(3):
@@ -55,28 +31,15 @@ def using(count: int) -> AbstractContextManager[None]:
     >>> torch.get_num_threads() == before
     True
     """
-    before = torch.get_num_threads()  # asked first: torch settles the number of a new thread when it is asked
-    return nullcontext() if count == before else _using(count, before)
-
-
-@contextmanager
-def _using(count: int, before: int) -> Iterator[None]:
-    setters = _setters()
-    if setters is None:
-        torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    before = torch.get_num_threads()
+    if count == before:
+        yield
         return
-    for_openmp, for_mkl = setters
-    own = for_mkl(count)
-    for_openmp(count)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        for_openmp(before)
-        for_mkl(own)
+        torch.set_num_threads(before)
 
 
 def checked(threads: int | None) -> int | None:
@@ -115,58 +78,13 @@ def operations(network: nn.Module, rows: int, run: Callable[[], Any]) -> float:
     return max(counted.total / rows, 2.0 * sum(p.numel() for p in network.parameters()))
 
 
-class Threads:
-    """Settles how many threads passes get: one for small ones; for others one, or all that the user allows, by a trial.
+def threads_for(operations: float, rows: int, *, together: int = 1) -> int:
+    """Return the number of threads for forward passes: one for small ones, all that the user allows for others.
 
-    The trial is made once for every number the user allows, so that equal passes later get equal threads and sums equal bits.
+    Args:
+        operations: floating-point operations of one row and network.
+        rows: of a pass.
+        together: networks whose products are one operation.
     """
-
-    def __init__(self) -> None:
-        self._gains: dict[int, bool] = {}
-        self._trying = threading.Lock()
-
-    def of(
-        self,
-        operations: float,
-        rows: int,
-        run: Callable[[int], Any],
-        *,
-        together: int = 1,
-        passes: float = math.inf,
-    ) -> int:
-        """Return the number of threads for forward passes.
-
-        Args:
-            operations: floating-point operations of one row and network.
-            rows: of a pass.
-            run: takes a pass of some rows.
-            together: networks whose products are one operation.
-            passes: how many there will be; a few are not worth a trial.
-        """
-        most, small = torch.get_num_threads(), _SMALL if together == 1 else _SMALL_STACK
-        operations *= together
-        affordable = _SHARE * passes * operations * rows / (2 * _TURNS * _RUNS)
-        if most == 1 or min(operations * rows, affordable) < small:
-            return 1
-        with self._trying:
-            if most not in self._gains:
-                tried = max(1, min(rows, round(min(_TRIED, affordable) / operations)))
-                self._gains[most] = gain(lambda: run(tried), most)
-        return most if self._gains[most] else 1
-
-
-def gain(run: Callable[[], Any], many: int) -> bool:
-    """Return whether many threads are faster than one by a tenth, on this machine as busy as it is now."""
-    return all(_time(run, many) < _GAIN * _time(run, 1) for _ in range(_TURNS))
-
-
-def _time(run: Callable[[], Any], count: int) -> float:
-    """Return the seconds of some runs; the longest is left out, as one that was interrupted."""
-    seconds = []
-    with using(count):
-        run()  # wakes the threads and finds the caches of the other number
-        for _ in range(_RUNS):
-            started = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - started)
-    return sum(sorted(seconds)[:-1])
+    small = _SMALL if together == 1 else _SMALL_STACK
+    return 1 if operations * together * rows < small else torch.get_num_threads()

@@ -17,22 +17,28 @@ from choral.base import batches, devices, draws, rng, tree
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
-from choral.base.mapping import vmap
+from choral.base.tree import vmap
 from choral.base.types import Params
-from choral.engine import scaling
+from choral.engine import gradients
 from choral.engine.blueprint import state_of
 from choral.engine.fingerprint import attributes
+from choral.engine.gradients import Sharing, sharing_of
 from choral.engine.parts import Piece
-from choral.engine.sharing import Sharing, sharing_of
 from choral.engine.task import Task
 from choral.engine.tracing import record
-from choral.layers.conversion.calling import call_with, ties_of
-from choral.layers.conversion.swapping import holds
+from choral.layers.convert import call_with, holds, ties_of
 from choral.layers.joint.network import Joint
+from choral.plan.optimizer_step import (
+    Member,
+    Stepper,
+    clip_gradients,
+    memory_of,
+    restore_memory,
+    stack_memory,
+    unstack_memory,
+)
 from choral.plan.phases import Train
-from choral.plan.remembering import memory_of, restore_memory, stack_memory, unstack_memory
 from choral.plan.state import State
-from choral.plan.stepping import Member, Stepper, clip_gradients
 from choral.plan.variants import Variant
 
 _RECORDED_FROM = 100  # steps of a phase that repay recording them
@@ -139,11 +145,10 @@ class PlainTrainer(Trainer):
         self._rate, self._smoothing = variant.get("rate", 1.0), variant.get("smoothing")
         self._dropout = None if variant.get("dropout") is None else draws.Rate.of(variant.get("dropout"))
         self.optimizer = value.make(self.trained, undecayed=self.task.structure.undecayed, led=_led(self.network))
-        remembered = {n: t for n, t in self.state.memory.items() if n != scaling.NAME}
+        remembered = {n: t for n, t in self.state.memory.items() if n != gradients.NAME}
         restore_memory(self.optimizer, self.trained, remembered)
         self.stepper = Stepper(value, self.optimizer)
-        self._ahead = draws.Ahead()
-        self.scale = scaling.LossScale(self.state.memory) if self.task.precision == "fp16" else None
+        self.scale = gradients.LossScale(self.state.memory) if self.task.precision == "fp16" else None
         self.total, self.count = torch.zeros((), device=device), 0
 
     def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
@@ -158,9 +163,7 @@ class PlainTrainer(Trainer):
             with (
                 lending as lent,
                 task.parts.norms(part),
-                draws.keyed(
-                    self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout, ahead=self._ahead
-                ) as stream,
+                draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(
                     self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing

@@ -16,16 +16,16 @@ from torch import Tensor
 from choral.base import batches, tree
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, InputError, NotFiniteError
+from choral.calibration.selection import Loss
 from choral.data.frames import arranged
 from choral.data.given import cast_targets
 from choral.data.parts import held_out
 from choral.data.sources import Source, source_of
-from choral.engine.evaluators import Evaluator, PlainEvaluator, copied, suited
+from choral.engine.evaluate import Evaluator, PlainEvaluator, copied, suited
 from choral.engine.task import Task
 from choral.objectives.likelihoods import About
+from choral.plan.early_stopping import EarlyStopping, Measure
 from choral.plan.state import State
-from choral.plan.stopping import EarlyStopping, Measure
-from choral.posthoc.greedy import Loss
 from choral.predictions import Predictive
 
 AUTO = "auto"

@@ -6,18 +6,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from choral.base import draws, rng
-from choral.base.border import guarded
+from choral.base.arguments import full_precision, guarded
 from choral.base.errors import InputError
-from choral.base.surroundings import full_precision
 from choral.data.given import cast_targets
 from choral.data.inputs import Transform
 from choral.data.sources import Source, as_targets, source_of
 from choral.engine.blueprint import state_of
-from choral.engine.sharing import sharing_of
+from choral.engine.gradients import sharing_of
 from choral.engine.store import MemberStore
 from choral.engine.task import Task, make_task
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.noise import settle_noise
+from choral.ensemble.held_out import settle_noise
 from choral.objectives.likelihoods import Likelihood
 from choral.plan import Collect, Start, seq
 from choral.recipes import recipe_of

@@ -1,4 +1,4 @@
-"""Corrections: what `choral.posthoc` fits on held-out data, put to work in an ensemble's predictions.
+"""Corrections: what `choral.calibration` fits on held-out data, put to work in an ensemble's predictions.
 
 An ensemble holds its corrections as values in the order selection, temperature, weights, conformal rule, whichever it
 has; they are saved with it.
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.posthoc import (
+from choral.calibration import (
     ConformalLabels,
     ConformalQuantile,
     ConformalResidual,
@@ -34,7 +34,7 @@ def checked(values: Sequence[Value], *, kind: type[Predictive]) -> tuple[Value, 
     """Return corrections in the order they are applied; raises InputError for two of one sort or of the wrong task.
 
     Args:
-        values: what the functions of `choral.posthoc` returned.
+        values: what the functions of `choral.calibration` returned.
         kind: what the ensemble predicts.
     """
     ranked: dict[int, Value] = {}

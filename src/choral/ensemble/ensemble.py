@@ -1,4 +1,7 @@
-"""Ensemble: members in, predictions out; saved and loaded without pickle."""
+"""Ensemble: members in, predictions out; saved and loaded without pickle.
+
+What was understood, in one line: the method, the task, and what the outputs mean.
+"""
 
 import copy
 import hashlib
@@ -11,36 +14,95 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import batches
+from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
-from choral.base.border import guarded, is_whole
 from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, RunError
-from choral.base.fitting import typed
 from choral.base.interface import Interface, detach
-from choral.base.lettering import html_table
+from choral.base.text import html_table, short
 from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.frames import arranged, names_of
 from choral.data.inputs import Transforms, written
-from choral.data.sheets import as_frame, is_frame
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
-from choral.data.tables import Table
-from choral.engine.answering import Evaluation
 from choral.engine.blueprint import Blueprint
+from choral.engine.evaluate import Evaluation
 from choral.engine.files import pack_tensors
 from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
 from choral.engine.threads import checked
 from choral.ensemble import corrections
-from choral.ensemble.describing import described, facts
-from choral.ensemble.exporting import export
+from choral.ensemble.export import export
 from choral.ensemble.saving import Saved, save_bytes, save_file
-from choral.layers.conversion.linear_maps import put_back
+from choral.layers.attention import put_back
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
 from choral.predictions import Prediction, Predictive, scores_of
 from choral.recipes.recipe import Recipe
+from choral.tables.reading import as_frame, is_frame
+from choral.tables.table import Table, unit_in_words
+
+_LEFT_OUT = "columns left out"
+_LONGEST = 120  # letters of a correction: weights of many members say nothing at a glance
+
+
+def described(ensemble: "Ensemble") -> str:
+    """Return method, members, task, likelihood, scaling and size of an ensemble as one line."""
+    said = facts(ensemble) | {"parameters": f"{ensemble._parameters:,} parameters"}
+    return ", ".join(f"{name}: {text}" if name == _LEFT_OUT else text for name, text in said.items())
+
+
+def facts(ensemble: "Ensemble") -> dict[str, str]:
+    """Return method, members, task, likelihood, scaling and size of an ensemble, by subject."""
+    draws = ensemble.recipe.structure.draws
+    members = f"{ensemble.members} member" + ("" if ensemble.members == 1 else "s")
+    left_out = ensemble.table.left_out if ensemble.table is not None else ()
+    chosen = ensemble.info.get("auto")
+    found = {
+        "method": f"{ensemble.recipe.name}: {members}" + (f" of {draws} draws each" if draws > 1 else ""),
+        "task": ensemble.task + _of_outputs(ensemble),
+        "likelihood": understood_by(ensemble),
+        "transforms": ", ".join(map(repr, ensemble._inputs)),
+        "corrections": ", ".join(_brief(repr(value), type(value).__name__) for value in ensemble.posthoc),
+        _LEFT_OUT: ", ".join(short(n, 20) for n in left_out),
+        "chosen": f"chosen from {len(chosen['tried'])} trainings ({chosen['reasons'][-1]})" if chosen else "",
+        "parameters": f"{ensemble._parameters:,}",
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _brief(text: str, name: str) -> str:
+    return text if len(text) <= _LONGEST else f"{name}(...)"
+
+
+def understood_by(ensemble: "Ensemble") -> str:
+    """Return what an ensemble has understood in a few words, with the unit of its targets if they have one."""
+    said, table = said_of(ensemble.likelihood), ensemble.table
+    if table is None or table.task != "regression" or not table.unit:
+        return said
+    return f"{said}, '{short(table.target)}' {unit_in_words(table.unit)}"
+
+
+def said_of(likelihood: Likelihood) -> str:
+    """Return what a likelihood has understood in a few words.
+
+    >>> from choral.objectives import FixedGaussian
+    >>> said_of(FixedGaussian(precision=4.0))
+    'FixedGaussian, targets in their own units, noise of precision 4.0'
+    """
+    said = likelihood.understood()
+    return ", ".join([said.pop("likelihood"), *(f"{subject} {words}" for subject, words in said.items())])
+
+
+def _of_outputs(ensemble: "Ensemble") -> str:
+    """Return what the outputs of one point are, if the run has noted it."""
+    shape = ensemble.info.get("outputs")
+    if not shape:
+        return ""
+    count = f"{shape[0]} outputs" if len(shape) == 1 else f"outputs of shape {tuple(shape)}"
+    return f" with {count}"
+
 
 _PLAIN = Interface()
 _PRECISIONS: dict[str, torch.dtype | None] = dict.fromkeys(("fp32", "bf16", "fp16")) | {"fp64": torch.float64}
@@ -74,7 +136,7 @@ class Ensemble:
         self._blueprint = Blueprint(
             build, recipe.structure, device=torch.device("cpu"), images=False, interface=interface
         )
-        self._out_of_fold: Any = None  # of a fit with folds, `choral.ensemble.out_of_fold.OutOfFold`
+        self._out_of_fold: Any = None  # of a fit with folds, `choral.ensemble.held_out.OutOfFold`
         self._floats: torch.dtype | None = None
         self._evaluations: dict[Any, Evaluation] = {}
 
@@ -296,7 +358,7 @@ class Ensemble:
     def evaluate(self, x: Any, y: Any = None, *, sample_weight: Any = None, **options: Any) -> dict[str, float]:
         """Return every score of the predictions of some inputs against their labels or targets.
 
-        `choral.judging.judge.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
+        `choral.comparison.evaluation.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
 
         Args:
             x: inputs, as given to predict.
@@ -333,7 +395,7 @@ class Ensemble:
         return digest.hexdigest()
 
     def with_posthoc(self, *values: Value) -> "Ensemble":
-        """Return the same members with these corrections of `choral.posthoc` instead of any there were.
+        """Return the same members with these corrections of `choral.calibration` instead of any there were.
 
         Predictions apply a member selection, a temperature and stacking weights, and offer conformal sets
         (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.

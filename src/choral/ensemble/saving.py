@@ -2,52 +2,161 @@
 
 Everything that comes from a file passes here: whole by its checksum, of the right form by its schema, within bounds, and
 fitting the network it names, before anything is predicted with it. Whatever is wrong is a RunError of one sentence.
+
+What members count that were chosen while they trained: the others are left out, and shares become weights.
+
+Bounds on what a file may ask for, checked before memory or time is spent on it.
+
+They are generous: nothing that was ever fitted comes near them. What a caller asks for in Python has no bounds.
 """
 
 import contextlib
 import functools
+import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from choral import models
 from choral.base.errors import ConversionError, InputError, PlanError, RunError
-from choral.base.functions import Function
 from choral.base.interface import Interface
+from choral.base.portrait import Function
 from choral.base.types import Builds
 from choral.base.values import Value, from_dict, known_kinds
+from choral.calibration import StackingWeights
 from choral.data.inputs import Transform, Transforms
-from choral.data.tables import Table, table_from
-from choral.engine import bounds
 from choral.engine.blueprint import Blueprint
-from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import expect, pack_tensors, unpack_tensors, write_bytes
 from choral.engine.fingerprint import FINGERPRINT, changes
 from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
-from choral.engine.schema import expect
 from choral.engine.store import MemberStore, member_tensors, state_from
-from choral.ensemble import votes
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import cost
+from choral.plan.early_stopping import SHARE
 from choral.plan.state import State
+from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
+from choral.tables.table import Table, table_from
+
+
+def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore, int, tuple[Value, ...]]:
+    """Return a store that shows the chosen networks alone, how many, and their weights as a correction.
+
+    Everything stays as it is where the recipe does not choose, or nothing was held out to choose by.
+
+    Args:
+        store: all networks of a run.
+        count: how many.
+        recipe: the method.
+    """
+    if not any(phase.select for phase in trainings(recipe.plan)):
+        return store, count, ()
+    held = [store.get(i).slots.get(SHARE) for i in range(count)]
+    shares = [0.0 if one is None else float(one["share"]) for one in held]
+    numbers = [i for i, share in enumerate(shares) if share > 0]
+    if not numbers:
+        return store, count, ()
+    rows, total = recipe.structure.members * recipe.structure.draws, sum(shares)
+    weights = tuple(shares[i] / total / rows for i in numbers for _ in range(rows))
+    return store.showing(numbers), len(numbers), (StackingWeights(weights=weights),)
+
+
+_COUNTS: dict[str, tuple[float, float]] = {
+    "batch_repetition": (1, 10_000),
+    "branches": (1, 1_000_000),
+    "components": (1, 10_000),
+    "draws": (1, 100_000),
+    "members": (1, 10_000),
+    "minimum_channels": (0, 1_000_000),
+    "repetition": (0, 1),
+    "scale": (0, 1_000),
+    "subgroups": (1, 10_000),
+    "times": (0, 1_000_000),
+    "width": (0, 1_000),
+}
+NETWORKS = 1_000_000
+_ARGUMENT = 10_000_000  # any number a network is built from
+_DEPTH = 2_000  # layers
+_PARAMETERS = 100_000_000
+_GROWTH = 1_000  # parameters built for each one that is stored
+
+
+def check_counts(content: Any, where: str) -> None:
+    """Raise RunError for a count in a recipe, as it stands in a file, that is out of bounds."""
+    todo = [content]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, Mapping):
+            for name, value in item.items():
+                if name in _COUNTS and isinstance(value, int | float):
+                    check(name, value, *_COUNTS[name], where)
+            todo.extend(item.values())
+        elif isinstance(item, list):
+            todo.extend(item)
+
+
+def check(name: str, value: float, least: float, most: float, where: str) -> None:
+    """Raise RunError unless a number of a file lies between two bounds."""
+    if not least <= value <= most:
+        raise RunError(
+            f"{where} asks for {name} = {value:,}, but {least:,} to {most:,} are read from a file; "
+            "it is damaged or was not made by choral."
+        )
+
+
+class _Shapes(TorchFunctionMode):
+    """Networks built inside have shapes alone, without memory; initializing them does nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        in_place = name.endswith("_") and not name.endswith("__")
+        changed = next((a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)), None)
+        return changed if in_place and changed is not None else func(*args, **(kwargs or {}))
+
+
+def check_network(spec: Mapping[str, Any], structure: Mapping[str, Any], stored: int, where: str) -> None:
+    """Raise RunError if the network a file names is far larger than what the file stores of it.
+
+    Args:
+        spec: the network's name and arguments.
+        structure: the structure as a dict, whose members and widths make the network larger.
+        stored: numbers that the file stores for one network.
+        where: the file's name.
+    """
+    for name, value in spec["arguments"].items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int | float):
+                check(f"network.{name}", number, -_ARGUMENT, _ARGUMENT, where)
+        layers = len(value) if isinstance(value, list) else value if name == "depth" else 0
+        if isinstance(layers, int):
+            check(f"network.{name}: layers", layers, 0, _DEPTH, where)
+    with torch.device("meta"), _Shapes():
+        plain = sum(p.numel() for p in models.rebuild(spec).parameters())
+    grown = plain * structure.get("members", 1) * max(1.0, structure.get("width") or 2.0) ** 2
+    mixture = structure.get("mixture")
+    grown *= mixture.get("components", 1) if isinstance(mixture, Mapping) else 1
+    most = max(_PARAMETERS, _GROWTH * stored)
+    check("network: parameters", math.ceil(grown), 0, most, where)
+
 
 _HEADER = {
     "format": int,
     "recipe": dict,
     "likelihood": dict,
     "inputs": ([dict], {str: [dict]}),
-    "interface?": dict,
+    "interface": dict,
     "network": (None, {"name": str, "arguments": dict}, [{"name": str, "arguments": dict}]),
     "forms": [(None, dict)],
     "table": (None, dict),
     "info": dict,
-    "posthoc?": [dict],
-    "fingerprint?": FINGERPRINT,
+    "posthoc": [dict],
+    "fingerprint": FINGERPRINT,
 }
 
 
@@ -64,8 +173,8 @@ class Saved:
     interface: Interface
     table: Table | None
     info: dict[str, Any]
-    posthoc: tuple[Value, ...] = ()
-    fingerprint: dict[str, Any] | None = None
+    posthoc: tuple[Value, ...]
+    fingerprint: dict[str, Any]
 
 
 def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> None:
@@ -154,18 +263,17 @@ def load_folder(
         if plan is None:
             raise RunError(f"{path} is not a run folder: it has no plan.json; give a run folder or a saved file.")
         identity = plan["identity"]
-        bounds.check_counts(identity["recipe"], where)
+        check_counts(identity["recipe"], where)
         count = cost(_of(Recipe, identity["recipe"], where).plan).networks
-        bounds.check("networks", count, 1, bounds.NETWORKS, where)
+        check("networks", count, 1, NETWORKS, where)
         info = _costs(path)
         store, count = _present(path, run_of(plan), _expected(info, count), partial)
-        noted = {"fingerprint": identity["network"]} if isinstance(identity["network"], dict) else {}  # older: none
-        expect(noted, {"fingerprint?": FINGERPRINT}, where)
-        about = {**identity, "network": plan["network"], "given": likelihood, **noted}
+        fingerprint = expect(identity.get("network"), FINGERPRINT, where)
+        about = {**identity, "network": plan["network"], "given": likelihood, "fingerprint": fingerprint}
         completed = read_likelihood(path, run_of(plan))
         if completed is not None:
             about["likelihood"] = completed.to_dict()
-        store, count, weights = votes.chosen(store, count, _of(Recipe, identity["recipe"], where))
+        store, count, weights = chosen(store, count, _of(Recipe, identity["recipe"], where))
         about["posthoc"] = [w.to_dict() for w in weights]
         table = read_table(path, plan)
         saved = _checked(about, store, count, build, where, output=output, table=table, info=info)
@@ -239,7 +347,7 @@ def _checked(
     info: dict[str, Any],
 ) -> Saved:
     """Return the parts of an ensemble from plain content, each of them checked."""
-    bounds.check_counts(about["recipe"], where)
+    check_counts(about["recipe"], where)
     recipe = _of(Recipe, about["recipe"], where)
     found = recipe.problems()
     if found:
@@ -247,7 +355,7 @@ def _checked(
     if build is None and about["network"] is not None:
         stored = max(sum(p.numel() for p in store.get(i).params.values()) for i in range(count))
         for spec in _specs(about["network"]):
-            bounds.check_network(spec, recipe.structure.to_dict(), stored, where)
+            check_network(spec, recipe.structure.to_dict(), stored, where)
     saved = Saved(
         _build_for(about["network"], build, where),
         recipe,
@@ -255,11 +363,11 @@ def _checked(
         store,
         count,
         inputs=_transforms(about["inputs"], where),
-        interface=_interface(about.get("interface"), output, where),
+        interface=_interface(about["interface"], output, where),
         table=table,
         info=info,
-        posthoc=tuple(_of(Value, v, where) for v in about.get("posthoc", ())),
-        fingerprint=about.get("fingerprint"),
+        posthoc=tuple(_of(Value, v, where) for v in about["posthoc"]),
+        fingerprint=about["fingerprint"],
     )
     check_fits(saved, where, given=build is not None)
     return saved
@@ -271,9 +379,9 @@ def _transforms(content: Any, where: str) -> Transforms:
     return tuple(_of(Transform, t, where) for t in content)
 
 
-def _interface(content: dict[str, Any] | None, output: Any, where: str) -> Interface:
+def _interface(content: dict[str, Any], output: Any, where: str) -> Interface:
     """Return how networks are called; a function that picks their output must be given again."""
-    found = Interface() if content is None else _of(Interface, content, where)
+    found = _of(Interface, content, where)
     if not isinstance(found.output, Function):
         if output is not None:
             raise RunError(f"output is given, but {where} knows the output of its networks by itself; leave it out.")
@@ -340,8 +448,6 @@ def _build_for(spec: Any, build: Builds | None, where: str) -> Builds:
 
 def check_same(saved: Saved, where: str) -> None:
     """Raise RunError if the network that is built is not the one the members were trained in."""
-    if saved.fingerprint is None:
-        return
     blueprint = Blueprint(
         saved.build, saved.recipe.structure, device=torch.device("cpu"), images=False, interface=saved.interface
     )

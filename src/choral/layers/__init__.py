@@ -1,23 +1,22 @@
 """Layers and converters: plain modules usable alone, in anybody's training loop."""
 
-from choral.base.fitting import offered
-from choral.layers.bayesian.dropped import DropConnect, Dropped, DroppedOutput
+from choral.base.arguments import offered
+from choral.layers.attention import OpenAttention, open_attention
+from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput
 from choral.layers.bayesian.gaussian import GaussianLayer, gaussian_twin
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family
 from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.bayesian.spike_slab import SpikeSlabLayer
-from choral.layers.conversion.attention import OpenAttention, open_attention
-from choral.layers.conversion.swapping import layers_of, swap
+from choral.layers.convert import layers_of, swap
 from choral.layers.features import Piecewise, piecewise_embedding, quantile_edges
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.joint.masked import MaskedLayer, overlapping_masks
 from choral.layers.joint.network import Joint, tune
-from choral.layers.joint.own_statistics import member_norm
+from choral.layers.joint.norm import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
-from choral.layers.packed.abreast import PackedNetwork, pack
-from choral.layers.packed.grouped import GroupedLinear
-from choral.layers.packed.layer import PackedLayer, packed
+from choral.layers.packed.layers import GroupedLinear, PackedLayer, packed
+from choral.layers.packed.networks import PackedNetwork, pack
 
 __all__ = [
     "FAMILY",

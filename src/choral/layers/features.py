@@ -1,4 +1,4 @@
-"""What a network for tables does with numbers first: piecewise-linear and periodic features.
+"""Layers of networks for tables: piecewise-linear and periodic features, and layers that can be skipped.
 
 A perceptron on standardized numbers learns sharp steps slowly; given each number as its place among quantiles, or as waves, it
 learns them at once. Everything here is plain layers (a look-up without parameters, a convolution with one group for each feature), so
@@ -6,6 +6,8 @@ that every structure converts it.
 
 References: Gorishniy et al., "On Embeddings for Numerical Features in Tabular Deep Learning", 2022, arXiv:2203.05556, Equations 1
 and 2. Waves have phases that are learned, as in Holzmüller et al., "Better by Default", 2024, arXiv:2407.04491.
+
+A layer that each network of a stack may have or pass over, so that networks of different depths have equal shapes.
 """
 
 import itertools
@@ -235,3 +237,25 @@ def piecewise_embedding(edges: Edges, width: int) -> nn.Sequential:
         assert maps.maps.bias is not None
         maps.maps.bias.uniform_(-bound, bound)
     return nn.Sequential(bins, maps)
+
+
+class Skippable(nn.Module):
+    """A layer, or nothing, as the buffer `used` says; inputs and outputs have equal shapes.
+
+    >>> layer = Skippable(nn.Linear(2, 2))
+    >>> layer.used.fill_(False)
+    tensor(False)
+    >>> layer(torch.ones(1, 2)).tolist()
+    [[1.0, 1.0]]
+    """
+
+    used: Tensor
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("used", torch.tensor(True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer makes of x, or x."""
+        return torch.where(self.used, self.layer(x), x)

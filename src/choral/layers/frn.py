@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from choral.base.arguments import typed
 from choral.base.errors import InputError
-from choral.base.fitting import typed
 
 
 class _Normalize(torch.autograd.Function):

@@ -6,8 +6,17 @@ together (`global`). `groups` names layers that must keep the same neurons, beca
 the shapes of the weights; `keep_vectors` and `expand_neurons` go between them, keep-vectors and whole parameters.
 """
 
-from choral.masks.cells import Masks, Scope, Shapes, Unit, expand_neurons, keep_vectors
-from choral.masks.measures import density, overlap, total_distance
+from choral.masks.cells import (
+    Masks,
+    Scope,
+    Shapes,
+    Unit,
+    density,
+    expand_neurons,
+    keep_vectors,
+    overlap,
+    total_distance,
+)
 from choral.masks.prunable import prunable
 from choral.masks.sampling import anti_random_pair, partition, random_masks
 from choral.masks.scoring import erk_densities, magnitude_masks, regrow

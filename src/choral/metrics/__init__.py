@@ -4,10 +4,22 @@
 (member, batch, ...). Results are plain floats computed in float64.
 """
 
-from choral.base.fitting import offered
-from choral.metrics.accumulators import ClassificationStream, ScoreStream
-from choral.metrics.calibration import ReliabilityTable, adaptive_ece, ece, mce, reliability_table
-from choral.metrics.classes import average_precision, class_report, precision_curves, precision_recall
+from choral.base.arguments import offered
+from choral.metrics.classification import (
+    ReliabilityTable,
+    accuracy,
+    adaptive_ece,
+    average_precision,
+    brier,
+    class_report,
+    ece,
+    logits_nll,
+    mce,
+    nll,
+    precision_curves,
+    precision_recall,
+    reliability_table,
+)
 from choral.metrics.corruption import (
     corrupted_means,
     corruption_errors,
@@ -24,18 +36,9 @@ from choral.metrics.diversity import (
     member_correlation,
     pairwise_kl,
 )
+from choral.metrics.evaluate import ClassificationStream, ScoreStream, evaluate_classification, evaluate_regression
 from choral.metrics.fidelity import agreement, total_variation, w1, w2, wasserstein_rows
 from choral.metrics.inputs import PROB_FLOOR
-from choral.metrics.ood import (
-    aupr,
-    auroc,
-    evaluate_ood,
-    evaluate_scores,
-    fpr95,
-    max_logit_score,
-    max_probability_score,
-    ood_scores,
-)
 from choral.metrics.regression import (
     coverage,
     crps,
@@ -49,15 +52,21 @@ from choral.metrics.regression import (
     mixture_quantile,
     rmse,
 )
-from choral.metrics.scalars import evaluate_classification, evaluate_regression
-from choral.metrics.scoring import accuracy, brier, logits_nll, nll
 from choral.metrics.uncertainty import (
     aleatoric_variance,
+    aupr,
+    auroc,
     entropy,
     epistemic_variance,
+    evaluate_ood,
+    evaluate_scores,
     expected_entropy,
+    fpr95,
+    max_logit_score,
+    max_probability_score,
     mean_probs,
     mutual_information,
+    ood_scores,
     variation_ratio,
 )
 

@@ -1,7 +1,7 @@
 """How different members are from one another: disagreement, divergence, correlation.
 
 Each measure has a matrix form (member, member) and a scalar form, the mean over ordered pairs of different members
-(0 for a single member). Matrices are made of sums over rows, so batches can be added up (see `choral.metrics.accumulators`).
+(0 for a single member). Matrices are made of sums over rows, so batches can be added up (see `choral.metrics.evaluate`).
 """
 
 from collections.abc import Sequence

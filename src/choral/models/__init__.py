@@ -11,24 +11,21 @@ from typing import Any
 from torch import nn
 
 from choral.base.errors import InputError, did_you_mean
-from choral.models.attention import transformer, vit
 from choral.models.convnets import alexnet_cifar, lenet
-from choral.models.densenet import densenet121
 from choral.models.mlp import mlp
-from choral.models.preactivation import pyramidnet, wide_resnet
 from choral.models.recurrent import cnn_lstm
 from choral.models.resnet import resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50
 from choral.models.spec import spec_of, zoo
 from choral.models.tabular import tabular
+from choral.models.transformer import transformer, vit
+from choral.models.wide_resnet import wide_resnet
 
 __all__ = [
     "MODELS",
     "alexnet_cifar",
     "cnn_lstm",
-    "densenet121",
     "lenet",
     "mlp",
-    "pyramidnet",
     "rebuild",
     "resnet18",
     "resnet20_frn",
@@ -54,8 +51,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": resnet50,
     "resnext50": resnext50,
     "wide_resnet": wide_resnet,
-    "pyramidnet": pyramidnet,
-    "densenet121": densenet121,
     "cnn_lstm": cnn_lstm,
     "vit": vit,
     "transformer": transformer,

@@ -5,8 +5,7 @@ from collections import OrderedDict
 from torch import nn
 
 from choral.base.errors import InputError
-from choral.models.arguments import choice, count
-from choral.models.spec import zoo
+from choral.models.spec import choice, count, zoo
 
 _LENET_WIDTHS = {
     "5": (6, 16, 120, 84),

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from choral.models.arguments import activation_named, choice, count, counts, rate
-from choral.models.spec import zoo
+from choral.models.spec import activation_named, choice, count, counts, rate, zoo
 
 _NORMS: dict[str | None, Callable[[int], nn.Module] | None] = {
     None: None,

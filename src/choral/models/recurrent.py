@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from choral.models.arguments import count
-from choral.models.spec import zoo
+from choral.models.spec import count, zoo
 
 _GATES = ("input", "forget", "cell", "output")
 

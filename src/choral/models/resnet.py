@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from choral.layers.frn import FilterResponseNorm
-from choral.models.arguments import activation_named, blocks, choice, count
-from choral.models.initialize import he
-from choral.models.spec import zoo
+from choral.models.spec import activation_named, blocks, choice, count, he, zoo
 
 STEMS = ("imagenet", "cifar")
 

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
-from choral.layers.features import Apiece, Beside, Piecewise, Waves, piecewise_embedding
-from choral.layers.skippable import Skippable
-from choral.models.arguments import choice, count, counts, rate
-from choral.models.spec import zoo
+from choral.layers.features import Apiece, Beside, Piecewise, Skippable, Waves, piecewise_embedding
+from choral.models.spec import choice, count, counts, rate, zoo
 
 _EMBEDDINGS = ("none", "piecewise", "periodic")
 
@@ -44,7 +42,7 @@ def tabular(
         frequency_scale: for 'periodic': standard deviation of the first frequencies.
         residual: whether hidden layers are residual blocks (LayerNorm, linear, ReLU, linear, added) behind a linear map.
         dropout: rate after every activation.
-        skippable: whether hidden layers but the first can be passed over (`choral.layers.skippable.Skippable`), so that networks of
+        skippable: whether hidden layers but the first can be passed over (`choral.layers.features.Skippable`), so that networks of
             different depths stack; all equally wide.
 
     Shapes: (batch, feature) -> (batch, outputs).

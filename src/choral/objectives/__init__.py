@@ -1,7 +1,5 @@
 """Objectives: likelihoods and penalties."""
 
-from choral.objectives.anchored import Anchored
-from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL, SpikeSlabKL
 from choral.objectives.likelihoods import (
     Bernoulli,
@@ -19,8 +17,7 @@ from choral.objectives.likelihoods import (
     StudentT,
     infer,
 )
-from choral.objectives.patch_penalty import PatchedL2
-from choral.objectives.penalties import L2, Penalty
+from choral.objectives.penalties import L2, Anchored, Objective, PatchedL2, Penalty
 
 __all__ = [
     "L2",

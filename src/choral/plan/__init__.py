@@ -1,6 +1,6 @@
 """Plans: what happens to the weights, in what order."""
 
-from choral.base.fitting import offered
+from choral.base.arguments import offered
 from choral.plan.bayes import (
     CompactGates,
     DrawAnchor,
@@ -11,12 +11,13 @@ from choral.plan.bayes import (
     StepAnchor,
     StepTargetShift,
 )
+from choral.plan.check import problems
 from choral.plan.cost import Cost, batches_in, cost
+from choral.plan.custom_optimizer import OwnOptimizer, OwnRate
+from choral.plan.early_stopping import EarlyStopping, Measure, Select
 from choral.plan.folds import Fold, folds_of, in_folds
-from choral.plan.muon import Muon
 from choral.plan.operators import Bag, DrawMoments, Recalibrate, RecalibrateDraws, Reset, Start, UpdateMoments, UseMean
-from choral.plan.optimizer import SGD, Adam, AdamW, Optimizer
-from choral.plan.own import OwnOptimizer, OwnRate
+from choral.plan.optimizers import SGD, Adam, AdamW, Muon, Optimizer
 from choral.plan.phases import (
     Collect,
     Context,
@@ -33,13 +34,20 @@ from choral.plan.phases import (
     repeat,
     seq,
 )
-from choral.plan.resizing import Resize
-from choral.plan.schedule import Constant, Cosine, CosineRestarts, Linear, OneCycle, Part, Schedule, Steps, Triangles
-from choral.plan.selecting import Select
-from choral.plan.soundness import problems
-from choral.plan.sparse import AntiRandom, Compact, ErdosRenyi, Magnitude, Masks, Partition, Prune, RandomMasks, Regrow
+from choral.plan.schedules import Constant, Cosine, CosineRestarts, Linear, OneCycle, Part, Schedule, Steps, Triangles
+from choral.plan.sparse import (
+    AntiRandom,
+    Compact,
+    ErdosRenyi,
+    Magnitude,
+    Masks,
+    Partition,
+    Prune,
+    RandomMasks,
+    Regrow,
+    Resize,
+)
 from choral.plan.state import Role, State, slot
-from choral.plan.stopping import EarlyStopping, Measure
 from choral.plan.variants import LogUniform, OneOf, Space, Span, Uniform, Variant
 
 __all__ = [

@@ -8,7 +8,7 @@ from torch import nn
 
 from choral.base import draws
 from choral.base.errors import InputError, PlanError
-from choral.layers.bayesian.drawn_norm import DrawnStatistics
+from choral.layers.bayesian.patched import DrawnStatistics
 from choral.plan.phases import Context, Operator, Starter
 from choral.plan.state import Role, State, slot
 
@@ -206,7 +206,7 @@ class Recalibrate(Operator):
 class RecalibrateDraws(Operator):
     """Estimate BatchNorm statistics for each pass of prediction, behind layers that are drawn anew in every pass.
 
-    Networks without such statistics (`choral.layers.bayesian.drawn_norm`) are left alone.
+    Networks without such statistics (`choral.layers.bayesian.patched`) are left alone.
 
     Args:
         points: training points each pass is estimated on, drawn at random; all of them if there are fewer.

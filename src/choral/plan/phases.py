@@ -18,9 +18,9 @@ from choral.base.errors import InputError
 from choral.base.types import Params
 from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
-from choral.plan.optimizer import SGD, Optimizer
-from choral.plan.schedule import Constant, Schedule
-from choral.plan.selecting import Select
+from choral.plan.early_stopping import Select
+from choral.plan.optimizers import SGD, Optimizer
+from choral.plan.schedules import Constant, Schedule
 from choral.plan.state import State
 from choral.plan.variants import Space, Variant
 
@@ -195,7 +195,7 @@ class Train(Phase):
         every: operators applied while training.
         select: chooses among the branches trained together, and weighs them, by held-out points; None keeps all alike.
         annealing: whether penalties that rise over a phase rise in this one; if not, they have their full weight at once.
-        least_steps: steps below which the phase does not what its method needs; see `choral.plan.needs`.
+        least_steps: steps below which the phase does not what its method needs; see `choral.plan.cost`.
 
     Weights are held at exactly zero wherever the state's slot 'mask' is False.
     """

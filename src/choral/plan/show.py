@@ -30,7 +30,7 @@ def _brief(item: Any) -> str:
 def label(node: Phase) -> str:
     """Return one line for a node of a plan.
 
-    >>> from choral.plan.schedule import Cosine
+    >>> from choral.plan.schedules import Cosine
     >>> label(Train(epochs=5, schedule=Cosine(0.1)))
     'Train 5 epochs, Cosine(start=0.1), SGD(), batch 128'
     """

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from choral.base.arguments import fits
 from choral.base.errors import InputError, did_you_mean
-from choral.base.fitting import fits
 from choral.base.values import Value
-from choral.plan.optimizer import Optimizer
+from choral.plan.optimizers import Optimizer
 
 OF_STEPS = ("rate", "dropout", "smoothing")
 """Settings of a training step beside those of its optimizer."""

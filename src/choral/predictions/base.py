@@ -16,7 +16,7 @@ from torch import Tensor
 from choral import metrics
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.posthoc.greedy import GreedySelection, Loss, greedy_selection, mixture
+from choral.calibration.selection import GreedySelection, Loss, greedy_selection, mixture
 
 UNFITTED = "this ensemble has no conformal rule; fit one on held-out data: ensemble.calibrated(x, y, level=0.9)."
 

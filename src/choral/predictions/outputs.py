@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from choral import metrics
-from choral.base.arrays import tensor_of
+from choral.base.batches import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.posthoc import MemberSelection, StackingWeights
-from choral.posthoc.greedy import Loss
+from choral.calibration import MemberSelection, StackingWeights
+from choral.calibration.selection import Loss
 from choral.predictions.base import Predictive, means_of
 
 

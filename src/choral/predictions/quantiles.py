@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from choral import metrics
-from choral.base.arrays import tensor_of
+from choral.base.batches import tensor_of
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.posthoc import ConformalQuantile, MemberSelection, StackingWeights, fit_quantile_intervals
-from choral.posthoc.greedy import Loss
+from choral.calibration import ConformalQuantile, MemberSelection, StackingWeights, fit_quantile_intervals
+from choral.calibration.selection import Loss
 from choral.predictions.base import UNFITTED, Predictive, means_of
-from choral.predictions.numbers import MOMENTS
+from choral.predictions.regression import MOMENTS
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from choral.base.border import is_whole
+from choral.base.arguments import is_whole, typed
 from choral.base.errors import InputError, did_you_mean, unknown_argument
-from choral.base.fitting import typed
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
 from choral.recipes.batch_ensemble import batch_ensemble

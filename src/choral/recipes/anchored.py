@@ -6,10 +6,9 @@ Reference: Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approx
 
 from typing import Any
 
-from choral.bayes.chains import IID
-from choral.objectives.anchored import Anchored
-from choral.objectives.combine import Objective
+from choral.objectives.penalties import Anchored, Objective
 from choral.plan import Adam, Collect, DrawAnchor, DrawTargetShift, Operator, Reset
+from choral.plan.bayes import IID
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 

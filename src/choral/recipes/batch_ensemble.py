@@ -38,7 +38,7 @@ def batch_ensemble(
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
         own_norms: whether each member has its own normalization scales and shifts.
-        kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
+        kernel: how members are run, see `choral.structures.base.JointStructure`; 'measured' tries all before training.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimizer, learning rate, batch size and schedule; the factors take no weight decay.

@@ -4,8 +4,8 @@ Reference: Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015, 
 al., 2022, arXiv:2206.00794, appendix B.
 """
 
-from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
+from choral.objectives.penalties import Objective
 from choral.plan import SGD, Collect, Reset, Schedule, Steps
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs

@@ -5,8 +5,8 @@ Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 202
 
 from typing import Literal
 
-from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
+from choral.objectives.penalties import Objective
 from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.exploration import Exploitation, Narrowing, sequential_phases
 from choral.recipes.recipe import Combine, Recipe

@@ -7,8 +7,7 @@ arXiv:1905.09453, Equation 4.
 from typing import Literal
 
 from choral.layers.bayesian.patched import Mixture
-from choral.objectives.combine import Objective
-from choral.objectives.patch_penalty import PatchedL2
+from choral.objectives.penalties import Objective, PatchedL2
 from choral.plan import RecalibrateDraws
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, settings_of, total_epochs

@@ -8,7 +8,7 @@ import itertools
 from typing import Literal
 
 from choral.base.errors import InputError, did_you_mean
-from choral.bayes.posteriors import GATE
+from choral.objectives.kl import GATE
 from choral.plan import (
     Collect,
     Constant,

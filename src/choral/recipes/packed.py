@@ -38,7 +38,7 @@ def packed(
         subgroups: gamma, groups within a member's own channels.
         minimum_channels: least channels in a group before gamma is lowered.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
-        kernel: how members are run, see `choral.structures.one_tree.JointStructure`; 'measured' tries all before training.
+        kernel: how members are run, see `choral.structures.base.JointStructure`; 'measured' tries all before training.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimizer, learning rate, batch size and schedule.
     """

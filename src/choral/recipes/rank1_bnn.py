@@ -4,8 +4,8 @@ Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with 
 arXiv:2005.07186.
 """
 
-from choral.objectives.combine import Objective
 from choral.objectives.kl import GaussianKL
+from choral.objectives.penalties import Objective
 from choral.plan import Collect, Reset, seq
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, settings_of, total_epochs

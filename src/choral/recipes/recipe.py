@@ -1,20 +1,72 @@
-"""Recipe = structure + plan + objective: a whole method as one value.
+"""Recipe = structure + plan + objective, and how members are combined: a whole method as one value.
 
 Importing it imports every kind of structure, phase and objective, so that any recipe can be read back from a dict.
+
+How members, and draws of a member, become one prediction of classes.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
+from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.objectives import Objective
 from choral.plan import Phase, cost, in_folds, problems
-from choral.plan.cost import begun
-from choral.plan.needs import enough
+from choral.plan.cost import begun, enough
 from choral.plan.show import lines, tree
-from choral.recipes.averaging import Combination, Combine, MeanLogits, MeanProbs, combination
 from choral.recipes.training import is_open, settled
 from choral.structures import Independent, Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combination(Value, ABC):
+    """What is averaged over members; regression averages means and variances with every one."""
+
+    @property
+    @abstractmethod
+    def word(self) -> str:
+        """Its short name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanProbs(Combination):
+    """Probabilities are averaged: a mixture."""
+
+    @property
+    def word(self) -> str:
+        """Its short name."""
+        return "probs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanLogits(Combination):
+    """Logits are averaged first: a geometric mean."""
+
+    @property
+    def word(self) -> str:
+        """Its short name."""
+        return "logits"
+
+
+_Word = Literal["probs", "logits"]
+Combine = Combination | _Word
+_BY_WORD: dict[str, Combination] = {one.word: one for one in (MeanProbs(), MeanLogits())}
+
+
+def combination(given: Combine, where: str) -> Combination:
+    """Return the combination a user gave by value or by name.
+
+    >>> combination("logits", "packed")
+    MeanLogits()
+    """
+    if isinstance(given, Combination):
+        return given
+    if given not in _BY_WORD:
+        near = did_you_mean(str(given), get_args(_Word))
+        raise InputError(f"{where}: combine is {given!r}; give 'probs' or 'logits'.{near}")
+    return _BY_WORD[given]
+
 
 __all__ = ["Combine", "MeanLogits", "MeanProbs", "Recipe"]
 
@@ -30,7 +82,7 @@ class Recipe(Value):
         objective: what one training step minimizes.
         combine: how members, and draws of a member, become one prediction of classes: `MeanProbs()` or 'probs' averages
             their probabilities, `MeanLogits()` or 'logits' their logits. Regression averages means and variances with both.
-        enough: whether `fit` gives the training phases as many epochs as the data need (`choral.plan.needs.enough`).
+        enough: whether `fit` gives the training phases as many epochs as the data need (`choral.plan.cost.enough`).
     """
 
     name: str

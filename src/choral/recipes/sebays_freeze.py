@@ -6,8 +6,8 @@ schedules in appendix G, several branches as its future work proposes.
 
 from typing import Literal
 
-from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
+from choral.objectives.penalties import Objective
 from choral.plan import CompactGates, FreezeGates
 from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases

@@ -7,9 +7,7 @@ in Tables 4 and 5.
 from math import isqrt
 
 from choral.base.errors import InputError
-from choral.bayes.chains import GuidedWalk, Walk
-from choral.objectives.anchored import Anchored
-from choral.objectives.combine import Objective
+from choral.objectives.penalties import Anchored, Objective
 from choral.plan import (
     Collect,
     DrawAnchor,
@@ -21,6 +19,7 @@ from choral.plan import (
     StepTargetShift,
     repeat,
 )
+from choral.plan.bayes import GuidedWalk, Walk
 from choral.recipes.anchored import ADAM, prior_of
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import FEW_STEPS, Paper, Training, forked, settings_of, shares, total_epochs

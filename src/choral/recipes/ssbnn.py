@@ -4,8 +4,8 @@ Reference: Jantre, Bhattacharya & Maiti, "Layer Adaptive Node Selection in Bayes
 arXiv:2108.11000; as used by Jantre et al., 2022, arXiv:2206.00794, section 3.1 and appendices A and B.
 """
 
-from choral.objectives.combine import Objective
 from choral.objectives.kl import SpikeSlabKL
+from choral.objectives.penalties import Objective
 from choral.plan import Collect, Recalibrate, Reset
 from choral.recipes.bnn import VARIATIONAL, settling
 from choral.recipes.exploration import GateClipping, gates_clipped

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal, overload
 
-from choral.base.border import is_whole
+from choral.base.arguments import is_whole
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
-from choral.plan.needs import steps_of
+from choral.plan.cost import steps_of
+from choral.plan.custom_optimizer import OwnOptimizer, OwnRate
 from choral.plan.operators import Reset, Start
-from choral.plan.optimizer import SGD, Adam, AdamW, Optimizer
-from choral.plan.own import OwnOptimizer, OwnRate
+from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer
 from choral.plan.phases import Collect, Every, Operator, Phase, Repeat, Seq, Train, fork, repeat, seq
-from choral.plan.schedule import Constant, Cosine, Linear, Relative, Schedule, Steps
+from choral.plan.schedules import Constant, Cosine, Linear, Relative, Schedule, Steps
 from choral.plan.walk import Visitor, mapped, trainings, walk
 
 OPTIMIZERS: dict[str, Optimizer] = {

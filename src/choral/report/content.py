@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from choral.base.errors import ChoralError, RunError
-from choral.base.lettering import short
-from choral.data.tables import table_from
+from choral.base.text import short
 from choral.engine import files
 from choral.plots import history
+from choral.tables.table import table_from
 
 SCORES = ("nll", "pinball", "loss")  # methods are ranked by the one they have; smaller is better
 _COSTS = ("train_flops", "train_seconds")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
 from choral.base.errors import InputError
-from choral.base.lettering import short, visible
+from choral.base.text import short, visible
 from choral.plots import MUTED
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import numpy as np
 
 from choral import __version__, plots
 from choral.base.errors import InputError
-from choral.base.lettering import short, visible
+from choral.base.text import short, visible
+from choral.comparison.comparison import difference
 from choral.engine.files import write_bytes, write_json
-from choral.judging.findings import difference
 from choral.plots import label
 from choral.report.content import Content, collect, is_number, misfit
 from choral.report.figures import COLORS, Picture, look, picture, settings, variables

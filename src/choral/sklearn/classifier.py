@@ -9,16 +9,16 @@ from sklearn.utils import Bunch, assert_all_finite, column_or_1d, compute_class_
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from choral.base.border import is_number
+from choral.base.arguments import is_number
 from choral.base.errors import InputError
-from choral.base.lettering import short
-from choral.data.tables import Table
+from choral.base.text import short
+from choral.calibration import fit_conformal_sets
 from choral.objectives.likelihoods import Likelihood
-from choral.posthoc import fit_conformal_sets
 from choral.predictions import Classification
 from choral.recipes.recipe import Recipe
 from choral.sklearn.estimator import EnsembleEstimator
 from choral.sklearn.repeating import in_bounds
+from choral.tables.table import Table
 
 _NO_OTHER = "no other class"
 
@@ -149,7 +149,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     def predict_set(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Return which classes are in the set of each row (n_samples, n_classes): it holds the right one with probability `level`.
 
-        Needs `calibrate` first. Sets are those of adaptive prediction sets (`choral.posthoc.ConformalSets`).
+        Needs `calibrate` first. Sets are those of adaptive prediction sets (`choral.calibration.ConformalSets`).
         """
         check_is_fitted(
             self, "calibration_", msg="predict_set of this %(name)s needs calibrate(X, y) with held-out rows first."

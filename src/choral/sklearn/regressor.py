@@ -9,14 +9,14 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import Bunch, check_array
 from sklearn.utils.validation import check_is_fitted
 
-from choral.base.border import is_number
+from choral.base.arguments import is_number
 from choral.base.errors import InputError
-from choral.data.tables import Table
+from choral.calibration import fit_residual_intervals
 from choral.objectives.likelihoods import LearnedGaussian, Likelihood
-from choral.objectives.likelihoods.scaling import TargetScale
-from choral.posthoc import fit_residual_intervals
+from choral.objectives.likelihoods.regression import TargetScale
 from choral.predictions import Regression
 from choral.sklearn.estimator import EnsembleEstimator
+from choral.tables.table import Table
 
 
 class EnsembleRegressor(RegressorMixin, EnsembleEstimator):

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.utils import _safe_indexing, check_array, check_consistent_length
 from sklearn.utils.validation import _num_samples
 
-from choral.base.border import is_number
+from choral.base.arguments import is_number
 from choral.base.errors import InputError
 
 REPEATED = 100_000  # rows that whole weights may become

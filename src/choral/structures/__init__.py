@@ -2,15 +2,13 @@
 
 from choral.structures.base import Independent, Structure
 from choral.structures.batch_ensemble import BatchEnsemble
-from choral.structures.gaussian import Gaussian
+from choral.structures.bayesian import Gaussian, RankOneGaussian, SpikeSlab
+from choral.structures.dropout import Stochastic
 from choral.structures.independence import check_independence
 from choral.structures.masksembles import Masksembles
 from choral.structures.mimo import Mimo
 from choral.structures.packed import Packed
 from choral.structures.patched import Patched
-from choral.structures.rank_one_gaussian import RankOneGaussian
-from choral.structures.spike_slab import SpikeSlab
-from choral.structures.stochastic import Stochastic
 from choral.structures.tabm import TabM
 from choral.structures.treenet import TreeNet
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError
-from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
-from choral.layers.conversion.swapping import holds, swap, unless_held
+from choral.layers.attention import open_attention
+from choral.layers.convert import holds, swap, unless_held
+from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint
-from choral.layers.joint.own_statistics import member_norm
+from choral.layers.joint.norm import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
-from choral.structures.one_tree import JointStructure
+from choral.structures.base import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.layers.joint.network import Joint
-from choral.layers.packed.abreast import PackedNetwork
+from choral.layers.packed.networks import PackedNetwork
 from choral.structures.base import Structure
 
 ROWS = 4

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
-from choral.layers.conversion.swapping import holds, swap, unless_held
+from choral.layers.convert import holds, swap, unless_held
+from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.masked import MaskedLayer
 from choral.layers.joint.network import Joint
-from choral.layers.joint.own_statistics import member_norm
-from choral.layers.packed.abreast import ends_of
-from choral.structures.one_tree import JointStructure
+from choral.layers.joint.norm import member_norm
+from choral.layers.packed.networks import ends_of
+from choral.structures.base import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)

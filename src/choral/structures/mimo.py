@@ -14,10 +14,10 @@ from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.order import first_layers
-from choral.layers.conversion.functions_of_layers import CONVOLUTIONS, NORMS, own_kind
-from choral.layers.conversion.swapping import holds_frozen, tied_layers
-from choral.layers.packed.abreast import ends_of, named
+from choral.layers.convert import holds_frozen, tied_layers
+from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
+from choral.layers.packed.networks import ends_of, named
 from choral.structures.base import Structure
 
 _ENDS = "_mimo_ends"

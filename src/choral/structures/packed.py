@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from choral.layers.packed.abreast import ends_of, pack
-from choral.structures.one_tree import JointStructure
+from choral.layers.packed.networks import ends_of, pack
+from choral.structures.base import JointStructure
 
 SMALL = 256
 """Units of a hidden layer up to which half of them are too few for a member."""
@@ -20,7 +20,7 @@ SMALL = 256
 class Packed(JointStructure):
     """PE-(alpha, M, gamma): M members that are the plain network with alpha / M times its inner widths.
 
-    All members see the same batch and differ by their initial weights. See `choral.layers.packed.abreast.pack` for how networks are
+    All members see the same batch and differ by their initial weights. See `choral.layers.packed.networks.pack` for how networks are
     converted; `print(network.report())` on the joint network lists every layer's widths and effective gamma.
 
     Args:
@@ -29,7 +29,7 @@ class Packed(JointStructure):
             its full width, which costs `members` times its operations, and all others 2.
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
-        whole_block_starts: see `choral.layers.packed.abreast.pack`.
+        whole_block_starts: see `choral.layers.packed.networks.pack`.
         kernel: see `JointStructure`; the choice does not change results beyond rounding.
         first: patterns of the layers that read the input, if not the first one registered.
         last: patterns of the layers that give the output, if not the last one registered.

@@ -12,13 +12,12 @@ from torch import nn
 
 from choral.base import rng
 from choral.base.errors import ConversionError, InputError
-from choral.layers.bayesian.drawn_norm import DrawnNorm, keeps_statistics
-from choral.layers.bayesian.patched import PATCHABLE, Mixture, PatchedLayer, PatchedNetwork
-from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.functions_of_layers import NORMS, own_kind
-from choral.layers.conversion.swapping import fits, holds_frozen, swap, tied_layers, within
+from choral.layers.attention import open_attention
+from choral.layers.bayesian.patched import PATCHABLE, DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
+from choral.layers.convert import fits, holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.packed.abreast import ends_of, named
+from choral.layers.functional import NORMS, own_kind
+from choral.layers.packed.networks import ends_of, named
 from choral.structures.base import OneMember
 
 
@@ -43,7 +42,7 @@ class Patched(OneMember):
         statistics: 'draw' keeps BatchNorm statistics for each of the passes of prediction, to be estimated after training by
             `choral.plan.RecalibrateDraws`; 'shared' uses the running ones, averages over draws that fit none of them.
 
-    The penalty is `choral.objectives.patch_penalty.PatchedL2`.
+    The penalty is `choral.objectives.penalties.PatchedL2`.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))

@@ -15,16 +15,16 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.order import output_last
-from choral.layers.conversion.attention import open_attention
-from choral.layers.conversion.functions_of_layers import WEIGHTED, own_kind
-from choral.layers.conversion.swapping import holds_frozen, swap, tied_layers, within
+from choral.layers.attention import open_attention
+from choral.layers.convert import holds_frozen, swap, tied_layers, within
 from choral.layers.features import Apiece, Piecewise
+from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint
-from choral.layers.joint.own_statistics import member_norm
+from choral.layers.joint.norm import member_norm
 from choral.layers.joint.rank_one import RankOneLayer, ScaledInputs
-from choral.layers.packed.layer import PackedLayer
+from choral.layers.packed.layers import PackedLayer
 from choral.layers.packed.narrow import redrawn
-from choral.structures.one_tree import JointStructure
+from choral.structures.base import JointStructure
 
 Adapters = Literal["all", "first"]
 FirstFactors = Literal["auto", "signs", "normal"]

@@ -2,21 +2,50 @@
 
 Reference: Lee et al., "Why M Heads are Better than One: Training a Diverse Ensemble of Deep Networks", 2015,
 arXiv:1511.06314, section 4.
+
+Layers that draw in a part of the network that all members share.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from choral.base import draws
 from choral.base.errors import ConversionError, InputError
-from choral.layers.bayesian.dropped import DROPOUTS
-from choral.layers.conversion.swapping import fits, swap, tied_layers
-from choral.layers.joint.network import Joint
-from choral.layers.joint.trunk import CommonDraws
-from choral.layers.packed.abreast import ends_of, named
+from choral.layers.bayesian.dropout import DROPOUTS
+from choral.layers.convert import fits, swap, tied_layers
+from choral.layers.joint.network import Foldable, Joint
 from choral.layers.packed.narrow import redrawn
-from choral.structures.one_tree import JointStructure
+from choral.layers.packed.networks import ends_of, named
+from choral.structures.base import JointStructure
+
+
+class CommonDraws(Foldable):
+    """A layer that draws once for all members, so that what they share is computed once.
+
+    Args:
+        layer: what draws; taken over.
+    """
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer returns under the draws that belong to no member."""
+        with draws.common():
+            result: Tensor = self.layer(x)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a setting of the layer: forward code may read it (`dropout.p`)."""
+        return getattr(super().__getattr__("layer"), name) if name != "layer" else super().__getattr__(name)
+
+    def plain(self) -> nn.Module:
+        """Return the layer."""
+        return self.layer
 
 
 @dataclass(frozen=True, kw_only=True)

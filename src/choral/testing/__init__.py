@@ -1,7 +1,6 @@
 """The conformance suite, for choral's own methods and for anybody's: `check_recipe(recipe)`."""
 
 from choral.testing.checks import CHECKS, check_recipe
-from choral.testing.menagerie import MENAGERIE
 from choral.testing.problems import PROBLEMS, Trial
 
-__all__ = ["CHECKS", "MENAGERIE", "PROBLEMS", "Trial", "check_recipe"]
+__all__ = ["CHECKS", "PROBLEMS", "Trial", "check_recipe"]

@@ -40,8 +40,8 @@ def check_recipe(recipe: Recipe, *, problems: Sequence[str] | Mapping[str, Trial
 
     Args:
         recipe: a small budget is enough, and two or more members tell more than one.
-        problems: which of `choral.testing.PROBLEMS` to run it on: 'classification', 'regression', 'images'; or others, such as
-            `choral.testing.MENAGERIE`, where a refusal is named with its sentence, like any failure.
+        problems: which of `choral.testing.PROBLEMS` to run it on: 'classification', 'regression', 'images'; or a dict of others,
+            where a refusal is named with its sentence, like any failure.
     """
     failed = []
     for problem in problems:

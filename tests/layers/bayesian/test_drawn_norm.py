@@ -9,8 +9,7 @@ from torch import nn
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.fit import fit
-from choral.layers.bayesian.drawn_norm import DrawnNorm, DrawnStatistics
-from choral.layers.bayesian.patched import PatchedLayer
+from choral.layers.bayesian.patched import DrawnNorm, DrawnStatistics, PatchedLayer
 from choral.plan import RecalibrateDraws
 from choral.recipes import make
 from choral.recipes.training import Training

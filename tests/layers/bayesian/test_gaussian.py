@@ -7,7 +7,6 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.errors import ConversionError
-from choral.bayes.posteriors import std_of
 from choral.layers.bayesian.gaussian import (
     GaussianConv1d,
     GaussianConv2d,
@@ -17,6 +16,7 @@ from choral.layers.bayesian.gaussian import (
     gaussian_twin,
 )
 from choral.layers.bayesian.sampling import at_means
+from choral.objectives.kl import std_of
 
 PLAIN = [
     (nn.Linear(5, 4), (6, 5)),

@@ -5,7 +5,7 @@ from torch import nn
 from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
-from choral.layers.bayesian.dropped import DropConnect
+from choral.layers.bayesian.dropout import DropConnect
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family
 
 K = 4

@@ -7,14 +7,13 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.bayes.posteriors import rho_of, std_of
 from choral.layers.bayesian.rank_one_gaussian import (
     RankOneGaussianConv3d,
     RankOneGaussianLinear,
     rank_one_gaussian_twin,
 )
 from choral.layers.bayesian.sampling import at_means
-from choral.objectives.kl import GaussianKL
+from choral.objectives.kl import GaussianKL, rho_of, std_of
 
 PLAIN = [
     (nn.Linear(5, 4), (3, 5)),

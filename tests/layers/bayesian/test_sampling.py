@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.bayes.posteriors import std_of
 from choral.layers.bayesian.sampling import at_means, draw, means_wanted, operation_of
+from choral.objectives.kl import std_of
 
 
 def test_mean_mode_nests_and_ends_with_its_block():

@@ -7,7 +7,6 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.bayes.posteriors import freeze_gates, gate_keep, std_of
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.bayesian.spike_slab import (
     SpikeSlabConv1d,
@@ -16,7 +15,7 @@ from choral.layers.bayesian.spike_slab import (
     SpikeSlabLinear,
     spike_slab_twin,
 )
-from choral.objectives.kl import SpikeSlabKL
+from choral.objectives.kl import SpikeSlabKL, freeze_gates, gate_keep, std_of
 
 
 def outputs(layer: nn.Module, x: torch.Tensor, count: int) -> torch.Tensor:

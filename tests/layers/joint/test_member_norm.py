@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError
-from choral.layers.joint.member_norm import MemberBatchNorm
+from choral.layers.joint.norm import MemberBatchNorm
 
 CASES = [
     (nn.BatchNorm1d(3), (6, 3)),

@@ -7,8 +7,8 @@ from tests.structures.networks import chain
 from torch import nn
 
 from choral import models
-from choral.layers.kernels.course import course_of
-from choral.layers.packed.abreast import PackedNetwork, pack
+from choral.layers.kernels.packed import course_of
+from choral.layers.packed.networks import PackedNetwork, pack
 
 
 class Own(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from choral import models
 from choral.engine.blueprint import Blueprint
 from choral.layers.bayesian.sampling import operation_of
-from choral.layers.conversion.functions_of_layers import operate
+from choral.layers.functional import operate
 from choral.layers.kernels import pointwise
 from choral.structures import Independent
 

@@ -7,8 +7,7 @@ from torch import nn
 
 from choral.base.errors import ConversionError
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.packed.grouped import GroupedLinear
-from choral.layers.packed.layer import packed
+from choral.layers.packed.layers import GroupedLinear, packed
 
 M, B = 3, 4
 

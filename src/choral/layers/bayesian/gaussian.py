@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
 from choral.layers.bayesian.sampling import RHO_START, SampledLayer, add_posterior, copy_means, draw, twin_arguments
-from choral.layers.conversion.functions_of_layers import own_kind
+from choral.layers.functional import own_kind
 
 
 class GaussianLayer(SampledLayer, ABC):

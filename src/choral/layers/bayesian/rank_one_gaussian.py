@@ -28,7 +28,7 @@ from choral.layers.bayesian.sampling import (
     read_arguments,
     twin_arguments,
 )
-from choral.layers.conversion.functions_of_layers import own_kind
+from choral.layers.functional import own_kind
 
 
 class RankOneGaussianLayer(nn.Module, ABC):

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.streams import now, under
-from choral.bayes.posteriors import MEAN, RHO, std_of
 from choral.layers.kernels import pointwise
+from choral.objectives.kl import MEAN, RHO, std_of
 
 RHO_START = -6.0
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

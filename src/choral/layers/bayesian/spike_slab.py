@@ -3,7 +3,7 @@
 Node j has a gate z_j ~ Bernoulli(gamma_j) shared by all weights and the bias that enter it. The forward pass uses the
 hard gate, eta_j > 0, the backward pass the gradient of the relaxed one, sigmoid(eta_j / temperature), where
 eta_j = logit(gamma_j) + log(u / (1 - u)) with u uniform. The buffer `frozen_gate` fixes gates: -1 leaves a gate free, 0
-or 1 is its value from then on (`choral.bayes.posteriors.freeze_gates`). Within `choral.layers.bayesian.sampling.at_means` a node is
+or 1 is its value from then on (`choral.objectives.kl.freeze_gates`). Within `choral.layers.bayesian.sampling.at_means` a node is
 in when gamma is above one half. The penalty that belongs to these layers is `choral.objectives.kl.SpikeSlabKL`.
 
 Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.layers.bayesian.sampling import RHO_START, SampledLayer, copy_means, draw, means_wanted, twin_arguments
-from choral.layers.conversion.functions_of_layers import own_kind
+from choral.layers.functional import own_kind
 
 GAMMA_START = 0.99
 

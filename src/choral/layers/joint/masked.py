@@ -6,10 +6,10 @@ Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, 
 import torch
 from torch import Tensor, nn
 
+from choral.base.arguments import typed
 from choral.base.errors import InputError
-from choral.base.fitting import typed
-from choral.layers.joint.computed import WeightLayer, fold, unfold
 from choral.layers.joint.network import Foldable
+from choral.layers.joint.weighted import WeightLayer, fold, unfold
 
 
 def overlapping_masks(

@@ -29,11 +29,10 @@ from torch.overrides import TorchFunctionMode
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.base.mapping import vmap
-from choral.layers.conversion.calling import call_with, ties_of
-from choral.layers.conversion.functions_of_layers import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
-from choral.layers.conversion.swapping import holds, swap
-from choral.layers.joint.computed import CutError, fold, unfold
+from choral.base.tree import vmap
+from choral.layers.convert import call_with, holds, swap, ties_of
+from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
+from choral.layers.joint.weighted import CutError, fold, unfold
 
 KERNELS = ("loop", "grouped", "matmul")
 _FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -289,7 +288,7 @@ def usual_kernel(joint: Joint) -> str:
     """Return the kernel that was fastest for such networks when we measured (benchmarks/shared_speed.py).
 
     On a CPU, networks of linear maps run fastest as batched matrix products, packed convolutions with members abreast on
-    the channel axis, and other convolutional networks member by member (densenet121 in 0.6 of the time of grouped convolutions with one
+    the channel axis, and other convolutional networks member by member (a DenseNet in 0.6 of the time of grouped convolutions with one
     thread, 0.77 with two). On other devices, where every launch costs, convolutions are always grouped.
     """
     modules = list(joint.apart())

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from choral.base.arguments import typed
 from choral.base.errors import InputError
-from choral.base.fitting import typed
-from choral.layers.joint.computed import WeightLayer, fold, unfold
 from choral.layers.joint.network import Foldable
-from choral.layers.joint.products import by_hand
+from choral.layers.joint.weighted import WeightLayer, by_hand, fold, unfold
 
 STARTS = ("normal", "signs", "ones")
 

@@ -17,9 +17,9 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from choral.base.errors import ConversionError
-from choral.layers.conversion.functions_of_layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.packed.grouped import GroupedLinear
+from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
+from choral.layers.packed.layers import GroupedLinear
 
 CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 

@@ -1,13 +1,11 @@
 """Likelihoods: what a network's outputs mean, how wrong they are, and what they predict."""
 
 from choral.objectives.likelihoods.base import About, Likelihood
-from choral.objectives.likelihoods.classes import Bernoulli, Categorical, Ordinal
-from choral.objectives.likelihoods.families import Family, Laplace, NegativeBinomial, Poisson, StudentT
-from choral.objectives.likelihoods.gaussian import FixedGaussian, LearnedGaussian
+from choral.objectives.likelihoods.classification import Bernoulli, Categorical, Ordinal
+from choral.objectives.likelihoods.distributions import Family, Laplace, NegativeBinomial, Poisson, StudentT
 from choral.objectives.likelihoods.inference import NAMES, infer, named, resolve
-from choral.objectives.likelihoods.own import Loss
-from choral.objectives.likelihoods.quantiles import Quantiles
-from choral.objectives.likelihoods.scaling import TargetScale
+from choral.objectives.likelihoods.loss import Loss
+from choral.objectives.likelihoods.regression import FixedGaussian, LearnedGaussian, Quantiles, TargetScale
 
 __all__ = [
     "NAMES",

@@ -6,10 +6,16 @@ from torch import Tensor
 
 from choral.base.errors import InputError, did_you_mean
 from choral.objectives.likelihoods.base import Likelihood
-from choral.objectives.likelihoods.classes import Bernoulli, Categorical, Ordinal, is_binary, is_one_hot, is_whole
-from choral.objectives.likelihoods.families import Laplace, NegativeBinomial, Poisson, StudentT
-from choral.objectives.likelihoods.gaussian import FixedGaussian, LearnedGaussian
-from choral.objectives.likelihoods.quantiles import Quantiles
+from choral.objectives.likelihoods.classification import (
+    Bernoulli,
+    Categorical,
+    Ordinal,
+    is_binary,
+    is_one_hot,
+    is_whole,
+)
+from choral.objectives.likelihoods.distributions import Laplace, NegativeBinomial, Poisson, StudentT
+from choral.objectives.likelihoods.regression import FixedGaussian, LearnedGaussian, Quantiles
 
 NAMES: dict[str, type[Likelihood]] = {
     "categorical": Categorical,

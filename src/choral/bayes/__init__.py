@@ -1,1 +1,0 @@
-"""Posteriors by their parameters' names, and walks over anchors."""

@@ -1,0 +1,54 @@
+"""After training: corrections fitted on held-out data that none of the members has seen.
+
+Each fitted thing is a frozen value of plain numbers with an `apply`, so it can be written as JSON beside the ensemble.
+"""
+
+from choral.base.arguments import offered
+from choral.calibration.conformal import (
+    ConformalLabels,
+    ConformalQuantile,
+    ConformalResidual,
+    ConformalSets,
+    conformal_threshold,
+    evaluate_intervals,
+    evaluate_sets,
+    fit_conformal_sets,
+    fit_label_sets,
+    fit_quantile_intervals,
+    fit_residual_intervals,
+)
+from choral.calibration.selection import (
+    GreedySelection,
+    MemberSelection,
+    bagged_selection,
+    greedy_selection,
+    select_members,
+)
+from choral.calibration.stacking import StackingWeights, fit_stacking, label_log_scores
+from choral.calibration.temperature import Temperature, fit_temperature
+
+__all__ = [
+    "ConformalLabels",
+    "ConformalQuantile",
+    "ConformalResidual",
+    "ConformalSets",
+    "GreedySelection",
+    "MemberSelection",
+    "StackingWeights",
+    "Temperature",
+    "bagged_selection",
+    "conformal_threshold",
+    "evaluate_intervals",
+    "evaluate_sets",
+    "fit_conformal_sets",
+    "fit_label_sets",
+    "fit_quantile_intervals",
+    "fit_residual_intervals",
+    "fit_stacking",
+    "fit_temperature",
+    "greedy_selection",
+    "label_log_scores",
+    "select_members",
+]
+
+globals().update(offered(__all__, globals()))

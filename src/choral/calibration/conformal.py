@@ -1,0 +1,399 @@
+"""Conformal prediction: intervals for numbers, sets for classes and labels, and their coverage.
+
+Conformal intervals for regression: split conformal (plain or scaled residuals) and conformalized quantiles.
+
+Each target of a row has a threshold of its own, so the promise holds target by target.
+
+What conformal prediction shares: the finite-sample quantile, and reports of coverage.
+
+Conformal sets for labels that are each yes or no: every label has a threshold of its own.
+
+Conformal prediction sets for classification: adaptive (APS) and regularized adaptive (RAPS).
+
+Classes are added in order of probability until enough is gathered; held-out rows say how much is enough. If held-out
+and new rows are exchangeable, the set holds the true class with the promised probability, whatever the network is.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from choral.base.errors import InputError
+from choral.base.rng import key
+from choral.base.values import Value
+from choral.metrics.inputs import checked_finite, checked_labels, checked_probs
+from choral.metrics.regression import interval_coverage, interval_width
+
+
+def conformal_threshold(scores: Tensor, level: float) -> float | None:
+    """Return the ceil((n + 1) level)-th smallest score, or None when n scores are too few to promise that level.
+
+    A new exchangeable score is at most this with probability at least `level`, and at most level + 1 / (n + 1) when no
+    scores are equal.
+
+    Args:
+        scores: (batch,) of held-out rows.
+        level: probability to cover, between 0 and 1.
+
+    >>> conformal_threshold(torch.arange(1.0, 10.0), 0.8), conformal_threshold(torch.arange(1.0, 10.0), 0.95)
+    (8.0, None)
+    """
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    if scores.dim() != 1 or not len(scores) or not bool(torch.isfinite(scores).all()):
+        raise InputError(
+            f"scores has the shape {tuple(scores.shape)}, or holds NaN or infinite numbers; give (batch,) of at least one, all finite."
+        )
+    rank = math.ceil((len(scores) + 1) * level - 1e-9)
+    return None if rank > len(scores) else float(scores.double().sort().values[rank - 1])
+
+
+def evaluate_sets(sets: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return what prediction sets deliver: coverage, mean_size, and the shares of empty and single sets.
+
+    Shapes: sets (batch, class) of booleans, labels (batch,).
+
+    >>> evaluate_sets(torch.tensor([[True, False], [True, True]]), torch.tensor([1, 0]))
+    {'coverage': 0.5, 'mean_size': 1.5, 'empty': 0.0, 'single': 0.5}
+    """
+    if sets.ndim != 2 or sets.dtype != torch.bool:
+        raise InputError(
+            f"sets has shape {tuple(sets.shape)} and dtype {sets.dtype}; it must be booleans (batch, class)."
+        )
+    labels = checked_labels(labels, batch=len(sets), classes=sets.shape[1]).to(sets.device)
+    sizes = sets.sum(-1)
+    return {
+        "coverage": float(sets.gather(1, labels.unsqueeze(1)).double().mean()),
+        "mean_size": float(sizes.double().mean()),
+        "empty": float((sizes == 0).double().mean()),
+        "single": float((sizes == 1).double().mean()),
+    }
+
+
+def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return what intervals deliver: coverage and mean_width. Shapes: all (batch, ...)."""
+    return {"coverage": interval_coverage(lower, upper, targets), "mean_width": interval_width(lower, upper)}
+
+
+def check_rule(level: float, thresholds: Iterable[float | None]) -> None:
+    """Raise InputError unless a conformal rule promises a level between 0 and 1 by thresholds that are numbers."""
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    odd = [t for t in thresholds if t is not None and not math.isfinite(t)]
+    if odd:
+        raise InputError(f"a conformal rule has the threshold {odd[0]}; thresholds and penalties are finite numbers.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformalResidual(Value):
+    """Intervals of prediction ± threshold x scale.
+
+    Args:
+        thresholds: one for each target; None (too few held-out rows) gives the whole line.
+        level: the promised coverage, 1 - alpha.
+        scaled: the threshold multiplies a predicted scale instead of standing alone.
+
+    >>> lower, upper = ConformalResidual(thresholds=(2.0,), level=0.9).apply(torch.tensor([1.0, 5.0]))
+    >>> lower.tolist(), upper.tolist()
+    ([-1.0, 3.0], [3.0, 7.0])
+    """
+
+    thresholds: tuple[float | None, ...]
+    level: float
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        check_rule(self.level, self.thresholds)
+
+    def apply(self, predictions: Tensor, *, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper ends.
+
+        Args:
+            predictions: (batch,) or (batch, target).
+            scales: positive, of the same shape; given exactly when the thresholds were fitted with scales.
+        """
+        if (scales is not None) != self.scaled:
+            given, wanted = ("given", "without") if scales is not None else ("missing", "with")
+            raise InputError(f"scales is {given} but these intervals were fitted {wanted} scales.")
+        predictions = checked_finite(predictions, "predictions")
+        half = _per_target(self.thresholds, predictions)
+        if scales is not None:
+            half = half * _checked_scales(scales, predictions)
+        return predictions - half, predictions + half
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformalQuantile(Value):
+    """Intervals given by predicted quantiles, widened (or narrowed) by a threshold at both ends.
+
+    Args:
+        thresholds: one for each target, negative to narrow; None (too few held-out rows) gives the whole line.
+        level: the promised coverage, 1 - alpha.
+    """
+
+    thresholds: tuple[float | None, ...]
+    level: float
+
+    def __post_init__(self) -> None:
+        check_rule(self.level, self.thresholds)
+
+    def apply(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the corrected ends; ends that would cross meet halfway.
+
+        Shapes: lower and upper (batch,) or (batch, target) -> the same.
+        """
+        lower, upper = checked_finite(lower, "lower"), checked_finite(upper, "upper")
+        _same_shape(lower=lower, upper=upper)
+        shift = _per_target(self.thresholds, lower)
+        middle = 0.5 * (lower + upper)
+        return torch.minimum(lower - shift, middle), torch.maximum(upper + shift, middle)
+
+
+def fit_residual_intervals(
+    predictions: Tensor, targets: Tensor, *, level: float = 0.9, scales: Tensor | None = None
+) -> ConformalResidual:
+    """Return intervals around predictions that hold a new target with probability `level`.
+
+    The score of a held-out row is |target - prediction|, divided by its predicted scale if scales are given: then
+    the intervals are wide where the ensemble is unsure.
+
+    Args:
+        predictions: (batch,) or (batch, target), the ensemble's means for held-out rows.
+        targets: of the same shape.
+        level: probability to cover, 1 - alpha.
+        scales: positive, of the same shape; for example the mixture's standard deviation.
+
+    Reference: Lei et al., "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173, sections
+    2.2 and 5.2.
+    """
+    predictions, targets = checked_finite(predictions, "predictions"), checked_finite(targets, "targets")
+    _same_shape(predictions=predictions, targets=targets)
+    scores = (targets - predictions).abs()
+    if scales is not None:
+        scores = scores / _checked_scales(scales, predictions)
+    return ConformalResidual(thresholds=_thresholds(scores, level), level=level, scaled=scales is not None)
+
+
+def fit_quantile_intervals(lower: Tensor, upper: Tensor, targets: Tensor, *, level: float = 0.9) -> ConformalQuantile:
+    """Return a correction of predicted intervals so that they hold a new target with probability `level`.
+
+    The score of a held-out row is max(lower - target, target - upper): how far outside (or, if negative, inside) it is.
+
+    Args:
+        lower: (batch,) or (batch, target), for example of `choral.metrics.mixture_interval` at the same level.
+        upper: of the same shape.
+        targets: of the same shape.
+        level: probability to cover, 1 - alpha.
+
+    Reference: Romano, Patterson & Candès, "Conformalized Quantile Regression", 2019, arXiv:1905.03222, algorithm 1.
+    """
+    lower, upper = checked_finite(lower, "lower"), checked_finite(upper, "upper")
+    targets = checked_finite(targets, "targets")
+    _same_shape(lower=lower, upper=upper, targets=targets)
+    return ConformalQuantile(
+        thresholds=_thresholds(torch.maximum(lower - targets, targets - upper), level), level=level
+    )
+
+
+def _same_shape(**tensors: Tensor) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    first = next(iter(shapes.values()))
+    if len(set(shapes.values())) > 1 or len(first) not in (1, 2) or 0 in first:
+        raise InputError(f"the shapes are {shapes}; they must be equal, (batch,) or (batch, target), and not empty.")
+
+
+def _checked_scales(scales: Tensor, predictions: Tensor) -> Tensor:
+    scales = checked_finite(scales, "scales").to(predictions.device)
+    _same_shape(predictions=predictions, scales=scales)
+    if float(scales.min()) <= 0:
+        raise InputError(f"scales goes down to {float(scales.min()):.4g}; every scale must be positive.")
+    return scales
+
+
+def _thresholds(scores: Tensor, level: float) -> tuple[float | None, ...]:
+    columns = scores.reshape(len(scores), -1)
+    return tuple(conformal_threshold(column, level) for column in columns.T)
+
+
+def _per_target(thresholds: tuple[float | None, ...], values: Tensor) -> Tensor:
+    """Return the thresholds in the shape of one row of the values, infinite where there is none."""
+    targets = values[0].numel() if len(values) else len(thresholds)
+    if values.ndim not in (1, 2) or targets != len(thresholds):
+        raise InputError(
+            f"shape {tuple(values.shape)} does not fit {len(thresholds)} thresholds; it must be (batch,) or "
+            "(batch, target) with one threshold for each target."
+        )
+    row = [torch.inf if t is None else t for t in thresholds]
+    return torch.tensor(row, dtype=values.dtype, device=values.device).reshape(values.shape[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformalLabels(Value):
+    """A rule from the probability of a label to a set of answers: an answer is in it if it is likely enough.
+
+    Args:
+        thresholds: one for each label; an answer of probability p is in the set if 1 - p is at most this. None (too few
+            held-out rows) takes both answers.
+        level: the promised coverage of each label, 1 - alpha.
+
+    >>> ConformalLabels(thresholds=(0.6,), level=0.9).apply(torch.tensor([[0.5], [0.9]])).tolist()
+    [[[True, True]], [[False, True]]]
+    """
+
+    thresholds: tuple[float | None, ...]
+    level: float
+
+    def __post_init__(self) -> None:
+        check_rule(self.level, self.thresholds)
+
+    def apply(self, probs: Tensor) -> Tensor:
+        """Return whether no and yes are in the set of each label. Shapes: probs (batch, label) -> (batch, label, 2)."""
+        if probs.ndim != 2 or probs.shape[1] != len(self.thresholds):
+            raise InputError(
+                f"probs has shape {tuple(probs.shape)} for {len(self.thresholds)} labels; give (batch, label)."
+            )
+        limits = torch.tensor([2.0 if t is None else t for t in self.thresholds], dtype=torch.float64).unsqueeze(-1)
+        return torch.stack([probs.double(), 1 - probs.double()], -1) <= limits
+
+
+def fit_label_sets(probs: Tensor, labels: Tensor, *, level: float = 0.9) -> ConformalLabels:
+    """Return the rule under which the set of each label holds its true answer with probability `level`.
+
+    Args:
+        probs: (batch, label) of held-out rows.
+        labels: of the same shape, 0 or 1.
+        level: probability to cover, 1 - alpha.
+
+    Reference: Sadinle, Lei & Wasserman, "Least Ambiguous Set-Valued Classifiers with Bounded Error Levels", 2019,
+    arXiv:1609.00451, applied to each label.
+    """
+    if probs.shape != labels.shape or probs.ndim != 2:
+        raise InputError(
+            f"probs has shape {tuple(probs.shape)} and labels {tuple(labels.shape)}; both must be (batch, label)."
+        )
+    wrong = torch.where(labels > 0.5, 1 - probs.double(), probs.double())
+    return ConformalLabels(thresholds=tuple(conformal_threshold(column, level) for column in wrong.T), level=level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformalSets(Value):
+    """A rule from probabilities to sets of classes.
+
+    Args:
+        threshold: classes whose score is at most this are in the set; None (too few held-out rows) takes every class.
+        level: the promised coverage, 1 - alpha.
+        penalty: added to the score for each rank beyond `free_classes` (lambda of RAPS; 0 is APS).
+        free_classes: ranks without penalty (k_reg of RAPS).
+        randomized: the last class counts with a random share of its probability, which makes coverage exact.
+        keeps_top: the most probable class is always in the set, so no set is empty and coverage can only rise.
+    """
+
+    threshold: float | None
+    level: float
+    penalty: float = 0.0
+    free_classes: int = 0
+    randomized: bool = True
+    keeps_top: bool = False
+
+    def __post_init__(self) -> None:
+        check_rule(self.level, (self.threshold, self.penalty))
+
+    def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
+        """Return which classes are in each row's set. Shapes: probs (batch, class) -> booleans (batch, class).
+
+        Args:
+            probs: (batch, class).
+            seed: of the random shares; not used by deterministic sets.
+        """
+        probs = checked_probs(probs)
+        scores = class_scores(
+            probs,
+            shares=_shares(probs, self.randomized, seed),
+            penalty=self.penalty,
+            free_classes=self.free_classes,
+        )
+        sets = torch.ones_like(scores, dtype=torch.bool) if self.threshold is None else scores <= self.threshold
+        if self.keeps_top:
+            sets = sets.scatter(1, probs.argmax(-1, keepdim=True), True)
+        return sets
+
+
+def class_scores(probs: Tensor, *, shares: Tensor, penalty: float, free_classes: int) -> Tensor:
+    """Return the score of every class: the probability of all likelier classes, a share of its own, and the penalty.
+
+    Shapes: probs (batch, class), shares (batch, 1) -> (batch, class).
+    """
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype, device=probs.device)
+    scores = before + shares * ordered + penalty * (ranks - free_classes).clamp_min(0.0)
+    return torch.empty_like(scores).scatter_(-1, order, scores)
+
+
+def _shares(probs: Tensor, randomized: bool, seed: int) -> Tensor:
+    """Return a number from 0 to 1 for each row (batch, 1), decided by the row's probabilities and the seed.
+
+    Equal rows get equal sets wherever they stand. Held-out and new rows are read by one rule, which keeps them exchangeable.
+    """
+    if not randomized:
+        return torch.ones(len(probs), 1, dtype=probs.dtype, device=probs.device)
+    words = (probs.cpu() + 0.0).contiguous().numpy().view(np.uint64)  # + 0.0: there is one zero
+    found = np.full(len(words), key(seed, "conformal") % (1 << 64), np.uint64)
+    for column in words.T:
+        found = _mixed(found + np.uint64(0x9E3779B97F4A7C15) ^ column)
+    return torch.from_numpy((found >> np.uint64(11)) * 2.0**-53).unsqueeze(1).to(probs.device)
+
+
+def _mixed(h: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return 64 bits of which each depends on all those given."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
+    return h ^ (h >> np.uint64(31))
+
+
+def fit_conformal_sets(
+    probs: Tensor,
+    labels: Tensor,
+    *,
+    level: float = 0.9,
+    penalty: float = 0.0,
+    free_classes: int = 0,
+    randomized: bool = True,
+    keeps_top: bool = False,
+    seed: int = 0,
+) -> ConformalSets:
+    """Return the rule whose sets hold the true class with probability `level`: APS, or RAPS with a penalty.
+
+    Args:
+        probs: (batch, class) of held-out rows, from the ensemble as it will be used.
+        labels: (batch,).
+        level: probability to cover, 1 - alpha.
+        penalty: see `ConformalSets`; 0 is APS, RAPS uses for example 0.01.
+        free_classes: see `ConformalSets`; for example 5 with many classes.
+        randomized: see `ConformalSets`.
+        keeps_top: see `ConformalSets`.
+        seed: of the random shares.
+
+    Reference: Romano, Sesia & Candès, "Classification with Valid and Adaptive Coverage", 2020, arXiv:2006.02544;
+    Angelopoulos et al., "Uncertainty Sets for Image Classifiers using Conformal Prediction", 2021, arXiv:2009.14193,
+    algorithms 2 and 3.
+    """
+    if penalty < 0 or free_classes < 0:
+        raise InputError(f"penalty is {penalty} and free_classes {free_classes}; neither can be negative.")
+    probs = checked_probs(probs)
+    labels = checked_labels(labels, batch=len(probs), classes=probs.shape[1]).to(probs.device)
+    shares = _shares(probs, randomized, seed)
+    scores = class_scores(probs, shares=shares, penalty=penalty, free_classes=free_classes)
+    return ConformalSets(
+        threshold=conformal_threshold(scores.gather(1, labels.unsqueeze(1)).squeeze(1), level),
+        level=level,
+        penalty=penalty,
+        free_classes=free_classes,
+        randomized=randomized,
+        keeps_top=keeps_top,
+    )

@@ -1,0 +1,186 @@
+"""The one place where errors of a command become a sentence and an exit code.
+
+0    done
+2    a mistake of the user, or something the machine refused (no space, no memory, no permission): one sentence
+1    a mistake of choral: one sentence, and a file with the traceback
+130  interrupted by the keyboard
+
+With CHORAL_DEBUG=1 in the environment the traceback is shown as well.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+
+from choral.base.errors import ChoralError
+from choral.cli.output import note
+
+_USAGE: Any = typer.BadParameter.__mro__[2]  # the base of every error about words of the command line
+_LONGEST = 1000  # characters of a sentence
+_AGAIN = 0.3  # seconds after which an interrupt that had no effect is repeated
+_MISTAKES = (ValueError, RuntimeError, ImportError, EOFError, zipfile.BadZipFile)
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Return the exit code of a command; every error is said in one sentence on standard error."""
+    with _interruptible() as interrupted, _warnings_said():
+        try:
+            code = run()
+            if interrupted:  # typer turns it into a code
+                raise KeyboardInterrupt
+            sys.stdout.flush()
+            return code
+        except BaseException as error:
+            if interrupted:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if isinstance(error, SystemExit):
+                return error.code if isinstance(error.code, int) else int(bool(error.code))
+            if os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
+                traceback.print_exc()
+            code, text = said(error, interrupted=bool(interrupted))
+            if text:
+                note(f"choral: {text}")
+            return code
+        finally:
+            _leave_no_output()
+
+
+def said(error: BaseException, *, interrupted: bool = False) -> tuple[int, str]:
+    """Return the exit code of an error and its sentence.
+
+    >>> said(FileNotFoundError(2, "No such file or directory", "a.csv"))
+    (2, 'a.csv cannot be used (No such file or directory); check the path, its permissions and the space left.')
+    """
+    chain = list(_chain(error))
+    if interrupted or any(isinstance(e, KeyboardInterrupt) for e in chain):
+        return 130, "interrupted; run the same command again to go on from the last checkpoint."
+    if isinstance(error, ChoralError):
+        return 2, _line(str(error))
+    if isinstance(error, _USAGE):
+        where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "choral"
+        return 2, f"{_line(error.format_message()).rstrip('.')}; see {where} --help."
+    if isinstance(error, BrokenPipeError):
+        return 0, ""
+    if isinstance(error, OSError):
+        names = " and ".join(str(n) for n in (error.filename, error.filename2) if n is not None)
+        reason = error.strerror or _line(str(error)) or type(error).__name__
+        return 2, f"{names or 'a file'} cannot be used ({reason}); check the path, its permissions and the space left."
+    if isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
+        return (
+            2,
+            "there is not enough memory for this; give fewer rows or a smaller network, --members or --batch-size.",
+        )
+    if isinstance(error, _MISTAKES):
+        reason = _line(str(error)) or type(error).__name__
+        return 2, f"{reason.rstrip('.')} (an error of {_place(error)}; CHORAL_DEBUG=1 shows where)."
+    return 1, f"{_internal(error)}; it is a mistake of choral, please report it."
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _place(error: BaseException) -> str:
+    """Return the package in which an error arose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    parts = frames[-1].filename.replace("\\", "/").split("/") if frames else ["choral"]
+    after = [parts[i + 1] for i, p in enumerate(parts[:-1]) if p in ("site-packages", "src")]
+    return after[-1] if after else parts[-1]
+
+
+def _internal(error: BaseException) -> str:
+    """Write the traceback aside and return what to say of it."""
+    import tempfile
+
+    text = _line(f"{type(error).__name__}: {error}")
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="choral-", suffix=".txt", delete=False, encoding="utf8") as handle:
+            traceback.print_exception(error, file=handle)
+    except OSError:
+        return f"unexpected {text} (CHORAL_DEBUG=1 shows where)"
+    return f"unexpected {text} (the traceback is in {handle.name}; CHORAL_DEBUG=1 shows it)"
+
+
+def _is_importing(frame: Any) -> bool:
+    """Return whether a module is being loaded where a program stands."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Remember an interrupt of the keyboard, and repeat it until it is obeyed.
+
+    An import on its way may turn it into some other error, swallow it, or be aborted by it: so it is obeyed after the import, unless the
+    keyboard says it twice.
+    """
+    heard: list[int] = []
+
+    def hear(number: int, frame: Any) -> None:
+        heard.append(number)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
+        if heard.count(signal.SIGINT) < 2 and _is_importing(frame):
+            return
+        if not any(isinstance(e, KeyboardInterrupt) for e in _chain(sys.exc_info()[1])):  # it is not on its way already
+            raise KeyboardInterrupt
+
+    try:
+        before, alarm = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, hear)
+            signal.signal(signal.SIGALRM, hear)
+    except ValueError:  # not in the main thread, which alone is interrupted
+        yield heard
+        return
+    try:
+        yield heard
+    finally:
+        if heard:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in ((signal.SIGINT, before), (signal.SIGALRM, alarm)):
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _warnings_said() -> Iterator[None]:
+    """Say warnings as sentences, without the line of code they come from."""
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        note(f"choral: {_line(str(message))}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # for programmers, not for users
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _leave_no_output() -> None:
+    """Let nothing be written when the interpreter ends: what cannot be written by then has been said."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

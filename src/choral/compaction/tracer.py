@@ -1,0 +1,349 @@
+"""The tracer: one forward pass on an example, recorded call by call, to learn which channels depend on which.
+
+Every call of a torch function goes through `Tracer`. It knows for each tensor along which axis its channels lie, to
+which units they belong and which of them are constants; a rule for each known function says what follows for its
+result. A function without a rule locks the channels it reads. So whatever a network does in its `forward`, a channel
+counts as removable only after every step it goes through was understood.
+
+Units: the smallest sets of channels that can only be removed together, and what is known of a tensor's channels.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+@dataclass(frozen=True)
+class Channels:
+    """What is known about the channels along one axis of a tensor.
+
+    Args:
+        axis: which axis, from 0.
+        units: the unit of every channel, (channel,).
+        constants: the value a channel has at every place and for every input, (channel,); NaN where it varies.
+    """
+
+    axis: int
+    units: Tensor
+    constants: Tensor
+
+    def moved(self, axis: int) -> "Channels":
+        """Return the same channels along another axis."""
+        return Channels(axis, self.units, self.constants)
+
+    def valued(self, constants: Tensor) -> "Channels":
+        """Return the same channels with other constants."""
+        return Channels(self.axis, self.units, constants.to(self.constants))
+
+    def zero_only(self) -> "Channels":
+        """Return the channels with every constant but zero forgotten."""
+        return self.valued(self.constants.where(self.constants == 0, torch.nan))
+
+
+class Units:
+    """A growing set of units that can be tied to each other and locked (never to be removed), with the reason."""
+
+    def __init__(self) -> None:
+        self._parents: list[int] = []
+        self._locks: list[tuple[Tensor, str]] = []
+
+    def fresh(self, count: int) -> Tensor:
+        """Return new units, each on its own."""
+        start = len(self._parents)
+        self._parents.extend(range(start, start + count))
+        return torch.arange(start, start + count)
+
+    def _root(self, unit: int) -> int:
+        while self._parents[unit] != unit:
+            self._parents[unit] = self._parents[self._parents[unit]]
+            unit = self._parents[unit]
+        return unit
+
+    def tie(self, one: Tensor, other: Tensor) -> None:
+        """Tie units place by place."""
+        for a, b in torch.stack([one, other], dim=1).unique(dim=0).tolist():
+            low, high = sorted((self._root(a), self._root(b)))
+            self._parents[high] = low
+
+    def lock(self, units: Tensor, reason: str) -> None:
+        """Never remove these units."""
+        self._locks.append((units.unique(), reason))
+
+    def roots(self) -> Tensor:
+        """Return for every unit the first unit it is tied to, (unit,)."""
+        return torch.tensor([self._root(i) for i in range(len(self._parents))], dtype=torch.long)
+
+    def locks(self) -> Iterable[tuple[Tensor, str]]:
+        """Return the locked units with their reasons, in the order of execution."""
+        return self._locks
+
+
+Rule = Callable[..., Any]
+
+_MUTATING = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__setitem__")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a torch function and its result."""
+
+    function: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+@dataclass(frozen=True)
+class Use:
+    """Channels read by a layer that mixes them: they can go only if they are constants its bias can take over.
+
+    Args:
+        units: units of the input channels.
+        constants: their constants, NaN where they vary.
+        weight: name of the layer's weight.
+        bias: name of its bias, or None.
+        padded: whether zeros are added around the input, so that only a zero constant is a constant for the layer.
+    """
+
+    units: Tensor
+    constants: Tensor
+    weight: str
+    bias: str | None
+    padded: bool
+
+
+def tensors_in(item: Any) -> Iterator[Tensor]:
+    """Return every tensor in nested lists, tuples and dicts."""
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, Mapping):
+        for value in item.values():
+            yield from tensors_in(value)
+    elif isinstance(item, list | tuple):
+        for value in item:
+            yield from tensors_in(value)
+
+
+class Tracer(TorchFunctionMode):
+    """Watches one forward pass and collects what is known about channels.
+
+    Args:
+        network: the network that will run; hooks for the names of its modules stay on it, so give a copy.
+        dead: rows known to be zero, (output channel,) by weight name.
+        rules: what is known of each function, by name.
+        silence: pretend that parameters which act on single channels (norm scales and shifts) are zero where the
+            channel is a constant, and collect them in `silenced`.
+
+    Attributes:
+        units: the units.
+        bound: units along an axis of a parameter or buffer, by (name, axis).
+        rows: units of a layer's output channels, by the name of its weight.
+        uses: all readings by layers that mix channels.
+        elsewhere: parameters used by calls without a rule, with the reason.
+        norms: units of the channels a normalization module reads, by module name.
+        silenced: False where a parameter would be silenced, (channel,) by name.
+    """
+
+    def __init__(
+        self, network: nn.Module, *, dead: Mapping[str, Tensor], rules: Mapping[str, Rule], silence: bool = False
+    ):
+        super().__init__()
+        self.units = Units()
+        self.bound: dict[tuple[str, int], Tensor] = {}
+        self.rows: dict[str, Tensor] = {}
+        self.uses: list[Use] = []
+        self.elsewhere: dict[str, str] = {}
+        self.norms: dict[str, Tensor] = {}
+        self.silenced: dict[str, Tensor] = {}
+        self._dead = dead
+        self._rules = rules
+        self._silence = silence
+        own = [*network.named_parameters(), *network.named_buffers()]
+        self._names = {id(t): n for n, t in own}
+        self._shapes = {n: t.shape for n, t in own}
+        self._parameters = {n for n, _ in network.named_parameters()}
+        self._modules: list[str] = [""]
+        self._kinds = {name: type(module).__name__ for name, module in network.named_modules()}
+        # every tensor seen stays referenced here, so that no id is used twice
+        self._seen: dict[int, tuple[Tensor, Channels | None]] = {}
+        self._vectors: dict[int, tuple[Tensor, str, bool]] = {}
+        self._by_storage: dict[int, list[int]] = {}
+        self._bound_now: set[str] = set()
+        self._pinned: set[tuple[str, int]] = set()
+        for name, module in network.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks, and what happens inside is not seen: the check of the result has to do
+            module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name))
+            module.register_forward_hook(self._leave)
+
+    def _leave(self, *_: Any) -> None:
+        self._modules.pop()
+
+    @property
+    def place(self) -> str:
+        """The module whose forward is running, in words."""
+        name = self._modules[-1]
+        return f"{self._kinds[name]} {name!r}" if name else self._kinds[name]
+
+    @property
+    def module(self) -> str:
+        """The name of the module whose forward is running."""
+        return self._modules[-1]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the call and note what follows from it."""
+        kwargs = kwargs or {}
+        before = [(t, self.channels(t)) for t in tensors_in((args, kwargs))]
+        call = Call(func, getattr(func, "__name__", "call"), args, kwargs, func(*args, **kwargs))
+        read = [channels for _, channels in before if channels is not None]
+        named = [self.name(t) for t, _ in before]
+        if read or any(named):
+            self._follow(call, read, [name for name in named if name is not None])
+        return call.result
+
+    def _follow(self, call: Call, read: list[Channels], named: list[str]) -> None:
+        results = list(tensors_in(call.result))
+        mutated = next(tensors_in((call.args, call.kwargs)), None) if self._mutates(call) else None
+        if not results and mutated is None:
+            if call.name in ("item", "tolist", "numpy", "__bool__", "__array__"):
+                self._lock(read, f"{call.name} in {self.place} reads its value")
+            return
+        self._bound_now = set()
+        known = self._apply_rule(call)
+        if known is NotImplemented:
+            reason = f"it cannot be followed through {call.name.strip('_')} in {self.place}"
+            self._lock(read, reason)
+            known = None
+        for name in named:
+            if name not in self._bound_now:
+                self.elsewhere.setdefault(name, f"{call.name.strip('_')} in {self.place} uses {name}")
+        if mutated is not None:
+            self._forget_aliases(mutated)
+        if isinstance(known, list):
+            for result, channels in zip(results, known, strict=True):
+                self._note(result, channels)
+        else:
+            for result in results:
+                self._note(result, known)
+
+    def _apply_rule(self, call: Call) -> Any:
+        name = call.name.rstrip("_") if not call.name.startswith("__") else call.name
+        rule = self._rules.get(name)
+        if rule is None:
+            return NotImplemented
+        kwargs = {"dim" if key == "axis" else key: value for key, value in call.kwargs.items()}
+        try:
+            bound = inspect.signature(rule).bind(self, call, *call.args, **kwargs)
+        except TypeError:
+            return NotImplemented
+        return rule(*bound.args, **bound.kwargs)
+
+    @staticmethod
+    def _mutates(call: Call) -> bool:
+        name = call.name
+        return name in _MUTATING or (name.endswith("_") and name[:2] != "__") or bool(call.kwargs.get("inplace"))
+
+    def _note(self, tensor: Tensor, channels: Channels | None) -> None:
+        self._seen[id(tensor)] = (tensor, channels)
+        self._by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(id(tensor))
+
+    def _forget_aliases(self, tensor: Tensor) -> None:
+        for other in self._by_storage.get(tensor.untyped_storage().data_ptr(), []):
+            held, channels = self._seen[other]
+            if held is not tensor and channels is not None:
+                unknown = torch.full_like(channels.constants, torch.nan)
+                self._seen[other] = (held, channels.valued(unknown))
+
+    def _lock(self, read: list[Channels], reason: str) -> None:
+        for channels in read:
+            self.units.lock(channels.units, reason)
+
+    def channels(self, tensor: Tensor) -> Channels | None:
+        """Return what is known of a tensor's channels."""
+        return self._seen.get(id(tensor), (None, None))[1]
+
+    def name(self, tensor: Any) -> str | None:
+        """Return the name of a parameter or buffer, or of the one this tensor is only another shape of."""
+        if not isinstance(tensor, Tensor):
+            return None
+        return self._names.get(id(tensor)) or self._vectors.get(id(tensor), (None, None, False))[1]
+
+    def own(self, tensor: Any) -> str | None:
+        """Return the name of a tensor that is a parameter or buffer itself."""
+        return self._names.get(id(tensor))
+
+    def vector(self, tensor: Tensor) -> tuple[str, bool] | None:
+        """Return the name of a parameter with one long axis that a tensor holds, and whether unchanged in value."""
+        if sum(size > 1 for size in tensor.shape) > 1:
+            return None
+        if id(tensor) in self._names:
+            return self._names[id(tensor)], True
+        held = self._vectors.get(id(tensor))
+        return None if held is None else held[1:]
+
+    def note_vector(self, tensor: Tensor, source: Tensor, *, unchanged: bool) -> bool:
+        """Note that a tensor holds a parameter with one long axis in another shape or after an elementwise function."""
+        held = self.vector(source)
+        if held is None or tensor.numel() != source.numel():
+            return False
+        self._vectors[id(tensor)] = (tensor, held[0], held[1] and unchanged)
+        self._bound_now.add(held[0])
+        return True
+
+    def bind(self, name: str, axis: int, units: Tensor | None) -> None:
+        """Note that an axis of a parameter belongs to units, or with None that it must stay as long as it is."""
+        self._bound_now.add(name)
+        if units is None:
+            self._pinned.add((name, axis))
+        elif (name, axis) in self.bound:
+            self.units.tie(self.bound[name, axis], units)
+        else:
+            self.bound[name, axis] = units
+
+    def act(self, tensor: Tensor, channels: Channels) -> Tensor | None:
+        """Bind a parameter that acts on each channel by itself and return its values, (channel,), or None.
+
+        In a silencing pass its values are zero where the channel is a constant.
+        """
+        held = self.vector(tensor)
+        if held is None or tensor.numel() != channels.units.numel():
+            return None
+        name, unchanged = held
+        shape = self._shapes[name]
+        self.bind(name, max(range(len(shape)), key=lambda axis: shape[axis]), channels.units)
+        values = tensor.detach().flatten()
+        if unchanged and self.silence(name, channels.constants):
+            values = values * channels.constants.isnan().to(values.device)
+        return values
+
+    def silence(self, name: str | None, constants: Tensor) -> bool:
+        """Note that a parameter only meets constants at some channels; return whether to take it as zero there."""
+        if not self._silence or name not in self._parameters:
+            return False
+        varies = constants.isnan()
+        self.silenced[name] = self.silenced.get(name, torch.zeros_like(varies)) | varies
+        return True
+
+    def dead_rows(self, name: str, count: int) -> Tensor:
+        """Return which rows of a weight are zero, (output channel,)."""
+        return self._dead.get(name, torch.zeros(count, dtype=torch.bool))
+
+    def finish(self, outputs: Any) -> None:
+        """Lock what the network returns, and all that is bound to parameters which are also used in unknown ways."""
+        for tensor in tensors_in(outputs):
+            channels = self.channels(tensor)
+            if channels is not None:
+                self.units.lock(channels.units, "it is an output of the network")
+        for (name, axis), units in self.bound.items():
+            if name in self.elsewhere:
+                self.units.lock(units, self.elsewhere[name])
+            elif (name, axis) in self._pinned:
+                self.units.lock(units, f"{name} also reads channels that cannot be removed")

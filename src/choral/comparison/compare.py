@@ -1,0 +1,351 @@
+"""compare: several methods on the same network and data at equal budget, in one table."""
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from choral import __version__
+from choral.base.arguments import guarded, is_whole
+from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
+from choral.base.types import Build
+from choral.callbacks import one_of
+from choral.cluster.calls import OPTIONS, Asked, call_of, check_cluster, train_apart
+from choral.cluster.objects import is_far
+from choral.comparison.budget import Spending, within
+from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
+from choral.comparison.evaluation import (
+    MAP_ROWS,
+    Trial,
+    corruption_errors,
+    first_rows,
+    judged,
+    make_trial,
+    measure,
+    pca,
+    row_of,
+    rows_of,
+    shuffled,
+    sketch,
+    tsne,
+)
+from choral.data.frames import arranged, columns_in
+from choral.data.images import holds_images, strange
+from choral.data.problems import Problem
+from choral.engine.compute import Compute
+from choral.engine.events import Callback
+from choral.engine.files import read_json, write_json
+from choral.engine.folder import folder_name
+from choral.fit import check_options, train
+from choral.plan.cost import warning
+from choral.recipes import METHODS, recipe_of
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import Training
+
+__all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
+
+
+def recipes_for(
+    methods: str | Sequence[str | Recipe],
+    *,
+    epochs: int | None = None,
+    budget: int | None = None,
+    members: int | None,
+    training: Training,
+    spending: Spending | None = None,
+    said: Mapping[str, Any] | None = None,
+    points: int | None = None,
+) -> list[Recipe]:
+    """Return recipes at the same budget, or of the same epochs; names take the shared settings (`within`), recipes stay as they are.
+
+    `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
+    `said` are settings that replace also those that a method depends on, `points` how many there are to train on where `spending` does
+    not tell.
+    """
+    if not isinstance(training, Training):
+        raise InputError(f"training is {training!r}; give choral.Training(lr=0.01, optimizer='adam'), or leave it out.")
+    if isinstance(methods, str | Recipe):
+        methods = list(METHODS) if methods == "all" else [methods]
+    if not isinstance(methods, Sequence):
+        raise InputError(f"methods is {methods!r}; give names of methods, recipes, or 'all'.")
+    found = []
+    for method in methods:
+        if isinstance(method, Recipe):
+            found.append(method)
+            continue
+        if not isinstance(method, str):
+            found.append(recipe_of(method))
+            continue
+        try:
+            options: dict[str, Any] = {"members": members, "training": training, "spending": spending, "points": points}
+            found.append(within(method, epochs=epochs, budget=budget, **options, **(said or {})))
+        except InputError as error:
+            raise InputError(f"{method}: {error}") from error
+    if not found:
+        raise InputError("methods is empty; name at least one method.")
+    return found
+
+
+@guarded
+def compare(
+    build: Build | nn.Module,
+    data: Problem | tuple[Any, Any, Any, Any],
+    methods: str | Sequence[str | Recipe],
+    *,
+    budget: int = 60,
+    equal: Literal["operations", "epochs"] = "operations",
+    members: int | None = None,
+    training: Training = Training(),
+    run_dir: str | Path | None = None,
+    seed: int | Sequence[int] = 0,
+    ood: Any = None,
+    corruptions: Sequence[str] | str = "all",
+    **options: Any,
+) -> Comparison:
+    """Fit several methods with the same budget and return one table.
+
+    >>> x, y = np.random.default_rng(0).normal(size=(80, 3)).astype("f"), np.arange(80) % 2
+    >>> data = x[:60], y[:60], x[60:], y[60:]
+    >>> found = compare(lambda: nn.Linear(3, 2), data, ["single", "snapshot"], budget=4, progress=False)
+    >>> [row["method"] for row in found.rows]
+    ['single', 'snapshot']
+
+    Args:
+        build: the network, as for `fit`.
+        data: (x_train, y_train, x_test, y_test) or a problem.
+        methods: names or recipes; 'all' is all methods.
+        budget: of each method named, in epochs of one plain network.
+        equal: what is the same for all: 'operations' gives methods that run several members on each batch fewer epochs, and sparse
+            ones no more; 'epochs' counts epochs alone.
+        members: members where a method has a choice; if None its own default, or as many as have the steps they need.
+        training: optimizer, learning rate, batch size and schedule shared by all but the methods that depend on their own, which take the batch
+            size.
+        run_dir: a folder for all runs: each resumes by itself; `comparison.json` holds the table.
+        seed: root seed of every method; or several: the table then holds means, with standard deviations and the differences to a
+            baseline (single, or the first method), paired by seed. Each seed has a folder of its own in run_dir.
+        ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
+        corruptions: names of corruptions, 'all' or none; images only.
+        options: further arguments of `fit`, for every method; `sample_weight` may be a pair, of training rows and of test rows; a cluster in `compute` trains all methods and seeds side by side.
+
+    Returns:
+        The table as `rows`, `findings` in words, and what the report shows.
+    """
+    return compared(**locals())
+
+
+def compared(
+    build: Build | nn.Module,
+    data: Problem | tuple[Any, Any, Any, Any],
+    methods: str | Sequence[str | Recipe],
+    *,
+    budget: int,
+    equal: Literal["operations", "epochs"],
+    members: int | None,
+    training: Training,
+    run_dir: str | Path | None,
+    seed: int | Sequence[int],
+    options: dict[str, Any],
+    ood: Any = None,
+    corruptions: Sequence[str] | str = "all",
+    hearing: Callable[[str], Callback] | None = None,
+) -> Comparison:
+    """Return what `compare` does; `hearing` gives the callback of each method by its name."""
+    check_options("compare", list(inspect.signature(compare).parameters)[:-1], options)
+    problem, compute = _problem(data), options.get("compute") or Compute()
+    counted = options.get("sample_weight")
+    if isinstance(counted, tuple) and len(counted) == 2:
+        options["sample_weight"], counted = counted
+    else:
+        counted = None
+    if problem.likelihood is not None and options.get("likelihood") is None:
+        options["likelihood"] = problem.likelihood
+    spending = spending_of(build, problem, options, equal=equal)
+    recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
+    strange_rows = arranged(ood, _columns(data))
+    trial = trial_of(problem, weights=counted, ood=strange_rows, corruptions=corruptions)
+    owns, several = _checked_seeds(seed), not is_whole(seed)
+    settings = {"data": problem.name, "budget": budget, "seed": owns[0], "training": training.to_dict()}
+    settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
+    settings |= {"equal": equal, "below": below(recipes, len(problem.y_train))}
+
+    def of_seed(own: int, folder: Path | None) -> Comparison:
+        rows, details = _measured(build, problem, recipes, trial, folder, hearing, options | {"seed": own})
+        return Comparison(rows, settings | {"seed": own}, details)
+
+    if is_far(run_dir):
+        raise InputError(f"run_dir is {run_dir}; a comparison is written into a folder of this machine: give a path.")
+    place = None if run_dir is None else Path(run_dir)
+    folders = {own: place / f"seed-{own}" if several and place is not None else place for own in owns}
+    if compute.cluster is not None:
+        extends = options.get("on_existing") == "extend"
+        check_cluster(
+            compute.cluster, run_dir, time_limit=compute.time_limit, on_existing="extend" if extends else None
+        )
+        options = options | {"compute": replace(compute, cluster=None)}
+        train_apart(_asked(build, problem, recipes, folders, hearing, options), compute.cluster)
+        options, hearing = options | {"on_existing": "resume"}, _silent  # all is trained, and was heard
+    parts = {own: of_seed(own, folder) for own, folder in folders.items()}
+    names = [row["method"] for row in next(iter(parts.values())).rows if DIVERGED not in row]
+    baseline = "single" if "single" in names else names[0]
+    comparison = over_seeds(parts, baseline=baseline) if several else parts[owns[0]]
+    found = findings([part.rows for part in parts.values()], baseline=baseline)
+    comparison = replace(comparison, details=comparison.details | {"findings": found})
+    if place is not None:
+        _write_changes(place / "comparison.json", comparison.to_dict() | comparison.details)
+    return comparison
+
+
+def spending_of(
+    build: Build | nn.Module, problem: Problem, options: Mapping[str, Any], *, equal: str = "operations"
+) -> Spending | None:
+    """Return what counts the operations of methods on a problem; None where budgets are counted in epochs."""
+    if equal not in ("operations", "epochs"):
+        raise InputError(
+            f"equal is {equal!r}; give 'operations' or 'epochs'.{did_you_mean(str(equal), ('operations', 'epochs'))}"
+        )
+    return None if equal == "epochs" else Spending(build, problem.points, options)
+
+
+def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
+    """Return, by method, a sentence on a budget that is below what it needs."""
+    said = {recipe.name: warning(recipe.settled(points).plan, points) for recipe in recipes}
+    return {name: sentence for name, sentence in said.items() if sentence}
+
+
+def _checked_seeds(seed: Any) -> list[int]:
+    if is_whole(seed):
+        return [int(seed)]
+    found = list(seed) if isinstance(seed, Iterable) and not isinstance(seed, str) else []
+    if len(found) < 2 or not all(map(is_whole, found)) or len(set(found)) < len(found):
+        raise InputError(f"seed is {seed!r}; give a whole number, or two or more different ones, such as (0, 1, 2).")
+    return [int(s) for s in found]
+
+
+def _problem(data: Any) -> Problem:
+    if isinstance(data, Problem):
+        return data
+    if not isinstance(data, tuple | list) or len(data) != 4:
+        parts = f"{len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+        raise InputError(
+            f"data is {parts}; methods are compared on rows they were not trained on: give (x_train, y_train, x_test, y_test), or a "
+            "Problem."
+        )
+    x_train, y_train, x_test, y_test = data
+    columns = _columns(data)
+    x_test, y_test = arranged(x_test, columns), arranged(y_test, columns, "y")
+    return Problem("arrays", rows_of(x_train), np.asarray(y_train), rows_of(x_test), np.asarray(y_test))
+
+
+def _columns(data: Any) -> dict[str, tuple[str, ...]]:
+    """Return the names of the columns of training data that are data frames."""
+    return {} if isinstance(data, Problem) else columns_in(data[0]) | columns_in(data[1], "y")
+
+
+def _named(recipes: Sequence[Recipe]) -> list[tuple[str, Recipe]]:
+    """Return the recipes with names that differ."""
+    twins = [sum(r.name == recipe.name for r in recipes[:number]) for number, recipe in enumerate(recipes)]
+    return [(recipe.name + (f"_{twin + 1}" if twin else ""), recipe) for recipe, twin in zip(recipes, twins)]
+
+
+def _silent(name: str) -> Callback:
+    return lambda event: None
+
+
+def _asked(
+    build: Build | nn.Module,
+    problem: Problem,
+    recipes: Sequence[Recipe],
+    folders: dict[int, Path | None],
+    hearing: Callable[[str], Callback] | None,
+    options: dict[str, Any],
+) -> list[Asked]:
+    """Return the runs of all methods and seeds, for a cluster to train."""
+    found = []
+    data, known = problem.points, {n: v for n, v in options.items() if n in (*OPTIONS, "device")}
+    for own, folder in folders.items():
+        for name, recipe in _named(recipes):
+            assert folder is not None
+            call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
+            hear = one_of(options.get("callbacks")) if hearing is None else hearing(name)
+            place = (folder / folder_name(name)).resolve()
+            found.append(Asked(call, place, hear, options.get("on_existing") == "overwrite"))
+    return found
+
+
+def _measured(
+    build: Build | nn.Module,
+    problem: Problem,
+    recipes: Sequence[Recipe],
+    trial: Trial,
+    run_dir: Path | None,
+    hearing: Callable[[str], Callback] | None,
+    options: dict[str, Any],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Fit and judge every recipe with one seed; return the rows and what a report shows beyond them."""
+    rows, evaluations, sketches = [], {}, {}
+    for name, recipe in _named(recipes):
+        folder = None if run_dir is None else run_dir / folder_name(name)
+        try:
+            heard = {} if hearing is None else {"callbacks": hearing(name), "progress": False}
+            ensemble = train(build, problem.points, recipe, run_dir=folder, table=problem.table, **options | heard)
+        except DivergedError as error:  # the other methods get their rows
+            rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})
+            continue
+        evaluations[name] = judged(folder, ensemble, trial)
+        sketches[name] = sketch(ensemble._predictive(first_rows(problem.x_test, MAP_ROWS)))
+        rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
+    if not evaluations:
+        raise DivergedError("; ".join(f"{row['method']}: {row[DIVERGED]}" for row in rows))
+    details: dict[str, Any] = {"evaluation": evaluations, "map": {"pca": pca(sketches), "tsne": tsne(sketches)}}
+    errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else next(iter(evaluations)))
+    if errors is not None:
+        details["corruption_errors"] = errors
+        rows = [row | errors["methods"].get(row["method"], {}) for row in rows]
+    return rows, details
+
+
+def _write_changes(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file unless it says all that already: what was made from it is then still good."""
+    try:
+        held = read_json(path) or {}
+    except RunError:  # all that it says is said again
+        held = {}
+    said = json.loads(json.dumps(content))
+    if any(held.get(key) != value for key, value in said.items()):
+        write_json(path, content, within=path.parent)
+
+
+def trial_of(
+    problem: Problem, *, weights: Any = None, ood: Any = None, corruptions: Sequence[str] | str = "all"
+) -> Trial:
+    """Return what all methods are judged by: the test rows, strange ones, and corrupted ones if they are images.
+
+    Args:
+        problem: gives the test rows.
+        weights: what each test row counts.
+        ood: inputs of another data set; made from the test rows if None.
+        corruptions: names of corruptions, 'all' (of images; none of others) or none.
+    """
+    shape = problem.image_shape
+    name = "the given second data set"
+    several = not isinstance(problem.x_test, np.ndarray)
+    if ood is None:
+        ood, name = shuffled(problem.x_test) if several else strange(problem.x_test, shape=shape)
+    images = not several and problem.task == "classification" and holds_images(problem.x_test, shape=shape)
+    if not images and corruptions == "all":
+        corruptions = ()
+    return make_trial(
+        problem.x_test,
+        problem.y_test,
+        sample_weight=weights,
+        ood=ood,
+        ood_name=name,
+        corruptions=corruptions,
+        image_shape=shape,
+        corrupted_rows=200,
+    )

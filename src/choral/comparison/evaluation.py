@@ -1,0 +1,518 @@
+"""Evaluation of one ensemble as plain numbers: test rows, scores, shifts, and maps of function space.
+
+Evaluation: everything a report shows about one ensemble, as plain numbers.
+
+`judge` turns an ensemble and the rows it is judged by (a `choral.comparison.evaluation.Trial`) into a dict of JSON types; `evaluate` also
+makes the rows, for one ensemble.
+
+Trial: the rows ensembles are judged by - clean, strange and corrupted ones - made once so that all see the same.
+
+Maps of function space: members as points in a plane, by what they predict, and the paths training took.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from choral import __version__, metrics
+from choral.base import batches
+from choral.base.batches import Batch
+from choral.base.errors import InputError, RunError, did_you_mean
+from choral.data.frames import names_of
+from choral.data.images import from_images, to_images
+from choral.data.sources import as_inputs, as_weights
+from choral.engine.files import read_json, write_json
+from choral.ensemble.ensemble import Ensemble
+from choral.plan.phases import Collect
+from choral.plan.walk import Place, Visitor, walk
+from choral.predictions import Predictive, brief_of, scores_of
+
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Rows that ensembles are judged by.
+
+    Attributes:
+        x, y: clean test data.
+        ood: inputs from elsewhere, or None.
+        ood_name: what they are.
+        corrupted: corruption -> inputs at each severity, all of the rows `corrupted_y` labels.
+        corrupted_y: labels of corrupted rows.
+        severities: the severities.
+        weights: what each test row counts (row,), float64; None counts all alike.
+        corrupted_weights: the same of corrupted rows.
+        corrupted_rows: the numbers of the rows that are corrupted; None if all are.
+    """
+
+    x: Any
+    y: np.ndarray
+    ood: Any = None
+    ood_name: str = ""
+    corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    corrupted_y: np.ndarray | None = None
+    severities: tuple[int, ...] = SEVERITIES
+    weights: np.ndarray | None = None
+    corrupted_weights: np.ndarray | None = None
+    corrupted_rows: np.ndarray | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """A short text that changes with the rows, and with the version of choral that judges."""
+        state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
+        for rows in (
+            *_leaves(self.x),
+            self.y,
+            *_leaves(self.ood),
+            self.corrupted_y,
+            self.weights,
+            *(x for each in self.corrupted.values() for x in each),
+        ):
+            if rows is not None:
+                state.update(f"{rows.shape}{rows.dtype}".encode() + np.ascontiguousarray(rows).tobytes())
+        return state.hexdigest()[:24]
+
+
+def make_trial(
+    x: Any,
+    y: Any,
+    *,
+    sample_weight: Any = None,
+    ood: Any = None,
+    ood_name: str = "a second data set",
+    corruptions: Sequence[str] | str = (),
+    severities: Sequence[int] = SEVERITIES,
+    image_shape: tuple[int, int] | None = None,
+    corrupted_rows: int = 500,
+    seed: int = 0,
+) -> Trial:
+    """Return the rows to judge by.
+
+    Args:
+        x: test inputs as given to predict.
+        y: their labels or targets.
+        sample_weight: a weight for each test row, as in `fit`; equal if None.
+        ood: inputs of another data set.
+        ood_name: what to call them.
+        corruptions: names of `choral.corruptions`, or 'all' for the fifteen common ones; images only (bytes, or numbers from 0 to 1).
+        severities: from 1 to 5.
+        image_shape: height and width of images stored flat.
+        corrupted_rows: rows that are corrupted, at most; drawn by the seed.
+        seed: of the corruptions.
+    """
+    if y is None or not np.ndim(y):
+        raise InputError(f"y is {y!r}; give the labels or targets of the test inputs, one for each row.")
+    x, y, ood = rows_of(x), np.asarray(y), None if ood is None else rows_of(ood)
+    if count_rows(x) != len(y) or not len(y):
+        raise InputError(f"x has {count_rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
+    rows = None if sample_weight is None else as_weights(sample_weight, len(y)).numpy()
+    names = _names(corruptions)
+    if names and not isinstance(x, np.ndarray):
+        raise InputError(f"corruptions are for images in one array, but x is {batches.in_words(x)}; leave them out.")
+    if not names:
+        return Trial(x, y, ood, ood_name, weights=rows)
+    from choral.corruptions import corrupt
+
+    keep = np.sort(np.random.default_rng(seed).permutation(len(x))[:corrupted_rows])
+    images = to_images(x[keep], shape=image_shape)
+    corrupted = {
+        name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities] for name in names
+    }
+    kept = None if rows is None else rows[keep]
+    return Trial(x, y, ood, ood_name, corrupted, y[keep], tuple(severities), rows, kept, keep)
+
+
+def rows_of(x: Any) -> Any:
+    """Return inputs as an array, or as a batch of tensors if there are several."""
+    made = as_inputs(x) if isinstance(x, Mapping | tuple | list) or names_of(x) else x
+    return np.asarray(made) if isinstance(made, Tensor) or made is x else made
+
+
+def shuffled(x: Any) -> tuple[Batch, str]:
+    """Return several inputs that look like these but do not belong together, and what they are."""
+    draw = np.random.default_rng(0)
+    mixed = batches.mapped(lambda t: t[draw.permutation(len(t))], x)
+    return mixed, "the same inputs, each of them shuffled by itself"
+
+
+def first_rows(x: Any, count: int) -> Any:
+    """Return the first rows of one or several inputs."""
+    return x[:count] if isinstance(x, np.ndarray) else batches.part(x, slice(count))
+
+
+def count_rows(x: Any) -> int:
+    """Return how many rows one or several inputs have."""
+    if isinstance(x, np.ndarray) and not x.ndim:
+        raise InputError(f"x is {x.item()!r}; give test inputs, with a first axis over rows.")
+    return len(x) if isinstance(x, np.ndarray) else batches.rows(x)
+
+
+def _leaves(x: Any) -> list[np.ndarray]:
+    """Return the arrays of one or several inputs, their names after them."""
+    if x is None or isinstance(x, np.ndarray):
+        return [] if x is None else [x]
+    return [*(t.numpy() for t in batches.leaves(x)), np.array([name for name, _ in batches.named_leaves(x)])]
+
+
+def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:
+    if not corruptions:
+        return ()
+    from choral.corruptions import COMMON, EXTRA
+
+    if isinstance(corruptions, str):
+        corruptions = COMMON if corruptions == "all" else tuple(n.strip() for n in corruptions.split(","))
+    if not isinstance(corruptions, Sequence):
+        raise InputError(f"corruptions is {corruptions!r}; give names of corruptions, or 'all'.")
+    for name in corruptions:
+        if name not in COMMON + EXTRA:
+            known = COMMON + EXTRA
+            raise InputError(
+                f"there is no corruption '{name}'; known: all, {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    return tuple(corruptions)
+
+
+def pca(members: dict[str, Tensor]) -> dict[str, Any]:
+    """Return two coordinates for each member of several ensembles: the plane in which they differ most.
+
+    Args:
+        members: ensemble name -> (member, value), values of all on the same rows.
+
+    Returns a dict: points (name -> [[x, y], ...]) and explained (the share of all variance along each axis).
+
+    >>> found = pca({"a": torch.tensor([[0.0, 0.0], [3.0, 0.0]]), "b": torch.tensor([[6.0, 0.0]])})
+    >>> [[abs(x) for x, _ in p] for p in found["points"].values()], found["explained"]
+    ([[3.0, 0.0], [3.0]], [1.0, 0.0])
+    """
+    values = torch.cat([v.double() for v in members.values()])
+    centered = values - values.mean(0)
+    _, sizes, axes = torch.linalg.svd(centered, full_matrices=False)
+    signs = torch.sign(axes.gather(1, axes.abs().argmax(1, keepdim=True)))  # the same plane whatever the library's sign
+    places = torch.zeros(len(values), 2, dtype=torch.float64)
+    kept = min(2, len(axes))
+    places[:, :kept] = centered @ (axes * signs)[:kept].T
+    shares = torch.zeros(2, dtype=torch.float64)
+    total = float(sizes.square().sum())
+    if total > 1e-20:
+        shares[:kept] = sizes[:kept].square() / total
+    return {"points": _by_name(members, places), "explained": [round(float(s), 6) for s in shares]}
+
+
+def tsne(members: dict[str, Tensor]) -> dict[str, Any] | None:
+    """Return t-SNE coordinates of members as in `pca`, or None for fewer than 8 members, too few to mean anything."""
+    values = torch.cat([v.double() for v in members.values()])
+    if len(values) < 8:
+        return None
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(values) - 1) / 3)
+    places = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.numpy())
+    return {"points": _by_name(members, torch.as_tensor(places))}
+
+
+def _by_name(members: dict[str, Tensor], places: Tensor) -> dict[str, list[list[float]]]:
+    parts = places.split([len(v) for v in members.values()])
+    return {n: [[float(f"{float(v):.6g}") for v in row] for row in part] for n, part in zip(members, parts)}
+
+
+def chains(ensemble: Ensemble) -> list[list[int]]:
+    """Return the runs of members that training passed through one after the other, by their place in predictions.
+
+    Members of one chain come from one branch of the plan without a new start in between (snapshots, for example).
+    Members of a joint network are followed one by one. Predictions of selected or stochastic members have none.
+    """
+    structure = ensemble.recipe.structure
+    if structure.draws > 1 or any(type(v).__name__ == "MemberSelection" for v in ensemble.posthoc):
+        return []
+    found: dict[tuple[Place, int, int], list[int]] = {}
+    numbers = count()
+
+    def collect(phase: Collect, place: Place, starts: int) -> int:
+        network = next(numbers)
+        for inner in range(structure.members):
+            found.setdefault((place.begun, starts, inner), []).append(network * structure.members + inner)
+        return starts
+
+    walk(ensemble.recipe.plan, 0, Visitor(start=lambda phase, place, starts: starts + 1, collect=collect))
+    return [line for line in found.values() if len(line) > 1]
+
+
+_SHOWN = 16  # members in matrices, at most
+_BINS = 20
+_LONG = 10.0  # seconds of a prediction that is not taken twice
+MAP_ROWS = 200
+
+
+def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> dict[str, Any]:
+    """Return everything that is measured about an ensemble, as plain JSON types.
+
+    Args:
+        ensemble: the ensemble.
+        x: test inputs.
+        y: their labels or targets.
+        batch_size: points evaluated at once.
+        options: sample_weight, ood, corruptions, severities, ... as in `make_trial`.
+    """
+    options |= {"ood": ensemble._arranged(options["ood"])} if "ood" in options else {}
+    y = ensemble._arranged_targets(x, y)
+    return judge(ensemble, make_trial(ensemble._arranged(x), y, **options), batch_size=batch_size)
+
+
+def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[str, Any]:
+    """Return everything that is measured about an ensemble on a trial.
+
+    Keys: task, rows, members, scores, cost, reliability or coverage and intervals, sizes (measures with members added
+    one by one, all draws of a stochastic member at once), diversity (between members, draws averaged), map, and with a second set or corruptions: histograms, ood, corruptions.
+    With weights of the rows, scores are the means by weight; what is no mean over rows, curves of calibration among them, is left out.
+    """
+    prediction, seconds = _timed(ensemble, trial.x, batch_size)
+    targets, weights = prediction.targets(trial.y), _tensor(trial.weights)
+    measure, matrix = _first(prediction, _SHOWN).likeness(targets)
+    found: dict[str, Any] = {
+        "task": ensemble.task,
+        "rows": count_rows(trial.x),
+        "members": len(prediction.rows_by_member()),
+        "scores": scores_of(prediction, targets, weights),
+        "score": prediction.score,
+        "shown": list(prediction.shown),
+        "cost": _cost(ensemble, seconds),
+        "sizes": sizes(prediction, targets, weights),
+        "map": {"chains": chains(ensemble), **pca({"members": sketch(prediction)})},
+        "diversity": {"measure": measure, "matrix": plain(matrix)},
+        **(
+            {"weighted": True}
+            if weights is not None
+            else plain(prediction.details(targets) | risk(prediction, targets))
+        ),
+    }
+    if trial.corrupted:
+        found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
+    other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
+    found["histograms"] = histograms(prediction, other)
+    if trial.ood is not None and other is not None:
+        told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
+        found["ood"] = {"name": trial.ood_name, "rows": count_rows(trial.ood), "best": prediction.alarm, "scores": told}
+    return found
+
+
+def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Predictive, float]:
+    """Return a prediction and its seconds; it is taken twice unless it is long, since the first call of a shape prepares it."""
+    seconds: list[float] = []
+    while len(seconds) < 2 and sum(seconds) < _LONG:
+        started = time.perf_counter()
+        prediction = ensemble._predictive(x, batch_size=batch_size)
+        seconds.append(time.perf_counter() - started)
+    return prediction, min(seconds)
+
+
+def measure(ensemble: Ensemble, x: Any, y: Any, *, sample_weight: Any = None, batch_size: int = 1024) -> dict[str, Any]:
+    """Return every scalar measure of an ensemble on labeled data, with what it cost to make, as one flat row; `sample_weight` as in `fit`."""
+    prediction, seconds = _timed(ensemble, x, batch_size)
+    y = ensemble._arranged_targets(x, y)
+    targets = prediction.targets(y)
+    rows = None if sample_weight is None else as_weights(sample_weight, len(targets))
+    return _row(ensemble, scores_of(prediction, targets, rows), _cost(ensemble, seconds))
+
+
+def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """Return the flat row `measure` gives, from an evaluation, with the means over corruptions and the AUROC."""
+    row = _row(ensemble, evaluation["scores"], evaluation["cost"])
+    row |= evaluation.get("corruptions", {}).get("means", {})
+    row |= {n: evaluation["classes"][n] for n in ("balanced_accuracy", "majority_accuracy") if "classes" in evaluation}
+    if "coverage_95" in row:
+        row["coverage_error"] = abs(row["coverage_95"] - 0.95)
+    if "ood" in evaluation:
+        row["ood_auroc"] = evaluation["ood"]["scores"][evaluation["ood"]["best"]]["auroc"]
+    return row
+
+
+def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -> dict[str, Any]:
+    # members chosen after training have no plan of it
+    epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get("epochs", 0)
+    head = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
+    return head | measured | cost
+
+
+def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Trial) -> None:
+    """Write an ensemble's evaluation into the evaluation.json of its run folder, where `choral report` finds it."""
+    found = {
+        "evaluation": {ensemble.recipe.name: evaluation},
+        "judged_by": trial.digest,
+        "ensemble": ensemble._digest,
+    }
+    write_json(folder / "evaluation.json", found, within=folder)
+
+
+def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, Any]:
+    """Return the evaluation that the run folder keeps if it is of the same members and rows; else judge, and keep it."""
+    stored = (None if folder is None else _kept(folder)) or {}
+    found = stored.get("evaluation", {}).get(ensemble.recipe.name)
+    known = stored.get("judged_by") == trial.digest and stored.get("ensemble") == ensemble._digest
+    if found is None or not known:
+        found = json.loads(json.dumps(judge(ensemble, trial), sort_keys=True))  # in the order a file would give back
+        if folder is not None:
+            keep(folder, ensemble, found, trial)
+    return found
+
+
+def _kept(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(folder / "evaluation.json")
+    except RunError:  # all that it says is said again
+        return None
+
+
+def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: str) -> dict[str, Any] | None:
+    """Return each method's mean corruption error and relative one against a baseline (1 = the baseline), or None.
+
+    Corruptions that cost the baseline less than half a point on average are left out of the relative error, whose
+    divisor they would bring near zero.
+
+    Args:
+        evaluations: by method, from `judge`; None is returned where they hold no corruptions.
+        baseline: the method compared with.
+    """
+    tables = {n: e["corruptions"]["table"] for n, e in evaluations.items() if "corruptions" in e}
+    if baseline not in tables:
+        return None
+    errors = {n: {c: [1 - cell["accuracy"] for cell in cells] for c, cells in t.items()} for n, t in tables.items()}
+    clean = {n: 1 - evaluations[n]["corruptions"]["clean"]["accuracy"] for n in tables}  # of the same rows
+    own = errors[baseline]
+    all_of = [c for c in own if sum(own[c]) > 0]
+    hurt = [c for c in own if sum(own[c]) / len(own[c]) - clean[baseline] >= 0.005]
+    found: dict[str, dict[str, float]] = {}
+    for name, table in errors.items():
+        found[name] = {}
+        if all_of:
+            pair = [{c: t[c] for c in all_of} for t in (table, own)]
+            found[name]["corruption_error"] = metrics.mean_corruption_error(*pair)
+        if hurt:
+            pair = [{c: t[c] for c in hurt} for t in (table, own)]
+            found[name]["relative_corruption_error"] = metrics.relative_mean_corruption_error(
+                *pair, clean_error=clean[name], baseline_clean_error=clean[baseline]
+            )
+    return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
+
+
+def sketch(prediction: Predictive) -> Tensor:
+    """Return what each member says about the first rows, (member, value): the point it takes in function space."""
+    return prediction.member_values[:, :MAP_ROWS].flatten(1).double()
+
+
+def plain(values: Any, digits: int = 6) -> Any:
+    """Return tensors, in dicts and lists, as nested lists of floats with a few significant digits."""
+    if isinstance(values, dict):
+        return {name: plain(v, digits) for name, v in values.items()}
+    if isinstance(values, list):
+        return [plain(v, digits) for v in values]
+    if not isinstance(values, Tensor):
+        return values
+    if values.dim():
+        return [plain(v, digits) for v in values]
+    return float(f"{float(values):.{digits}g}")
+
+
+def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
+    counted = ensemble.info.get("counted", {})
+    return {
+        "parameters": ensemble.info.get("parameters", ensemble._parameters),
+        "train_flops": counted.get("train_flops"),
+        "predict_flops": ensemble.info.get("predict_flops"),
+        "train_seconds": counted.get("train_seconds"),
+        "predict_seconds": seconds,
+    }
+
+
+def _first(prediction: Predictive, count: int) -> Predictive:
+    """Return the prediction of the first members alone, all draws of each."""
+    return prediction.of_rows([row for own in prediction.rows_by_member()[:count] for row in own])
+
+
+def _tensor(weights: np.ndarray | None) -> Tensor | None:
+    return None if weights is None else torch.from_numpy(weights)
+
+
+def sizes(
+    prediction: Predictive, targets: Tensor, weights: Tensor | None = None, *, orders: int = 8
+) -> list[dict[str, float]]:
+    """Return measures of ensembles of some of the members: the mean and the standard deviation over random choices.
+
+    The choices are windows of one random circle of the members, so each member is chosen about equally often.
+    """
+    members = prediction.rows_by_member()
+    circle = np.random.default_rng(0).permutation(len(members)).tolist() * 2
+    starts = np.linspace(0, len(members), min(orders, len(members)), endpoint=False).astype(int)
+    counts = sorted({round(c) for c in np.geomspace(1, len(members), 12)})
+    found = []
+    for size in counts:
+        windows = [circle[s : s + size] for s in (starts if size < len(members) else [0])]
+        chosen = (prediction.of_rows(sorted(row for i in window for row in members[i])) for window in windows)
+        values = [brief_of(part, targets, weights) for part in chosen]
+        held = {n: [v[n] for v in values] for n in values[0]}
+        means = {n: float(np.mean(v)) for n, v in held.items()}
+        found.append({"members": size} | means | {f"{n}_std": float(np.std(v)) for n, v in held.items()})
+    return found
+
+
+def risk(prediction: Predictive, targets: Tensor) -> dict[str, Any]:
+    """Return the error of the rows that are kept when the least certain ones are left out, by the share that is kept."""
+    rows, alarm = prediction.row_scores(targets), prediction.sureness()[1]
+    name = next((n for n in ("accuracy", "mse") if n in rows), None)
+    if name is None or rows[name].shape != alarm.shape:
+        return {}
+    losses = (1 - rows[name] if name == "accuracy" else rows[name])[alarm.argsort(stable=True)].double()
+    means = losses.cumsum(0) / torch.arange(1, len(losses) + 1)
+    kept = torch.linspace(max(1, len(losses) // 20), len(losses), min(len(losses), 40)).round().long().unique()
+    found = means[kept - 1] if name == "accuracy" else means[kept - 1].sqrt()
+    return {"risk": {"of": "error rate" if name == "accuracy" else "RMSE", "kept": kept / len(losses), "risk": found}}
+
+
+def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predictive) -> dict[str, Any]:
+    assert trial.corrupted_y is not None
+    count, weights = len(trial.corrupted_y), _tensor(trial.corrupted_weights)
+    table: dict[str, list[dict[str, float]]] = {}
+    for name, severities in trial.corrupted.items():
+        joint = ensemble._predictive(np.concatenate(severities), batch_size=batch_size)
+        parts = [joint.of_points(slice(i * count, (i + 1) * count)) for i in range(len(severities))]
+        table[name] = [brief_of(part, part.targets(trial.corrupted_y), weights) for part in parts]
+    if trial.corrupted_rows is not None:
+        clean = clean.of_points(torch.as_tensor(trial.corrupted_rows))
+    names = next(iter(table.values()))[0]
+    score = "nll" if "nll" in names else clean.score
+    levels = [
+        {"severity": s} | {n: sum(rows[i][n] for rows in table.values()) / len(table) for n in names}
+        for i, s in enumerate(trial.severities)
+    ]
+    return {
+        "rows": count,
+        "severities": list(trial.severities),
+        "table": table,
+        "levels": levels,
+        "by_corruption": {name: sum(cell[score] for cell in cells) / len(cells) for name, cells in table.items()},
+        "means": metrics.corrupted_means(table),
+        "clean": brief_of(clean, clean.targets(trial.corrupted_y), weights),
+    }
+
+
+def histograms(prediction: Predictive, other: Predictive | None = None) -> dict[str, Any]:
+    """Return shares of rows by entropy or standard deviation, in bins of equal ratio, in and out of distribution."""
+    name, inside, _ = prediction.sureness()
+    sets = {"in": inside, **({} if other is None else {"out": other.sureness()[1]})}
+    both = torch.cat(list(sets.values())).double()
+    high = max(float(both.max()), 1e-12)
+    low = min(max(float(both.quantile(0.01)), 1e-5 * high), 0.5 * high)
+    edges = torch.logspace(np.log10(low), np.log10(high), _BINS + 1, dtype=torch.float64)
+    where = {n: torch.bucketize(v.double().clamp(low, high), edges[1:-1]) for n, v in sets.items()}
+    shares = {n: torch.bincount(w, minlength=_BINS) / len(w) for n, w in where.items()}
+    return {"of": name} | plain({"edges": edges} | shares)

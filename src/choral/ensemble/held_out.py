@@ -1,0 +1,232 @@
+"""Estimates from held-out rows: the size of the noise, out-of-fold predictions and rules fitted to them.
+
+Out-of-fold predictions: what members say about training points that were held out of their own training.
+
+They are as honest as predictions of new points (a little worse, since each comes from a part of the members), so scores, noise and
+conformal rules are taken from them, and no point is lost to testing.
+
+What is looked at once members are trained: the size of the noise, and whether anything was learned.
+"""
+
+import hashlib
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choral.base.errors import InputError, RunError
+from choral.base.values import Value, from_dict
+from choral.calibration import StackingWeights
+from choral.data.sources import Source
+from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
+from choral.engine.folder import keep_likelihood, read_likelihood
+from choral.engine.task import some_points
+from choral.ensemble.ensemble import Ensemble
+from choral.plan.folds import folds_of
+from choral.predictions import Predictive, means_of
+
+_ROWS = 2048  # residuals that are looked at
+_FEW_ROWS = 256  # rows that tell whether anything was learned
+
+
+def settle_noise(
+    ensemble: Ensemble,
+    source: Source | tuple[Tensor, Tensor, Tensor | None],
+    folder: Path | None = None,
+    *,
+    run: str = "",
+) -> None:
+    """Complete an ensemble's likelihood with what is estimated on some points.
+
+    Args:
+        ensemble: its likelihood is replaced.
+        source: points of training or validation, with targets as the likelihood reads them; or outputs that are known already
+            (row, batch, ...), such targets, and weights.
+        folder: the run folder, which keeps what was estimated.
+        run: digest of the run.
+    """
+    if not ensemble.likelihood.estimates:
+        return
+    kept = None if folder is None else read_likelihood(folder, run)
+    if kept is None:
+        if isinstance(source, tuple):
+            outputs, y, weights = source
+        else:
+            x, y, weights = some_points(source, _ROWS)
+            outputs = ensemble._outputs_once(x)
+        kept = ensemble.likelihood.estimated(outputs, y, weights)
+        if folder is not None:
+            keep_likelihood(folder, run, kept)
+    ensemble.likelihood = kept
+
+
+def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> None:
+    """Warn if an ensemble predicts training or validation rows no better than a constant does.
+
+    Args:
+        ensemble: the ensemble.
+        source: the rows, with targets as the likelihood reads them.
+        held_out: whether they are validation rows.
+    """
+    x, y, _ = some_points(source, _FEW_ROWS)
+    try:
+        constant = ensemble.likelihood.constant(ensemble._outputs_once(x), y)
+    except Exception:  # forward code that fails in evaluation: predict says so, and the members must not be lost here
+        return
+    if constant:
+        warnings.warn(
+            f"{ensemble.recipe.name} predicts its {'validation' if held_out else 'training'} rows no better than {constant}, so it has learned nothing that "
+            "helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(rate=...)), or bring the inputs "
+            "to mean 0 and standard deviation 1.",
+            stacklevel=4,
+        )
+
+
+LEVEL = 0.9  # that conformal intervals and sets promise
+_CHUNK = 4096
+FOLDS = "out_of_fold.safetensors"
+
+
+@dataclass(frozen=True)
+class OutOfFold:
+    """Predictions for training points by members that were not trained on them.
+
+    Attributes:
+        outputs: raw outputs (row, point, ...), as `Ensemble.outputs`, of as many members as hold each point out.
+        y: the targets of these points, as they are in the data.
+        folds: the fold that each point belongs to.
+        points: their numbers among all training points (those of weight 0 are not counted); all, unless time was up.
+        weights: of the points, None if all count alike.
+        networks: how many networks hold each point out.
+        shares: what each row counts, None if all count alike.
+    """
+
+    outputs: Tensor
+    y: Tensor
+    folds: Tensor
+    points: Tensor
+    weights: Tensor | None
+    networks: int
+    shares: tuple[float, ...] | None = None
+
+    def prediction(self, ensemble: Ensemble) -> Predictive:
+        """Return what is predicted of the points, without corrections."""
+        found = ensemble._uncorrected(self.outputs, networks=self.networks)
+        return found if self.shares is None else found.weighed(self.shares)
+
+
+def gathered(ensemble: Ensemble, source: Source) -> OutOfFold:
+    """Return the outputs of every member for the points held out of it.
+
+    Args:
+        ensemble: its plan says which fold each network holds out.
+        source: training points with targets as they are in the data, and the fold of each.
+    """
+    assert source.folds is not None
+    kept = ensemble._numbers
+    own = [folds_of(ensemble.recipe.plan)[number] for number in kept]
+    by_fold = {f: [i for i, fold in enumerate(own) if fold == f] for f in sorted({f for f in own if f is not None})}
+    count = min(len(some) for some in by_fold.values())
+    parts, targets, places = [], [], []
+    for fold, networks in by_fold.items():
+        rows = (source.folds == fold).nonzero().flatten()
+        part = ensemble._of_networks(networks[:count])
+        for start in range(0, len(rows), _CHUNK):
+            some = rows[start : start + _CHUNK]
+            x, y = next(iter(source.epoch(some, len(some))))
+            parts.append(part._outputs_once(x))
+            targets.append(y)
+        places.append(rows)
+    points = torch.cat(places)
+    order = points.argsort()
+    outputs, y, points = torch.cat(parts, 1)[:, order], torch.cat(targets)[order], points[order]
+    weights = None if source.weights is None else source.weights[points]
+    return OutOfFold(outputs, y, source.folds[points], points, weights, count)
+
+
+def settle_folds(ensemble: Ensemble, source: Source, folder: Path | None = None, *, run: str = "") -> None:
+    """Complete an ensemble of folds with what its out-of-fold predictions tell: noise, scores and a conformal rule.
+
+    Args:
+        ensemble: is completed.
+        source: training points with targets as they are in the data, and the fold of each.
+        folder: the run folder, which keeps it.
+        run: digest of the run.
+    """
+    found = gathered(ensemble, source)
+    settle_noise(ensemble, (found.outputs, ensemble.likelihood.read(found.y), found.weights), folder, run=run)
+    complete(ensemble, found)
+    if folder is not None:
+        keep_folds(ensemble, folder, run)
+
+
+def complete(ensemble: Ensemble, found: OutOfFold) -> None:
+    """Give an ensemble the scores and the conformal rule of out-of-fold predictions; weights of its members stay."""
+    about, rules = judged(found, ensemble)
+    weighed = [value for value in ensemble.posthoc if isinstance(value, StackingWeights)]
+    ensemble._out_of_fold = found
+    ensemble.info = ensemble.info | {"out_of_fold": about}
+    ensemble.posthoc = (*weighed, *rules)
+
+
+def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
+    """Write the out-of-fold predictions of an ensemble into its folder, with the digest of the run they belong to."""
+    found: OutOfFold = ensemble._out_of_fold
+    tensors = {"outputs": found.outputs, "y": found.y, "folds": found.folds, "points": found.points}
+    tensors |= {} if found.weights is None else {"weights": found.weights}
+    header = {"run": run, "networks": found.networks, "about": ensemble.info["out_of_fold"]}
+    header |= {"posthoc": [value.to_dict() for value in ensemble.posthoc]}
+    header |= {} if found.shares is None else {"shares": list(found.shares)}
+    content = pack_tensors({n: t.contiguous() for n, t in tensors.items()}, header)
+    write_bytes(folder / FOLDS, content, within=folder)
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a saved ensemble, by which out-of-fold predictions beside it are known to be its own."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[dict[str, Any], tuple[Value, ...]]:
+    """Return the scores of out-of-fold predictions, and the conformal rule fitted on them, with the coverage it reaches.
+
+    The coverage of each fold is that of a rule fitted on the other folds.
+    """
+    prediction = found.prediction(ensemble)
+    targets = prediction.targets(found.y)
+    if found.weights is None:
+        scores = prediction.scores(targets)
+    else:
+        scores = means_of(prediction.row_scores(targets), prediction.row_weights(targets, found.weights))
+    about: dict[str, Any] = {"folds": len(found.folds.unique()), "rows": len(found.y), "scores": scores}
+    if not prediction.rules or found.outputs.dim() != 3 or about["folds"] < 2:  # the time was up after one fold
+        return about, ()
+    covered, counts = [], prediction.counts(targets)
+    for fold in found.folds.unique():
+        others, own = counts & (found.folds != fold), counts & (found.folds == fold)
+        rule = prediction.of_points(others).fit_conformal(targets[others], level=level)
+        covered.append(prediction.of_points(own).with_rule(rule).covered(targets[own]).double())
+    about |= {"level": level, "coverage": float(torch.cat(covered).mean())}
+    return about, (prediction.fit_conformal(targets, level=level),)
+
+
+def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
+    """Give a loaded ensemble what its run folder keeps of out-of-fold predictions; nothing if that is lost or another run's."""
+    path = folder / FOLDS
+    if not path.exists():
+        return
+    try:
+        tensors, header = unpack_tensors(path.read_bytes(), str(path))
+        if header.get("run") != run:
+            return
+        rules = tuple(from_dict(rule) for rule in header["posthoc"])
+        held = {name: tensors[name] for name in ("outputs", "y", "folds", "points")}
+        shares = tuple(map(float, header["shares"])) if "shares" in header else None
+        found = OutOfFold(**held, weights=tensors.get("weights"), networks=int(header["networks"]), shares=shares)
+        fitted = ensemble.with_posthoc(*rules)
+    except (OSError, RunError, InputError, KeyError, TypeError, ValueError):  # fit makes it again
+        return
+    ensemble._out_of_fold, ensemble.posthoc = found, fitted.posthoc
+    ensemble.info = ensemble.info | {"out_of_fold": header["about"]}

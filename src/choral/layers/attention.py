@@ -1,0 +1,208 @@
+"""Attention and other linear maps as separate `nn.Linear` layers, so that they can be converted like any other.
+
+Attention as separate layers, so that its projections can be swapped like any other linear map.
+
+`nn.MultiheadAttention` keeps three projections in one parameter and reads the weights of the fourth without calling
+it; a layer put in its place would never run. `open_attention` replaces it by an equal module whose four projections
+are ordinary `nn.Linear` layers.
+
+Linear maps that are no `nn.Linear`: found by a dry run, exchanged for one before a network is converted, and put back in members.
+
+transformers' `Conv1D` (GPT-2) is one: its weight is (input, output). Conversions, masks and posteriors know `nn.Linear` alone.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from choral.base import rng
+from choral.base.errors import ConversionError
+from choral.layers.convert import fits, swap, tied_layers, within
+from choral.layers.functional import emptied, filled
+
+
+class OpenAttention(nn.Module):
+    """Multi-head attention with four linear layers: `query`, `key`, `value` and `out`.
+
+    Args:
+        attention: the plain attention, whose weights are copied and whose settings are kept.
+
+    Shapes: those of `nn.MultiheadAttention`, with or without batch_first.
+
+    >>> plain = nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> x = torch.ones(3, 5, 8)
+    >>> torch.allclose(OpenAttention(plain)(x, x, x)[0], plain(x, x, x)[0], atol=1e-6)
+    True
+    """
+
+    def __init__(self, attention: nn.MultiheadAttention):
+        super().__init__()
+        if attention.bias_k is not None or attention.bias_v is not None or attention.add_zero_attn:
+            raise ConversionError(
+                "MultiheadAttention with add_bias_kv or add_zero_attn cannot be opened into linear layers; build it without them."
+            )
+        self.heads, self.drop = attention.num_heads, nn.Dropout(attention.dropout)
+        self.batch_first = False  # what torch's transformer layers look at: they must call this module, not read it
+        self._batch_first = attention.batch_first
+        width = attention.embed_dim
+        if attention.in_proj_weight is None:
+            weights = [attention.get_parameter(f"{p}_proj_weight") for p in "qkv"]
+        else:
+            weights = list(attention.in_proj_weight.chunk(3))
+        biases = [None] * 3 if attention.in_proj_bias is None else list(attention.in_proj_bias.chunk(3))
+        for name, weight, bias in zip(("query", "key", "value"), weights, biases):
+            self.add_module(name, linear(weight, bias))
+        self.out = linear(attention.out_proj.weight, attention.out_proj.bias)
+        assert self.out.out_features == width
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the attended values and, if wanted, the attention weights."""
+        single = query.dim() == 2
+        if single:
+            query, key, value = (t.unsqueeze(0) for t in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self._batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        q, k, v = (self._split(name, t) for name, t in (("query", query), ("key", key), ("value", value)))
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # (batch, head, query, key)
+        for mask in self._masks(attn_mask, key_padding_mask, q.shape[0]):
+            scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        weights = self.drop(scores.softmax(-1))
+        y = self.out((weights @ v).transpose(1, 2).flatten(2))
+        if single:
+            y, weights = y.squeeze(0), weights.squeeze(0)
+        elif not self._batch_first:
+            y = y.transpose(0, 1)
+        if not need_weights:
+            return y, None
+        return y, weights.mean(-3) if average_attn_weights else weights
+
+    def _split(self, name: str, x: Tensor) -> Tensor:
+        return self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _masks(self, attention: Tensor | None, padding: Tensor | None, batch: int) -> list[Tensor]:
+        masks = []
+        if attention is not None:
+            masks.append(attention if attention.dim() == 2 else attention.unflatten(0, (batch, self.heads)))
+        if padding is not None:
+            masks.append(padding[:, None, None, :])
+        return masks
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        return f"heads={self.heads}, batch_first={self._batch_first}"
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer with copies of a weight (output, input) and a bias."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), weight.requires_grad)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return layer
+
+
+def open_attention(network: nn.Module, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> nn.Module:
+    """Return a copy of the network in which `nn.MultiheadAttention` is replaced by `OpenAttention`.
+
+    Args:
+        network: any nested network; not changed.
+        include: patterns of the layers to open; all when empty.
+        exclude: patterns of layers to leave alone.
+    """
+
+    def replace(name: str, module: nn.Module) -> nn.Module | None:
+        if not isinstance(module, nn.MultiheadAttention) or within(name, exclude):
+            return None
+        if not all(p.requires_grad for p in module.parameters()):
+            return None  # frozen: it stays as it is
+        return OpenAttention(module) if not include or fits(name, include) else None
+
+    return swap(network, replace)
+
+
+_HELD = "_linear_maps"
+
+
+def as_linear(network: nn.Module) -> nn.Module:
+    """Return the network with `nn.Linear` in the place of other layers that compute a linear map; itself if there are none."""
+    found = {
+        name: turned for name, layer in network.named_modules() if name and (turned := _is_turned(layer)) is not None
+    }
+    found = {name: turned for name, turned in found.items() if name not in tied_layers(network)}
+    if not found:
+        return network
+    held = {name: (emptied(network.get_submodule(name)), turned) for name, turned in found.items()}
+
+    def replace(name: str, layer: nn.Module) -> nn.Module | None:
+        if name not in found:
+            return None
+        weight = layer.get_parameter("weight")
+        return linear(weight.t() if found[name] else weight, layer._parameters.get("bias"))
+
+    made = swap(network, replace)
+    setattr(made, _HELD, held)
+    return made
+
+
+def put_back(network: nn.Module) -> nn.Module:
+    """Return the network of one member with the layers that `as_linear` exchanged, holding the weights of those in their places."""
+    held: dict[str, tuple[nn.Module, bool]] = getattr(network, _HELD, {})
+
+    def replace(name: str, layer: nn.Module) -> nn.Module | None:
+        if name not in held or not isinstance(layer, nn.Linear):
+            return None
+        empty, turned = held[name]
+        weight = layer.weight.t().contiguous() if turned else layer.weight
+        tensors = {"weight": nn.Parameter(weight.detach(), layer.weight.requires_grad), "bias": layer.bias}
+        return filled(empty, {n: t for n, t in tensors.items() if n in empty._parameters})
+
+    return swap(network, replace) if held else network
+
+
+def _is_turned(layer: nn.Module) -> bool | None:
+    """Return whether a layer computes a linear map with the weight (input, output), or (output, input); None if it does not.
+
+    It may hold a weight and a bias alone, and is tried with numbers in them that tell their places apart.
+    """
+    own = {n: p for n, p in layer._parameters.items() if p is not None}
+    weight, bias = own.get("weight"), own.get("bias")
+    if type(layer).__module__.startswith("torch.") or layer._modules or layer._buffers or isinstance(layer, nn.Linear):
+        return None
+    if weight is None or weight.dim() != 2 or weight.is_meta or len(own) != 1 + (bias is not None):
+        return None
+    for turned in (True, False):
+        tried = {n: _numbers(p.shape, p) for n, p in own.items()}
+        wanted = tried["weight"].t() if turned else tried["weight"]
+        if bias is not None and bias.shape != wanted.shape[:1]:
+            continue
+        x = _numbers((2, 3, wanted.shape[1]), weight)
+        try:
+            with torch.no_grad(), rng.seeded(0, "look"):
+                found = [
+                    functional_call(layer.train(mode), tried, (x,)) for mode in (not layer.training, layer.training)
+                ]
+        except Exception:  # code of the user's may fail in any way
+            continue
+        right = F.linear(x, wanted, tried.get("bias"))
+        if all(isinstance(y, Tensor) and y.shape == right.shape and torch.allclose(y, right, atol=1e-4) for y in found):
+            return turned
+    return None
+
+
+def _numbers(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    count = torch.Size(shape).numel()
+    return torch.arange(1, count + 1, dtype=like.dtype, device=like.device).sin().view(shape)

@@ -1,0 +1,179 @@
+"""Dropout that stays on in evaluation: of activations, of a layer's outputs, and of weights (DropConnect).
+
+Evaluation mode freezes BatchNorm and the like; these layers draw all the same, so that passes of a network in evaluation
+mode differ. In training every point of a batch has draws of its own. In evaluation a pass is one thinned network for all points, as
+in the papers' derivation, so that what a point gets does not depend on the points beside it. All draws go through `choral.base.draws`.
+
+Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:1506.02142; Wan et al.,
+"Regularization of Neural Networks using DropConnect", ICML 2013.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import draws
+from choral.base.arguments import typed
+from choral.base.errors import ConversionError, InputError
+from choral.layers.joint.weighted import WeightLayer
+
+_UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+_ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUTS = (*_UNITS, *_ALPHA)
+_SATURATION = -1.7580993408473766  # of SELU, where alpha dropout sends what it drops
+
+
+def checked_rate(rate: float) -> float:
+    """Return a dropout rate, or raise if it is not in [0, 1)."""
+    if not 0 <= rate < 1:
+        raise InputError(f"rate is {rate}; give a dropout rate of at least 0 and below 1.")
+    return rate
+
+
+class RowAware(nn.Module):
+    """A layer whose draws in evaluation are the same for all rows; `rows` is the axis they stand on, 0 where nothing else is known.
+
+    Networks that compute (time, batch, feature) have it elsewhere; by the number of axes, since one layer may be called in several places.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, int] = {}
+
+    def one_row(self, x: Tensor) -> Tensor:
+        """Return the first row of x, with its axis."""
+        axis = self.rows.get(x.dim(), 0)
+        return x.narrow(axis, 0, min(1, x.shape[axis]))
+
+
+def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
+    """Tell every `RowAware` layer which axis rows stand on: the one that grows with their number.
+
+    Args:
+        network: in evaluation mode.
+        run: passes so many rows through it.
+    """
+    layers = [m for m in network.modules() if isinstance(m, RowAware)]
+    seen: list[list[tuple[RowAware, torch.Size]]] = []
+    hooks = [m.register_forward_hook(lambda m, _, y: seen[-1].append((m, y.shape))) for m in layers]
+    try:
+        for count in (2, 3):
+            seen.append([])
+            run(count)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for (layer, two), (_, three) in zip(*seen):
+        grown = [i for i, (a, b) in enumerate(zip(two, three)) if a != b]
+        if len(two) == len(three) and len(grown) == 1 and layer.rows.setdefault(len(two), grown[0]) != grown[0]:
+            raise ConversionError(
+                f"{layer} is called on tensors that have their rows on different axes ({tuple(two)} for two rows), so it cannot "
+                "draw the same for all rows; use a layer of its own in each place."
+            )
+
+
+class Dropped(RowAware):
+    """Dropout that is on in training and in evaluation.
+
+    Args:
+        dropout: the plain dropout layer (`nn.Dropout`, `nn.Dropout1d` to `3d`, alpha dropout) it stands for.
+
+    >>> layer = Dropped(nn.Dropout(0.5)).eval()
+    >>> bool((layer(torch.ones(1, 1000)) == 0).any())
+    True
+    """
+
+    def __init__(self, dropout: nn.Module):
+        super().__init__()
+        kind = next((k for k in DROPOUTS if isinstance(dropout, k)), None)
+        if kind is None:
+            raise InputError(f"Dropped was given {dropout}; it takes torch's dropout layers.")
+        self.rate = checked_rate(float(dropout.p))  # type: ignore[arg-type]  # every dropout layer has its rate in p
+        self.kind: type[nn.Module] = kind
+
+    @property
+    def p(self) -> float:
+        """The rate, by the name it has in torch's layers: forward code may read it."""
+        return self.rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with units or channels dropped."""
+        if self.rate == 0:
+            return x
+        after = _UNITS.get(self.kind, x.dim() - 2 if self.kind is nn.FeatureAlphaDropout else 0)
+        drawn = x if self.training else self.one_row(x)
+        shape = (*drawn.shape[: x.dim() - after], *(1,) * after)  # one decision for all that a channel holds
+        by_row = 0 if self.training else None
+        keep = draws.keep_mask(shape, self.rate, device=x.device, rows=by_row).to(x.dtype)
+        if self.kind not in _ALPHA:
+            return x * (keep * (1.0 / (1.0 - self.rate)))
+        scale = ((1 - self.rate) * (1 + self.rate * _SATURATION**2)) ** -0.5
+        return scale * (x * keep + _SATURATION * (1 - keep)) - scale * _SATURATION * self.rate
+
+    def plain(self) -> nn.Module:
+        """Return the plain dropout layer."""
+        return self.kind(self.rate)
+
+    def extra_repr(self) -> str:
+        """Show the rate."""
+        return f"{self.kind.__name__}, rate={self.rate}"
+
+
+class DroppedOutput(WeightLayer, RowAware):
+    """A linear map or convolution followed by dropout of its outputs, in training and in evaluation.
+
+    Args:
+        layer: the plain layer; its parameters become this layer's own, under the same names.
+        rate: probability of dropping an output.
+    """
+
+    @typed
+    def __init__(self, layer: nn.Module, *, rate: float):
+        super().__init__(layer)
+        self.rate = checked_rate(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs, some dropped."""
+        outputs = self.operate(x, self.weight, self.bias)
+        if self.training:
+            return draws.dropout(outputs, self.rate)
+        return outputs * draws.dropout(torch.ones_like(self.one_row(outputs)), self.rate, rows=None)
+
+    def plain(self) -> nn.Module:
+        """Return the plain layer."""
+        return self.plain_layer(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the settings of the plain layer and the rate."""
+        return f"{super().extra_repr()}, rate={self.rate}"
+
+
+class DropConnect(WeightLayer):
+    """A linear map or convolution with weights dropped anew in every pass, in training and in evaluation.
+
+    The kept weights are divided by 1 - rate, so the mean weight is the layer's own; biases are never dropped.
+
+    Args:
+        layer: the plain layer; its parameters become this layer's own, under the same names.
+        rate: probability of dropping a weight.
+    """
+
+    @typed
+    def __init__(self, layer: nn.Module, *, rate: float):
+        super().__init__(layer)
+        self.rate = checked_rate(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs under one draw of the weights, the same for the whole batch."""
+        return self.operate(
+            x, draws.remembered(self.weight, lambda: draws.dropout(self.weight, self.rate, rows=None)), self.bias
+        )
+
+    def plain(self) -> nn.Module:
+        """Return the plain layer."""
+        return self.plain_layer(self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the settings of the plain layer and the rate."""
+        return f"{super().extra_repr()}, rate={self.rate}"

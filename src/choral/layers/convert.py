@@ -1,0 +1,259 @@
+"""Swap layers in any nested network, and call a network with other tensors.
+
+Swap layers in any nested network: a new network comes back, the old one is never touched.
+
+`swap` walks the module tree and asks one function what to put in each place. Whatever the function decides by - kind,
+name, shape - is its own business; `include` and `exclude` restrict the walk to names that fit shell-style patterns.
+
+Call a network with other tensors, also where it has one layer or one weight under several names.
+
+torch.func.functional_call exchanges a tensor once for each of its names. For a layer of two names both are the same place, and
+the second exchange keeps the first one's tensor as what is to be put back. Here every place is exchanged once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from choral.base.errors import ConversionError, did_you_mean
+from choral.base.streams import under
+
+
+def ties_of(network: nn.Module) -> dict[str, str]:
+    """Return the further places of tensors that several layers hold: the name of each, and the name it is known by.
+
+    >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> other.weight = one.weight
+    >>> ties_of(nn.Sequential(one, other, one))
+    {'1.weight': '0.weight'}
+    """
+    known: dict[int, str] = {}
+    ties: dict[str, str] = {}
+    for prefix, module in network.named_modules():
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            name = f"{prefix}.{key}" if prefix else key
+            if tensor is not None and known.setdefault(id(tensor), name) != name:
+                ties[name] = known[id(tensor)]
+    return ties
+
+
+def call_with(network: nn.Module, tensors: Mapping[str, Tensor], inputs: Any, ties: Mapping[str, str]) -> Any:
+    """Return what a network returns with these tensors in the place of its own.
+
+    Args:
+        network: the network.
+        tensors: by the names `named_parameters` and `named_buffers` give.
+        inputs: what it reads.
+        ties: what `ties_of` found in it.
+    """
+    further = {name: tensors[known] for name, known in ties.items() if known in tensors}
+    given = {**tensors, **further}
+    with under(holding=partial(_held, network, {**given})) if torch.is_grad_enabled() else nullcontext():
+        outputs = functional_call(network, given, (inputs,), tie_weights=False)
+    if network.training:
+        _write_back(tensors, given)
+    return outputs
+
+
+class _Part(nn.Module):
+    """A part of a network, as a module that holds the whole network."""
+
+    def __init__(self, network: nn.Module, function: Callable[..., Any]):
+        super().__init__()
+        self.network = network
+        self.function = (function,)  # in a tuple: a layer is not to be known by two names
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function[0](*args, **kwargs)
+
+
+def _held(network: nn.Module, tensors: Mapping[str, Tensor], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a part that the backward pass computes again, with the tensors that the network held in the forward pass."""
+    part, named = _Part(network, function), {f"network.{name}": tensor for name, tensor in tensors.items()}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return functional_call(part, named, args, kwargs, tie_weights=False)
+
+    return call
+
+
+def _write_back(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
+    """Write buffers that forward gave anew, which functional_call notes in its dict, into those that it was called with."""
+    for name, tensor in tensors.items():
+        if now[name] is tensor:
+            continue
+        if now[name].shape != tensor.shape:
+            raise RuntimeError(f"buffer {name!r} was {tuple(tensor.shape)} and becomes {tuple(now[name].shape)}")
+        with torch.no_grad():
+            tensor.copy_(now[name].detach())
+
+
+Replace = Callable[[str, nn.Module], nn.Module | None]
+
+
+def holds_frozen(layer: nn.Module) -> bool:
+    """Return whether a layer has parameters of its own that are not to be trained (requires_grad=False).
+
+    Conversions leave such layers as they are: what is frozen stays the same numbers for every member.
+    """
+    return any(not p.requires_grad for p in layer.parameters(recurse=False))
+
+
+def tied_layers(network: nn.Module) -> dict[str, str]:
+    """Return the layers that hold a tensor together with another layer, and that other layer, by name.
+
+    Conversions leave such layers as they are: with weights of its own in each place a member would be another kind of network.
+
+    >>> network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> network[1].weight = network[0].weight
+    >>> tied_layers(network)
+    {'1': '0', '0': '1'}
+    """
+    found: dict[str, str] = {}
+    for places in ties_of(network).items():
+        one, other = (place.rpartition(".")[0] for place in places)
+        found |= {one: other, other: one}
+    return found
+
+
+def unless_held(network: nn.Module, replace: Replace) -> Replace:
+    """Return what `swap` asks, which answers as the given one does but leaves layers with frozen or tied parameters alone."""
+    tied = tied_layers(network)
+    return lambda name, module: None if name in tied or holds_frozen(module) else replace(name, module)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def swap(
+    network: nn.Module, replace: Replace, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> nn.Module:
+    """Return a copy of the network in which `replace` has chosen what stands in each place.
+
+    A module that is swapped is not entered: its replacement answers for everything inside it. Modules and parameters
+    that stand in two places of the network stand in the same two places of the copy, and a replacement takes
+    over the training or evaluation mode of what it replaces. `nn.MultiheadAttention` reads the weights of its own
+    children without calling them, so it is offered to `replace` whole and never entered; `open_attention` turns it
+    into separate layers first.
+
+    Args:
+        network: any module; the module itself may be swapped (its name is the empty string).
+        replace: called as `replace(name, module)` with modules of the *copy*, outermost first, once for each distinct
+            module; returns the replacement, which may take over the parameters of the module, or None to leave it.
+        include: patterns of the names that may be swapped; all when empty. A pattern that fits nothing is an error.
+        exclude: patterns of the names that stay, with everything inside them.
+
+    Example:
+        >>> plain = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
+        >>> wider = swap(plain, lambda name, layer: nn.GELU() if isinstance(layer, nn.ReLU) else None)
+        >>> wider[1][0], plain[1][0]
+        (GELU(approximate='none'), ReLU())
+    """
+    names = [name for name, _ in network.named_modules(remove_duplicate=False)]
+    for pattern in (*include, *exclude):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConversionError(
+                f"the layer pattern {pattern!r} fits no layer of {type(network).__name__}; its layers are "
+                f"{', '.join(name for name in names if name)}.{did_you_mean(pattern, names)}"
+            )
+    copy = deepcopy(network)
+    settled: dict[int, tuple[nn.Module, nn.Module]] = {}  # keeps the old module alive, so that its id stays its own
+
+    def visit(name: str, module: nn.Module) -> nn.Module:
+        if id(module) in settled:
+            return settled[id(module)][1]
+        if name and fits(name, exclude):
+            settled[id(module)] = (module, module)
+            return module
+        allowed = not include or fits(name, include)
+        chosen = replace(name, module) if allowed else None
+        if chosen is not None:
+            _refuse_hooks(name, module)
+            chosen.train(module.training)
+            settled[id(module)] = (module, chosen)
+            return chosen
+        settled[id(module)] = (module, module)
+        if not isinstance(module, nn.MultiheadAttention):
+            # the table of children is edited directly: a child's name need not be an attribute name, and a module
+            # listed twice by its parent is listed once by named_children
+            for child_name, child in list(module._modules.items()):
+                if child is not None:
+                    module._modules[child_name] = visit(f"{name}.{child_name}" if name else child_name, child)
+        _leave_fast_path(module)
+        return module
+
+    return visit("", copy)
+
+
+def layers_of(
+    network: nn.Module,
+    kinds: tuple[type[nn.Module], ...] = (nn.Module,),
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the name and module of each distinct layer of the given kinds, in the order in which they were registered.
+
+    >>> network = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> [name for name, _ in layers_of(network, (nn.Linear,), exclude=("0",))]
+    ['2']
+    """
+    for name, module in network.named_modules():
+        if isinstance(module, kinds) and (not include or fits(name, include)) and not fits(name, exclude):
+            yield name, module
+
+
+def holds(network: nn.Module, *kinds: type) -> bool:
+    """Return whether a network is, or has, a layer of one of some kinds.
+
+    >>> holds(nn.Sequential(nn.Linear(2, 2)), nn.Linear), holds(nn.ReLU(), nn.Linear)
+    (True, False)
+    """
+    return any(isinstance(module, kinds) for module in network.modules())
+
+
+def fits(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a layer name fits one of the shell-style patterns.
+
+    >>> fits("layer1.0.conv1", ("layer1.*",)), fits("fc", ("layer*",))
+    (True, False)
+    """
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def within(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a layer, or a module that holds it, fits one of the patterns.
+
+    >>> within("layer1.0.conv1", ("layer1",)), within("layer10.conv1", ("layer1",))
+    (True, False)
+    """
+    parts = name.split(".")
+    return any(fits(".".join(parts[: i + 1]), patterns) for i in range(len(parts)))
+
+
+def _leave_fast_path(module: nn.Module) -> None:
+    """Make torch's transformer layers call their children: in evaluation they would read the children's weights instead."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        plain = (module.linear1, module.linear2, module.norm1, module.norm2, module.self_attn)
+        kinds = (nn.Linear, nn.Linear, nn.LayerNorm, nn.LayerNorm, nn.MultiheadAttention)
+        if any(type(child) is not kind for child, kind in zip(plain, kinds)):
+            module.activation_relu_or_gelu = 0
+    elif isinstance(module, nn.TransformerEncoder):
+        called = [not getattr(layer, "activation_relu_or_gelu", 0) for layer in module.layers]
+        module.use_nested_tensor = module.use_nested_tensor and not any(called)
+
+
+def _refuse_hooks(name: str, module: nn.Module) -> None:
+    """Raise for a layer whose hooks (old-style weight or spectral norm, a user's own) would be lost in a swap."""
+    if any(getattr(module, table) for table in _HOOKS):
+        raise ConversionError(
+            f"layer {name!r} ({type(module).__name__}) carries hooks, which would be lost by replacing it; "
+            f"remove the hooks before converting, or leave the layer as it is with exclude=({name!r},)."
+        )

@@ -1,0 +1,210 @@
+"""What torch's layers compute, as functions of their tensors.
+
+Layers that choose their tensors anew in every pass - a member's slice, a drawn component, a weight with dropped
+entries - keep a plain layer without tensors (`emptied`) for its settings and call `operate` with the tensors of the
+moment. Padding modes, strides, momentum and all other settings are torch's own.
+"""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import parametrize
+
+from choral.base import rng
+from choral.layers.kernels import pointwise
+
+Tensors = Mapping[str, Tensor | None]
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+WEIGHTED = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+NORMS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def own_kind(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> type[nn.Module] | None:
+    """Return which of these kinds a layer is and computes as, or None.
+
+    A subclass may have a `forward` of its own if a dry run gives what that of the kind gives, and it holds no tensors besides.
+
+    >>> own_kind(nn.Linear(2, 2), WEIGHTED), own_kind(nn.ReLU(), WEIGHTED)
+    (<class 'torch.nn.modules.linear.Linear'>, None)
+    """
+    for kind in kinds:
+        if isinstance(layer, kind) and not parametrize.is_parametrized(layer):
+            return kind if type(layer).forward is kind.forward or _computes_as(layer, kind) else None
+    return None
+
+
+def _computes_as(layer: Any, kind: Any) -> bool:
+    """Return whether a linear map or convolution with a forward of its own computes what its kind does, in both modes."""
+    held = {*layer._parameters, *layer._buffers, *layer._modules}
+    if kind not in WEIGHTED or held != {"weight", "bias"} or any(p.is_meta for p in layer.parameters()):
+        return False
+    layer, inputs = copy.deepcopy(layer), layer.in_features if kind is nn.Linear else layer.in_channels
+    least = (
+        max((d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size)), default=0) if spatial(layer) else 0
+    )
+    for training, more in itertools.product((True, False), range(max(layer.stride) + 1 if least else 1)):
+        shape = (2, inputs, *(least + more,) * spatial(layer))
+        x = torch.arange(math.prod(shape), dtype=layer.weight.dtype, device=layer.weight.device).sin().view(shape)
+        layer.train(training)
+        try:
+            with torch.no_grad(), rng.seeded(0, "look"):
+                own, wanted = layer(x), kind.forward(layer, x)
+        except Exception:  # code of the user's may fail in any way, and tensors may be stacked
+            return False
+        if not isinstance(own, Tensor) or not torch.equal(own, wanted):
+            return False
+    return True
+
+
+def read_through(layer: Any, name: str) -> Any:
+    """Serve as `__getattr__` of layers that keep a plain one in `_plain`: forward code may read its settings (`fc.out_features`)."""
+    try:
+        return nn.Module.__getattr__(layer, name)
+    except AttributeError:
+        plain = layer.__dict__.get("_plain")
+        if plain is None or name in plain[0]._parameters or name in plain[0]._buffers:
+            raise
+        return getattr(plain[0], name)
+
+
+def emptied(layer: nn.Module) -> nn.Module:
+    """Return a module with the settings of a layer and none of its tensors; the layer itself is not changed."""
+    empty = copy.copy(layer)
+    for table in ("_parameters", "_buffers"):
+        setattr(empty, table, dict.fromkeys(getattr(layer, table)))
+    return empty
+
+
+def filled(empty: nn.Module, tensors: Tensors) -> nn.Module:
+    """Return a plain layer with the settings of an emptied one and these tensors; parameters stay the same objects."""
+    layer = copy.deepcopy(empty)
+    for name, tensor in tensors.items():
+        if name in layer._buffers:
+            layer._buffers[name] = tensor
+        elif tensor is None or isinstance(tensor, nn.Parameter):
+            layer.register_parameter(name, tensor)
+        else:
+            layer.register_parameter(name, nn.Parameter(tensor.detach()))
+    return layer
+
+
+def spatial(layer: nn.Module) -> int:
+    """Return the number of spatial axes a layer's channel axis stands before: 0 for linear maps, 2 for images.
+
+    >>> spatial(nn.Conv2d(1, 1, 1)), spatial(nn.Linear(1, 1))
+    (2, 0)
+    """
+    return len(layer.kernel_size) if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) else 0
+
+
+def operate(layer: nn.Module, x: Tensor, tensors: Tensors, *, training: bool) -> Tensor:
+    """Return what a layer of these settings returns for x when it holds these tensors.
+
+    Running statistics among the tensors are updated in place in training, as the layer itself would.
+    """
+    for kind in type(layer).__mro__:
+        if kind in _CALLS:
+            return _CALLS[kind](layer, x, tensors, training)
+    layer.train(training)
+    return functional_call(layer, {n: t for n, t in tensors.items() if t is not None}, (x,))
+
+
+def _linear(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    return F.linear(x, t["weight"], t["bias"])  # type: ignore[arg-type]  # a weight is never None
+
+
+def _convolve(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    return pointwise.of_layer(layer, x, t["weight"], t["bias"])  # type: ignore[arg-type]  # a weight is never None
+
+
+def _transposed(call: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensors, bool], Tensor]:
+    def run(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+        settings = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
+        return call(x, t["weight"], t["bias"], *settings)
+
+    return run
+
+
+def _batch_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    mean, variance, count = (t.get(n) for n in ("running_mean", "running_var", "num_batches_tracked"))
+    tracking = training and mean is not None
+    batch_statistics = training or mean is None
+    kept = (mean, variance) if tracking or not batch_statistics else (None, None)
+    if tracking and count is not None:
+        count.add_(1)
+        if layer.momentum is None:  # a mean over all batches; where members are mapped, the count is no number
+            _average(x.detach(), mean, variance, count)
+            kept = (None, None)
+    return F.batch_norm(x, *kept, t["weight"], t["bias"], batch_statistics, layer.momentum or 0.0, layer.eps)
+
+
+@torch.no_grad()
+def _average(x: Tensor, mean: Any, variance: Any, count: Tensor) -> None:
+    """Take a batch into the running statistics (channel,) as the last of `count` batches."""
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    mean.add_((x.mean(axes) - mean) / count)
+    variance.add_((x.var(axes) - variance) / count)
+
+
+def _instance_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    layer.train(training)
+    return functional_call(layer, {n: v for n, v in t.items() if v is not None}, (x,))
+
+
+def _layer_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    return F.layer_norm(x, layer.normalized_shape, t["weight"], t["bias"], layer.eps)
+
+
+def _group_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    try:
+        return F.group_norm(x, layer.num_groups, t["weight"], t["bias"], layer.eps)
+    except RuntimeError as error:  # torch 2.13 cannot map it over members where it asks how memory is laid out
+        if "inside of vmap" not in str(error):
+            raise
+        whole = x.unflatten(1, (layer.num_groups, -1)).flatten(2)
+        normal = F.layer_norm(whole, whole.shape[2:], eps=layer.eps).view(x.shape)
+        if t["weight"] is None:
+            return normal
+        shape = (-1, *(1 for _ in x.shape[2:]))
+        assert t["bias"] is not None
+        return normal * t["weight"].view(shape) + t["bias"].view(shape)
+
+
+def _rms_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    return F.rms_norm(x, layer.normalized_shape, t["weight"], layer.eps)
+
+
+def _embedding(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    weight = t["weight"]
+    assert weight is not None
+    settings = layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse
+    return F.embedding(x, weight, *settings)
+
+
+def _prelu(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    return torch.prelu(x, t["weight"])  # type: ignore[arg-type]  # a PReLU has a weight
+
+
+_CALLS: dict[type, Callable[[Any, Tensor, Tensors, bool], Tensor]] = {
+    nn.Linear: _linear,
+    **dict.fromkeys(CONVOLUTIONS, _convolve),
+    **dict(zip(TRANSPOSED, map(_transposed, (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)))),
+    **dict.fromkeys(BATCH_NORMS, _batch_norm),
+    **dict.fromkeys(INSTANCE_NORMS, _instance_norm),
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.RMSNorm: _rms_norm,
+    nn.Embedding: _embedding,
+    nn.PReLU: _prelu,
+}

@@ -1,0 +1,235 @@
+"""Packed layers: each holds the tensors of several members; grouped linear maps.
+
+Layers that hold the tensors of several members, each member with its own.
+
+`packed` stacks equal plain layers, one for each member, into one layer that reads all members folded into the batch:
+linear maps and 1x1 convolutions are one batched matrix product, normalizations share the pass over the data where the
+statistics allow it, and every other kind runs member by member. Inside `Joint`, which may slice the member axis away,
+the same layer is the plain layer of one member.
+
+A linear map whose inputs and outputs are split into groups that do not see each other.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from choral.base.arguments import typed
+from choral.base.errors import ConversionError, InputError
+from choral.layers.frn import FilterResponseNorm
+from choral.layers.functional import NORMS, WEIGHTED, emptied, filled, operate, own_kind, read_through, spatial
+from choral.layers.joint.network import Foldable
+from choral.layers.joint.weighted import batched_linear, fold, unfold
+
+
+class GroupedLinear(nn.Module):
+    """A block-diagonal linear map: group g of the outputs reads group g of the inputs only.
+
+    Args:
+        in_features: inputs, a multiple of groups.
+        out_features: outputs, a multiple of groups.
+        groups: number of blocks on the diagonal.
+        bias: whether to add a bias.
+
+    Shapes: (..., in_features) -> (..., out_features); the weight is (out_features, in_features / groups).
+
+    >>> layer = GroupedLinear(4, 2, groups=2, bias=False)
+    >>> layer(torch.tensor([1.0, 1.0, 0.0, 0.0]))[1].item()
+    0.0
+    """
+
+    bias: nn.Parameter | None
+
+    @typed
+    def __init__(self, in_features: int, out_features: int, *, groups: int, bias: bool = True):
+        super().__init__()
+        if min(groups, in_features, out_features) < 1 or in_features % groups or out_features % groups:
+            raise InputError(
+                f"GroupedLinear: groups={groups} does not divide in_features={in_features} and out_features={out_features}."
+            )
+        self.in_features, self.out_features, self.groups = in_features, out_features, groups
+        self.weight = nn.Parameter(torch.empty(out_features, in_features // groups))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias uniformly within one over the root of the inputs each output reads."""
+        bound = (self.in_features // self.groups) ** -0.5
+        for p in self.parameters():
+            nn.init.uniform_(p, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of all groups side by side."""
+        blocks = self.weight.unflatten(0, (self.groups, -1))  # (group, output of the group, input of the group)
+        y = torch.einsum("...gi,goi->...go", x.unflatten(-1, (self.groups, -1)), blocks).flatten(-2)
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        """Show the arguments."""
+        bias = self.bias is not None
+        return f"{self.in_features}, {self.out_features}, groups={self.groups}, bias={bias}"
+
+
+PACKABLE = (*WEIGHTED, GroupedLinear, *NORMS, nn.Embedding, nn.PReLU, FilterResponseNorm)
+
+
+class PackedLayer(Foldable):
+    """Equal plain layers, one for each member, with their tensors stacked.
+
+    Use `packed` to make one of plain layers.
+
+    Args:
+        layer: a plain layer whose tensors have already been stacked; they become this layer's own.
+        members: how many members they hold.
+        shared: names of tensors that all members share and that are not stacked.
+
+    Shapes: (member * batch, ...) -> (member * batch, ...).
+    """
+
+    @typed
+    def __init__(self, layer: nn.Module, *, members: int, shared: Sequence[str] = ()):
+        super().__init__()
+        if own_kind(layer, PACKABLE) is None:
+            raise ConversionError(
+                f"PackedLayer was given {layer}; it takes {', '.join(kind.__name__ for kind in PACKABLE)}."
+            )
+        if members < 1:
+            raise InputError(f"PackedLayer: members={members}; give at least 1 member.")
+        self.members = members
+        self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
+        for name, p in layer._parameters.items():
+            self.register_parameter(name, p)
+        for name, b in layer._buffers.items():
+            self.register_buffer(name, b, persistent=name not in layer._non_persistent_buffers_set)
+        self.own = tuple(n for n, t in self.tensors().items() if t is not None and n not in shared)
+        self._axes = getattr(self, self.own[0]).dim() if self.own else 0
+        self.dims = spatial(layer)
+
+    __getattr__ = read_through
+
+    @property
+    def settings(self) -> Any:
+        """The plain layer of one member, without tensors."""
+        return self._plain[0]
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Return parameters and buffers by name."""
+        return {**self._parameters, **self._buffers}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return each member's outputs for its part of the batch; of one member if the tensors are one member's."""
+        tensors = self.tensors()
+        layer = self._plain[0]
+        if not self.own or getattr(self, self.own[0]).dim() < self._axes:
+            return operate(layer, x, tensors, training=self.training)
+        for kind in type(layer).__mro__:
+            if kind in _TOGETHER:
+                return fold(_TOGETHER[kind](layer, unfold(x, self.members), tensors))
+        return self._one_by_one(x, tensors)
+
+    def _one_by_one(self, x: Tensor, tensors: dict[str, Tensor | None]) -> Tensor:
+        layer, parts = self._plain[0], unfold(x, self.members).unbind()
+        if _is_pointwise(layer):
+            rows = x.movedim(1, -1)  # a view of the memory when channels are last
+            return fold(_linear(layer, unfold(rows, self.members), _as_linear(tensors))).movedim(-1, 1)
+        outputs = []
+        for i, part in enumerate(parts):
+            own: dict[str, Tensor] = {n: getattr(self, n)[i] for n in self.own}
+            # written back afterwards: under an outer vmap, BatchNorm does not write into a part of a tensor
+            kept = {n: own[n].clone() for n in self.own if n in self._buffers}
+            outputs.append(operate(layer, part, {**tensors, **own, **kept}, training=self.training))
+            if self.training:
+                for n, value in kept.items():
+                    own[n].copy_(value)
+        return torch.cat(outputs)
+
+    def plain(self) -> nn.Module:
+        """Return the plain layer, when the tensors are one member's."""
+        return filled(self._plain[0], self.tensors())
+
+    def extra_repr(self) -> str:
+        """Return the members and the plain layer."""
+        return f"{self._plain[0]}, members={self.members}"
+
+
+def packed(layers: Sequence[nn.Module]) -> PackedLayer:
+    """Return one layer for all members of equal plain layers, one for each member.
+
+    >>> layer = packed([nn.Linear(3, 2) for _ in range(4)])
+    >>> layer(torch.ones(4 * 5, 3)).shape, layer.weight.shape
+    (torch.Size([20, 2]), torch.Size([4, 2, 3]))
+    """
+    if len({repr(layer) for layer in layers}) != 1 or not all(isinstance(layer, nn.Module) for layer in layers):
+        raise InputError(f"packed takes one layer or more, all of the same sizes; it was given {list(layers)[:4]}.")
+    first = copy.deepcopy(layers[0])
+    for name, tensor in {**first._parameters, **first._buffers}.items():
+        if tensor is not None:
+            stack = torch.stack([getattr(layer, name).detach() for layer in layers])
+            setattr(first, name, nn.Parameter(stack, tensor.requires_grad) if name in first._parameters else stack)
+    return PackedLayer(first, members=len(layers))
+
+
+def _is_pointwise(layer: Any) -> bool:
+    return (
+        isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        and layer.groups == 1
+        and set(layer.kernel_size) == set(layer.stride) == {1}
+        and layer.padding in ("valid", "same", (0,) * len(layer.kernel_size))
+    )
+
+
+def _as_linear(tensors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    weight = tensors["weight"]
+    assert weight is not None
+    return {"weight": weight.flatten(2), "bias": tensors["bias"]}
+
+
+def _linear(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
+    rows = x.flatten(1, -2)  # (member, batch and further axes, input)
+    return batched_linear(rows, t["weight"], t["bias"]).unflatten(1, x.shape[1:-1])
+
+
+def _grouped_linear(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
+    blocks = t["weight"].unflatten(1, (layer.groups, -1))
+    rows = x.flatten(1, -2).unflatten(-1, (layer.groups, -1))  # (member, row, group, input of the group)
+    y = torch.einsum("mrgi,mgoi->mrgo", rows, blocks).flatten(-2)
+    return (y if t["bias"] is None else y + t["bias"].unsqueeze(1)).unflatten(1, x.shape[1:-1])
+
+
+def _affine(y: Tensor, t: dict[str, Any], after: int) -> Tensor:
+    """Return y * weight + bias for y (member, batch, ...), where `after` axes follow those of the weight."""
+
+    def shaped(tensor: Tensor) -> Tensor:
+        between = (1,) * (y.dim() - tensor.dim() - after)
+        return tensor.view(tensor.shape[:1] + between + tensor.shape[1:] + (1,) * after)
+
+    if t["weight"] is None:
+        return y
+    if t.get("bias") is None:
+        return y * shaped(t["weight"])
+    return torch.addcmul(shaped(t["bias"]), y, shaped(t["weight"]))
+
+
+def _layer_norm(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
+    return _affine(F.layer_norm(x, layer.normalized_shape, eps=layer.eps), t, 0)
+
+
+def _rms_norm(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
+    return _affine(F.rms_norm(x, layer.normalized_shape, eps=layer.eps), t, 0)
+
+
+def _group_norm(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
+    return _affine(unfold(F.group_norm(fold(x), layer.num_groups, eps=layer.eps), x.shape[0]), t, x.dim() - 3)
+
+
+_TOGETHER: dict[type, Callable[[Any, Tensor, dict[str, Any]], Tensor]] = {
+    nn.Linear: _linear,
+    GroupedLinear: _grouped_linear,
+    nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _rms_norm,
+    nn.GroupNorm: _group_norm,
+}

@@ -1,0 +1,254 @@
+"""Pack a network: M narrower copies of it in one module tree that do not see each other.
+
+Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", 2023, arXiv:2210.09184.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral.base.batches import Batch
+from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.order import first_layers, output_last
+from choral.layers.convert import fits, layers_of, swap
+from choral.layers.functional import WEIGHTED, own_kind
+from choral.layers.joint.network import Joint
+from choral.layers.kernels.packed import Step, course_of, run_abreast, surroundings
+from choral.layers.packed.layers import PACKABLE, GroupedLinear, PackedLayer
+from choral.layers.packed.narrow import CELLS, Narrowing, Place, Width
+
+ENDS = (*WEIGHTED, GroupedLinear, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.MultiheadAttention, *CELLS)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class PackedNetwork(Joint):
+    """A packed network, with the list of what became of its layers.
+
+    Where the network allows it (see `choral.layers.kernels.packed`), the grouped kernel runs members on the channel axis instead
+    of by vmap.
+    """
+
+    widths: tuple[Width, ...] = ()
+    _known: tuple[Any, list[Step] | None] | None = None
+
+    def course(self) -> list[Step] | None:
+        """Return the steps of running members abreast, read anew when anything that forward code may read has changed."""
+        now = surroundings(self.network)
+        if self._known is None or self._known[0] != now:
+            self._known = now, course_of(self.network)
+        return self._known[1]
+
+    def is_faster_together(self) -> bool:
+        """Return whether members can run abreast on the channel axis."""
+        return self.course() is not None
+
+    def together(self, x: Batch) -> Tensor:
+        """Run all members side by side: on the channel axis if the network allows it, else mapped."""
+        course = self.course()
+        if course is None or not isinstance(x, Tensor):
+            return super().together(x)
+        return run_abreast(self.network, course, x, self.members)
+
+    def report(self) -> str:
+        """Return a table of every layer's widths, effective gamma and remarks."""
+        rows: list[tuple[str, ...]] = [("layer", "kind", "plain", "member", "gamma", "remark")]
+        for w in self.widths:
+            sizes = [" -> ".join(map(str, size)) for size in (w.plain, w.member)]
+            rows.append((w.name, w.kind, *sizes, str(w.subgroups), w.remark))
+        spans = [max(len(row[i]) for row in rows) for i in range(6)]
+        return "\n".join("  ".join(cell.ljust(span) for cell, span in zip(row, spans)).rstrip() for row in rows)
+
+
+def pack(
+    network: nn.Module,
+    *,
+    members: int,
+    width: float = 2,
+    subgroups: int = 1,
+    minimum_channels: int = 64,
+    whole_block_starts: bool = True,
+    kernel: str = "auto",
+    first: Sequence[str] = (),
+    last: Sequence[str] = (),
+    axes: Mapping[str, Sequence[int]] | None = None,
+    generator: torch.Generator | None = None,
+) -> PackedNetwork:
+    """Return M narrower copies of a network as one: a Packed-Ensemble PE-(alpha, M, gamma).
+
+    Every member is the plain network with alpha / M times the inner widths, rounded up, and with weights of its own: the
+    forward code of the network runs as it is for each member, so sums, concatenations, flattening, normalization and
+    attention stay within a member. Weights are drawn from the values the given network has, tensor by tensor, scaled
+    by the root of the change in fan-in, so its kind of initialization is kept.
+
+    Args:
+        network: any nested network; not changed.
+        members: M, at least 1.
+        width: alpha, the width of all members together over the width of the plain network.
+        subgroups: gamma, groups within each member's layers; not on the first and last layer, nor on the first layer of a
+            block (a module that holds several layers of its own) unless whole_block_starts is False.
+        minimum_channels: gamma is lowered for a layer whose groups would have fewer input channels than this.
+        whole_block_starts: whether the first layer of a block has no subgroups, as the paper says; the authors' code does so in
+            ResNets but not in wide ResNets (PE-(2, 4, 2) of WRN-28-10: 27,185,608 parameters, and 19,352,008 in their code).
+        kernel: how members are run, see `choral.layers.joint.network.Joint`.
+        first: patterns of the layers that read the input; the first one registered by default.
+        last: patterns of the layers that give the output; the last one registered by default.
+        axes: for parameters that belong to no layer of torch: name -> axes that are widths, where that is not plain.
+        generator: draws the weights; a new one with seed 0 by default.
+
+    Reference: Laurent et al., 2023, section 3 and appendix B.
+
+    Example:
+        >>> plain = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+        >>> network = pack(plain, members=4)
+        >>> network(torch.ones(5, 8)).shape
+        torch.Size([4, 5, 3])
+        >>> print(network.report())
+        layer  kind    plain    member   gamma  remark
+        0      Linear  8 -> 64  8 -> 32  1
+        2      Linear  64 -> 3  32 -> 3  1
+    """
+    if members < 1 or width <= 0 or subgroups < 1:
+        raise InputError(
+            f"members={members}, width={width}, subgroups={subgroups}; give members and subgroups of at least 1 and a "
+            "width above 0."
+        )
+    places = _Places(network, first, last, leads=_block_leads(network) if whole_block_starts else set())
+    n = Narrowing(
+        members=members,
+        ratio=Fraction(width).limit_denominator(1000) / members,
+        subgroups=subgroups,
+        minimum_channels=minimum_channels,
+        generator=generator or torch.Generator().manual_seed(0),
+    )
+    hidden: set[int] = set()
+    before = 0
+
+    def replace(name: str, layer: nn.Module) -> nn.Module | None:
+        nonlocal before
+        place = places.of(name, before)
+        made = n.resize(name, layer, place)
+        if made is None:
+            _refuse_unknown(name, layer)
+            return None
+        sizes = n.widths[-1].plain
+        hidden.update(sizes[-1:] if not place.last else ())
+        before = sizes[-1] if isinstance(layer, ENDS) and not place.last else before
+        held = any(t is not None for t in (*made._parameters.values(), *made._buffers.values()))
+        return PackedLayer(made, members=members) if held and own_kind(made, PACKABLE) else made
+
+    _refuse_frozen(network)
+    tree = swap(network, replace)
+    _stack_rest(tree, n, hidden, axes or {})
+    if subgroups > 1 and all(w.subgroups == 1 for w in n.widths):
+        raise ConversionError(
+            f"subgroups={subgroups} has no effect: no inner layer keeps minimum_channels={minimum_channels} input channels in "
+            "each group; use subgroups=1, a larger width, or a smaller minimum_channels."
+        )
+    names = [name for name, _ in (*tree.named_parameters(), *tree.named_buffers())]
+    joint = PackedNetwork(tree, members=members, stacked=names, kernel=kernel)
+    joint.widths = tuple(n.widths)
+    return joint.train(network.training)
+
+
+class _Places:
+    """Where the layers of a network stand: which read the input, which give the output, which lie between."""
+
+    def __init__(self, network: nn.Module, first: Sequence[str], last: Sequence[str], *, leads: set[str]):
+        layers = [name for name, _ in ends_of(network)]
+        if not layers:
+            raise ConversionError(
+                f"{type(network).__name__} has no linear map, convolution or other layer with a width."
+            )
+        self._starts = named(layers, first, "first") or first_layers(layers)
+        self._stops = named(layers, last, "last") or layers[-1:]
+        self._order = {name: i for i, (name, _) in enumerate(network.named_modules())}
+        self._begin = min((self._order[name] for name in self._starts), default=-1)
+        self._end = max(self._order[name] for name in self._stops)
+        self._declared = min(self._order[name] for name in layers) == self._begin  # in the order in which they run
+        self._leads = leads
+
+    def of(self, name: str, before: int) -> Place:
+        """Return the place of a layer; `before` is the width of the layer before it."""
+        here, begin, end = self._order[name], self._begin, self._end
+        inner = not self._declared or (begin < here and (here < end or end < begin))
+        return Place(name in self._starts, name in self._stops, inner, name in self._leads, before)
+
+
+def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers with inputs and outputs, in the order of registration, without those inside an attention; at the end the one
+    that gives the output, where a dry run showed that another is registered last.
+
+    >>> [name for name, _ in ends_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))]
+    ['0', '2']
+    """
+    inside = [name + "." for name, _ in layers_of(network, (nn.MultiheadAttention,))]
+    found = {n: m for n, m in layers_of(network, ENDS) if not n.startswith(tuple(inside))}
+    return [(name, found[name]) for name in output_last(list(found))]
+
+
+def named(layers: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:
+    """Return the layers that fit the patterns of an option called `what`; a pattern that fits none is an error."""
+    for pattern in patterns:
+        if not any(fits(name, (pattern,)) for name in layers):
+            raise ConversionError(
+                f"{what}={pattern!r} fits no layer; those are {', '.join(layers)}." + did_you_mean(pattern, layers)
+            )
+    return [name for name in layers if fits(name, patterns)]
+
+
+def _block_leads(network: nn.Module) -> set[str]:
+    """Return the first layer of every block: a module inside the network with several layers of its own."""
+    leads = set()
+    for name, module in network.named_modules():
+        own = [f"{name}.{child}" for child, layer in module.named_children() if isinstance(layer, WEIGHTED)]
+        if name and not isinstance(module, (*_CONTAINERS, nn.MultiheadAttention)) and len(own) > 1:
+            leads.add(own[0])
+    return leads
+
+
+def _refuse_frozen(network: nn.Module) -> None:
+    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
+    if frozen:
+        raise ConversionError(
+            f"{', '.join(frozen)}: frozen (requires_grad=False), but packed members are narrower and get weights of their own; "
+            "train these layers too, or use a structure that keeps whole layers (batch_ensemble, masksembles, treenet)."
+        )
+
+
+def _refuse_unknown(name: str, layer: nn.Module) -> None:
+    own = [n for n, _ in layer.named_parameters(recurse=False)]
+    if own and type(layer).__module__.startswith("torch."):
+        raise ConversionError(
+            f"layer {name!r} ({type(layer).__name__}) has parameters ({', '.join(own)}) whose widths choral does not know, so "
+            "it cannot be packed; replace it by linear maps or convolutions."
+        )
+
+
+def _stack_rest(tree: nn.Module, n: Narrowing, hidden: set[int], axes: Mapping[str, Sequence[int]]) -> None:
+    """Stack the tensors that belong to modules of other kinds; the last axis that is as long as a hidden width is one."""
+    used = set()
+    for prefix, module in list(tree.named_modules()):
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None or n.stacked(tensor):
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            shape = list(tensor.shape)
+            found = [i for i, size in enumerate(shape) if size in hidden and size > 1][
+                -1:
+            ]  # features are the last axis
+            if name in axes:
+                found = [i % len(shape) for i in axes[name]]
+                used.add(name)
+            elif not tensor.is_floating_point():
+                found = []  # positions and the like: their axes count something else than units
+            for i in found:
+                shape[i] = n.scaled(shape[i])
+            n.put(module, key, shape)
+    unknown = set(axes) - used
+    if unknown:
+        raise ConversionError(
+            f"axes names {', '.join(sorted(unknown))}, which are no parameters outside torch's layers."
+        )

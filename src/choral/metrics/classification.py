@@ -1,0 +1,339 @@
+"""Scores of predicted probabilities: accuracy, likelihood, Brier, calibration, and counts by class.
+
+Scores of predicted probabilities against labels: accuracy, negative log likelihood, Brier.
+
+The `_rows` functions give one number for each row; the others their mean. A true class whose probability is exactly 0
+is charged -log(PROB_FLOOR) = 87.3 nats, so every score is finite.
+
+Calibration: does a confidence of 0.8 come true 80 times in 100?
+
+Rows are sorted by confidence (the largest probability) into bins of equal width, left open and right closed, as in the
+papers; the adaptive error uses bins of equal count. The sums of a bin can be added, so streaming gives equal numbers.
+
+What becomes of each class: counts, recall, precision and their curve, the confusion matrix, and the baseline of naming one class.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choral.base.errors import InputError
+from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_labels, checked_probs, checked_weights
+
+
+def correct_rows(probs: Tensor, labels: Tensor) -> Tensor:
+    """Return 1.0 where the most probable class (the first, among equals) is the label, else 0.0."""
+    return (probs.argmax(-1) == labels).double()
+
+
+def nll_rows(probs: Tensor, labels: Tensor) -> Tensor:
+    """Return -log of the probability of each label, for checked float64 probs (..., batch, class)."""
+    chosen = probs.gather(-1, labels.expand(probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    return -chosen.clamp(PROB_FLOOR, 1.0).log()
+
+
+def brier_rows(probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the squared distance to the one-hot label, for checked float64 probs (batch, class)."""
+    chosen = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return probs.square().sum(-1) - 2.0 * chosen + 1.0
+
+
+def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    probs = checked_probs(probs)
+    return probs, checked_labels(labels, batch=len(probs), classes=probs.shape[-1]).to(probs.device)
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> float:
+    """Return the share of rows whose most probable class is the label.
+
+    Shapes: probs (batch, class), labels (batch,).
+
+    >>> import torch
+    >>> accuracy(torch.tensor([[0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 0]))
+    0.5
+    """
+    return float(correct_rows(*_checked(probs, labels)).mean())
+
+
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """Return the mean negative log likelihood in nats.
+
+    A probability of exactly 0 counts as `PROB_FLOOR`, so a row costs at most 87.3 nats.
+
+    Shapes: probs (batch, class), labels (batch,).
+
+    >>> import torch
+    >>> round(nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1])), 6)
+    0.693147
+    """
+    return float(nll_rows(*_checked(probs, labels)).mean())
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Return the mean squared distance between the probabilities and the one-hot label, from 0 to 2.
+
+    Shapes: probs (batch, class), labels (batch,).
+
+    Reference: Brier, "Verification of forecasts expressed in terms of probability", 1950: the sum over classes, not
+    half of it.
+
+    >>> import torch
+    >>> brier(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([1, 0]))
+    0.25
+    """
+    return float(brier_rows(*_checked(probs, labels)).mean())
+
+
+def logits_nll(member_logits: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> float:
+    """Return the mean negative log likelihood of the members' average probabilities, computed from logits.
+
+    Exact where probabilities underflow: it stays in logarithms, so nothing is floored.
+
+    Shapes: member_logits (member, batch, class), labels (batch,), weights (member,).
+
+    >>> import torch
+    >>> round(logits_nll(torch.tensor([[[0.0, 800.0]]]), torch.tensor([0])), 3)
+    800.0
+    """
+    member_logits = checked_finite(member_logits, "member_logits")
+    members, batch, classes = member_logits.shape
+    labels = checked_labels(labels, batch=batch, classes=classes).to(member_logits.device)
+    weights = checked_weights(weights, members=members, like=member_logits)
+    chosen = member_logits.gather(-1, labels.expand(members, batch).unsqueeze(-1)).squeeze(-1)
+    log_scores = chosen - member_logits.logsumexp(-1)
+    return float(-(log_scores + weights.log().unsqueeze(-1)).logsumexp(0).mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReliabilityTable:
+    """What a reliability diagram draws: one entry for each bin.
+
+    Args:
+        edges: (bins + 1,) borders of the bins from 0 to 1.
+        counts: (bins,) rows in each bin.
+        confidence: (bins,) mean confidence of the bin's rows, 0 where the bin is empty.
+        accuracy: (bins,) share of the bin's rows that are right, 0 where the bin is empty.
+    """
+
+    edges: Tensor
+    counts: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+    @property
+    def gaps(self) -> Tensor:
+        """Return |accuracy - confidence| of each bin."""
+        return (self.accuracy - self.confidence).abs()
+
+    @property
+    def ece(self) -> float:
+        """Return the gaps' mean weighted by count."""
+        return float((self.counts * self.gaps).sum() / self.counts.sum().clamp_min(1))
+
+    def mce(self, *, drop_at_most: int = 0) -> float:
+        """Return the largest gap among bins with more rows than `drop_at_most`; 0 when there is none."""
+        kept = self.gaps[self.counts > drop_at_most]
+        return float(kept.max()) if len(kept) else 0.0
+
+
+def bin_sums(confidence: Tensor, correct: Tensor, *, bins: int) -> Tensor:
+    """Return (3, bins): each bin's count, summed confidence and summed correctness. Sums of parts add up."""
+    if bins < 1:
+        raise InputError(f"bins is {bins}; it must be at least 1.")
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
+    index = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)  # bin r holds (edge r, edge r + 1]
+    sums = torch.zeros(3, bins, dtype=torch.float64, device=confidence.device)
+    return sums.index_add_(1, index, torch.stack([torch.ones_like(confidence), confidence, correct]))
+
+
+def table_of_sums(sums: Tensor) -> ReliabilityTable:
+    """Return the reliability table of sums made by `bin_sums`."""
+    counts, confidence, correct = sums
+    edges = torch.linspace(0, 1, sums.shape[1] + 1, dtype=torch.float64, device=sums.device)
+    rows = counts.clamp_min(1)
+    return ReliabilityTable(edges=edges, counts=counts, confidence=confidence / rows, accuracy=correct / rows)
+
+
+def equal_count_gap(confidence: Tensor, correct: Tensor, *, bins: int) -> float:
+    """Return the mean gap, weighted by count, over bins of (nearly) equal count after sorting by confidence."""
+    if bins < 1:
+        raise InputError(f"bins is {bins}; it must be at least 1.")
+    order = confidence.argsort(stable=True)
+    parts = zip(confidence[order].tensor_split(bins), correct[order].tensor_split(bins))
+    return sum(abs(float((right - sure).sum())) for sure, right in parts) / len(confidence)
+
+
+def _confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    probs = checked_probs(probs)
+    labels = checked_labels(labels, batch=len(probs), classes=probs.shape[-1]).to(probs.device)
+    return probs.max(-1).values, correct_rows(probs, labels)
+
+
+def reliability_table(probs: Tensor, labels: Tensor, *, bins: int = 15) -> ReliabilityTable:
+    """Return count, mean confidence and accuracy of each of `bins` equally wide bins of confidence.
+
+    Shapes: probs (batch, class), labels (batch,).
+    """
+    return table_of_sums(bin_sums(*_confidence_and_correct(probs, labels), bins=bins))
+
+
+def ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
+    """Return the expected calibration error: the gap of accuracy and confidence averaged over rows, bin by bin.
+
+    Args:
+        probs: (batch, class).
+        labels: (batch,).
+        bins: number of equally wide bins; 15 in most papers, 20 in Ensemble Model Patching.
+
+    Reference: Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599, equation 3.
+    Bins are (a, b] as there; torchmetrics uses [a, b) and gives a confidence of exactly 1 a bin of its own, so the two
+    differ only when a confidence sits exactly on a border.
+
+    >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+    0.25
+    """
+    return reliability_table(probs, labels, bins=bins).ece
+
+
+def mce(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0) -> float:
+    """Return the maximum calibration error: the largest gap of accuracy and confidence in any bin.
+
+    Args:
+        probs: (batch, class).
+        labels: (batch,).
+        bins: number of equally wide bins.
+        drop_at_most: bins with at most this many rows are left out; 5 in Ensemble Model Patching (appendix D.2).
+    """
+    return reliability_table(probs, labels, bins=bins).mce(drop_at_most=drop_at_most)
+
+
+def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
+    """Return the expected calibration error over bins that hold equally many rows.
+
+    Rows are sorted by confidence and cut into `bins` runs whose sizes differ by at most one.
+
+    Shapes: probs (batch, class), labels (batch,).
+
+    Reference: Nguyen & O'Connor, "Posterior calibration and exploratory analysis for natural language processing
+    models", 2015, arXiv:1508.05154.
+    """
+    return equal_count_gap(*_confidence_and_correct(probs, labels), bins=bins)
+
+
+_MATRIX = 100  # classes of a confusion matrix, at most
+_CURVES, _POINTS = 20, 60  # classes whose curves are kept, at most, and points of each
+
+
+def class_report(predicted: Tensor, labels: Tensor, classes: int) -> dict[str, Any]:
+    """Return how well each class is told, and how well naming the commonest one every time would do.
+
+    Keys: counts, recall and precision of each class (None for a class without rows, or never named), balanced_accuracy
+    (the mean recall of classes that have rows), majority (the commonest class) and majority_accuracy, and confusion (rows
+    are true classes, columns named ones) for up to 100 classes.
+
+    Args:
+        predicted: the class named for each point.
+        labels: the true ones.
+        classes: how many there are.
+
+    >>> found = class_report(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1]), 2)
+    >>> found["confusion"], found["recall"], found["balanced_accuracy"]
+    ([[2, 0], [1, 1]], [1.0, 0.5], 0.75)
+    """
+    if classes < 1 or predicted.shape != labels.shape or not labels.numel():
+        raise InputError(
+            f"class_report: {classes} classes, predictions {tuple(predicted.shape)} and labels {tuple(labels.shape)}; give 1 class or more, and as "
+            "many of both."
+        )
+    if min(int(labels.min()), int(predicted.min())) < 0 or max(int(labels.max()), int(predicted.max())) >= classes:
+        raise InputError(
+            f"class_report: labels or predictions are not all from 0 to {classes - 1}; renumber them, or give more classes."
+        )
+    pairs = labels.flatten() * classes + predicted.flatten()
+    matrix = torch.bincount(pairs, minlength=classes * classes).view(classes, classes).double()
+    counts, named, right = matrix.sum(1), matrix.sum(0), matrix.diagonal()
+    recall = right / counts
+    commonest = int(counts.argmax())
+    found = {
+        "counts": [int(c) for c in counts],
+        "recall": _known(recall),
+        "precision": _known(right / named),
+        "balanced_accuracy": float(recall[counts > 0].mean()),
+        "majority": commonest,
+        "majority_accuracy": float(counts[commonest] / counts.sum()),
+    }
+    return found | ({"confusion": matrix.long().tolist()} if classes <= _MATRIX else {})
+
+
+def _known(values: Tensor) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]
+
+
+def precision_recall(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return recall, precision and threshold when all points that score at least the threshold are named, for every score there is.
+
+    Points of equal score are named together. Thresholds fall, so recall rises.
+
+    Args:
+        scores: higher for points that are rather positive (batch,).
+        positive: which points are (batch,), at least one.
+
+    >>> recall, precision, _ = precision_recall(
+    ...     torch.tensor([0.9, 0.8, 0.8, 0.1]), torch.tensor([True, False, True, False])
+    ... )
+    >>> recall.tolist(), [round(p, 2) for p in precision.tolist()]
+    ([0.5, 1.0, 1.0], [1.0, 0.67, 0.5])
+    """
+    scores, positive = scores.flatten().double(), positive.flatten().bool()
+    if scores.shape != positive.shape or not bool(positive.any()):
+        raise InputError(
+            f"there are {len(scores)} scores and {int(positive.sum())} positive of {len(positive)} points; give as many of both, at least "
+            "one of them positive."
+        )
+    ordered, order = scores.sort(descending=True, stable=True)
+    last = torch.cat([ordered[1:] != ordered[:-1], torch.ones(1, dtype=torch.bool, device=scores.device)])
+    found = positive[order].cumsum(0)[last]
+    named = torch.arange(1, len(scores) + 1, device=scores.device)[last]
+    return found.double() / positive.sum(), found.double() / named, ordered[last]
+
+
+def average_precision(scores: Tensor, positive: Tensor) -> float:
+    """Return the mean precision over recall, as a step function: the share of positives for scores that say nothing, 1 for perfect ones.
+
+    Unlike accuracy and AUROC it does not look good only because positives are rare. Arguments as in `precision_recall`.
+
+    >>> round(average_precision(torch.tensor([0.9, 0.8, 0.8, 0.1]), torch.tensor([True, False, True, False])), 4)
+    0.8333
+    """
+    recall, precision, _ = precision_recall(scores, positive)
+    return float((recall.diff(prepend=recall.new_zeros(1)) * precision).sum())
+
+
+def precision_curves(probs: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return how well each class is told from all others: average_precision of each (None without rows), and points of its curve.
+
+    `curves` holds up to 60 pairs (recall, precision) of each class, none for a class without rows; it is there for up to 20 classes, and
+    nothing is for more than 100.
+
+    Shapes: probs (batch, class), labels (batch,).
+    """
+    probs = checked_probs(probs)
+    classes = probs.shape[1]
+    if classes > _MATRIX:
+        return {}
+    labels = checked_labels(labels, batch=len(probs), classes=classes).to(probs.device)
+    average: list[float | None] = []
+    curves: list[list[list[float]]] = []
+    for i in range(classes):
+        positive = labels == i
+        if not bool(positive.any()):
+            average.append(None)
+            curves.append([])
+            continue
+        recall, precision, _ = precision_recall(probs[:, i], positive)
+        average.append(float((recall.diff(prepend=recall.new_zeros(1)) * precision).sum()))
+        kept = torch.linspace(0, len(recall) - 1, min(len(recall), _POINTS)).round().long()
+        curves.append([[float(r), float(p)] for r, p in zip(recall[kept], precision[kept])])
+    return {"average_precision": average} | ({"curves": curves} if classes <= _CURVES else {})

@@ -1,0 +1,343 @@
+"""Classes: one of several, several at once, or ordered ones."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from choral.base.errors import InputError
+from choral.objectives.likelihoods.base import About, Likelihood, aligned, check_real, columns
+from choral.predictions import Classification, MultiLabel, Predictive
+
+_MOST_CLASSES = 10_000  # of which those without a training point are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorical(Likelihood):
+    """Class labels; outputs are logits (member, batch, class), or dense ones with the classes on one axis.
+
+    Targets are whole numbers, or one row of zeros with a single one (one-hot). Dense targets have the shape of the outputs
+    without the axis of classes: pixels (batch, height, width) for (batch, class, height, width), tokens (batch, time) for
+    (batch, time, class).
+
+    Args:
+        axis: axis of the classes in the network's outputs, whose axis 0 is the batch; None where shapes leave no doubt.
+        ignore: a label whose positions do not count, neither in training nor in scores; None counts all.
+        smoothing: share of each label that is spread over all classes in training, from 0 to below 1.
+        class_weights: what a point of each class counts in training; empty for 1. The loss is the plain mean of weighted
+            losses, so weights that average 1 over the training rows keep its size.
+        unseen: classes that no training point has; found by `settled`, and said when targets hold one.
+    """
+
+    prediction: ClassVar[type[Predictive]] = Classification
+    link: ClassVar[str] = "Softmax"
+
+    axis: int | None = None
+    ignore: int | None = None
+    smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    unseen: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise InputError(f"smoothing is {self.smoothing}; it is a share of the label: from 0 to below 1.")
+        if not all(0 <= w < math.inf for w in self.class_weights):
+            raise InputError(f"class_weights are {self.class_weights}; give finite numbers of 0 or more, one a class.")
+        if self.axis == 0:
+            raise InputError(
+                "axis is 0, which is the batch; give the axis of the classes, 1 for pixels, -1 for tokens."
+            )
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return cross-entropy for each point or position."""
+        logits = outputs.flatten(0, 1)
+        if logits.dim() > 2:
+            logits = logits.movedim(-1 if self.axis is None else self.axis, 1)
+        weight = torch.tensor(self.class_weights, dtype=logits.dtype) if self.class_weights else None
+        each = F.cross_entropy(
+            logits,
+            targets.flatten(0, 1),
+            weight=None if weight is None else weight.to(logits.device),
+            reduction="none",
+            ignore_index=-100 if self.ignore is None else self.ignore,
+            label_smoothing=self.smoothing,
+        )
+        return each.unflatten(0, outputs.shape[:2])
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy, which torch has in one operation."""
+        if self.class_weights or outputs.dim() > 3:
+            return self.nll(outputs, targets).mean()
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1), label_smoothing=self.smoothing)
+
+    def smoothed(self, share: float) -> "Categorical":
+        """Return it with another smoothing."""
+        return replace(self, smoothing=share)
+
+    def classes(self, outputs: Tensor) -> int | None:
+        """Return the length of the axis of classes."""
+        axis = -1 if self.axis is None else self.axis
+        if not 2 - outputs.dim() <= axis <= -1:
+            raise InputError(
+                f"the classes stand on axis {axis} of outputs of shape (batch, ...) = {tuple(outputs.shape[1:])}."
+            )
+        return outputs.shape[axis]
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one for each class."""
+        return int(targets.max()) + 1
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        """Return which labels are not the ignored one."""
+        return None if self.ignore is None else targets != self.ignore
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Return labels as whole numbers; one-hot rows as the place of their one."""
+        if self.axis is None and targets.dim() == 2:
+            targets = targets[:, 0] if targets.shape[1] == 1 else targets.argmax(1)
+        return targets.long()
+
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse labels that are no whole numbers, outside the classes, or of another shape than the outputs."""
+        place = self._place(targets, outputs)
+        if len(outputs) == 1 and targets.dim() == 2 and targets.shape[1] > 1:
+            _check_one_hot(targets, outputs)
+            return
+        if targets.is_floating_point() and not is_whole(targets):
+            raise InputError(
+                "y holds real numbers but the likelihood is categorical; give integer class labels 0, 1, 2, ..., or a "
+                "Gaussian likelihood for regression."
+            )
+        classes = outputs[place] if outputs else 1
+        if classes < 2:
+            raise InputError(
+                f"y holds integer class labels but the network gives {classes} output; give it one output for each class, "
+                "likelihood='bernoulli' for two classes with one output, or make y real numbers for regression."
+            )
+        if self.class_weights and len(self.class_weights) != classes:
+            raise InputError(
+                f"there are {len(self.class_weights)} class_weights for {classes} classes; give one for each."
+            )
+        labels = targets if self.ignore is None else targets[targets != self.ignore]
+        if targets.numel() and not labels.numel():
+            raise InputError(
+                f"y holds the ignored label {self.ignore} alone, so there is nothing to learn from; give other labels too."
+            )
+        if labels.numel() and int(labels.min()) < 0:
+            raise InputError(f"y holds the negative label {int(labels.min())}; class labels must be 0, 1, 2, ...")
+        if labels.numel() and int(labels.max()) >= classes:
+            raise InputError(
+                f"y holds the class label {int(labels.max())} but the network gives {classes} outputs (classes 0 to "
+                f"{classes - 1}); widen its last layer or renumber the labels."
+            )
+
+    def constant(self, outputs: Tensor, targets: Tensor) -> str:
+        """Compare accuracy and log score with those of the class frequencies."""
+        if targets.dim() != 1 or outputs.dim() != 3:
+            return ""
+        known = self.counted(targets.unsqueeze(0))
+        kept = torch.ones_like(targets, dtype=torch.bool) if known is None else known[0]
+        targets, probs = targets[kept], outputs[:, kept].double().softmax(-1).mean(0)
+        shares = torch.bincount(targets, minlength=probs.shape[1]).double() / len(targets)
+        score = probs[torch.arange(len(targets)), targets].clamp_min(1e-30).log().mean()
+        best = torch.special.xlogy(shares, shares).sum()
+        accuracy = (probs.argmax(1) == targets).double().mean()
+        return "the most frequent class" if accuracy <= shares.max() and score <= best else ""
+
+    def settled(
+        self,
+        targets: Tensor,
+        outputs: tuple[int, ...],
+        *,
+        standardize: bool | None = None,
+        weights: Tensor | None = None,
+        whole: bool = True,
+    ) -> Self:
+        """Return it with the axis of dense classes, counted from the end, and the classes that no point has."""
+        place = self._place(targets, outputs)
+        settled = self if len(outputs) < 2 else replace(self, axis=place - len(outputs))
+        if not whole or outputs[place] > _MOST_CLASSES:
+            return settled
+        seen = set(settled.read(targets).unique().tolist())
+        return replace(settled, unseen=tuple(c for c in range(outputs[place]) if c not in seen))
+
+    def _place(self, targets: Tensor, outputs: tuple[int, ...]) -> int:
+        """Return the place of the classes in the shape of one point's outputs; InputError where it is wrong or doubtful."""
+        if len(outputs) < 2:
+            return 0
+        shape = tuple(targets.shape[1:])
+        fitting = [i for i in range(len(outputs)) if outputs[:i] + outputs[i + 1 :] == shape]
+        said = f"the network gives (batch, ...) = {outputs} for labels (batch, ...) = {shape}"
+        if self.axis is not None:
+            place = self.axis - 1 if self.axis > 0 else len(outputs) + self.axis
+            if place not in fitting:
+                raise InputError(
+                    f"{said}, which leaves no axis {self.axis} for the classes; give labels without that axis."
+                )
+            return place
+        if not fitting:
+            raise InputError(
+                f"{said}; labels must have the shape of the outputs without the axis of classes: (batch, height, width) for "
+                "(batch, class, height, width), (batch, time) for (batch, time, class)."
+            )
+        if len(fitting) > 1:
+            raise InputError(
+                f"{said}, so the classes could stand on axis {' or '.join(str(i + 1) for i in fitting)} of the outputs; say which: "
+                f"likelihood=Categorical(axis={fitting[0] + 1}) for pixels, Categorical(axis=-1) for tokens."
+            )
+        return fitting[0]
+
+    def understood(self) -> dict[str, str]:
+        """Say where dense classes stand and what does not count."""
+        dense = {} if self.axis is None else {"classes": f"on axis {self.axis} of the outputs"}
+        return super().understood() | dense | ({} if self.ignore is None else {"ignored label": str(self.ignore)})
+
+    def doubt(self, targets: Tensor) -> str:
+        """Say that there is one class alone."""
+        return _alone(self.read(targets), self.ignore)
+
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
+        """Return class probabilities."""
+        axis = -1 if self.axis is None else self.axis
+        kept = {"axis": axis, "ignore": self.ignore, "unseen": self.unseen}
+        return Classification(outputs, about.combine, about.names, learners=about.learners, **kept)  # type: ignore[arg-type]  # of the types of the fields
+
+
+def _alone(labels: Tensor, ignore: int | None = None) -> str:
+    """Return a sentence if all labels (point, ...) are the same, else nothing."""
+    held = labels if ignore is None else labels[labels != ignore]
+    held = held[:, 0] if held.dim() == 2 and held.shape[1] == 1 else held
+    if len(labels) < 2 or not held.numel() or not bool((held == held[:1]).all()):
+        return ""
+    what = f"the label of every training point is {int(held[0])}" if held.dim() < 2 else "every row of y is the same"
+    return f"{what}, so there is nothing to tell apart and members learn to say that; check which column y is."
+
+
+def is_whole(targets: Tensor) -> bool:
+    """Return whether all numbers are whole."""
+    return not targets.is_floating_point() or bool((targets == targets.round()).all())
+
+
+def is_binary(targets: Tensor) -> bool:
+    """Return whether all numbers are 0 or 1."""
+    return bool(((targets == 0) | (targets == 1)).all())
+
+
+def is_one_hot(targets: Tensor) -> bool:
+    """Return whether every row holds a single 1 among zeros."""
+    return targets.dim() == 2 and targets.shape[1] > 1 and is_binary(targets) and bool((targets.sum(1) == 1).all())
+
+
+def _check_one_hot(targets: Tensor, outputs: tuple[int, ...]) -> None:
+    if not is_one_hot(targets) or targets.shape[1] != outputs[0]:
+        raise InputError(
+            f"y has rows of {targets.shape[1]} numbers that are not one-hot over the {outputs[0]} outputs; give class numbers "
+            "(batch,), rows with a single 1, or likelihood='bernoulli' for several labels at once."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bernoulli(Likelihood):
+    """Yes or no, once (binary) or for several labels at once; outputs are one logit for each label (member, batch, label).
+
+    Dense outputs (batch, label, height, width) go with targets of the same shape, or without the label axis for one label.
+    """
+
+    prediction: ClassVar[type[Predictive]] = MultiLabel
+    link: ClassVar[str] = "Sigmoid"
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return binary cross-entropy, summed over labels."""
+        logits = columns(outputs)
+        each = F.binary_cross_entropy_with_logits(logits, aligned(targets, logits), reduction="none")
+        return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
+
+    def classes(self, outputs: Tensor) -> int | None:
+        """Return two for one label: no and yes."""
+        return 2 if columns(outputs).shape[2] == 1 else None
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one for each label."""
+        return 1 if targets.dim() == 1 else targets.shape[1]
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Return targets as real numbers."""
+        return targets if targets.is_floating_point() else targets.float()
+
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse targets other than 0 and 1, and shapes that do not fit."""
+        if not is_binary(targets):
+            raise InputError(
+                "y holds other numbers than 0 and 1, but the likelihood is Bernoulli; give 0 or 1 for each label, or "
+                "likelihood='categorical' for class numbers."
+            )
+        check_real(targets, outputs, each=1, what="a Bernoulli likelihood")
+
+    def doubt(self, targets: Tensor) -> str:
+        """Say that there is one class alone."""
+        return _alone(targets)
+
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
+        """Return the probability of each label."""
+        return MultiLabel(columns(outputs), about.names, learners=about.learners)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordinal(Likelihood):
+    """Ordered classes 0 < 1 < ... < K - 1; outputs are K - 1 numbers that make cumulative logits (member, batch, K - 1).
+
+    P(y > k) = sigmoid(c_k) with c_0 the first output and c_k = c_(k-1) - softplus(output k): they fall, so every class has a
+    positive probability.
+
+    Reference: McCullagh, "Regression Models for Ordinal Data", 1980, section 2 (proportional odds), with thresholds that the
+    network predicts.
+    """
+
+    prediction: ClassVar[type[Predictive]] = Classification
+
+    def classes(self, outputs: Tensor) -> int | None:
+        """Return one more than outputs."""
+        return outputs.shape[-1] + 1
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one less than classes."""
+        return int(targets.max())
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """Return the log probability of each class (member, batch, class)."""
+        first, gaps = outputs[..., :1], F.softplus(outputs[..., 1:])
+        above = torch.cat([first, first - gaps.cumsum(-1)], -1)  # logit of P(y > k)
+        inner = F.logsigmoid(above[..., :-1]) + F.logsigmoid(-above[..., 1:]) + torch.log(-torch.expm1(-gaps))
+        return torch.cat([F.logsigmoid(-above[..., :1]), inner, F.logsigmoid(above[..., -1:])], -1)
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return minus the log probability of each label."""
+        return -self.log_probs(outputs).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Return labels as whole numbers."""
+        return (targets[:, 0] if targets.dim() == 2 else targets).long()
+
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse labels that are no whole numbers from 0 to the number of outputs."""
+        classes = outputs[0] + 1 if len(outputs) == 1 else 0
+        fits = targets.dim() == 1 or (targets.dim() == 2 and targets.shape[1] == 1)
+        if not classes or not fits or not is_whole(targets) or int(targets.min()) < 0 or int(targets.max()) >= classes:
+            raise InputError(
+                f"y must hold one whole number from 0 to K - 1 a point and the network K - 1 outputs for K ordered classes; y is "
+                f"(batch, ...) = {tuple(targets.shape[1:])} from {float(targets.min()):g} to {float(targets.max()):g} and the "
+                f"outputs are {outputs}."
+            )
+
+    def doubt(self, targets: Tensor) -> str:
+        """Say that there is one class alone."""
+        return _alone(self.read(targets))
+
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
+        """Return class probabilities, the logits being their logarithms."""
+        return Classification(
+            self.log_probs(outputs), about.combine, about.names, ordered=True, learners=about.learners
+        )

@@ -1,0 +1,389 @@
+"""Likelihoods of real targets: Gaussian noise, known, estimated or predicted; quantiles; standardized targets.
+
+Real targets in the units of training: columns of mean 0 and deviation 1, and the way back.
+
+Quantiles: no density, only the values below which given shares of targets lie.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from choral.base import devices
+from choral.base.errors import InputError
+from choral.base.values import Value
+from choral.objectives.likelihoods.base import About, Likelihood, aligned, check_real, check_varied, columns
+from choral.predictions import Predictive, QuantileRegression, Regression
+
+_FAR = 1e4  # deviations that a mean may be from 0 for predictions in float32, at most
+_LARGE = 1e16  # deviation of targets whose predictions are float32, at most; one over it, at least
+_WIDEST = 1e140  # deviation of targets at all
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetScale(Value):
+    """What each target loses and is divided by before training.
+
+    Args:
+        mean: one for each target (the last axis).
+        std: one for each target, above 0.
+
+    >>> scale = TargetScale.of(torch.tensor([[1.0], [3.0]]))
+    >>> scale.std, scale.apply(torch.tensor([[5.0]])), scale.undo(torch.tensor([[3.0]]))
+    ((1.0,), tensor([[3.]]), tensor([[5.]]))
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.mean)) or not all(0 < s < math.inf for s in self.std) or not self.std:
+            raise InputError(
+                f"targets have mean {self.mean} and deviation {self.std}; give finite numbers, std above 0."
+            )
+
+    @classmethod
+    def of(cls, targets: Tensor, weights: Tensor | None = None) -> Self:
+        """Return the scale of some targets (point, target), by the weights of points; columns of equal values keep theirs."""
+        columns = targets.double().reshape(-1, targets.shape[-1])
+        shares = torch.ones(len(columns)) if weights is None else weights
+        shares = (shares.double() / shares.double().sum()).unsqueeze(1)
+        mean = (shares * columns).sum(0)
+        std = (shares * (columns - mean).square()).sum(0).sqrt()
+        largest = columns.abs().max(0).values
+        if bool((std <= 1e-9 * largest).any()):  # which the rounding of such a mean comes near to
+            apart = columns - columns[0]
+            middle = (shares * apart).sum(0)
+            mean = torch.where(std <= 1e-9 * largest, columns[0] + middle, mean)
+            std = torch.where(std <= 1e-9 * largest, (shares * (apart - middle).square()).sum(0).sqrt(), std)
+        flat = std <= 1e-15 * largest
+        odd = ~flat & ((std > _WIDEST) | (std < 1 / _WIDEST) | ~std.isfinite()) | (
+            (columns != mean).any(0) & (std == 0)
+        )
+        if bool(odd.any()):
+            raise InputError(
+                f"y runs from {float(columns.min()):.3g} to {float(columns.max()):.3g}, and the square of its deviation is beyond float64; "
+                "rescale y."
+            )
+        return cls(mean=tuple(mean.tolist()), std=tuple(torch.where(flat, 1.0, std).tolist()))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether float32 would round away what predictions differ by, or cannot hold their variance."""
+        return any(abs(m) > _FAR * s or not 1 / _LARGE < s < _LARGE for m, s in zip(self.mean, self.std))
+
+    def apply(self, targets: Tensor) -> Tensor:
+        """Return targets (..., target) in units of training."""
+        mean, std = self._as(targets)
+        return ((targets.double() - mean.double()) / std.double()).to(targets.dtype)
+
+    def undo(self, values: Tensor) -> Tensor:
+        """Return values (..., target) in units of the data, in float64 where float32 is too coarse for them."""
+        mean, std = self._as(values)
+        return values * std + mean
+
+    def widen(self, spreads: Tensor) -> Tensor:
+        """Return deviations (..., target) in units of the data."""
+        return spreads * self._as(spreads)[1]
+
+    def _as(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if self.is_narrow else torch.promote_types(values.dtype, torch.float32)
+        mean, std = (devices.constant(v, dtype, values.device) for v in (self.mean, self.std))
+        return mean, std
+
+
+_NO_BETTER = 0.97  # of the variance of the targets: an error that is hardly smaller than that of their mean
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_TINY = 1e-12  # smallest noise variance that is estimated
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealLikelihood(Likelihood, ABC):
+    """Real targets, trained in units of their own scale.
+
+    Args:
+        scale: of the targets, learned from the training data; None trains in the units of the data.
+        standardize: whether targets are brought to mean 0 and deviation 1 for training, which predictions undo; None does so unless
+            the likelihood says how large their noise is.
+    """
+
+    outputs_each: ClassVar[int] = 1
+    described: ClassVar[str]
+
+    scale: TargetScale | None = None
+    standardize: bool | None = None
+
+    @property
+    def standardizes(self) -> bool:
+        """Whether targets are brought to mean 0 and deviation 1 unless `standardize` says otherwise."""
+        return True
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Return targets as real numbers in units of training; whole numbers as float64, which holds them."""
+        real = targets if targets.is_floating_point() else targets.double()
+        return real if self.scale is None else self.scale.apply(real)
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return so many for each target."""
+        return self.outputs_each * (1 if targets.dim() == 1 else targets.shape[1])
+
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit, and targets that are all the same unless their scale was given."""
+        self.check_judged(targets, outputs)
+        if self.scale is None:
+            check_varied(targets)
+
+    def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit."""
+        check_real(targets, outputs, each=self.outputs_each, what=self.described)
+
+    def settled(
+        self,
+        targets: Tensor,
+        outputs: tuple[int, ...],
+        *,
+        standardize: bool | None = None,
+        weights: Tensor | None = None,
+        whole: bool = True,
+    ) -> Self:
+        """Return it with the scale of the training targets."""
+        asked = self.standardize if standardize is None else standardize
+        wanted = self.standardizes if asked is None else asked
+        if not wanted or self.scale is not None:
+            return self
+        dense = targets.dim() > 2
+        each = targets[0].numel() if dense and weights is not None else 1
+        shares = weights if weights is None or not dense else weights.repeat_interleave(each)
+        return replace(self, scale=TargetScale.of(targets.reshape(-1, 1) if dense else _two(targets), shares))
+
+    def understood(self) -> dict[str, str]:
+        """Say how targets are scaled."""
+        if self.scale is None:
+            return super().understood() | {"targets": "in their own units"}
+        mean, std = (", ".join(f"{v:.4g}" for v in vs[:4]) for vs in (self.scale.mean, self.scale.std))
+        return super().understood() | {"targets": f"standardized (mean {mean}, deviation {std})"}
+
+
+def _two(targets: Tensor) -> Tensor:
+    return targets.unsqueeze(-1) if targets.dim() == 1 else targets
+
+
+def summed(each: Tensor) -> Tensor:
+    """Return what all targets of a point cost together: (member, batch, target, ...) -> (member, batch, ...)."""
+    return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianLikelihood(RealLikelihood, ABC):
+    """Real targets with Gaussian noise."""
+
+    prediction: ClassVar[type[Predictive]] = Regression
+
+    @abstractmethod
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, each (member, batch, target), in units of training."""
+
+    def constant(self, outputs: Tensor, targets: Tensor) -> str:
+        """Compare the squared error of the members' mean with the variance of the targets."""
+        means = self.moments(outputs)[0].mean(0).double()
+        wanted = aligned(targets.unsqueeze(0), means.unsqueeze(0))[0].double()
+        errors, spread = (means - wanted).square().mean(0), wanted.var(0, correction=0)
+        return "their mean" if bool((errors >= _NO_BETTER * spread).all()) else ""
+
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
+        """Return the mixture of the members' Gaussians."""
+        means, variances = self.moments(outputs)
+        if self.scale is not None:
+            means, variances = self.scale.undo(means), self.scale.widen(variances.sqrt()).square()
+        return Regression(means, variances, learners=about.learners)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedGaussian(GaussianLikelihood):
+    """Gaussian noise of one size; outputs are means (member, batch, target).
+
+    Args:
+        precision: inverse variance of the noise in the units the network is trained in, one for all targets or one for each.
+            A number that is given is kept, and targets stay in their own units. None is trained as least squares in
+            standardized units; the noise is then estimated after training (`estimated`).
+    """
+
+    described: ClassVar[str] = "a Gaussian of fixed variance"
+
+    precision: float | tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = self.precision if isinstance(self.precision, tuple) else (self.precision,)
+        if not all(p is None or 0 < p < math.inf for p in given) or not given:
+            raise InputError(f"precision is {self.precision}; give a finite number above 0.")
+
+    @property
+    def standardizes(self) -> bool:
+        """Only where no precision is given: one that is belongs to the units of the data."""
+        return self.precision is None
+
+    @property
+    def noise_std(self) -> float | None:
+        """The inverse square root of the precision, if it is one number."""
+        return float(self.precision**-0.5) if isinstance(self.precision, float | int) else None
+
+    def _precision(self, means: Tensor) -> float | Tensor:
+        if isinstance(self.precision, tuple):
+            wide = devices.constant(self.precision, means.dtype, means.device)
+            return wide.reshape(-1, *[1] * (means.dim() - 3))
+        return 1.0 if self.precision is None else self.precision
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Gaussian negative log likelihood, constants included."""
+        means = columns(outputs)
+        squares = (means - aligned(targets, means)).square()
+        precision = self._precision(means)
+        if isinstance(precision, Tensor):
+            return summed(0.5 * (precision * squares - precision.log()) + _HALF_LOG_TWO_PI)
+        constant = means.shape[2] * (_HALF_LOG_TWO_PI - 0.5 * math.log(precision))
+        return summed(squares) * (0.5 * precision) + constant
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over points, constants included, from the mean square."""
+        means = columns(outputs)
+        precision = self._precision(means)
+        if isinstance(precision, Tensor):
+            return self.nll(outputs, targets).mean()
+        square = (means - aligned(targets, means)).square().mean()
+        return means.shape[2] * (0.5 * precision * square + (_HALF_LOG_TWO_PI - 0.5 * math.log(precision)))
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs as means, and the fixed variance."""
+        means = columns(outputs)
+        return means, torch.ones_like(means) / self._precision(means)
+
+    @property
+    def estimates(self) -> bool:
+        """The noise, where no precision is given."""
+        return self.precision is None
+
+    def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
+        """Return it with the precision under which the members' mixture gives some targets the best log score.
+
+        Expectation maximization of one noise for each target, from the mean squared error of the members.
+        """
+        means = columns(outputs).double()
+        squares = (means - aligned(targets.double().expand(len(means), *targets.shape), means)).square()
+        counts = torch.ones(squares.shape[1], dtype=torch.float64) if weights is None else weights.double()
+        squares = squares.movedim(2, 0).flatten(3) if squares.dim() > 3 else squares.movedim(2, 0).unsqueeze(-1)
+        # (row, position) of (target, member, row, position)
+        counts = (counts / counts.sum()).unsqueeze(-1) / squares.shape[-1]
+
+        def over_rows(values: Tensor) -> Tensor:
+            return (values * counts).sum((-2, -1)).clamp_min(_TINY).reshape(-1, 1, 1, 1)
+
+        variance = over_rows(squares.mean(1))
+        for _ in range(100):
+            shares = (-0.5 * squares / variance).softmax(1)  # of each member in a target
+            previous, variance = variance, over_rows((shares * squares).sum(1))
+            if torch.allclose(previous, variance, rtol=1e-6):
+                break
+        found = tuple((1 / variance).flatten().tolist())
+        return replace(self, precision=found[0] if len(found) == 1 else found)
+
+    def understood(self) -> dict[str, str]:
+        """Say how targets are scaled and where the noise comes from."""
+        said = "to be estimated on residuals" if self.precision is None else f"of precision {self.precision}"
+        return super().understood() | {"noise": said}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedGaussian(GaussianLikelihood):
+    """Gaussian noise whose variance the network predicts; outputs are (member, batch, 2 * target).
+
+    The first half of the outputs is the mean, softplus of the second half plus `floor` the variance.
+
+    Reference: Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
+    2017, arXiv:1612.01474, Equation 1.
+    """
+
+    outputs_each: ClassVar[int] = 2
+    described: ClassVar[str] = "a Gaussian of learned variance"
+
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < math.inf:
+            raise InputError(f"floor is {self.floor}; give a finite number of 0 or more.")
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Gaussian negative log likelihood, constants included."""
+        return summed(self._each(outputs, targets))
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over points."""
+        each = self._each(outputs, targets)
+        return each.shape[2] * each.mean()
+
+    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        mean, variance = self.moments(outputs)
+        squares = (mean - aligned(targets, mean)).square()
+        return 0.5 * (squares / variance + variance.log() + 2 * _HALF_LOG_TWO_PI)
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances."""
+        mean, raw = outputs.chunk(2, dim=2)
+        return mean, F.softplus(raw) + self.floor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(RealLikelihood):
+    """Quantiles of real targets by the pinball loss; outputs are (member, batch, target * level), levels side by side.
+
+    Args:
+        levels: the shares, rising, between 0 and 1; the middle one is the point prediction.
+
+    Reference: Koenker & Bassett, "Regression Quantiles", 1978, equation 3.1.
+    """
+
+    prediction: ClassVar[type[Predictive]] = QuantileRegression
+    described: ClassVar[str] = "quantiles"
+
+    levels: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.levels, self.levels[1:]))
+        if not self.levels or not rising or not self.levels[0] > 0 or not self.levels[-1] < 1:
+            raise InputError(
+                f"levels are {self.levels}; give rising shares between 0 and 1, such as (0.05, 0.5, 0.95)."
+            )
+
+    def _by_level(self, outputs: Tensor) -> Tensor:
+        return outputs.unflatten(2, (-1, len(self.levels)))  # (member, batch, target, level)
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the pinball loss, averaged over levels and summed over targets."""
+        found = self._by_level(outputs)
+        errors = aligned(targets, found[..., 0]).unsqueeze(-1) - found
+        shares = devices.constant(self.levels, errors.dtype, errors.device)
+        return torch.maximum(shares * errors, (shares - 1) * errors).mean(-1).sum(-1)
+
+    def outputs_for(self, targets: Tensor) -> int:
+        """Return one for each level of each target."""
+        return len(self.levels) * (1 if targets.dim() == 1 else targets.shape[1])
+
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit, and targets that are all the same."""
+        self.check_judged(targets, outputs)
+        check_varied(targets)
+
+    def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Refuse shapes that do not fit."""
+        check_real(targets, outputs, each=len(self.levels), what=f"a likelihood of {len(self.levels)} quantiles")
+
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
+        """Return the quantiles in order, in units of the data."""
+        found = self._by_level(outputs).sort(-1).values
+        if self.scale is not None:
+            found = self.scale.undo(found.transpose(-1, -2)).transpose(-1, -2)
+        return QuantileRegression(found, self.levels, learners=about.learners)

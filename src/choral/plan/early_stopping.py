@@ -1,0 +1,163 @@
+"""Early stopping and selection of members by what is measured on held-out rows during training.
+
+When training ends before its budget: what is measured on held-out points, and for how long it may stay the same.
+
+Select: which members an ensemble keeps, and how much each counts, decided while they train.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from choral.base.arguments import is_whole
+from choral.base.directions import grows
+from choral.base.errors import InputError, did_you_mean
+from choral.base.portrait import Function
+from choral.base.values import Value
+from choral.plan.state import slot
+from choral.predictions import Predictive, means_of
+
+By = Literal["member", "ensemble"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(Value):
+    """A number that says how good a prediction is.
+
+    Args:
+        name: what it is called; without a function, one of the scores of a prediction.
+        larger_is_better: its direction.
+        function: takes a prediction and its targets, returns the number.
+
+    >>> Measure.of("accuracy").larger_is_better, Measure.of("nll").larger_is_better
+    (True, False)
+    """
+
+    name: str
+    larger_is_better: bool = False
+    function: Function | None = None
+
+    @staticmethod
+    def of(
+        given: "str | Measure | Callable[[Predictive, Tensor], float]", *, larger_is_better: bool | None = None
+    ) -> "Measure":
+        """Return a measure by its name, or from a function of the user's (prediction, y) -> float.
+
+        Args:
+            given: the name or function.
+            larger_is_better: the direction; known for names, and False for functions unless it is said.
+        """
+        if isinstance(given, Measure):
+            return given
+        if isinstance(given, str):
+            return Measure(name=given, larger_is_better=grows(given) if larger_is_better is None else larger_is_better)
+        if not callable(given):
+            raise InputError(
+                f"measure is {given!r}; give the name of a score such as 'nll', or a function (prediction, y)."
+            )
+        function = Function.of(given)
+        return Measure(
+            name=function.name.rpartition(".")[2], larger_is_better=bool(larger_is_better), function=function
+        )
+
+    def __call__(self, prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> float:
+        """Return the number; by the weights of points (point,) where `weighs` says so."""
+        if self.function is not None:
+            return float(self.function(prediction, targets))
+        if weights is not None:
+            means = means_of(prediction.row_scores(targets), prediction.row_weights(targets, weights))
+            if self.name in means:
+                return means[self.name]
+        brief = prediction.brief(targets)
+        if self.name in brief:
+            return brief[self.name]
+        scores = prediction.scores(targets)
+        if self.name not in scores:
+            raise InputError(
+                f"measure is {self.name!r}; for {prediction.task} give one of {', '.join(sorted(scores))}, or a function "
+                f"(prediction, y) -> float.{did_you_mean(self.name, scores)}"
+            )
+        return scores[self.name]
+
+    def weighs(self, prediction: Predictive, targets: Tensor) -> bool:
+        """Return whether weights of points count: for scores that are means over points, not for functions and others."""
+        return self.function is None and self.name in means_of(prediction.row_scores(targets))
+
+    def improves(self, value: float, best: float | None, least: float = 0.0) -> bool:
+        """Return whether a value is better than the best one so far, by more than `least`; NaN never is."""
+        if best is None:
+            return value == value
+        return value > best + least if self.larger_is_better else value < best - least
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping(Value):
+    """End a training phase when held-out points are no longer predicted better, and choose the weights that are kept.
+
+    Args:
+        patience: epochs without improvement after which it ends; None never ends it.
+        restore_best: whether the weights that predicted held-out points best are kept; False keeps the last ones.
+        measure: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float; None
+            for the task's own score: 'pinball' for quantiles, 'loss' for a loss of your own, 'nll' for all others.
+        by: 'member' ends each network by itself; 'ensemble' looks at the mean prediction of all that are trained together, and
+            ends them together.
+        least: improvement that counts, at least.
+        every: epochs between two validations; the last epoch has one too.
+
+    >>> EarlyStopping(patience=5, measure="rmse").measure
+    Measure(name='rmse', larger_is_better=False, function=None)
+    """
+
+    patience: int | None = 16
+    restore_best: bool = True
+    measure: Any = None
+    by: By = "member"
+    least: float = 0.0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.measure is not None:
+            object.__setattr__(self, "measure", Measure.of(self.measure))
+        for name in ("patience", "every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"EarlyStopping: {name} is {value!r}; give 1 or more epochs.")
+        if self.patience is not None and self.every > self.patience:
+            raise InputError(
+                f"EarlyStopping: every is {self.every}, above the patience of {self.patience} epochs, which would be up before the first validation."
+            )
+        if self.by not in get_args(By):
+            raise InputError(f"EarlyStopping: by is {self.by!r}; give 'member' or 'ensemble'.")
+        if not self.least >= 0:
+            raise InputError(f"EarlyStopping: least is {self.least!r}; give 0 or more.")
+
+
+SHARE = slot("share")
+"""What a network counts in the ensemble it was chosen for; 0 if it was not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Select(Value):
+    """Choose members greedily, with replacement, by the score of held-out points, anew after every epoch of a training phase.
+
+    Each network stands as it is now and as it was when it was chosen last (when it was best, if it never was). A choice replaces the
+    one before if it predicts the held-out points better. At the end each network is as it was chosen, and the shares of the choice
+    are the members' weights. Without held-out points (`validation=` of `choral.fit`) all members are kept and count alike.
+
+    Args:
+        picks: choices, at most; a network may be chosen several times.
+        patience: epochs without a better choice after which all training of the phase ends.
+
+    Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, sections 2 and 2.1.
+    """
+
+    picks: int = 32
+    patience: int = 32
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.picks, 1) or not is_whole(self.patience, 1):
+            raise InputError(
+                f"Select: picks={self.picks!r}, patience={self.patience!r}; give whole numbers, 1 or more."
+            )

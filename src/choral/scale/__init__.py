@@ -1,6 +1,0 @@
-"""Scale-out: a run cut into leaves that any process can train, in any order, to the bytes of one process.
-
-A fork's branches do not know of each other, and every draw follows from the place in the plan. So a run is a tree of leaves: what
-comes before a fork, and each stack of its branches. `cutting` cuts, `leaf` trains one, `manifest` says what a trained one left, `objects`
-is where it lies, `farm` trains all of them, here or elsewhere, and puts the run together.
-"""

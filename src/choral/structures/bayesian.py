@@ -1,0 +1,251 @@
+"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks.
+
+Mean-field Bayesian networks: one network whose weights are drawn from a Gaussian posterior in every pass.
+
+Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
+
+Spike-and-slab Bayesian networks: Gaussian weights behind a gate for every node, so that nodes can leave.
+
+Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1.
+
+Rank-1 Bayesian networks: members share every weight and own Gaussian rank-one factors.
+
+Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020, arXiv:2005.07186.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from choral.base import batches
+from choral.base.batches import Batch
+from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.order import output_last
+from choral.base.types import Params
+from choral.layers.bayesian.gaussian import GaussianNorm, gaussian_twin
+from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
+from choral.layers.bayesian.sampling import RHO_START, SampledLayer
+from choral.layers.bayesian.spike_slab import GAMMA_START, spike_slab_twin
+from choral.layers.convert import Replace, fits, holds, layers_of, swap, unless_held
+from choral.layers.joint.norm import BATCH_NORMS, MemberBatchNorm
+from choral.objectives.kl import gate_keep
+from choral.structures.base import OneMember, Structure
+
+_BAYESIAN = (SampledLayer, GaussianNorm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(OneMember, ABC):
+    """One network with sampled weights: its passes differ, in training and in evaluation mode alike.
+
+    Prediction averages `draws` passes. `member` gives the deterministic network at the center of the posterior: a plain
+    network, but not the same function as the average of the draws.
+
+    Args:
+        draws: passes averaged at prediction.
+        rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
+        keep_weights: means start at the network's own weights; otherwise they are drawn by Kaiming's rule. `fit` sets it for networks
+            that bring trained weights.
+        include: patterns of the layers that become Bayesian; all that can when empty.
+        exclude: patterns of layers that stay plain.
+    """
+
+    draws: int = 10
+    undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho", "*gate_logit")
+    converts_all: ClassVar[bool] = True
+    rho: float = RHO_START
+    keep_weights: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise InputError(f"{type(self).__name__}: draws={self.draws}; give 1 or more.")
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network with Bayesian layers in place of plain ones; other kinds, and frozen or tied layers, stay."""
+        twins = unless_held(network, self._twins(network, generator))
+        joint = swap(network, twins, include=self.include, exclude=self.exclude)
+        if not holds(joint, *_BAYESIAN):
+            raise ConversionError(
+                f"{type(self).__name__} found no layer to make Bayesian in {type(network).__name__}; it takes torch's "
+                "own linear, convolution and normalization layers (with a scale), within include and exclude."
+            )
+        return joint
+
+    def keeping(self) -> Self:
+        """Return the structure whose means start at the network's own weights."""
+        return replace(self, keep_weights=True)
+
+    @abstractmethod
+    def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
+        """Return what `swap` asks: the Bayesian layer for a named plain layer, or None."""
+
+    def member(self, network: nn.Module, index: int) -> nn.Module:
+        """Return the plain network at the posterior means, with zeros for nodes that are out."""
+        return swap(network, lambda _, module: module.plain() if isinstance(module, _BAYESIAN) else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(Sampled):
+    """A mean-field Gaussian posterior over weights, biases and the scale and shift of normalization layers.
+
+    See `Sampled` for the arguments; the penalty is `choral.objectives.kl.GaussianKL`.
+
+    >>> network = Gaussian(draws=5).convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), torch.Generator())
+    >>> [type(layer).__name__ for layer in network]
+    ['GaussianLinear', 'GaussianNorm']
+    """
+
+    def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
+        return lambda _, layer: gaussian_twin(layer, keep_weights=self.keep_weights, rho=self.rho, generator=generator)
+
+
+_NODES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeSlab(Sampled):
+    """Gated Gaussian nodes in all convolutions and linear layers but the classifier; Gaussian layers elsewhere.
+
+    Args not listed are those of `Sampled`; the penalty is `choral.objectives.kl.SpikeSlabKL`.
+
+    Args:
+        gamma: inclusion probability every node starts with.
+        temperature: of the relaxed gates (tau).
+        sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
+            networks with BatchNorm (see `choral.layers.bayesian.spike_slab.SpikeSlabLayer`).
+        gate_classifier: the last layer, which gives the output, gets gates too.
+        ungated: patterns of layers that get no gates.
+        rest: what layers without gates become: 'gaussian' (as in the authors' code) or 'plain'.
+
+    >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> [type(layer).__name__ for layer in SpikeSlab().convert(network, torch.Generator())]
+    ['SpikeSlabLinear', 'ReLU', 'GaussianLinear']
+    """
+
+    gamma: float = GAMMA_START
+    temperature: float = 0.5
+    sampled_gates: bool = False
+    gate_classifier: bool = False
+    ungated: tuple[str, ...] = ()
+    rest: Literal["gaussian", "plain"] = "gaussian"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rest not in ("gaussian", "plain"):
+            raise InputError(f"SpikeSlab: rest={self.rest!r}; use 'gaussian' or 'plain'.")
+        if not 0 < self.temperature < math.inf:
+            raise InputError(f"SpikeSlab: temperature={self.temperature}; give a finite number above 0.")
+
+    def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
+        names = [name for name, _ in layers_of(network, _NODES)]
+        for pattern in self.ungated:
+            if not any(fits(name, (pattern,)) for name in names):
+                raise ConversionError(
+                    f"SpikeSlab: the pattern {pattern!r} in ungated fits no linear or convolution layer; the network "
+                    f"has {', '.join(names)}.{did_you_mean(pattern, names)}"
+                )
+        classifier = output_last(names)[-1] if names and not self.gate_classifier else None
+
+        def twin(name: str, layer: nn.Module) -> nn.Module | None:
+            if name != classifier and not fits(name, self.ungated):
+                gated = spike_slab_twin(
+                    layer,
+                    keep_weights=self.keep_weights,
+                    rho=self.rho,
+                    gamma=self.gamma,
+                    temperature=self.temperature,
+                    sampled_gates=self.sampled_gates,
+                    generator=generator,
+                )
+                if gated is not None:
+                    return gated
+            if self.rest == "plain":
+                return None
+            return gaussian_twin(layer, keep_weights=self.keep_weights, rho=self.rho, generator=generator)
+
+        return twin
+
+    def remaining(self, params: Params, buffers: Params) -> dict[str, float] | None:
+        """Return the share of open gates, frozen or more likely open than not, of each layer that has gates."""
+        return {name: float(kept.double().mean()) for name, kept in gate_keep(params, buffers).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOneGaussian(Structure):
+    """Members fold into the batch axis; every linear map and convolution is W * (s_m r_m^T) with Gaussian r_m, s_m.
+
+    Weights (and trained ones too) are the network's own; only the factors are new, and they start at random signs.
+    Every member has its own biases and BatchNorm. Prediction averages `draws` passes of each member; `member` gives
+    member m at the means of its factors, a plain network.
+
+    Args:
+        members: how many members share the weights.
+        draws: passes averaged at prediction.
+        rho: where every rho starts; the standard deviation is softplus(rho).
+        include: patterns of the layers that get factors; all linear maps and convolutions when empty.
+        exclude: patterns of layers that stay wholly shared.
+
+    Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
+
+    The penalty is `choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1, anneal=0.8)`.
+    """
+
+    members: int = 4
+    draws: int = 1
+    undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho")
+    converts_all: ClassVar[bool] = True
+    rho: float = RHO_START
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("members", "draws"):
+            if getattr(self, name) < 1:
+                raise InputError(f"RankOneGaussian: {name}={getattr(self, name)}; give 1 or more.")
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network with factors in all linear maps and convolutions but frozen and tied ones, and BatchNorm by member."""
+
+        def factors(_: str, layer: nn.Module) -> nn.Module | None:
+            return rank_one_gaussian_twin(layer, members=self.members, rho=self.rho, generator=generator)
+
+        def by_member(_: str, layer: nn.Module) -> nn.Module | None:
+            return MemberBatchNorm(layer, members=self.members) if type(layer) in BATCH_NORMS else None
+
+        joint = swap(network, unless_held(network, factors), include=self.include, exclude=self.exclude)
+        if not holds(joint, RankOneGaussianLayer):
+            raise ConversionError(
+                f"RankOneGaussian found no layer for factors in {type(network).__name__}; it takes torch's own linear "
+                "and convolution layers, within include and exclude."
+            )
+        return swap(joint, by_member)
+
+    folds_members = True
+
+    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
+        """Repeat the batch for every member, member by member."""
+        repeated = batches.mapped(lambda t: t.repeat((self.members,) + (1,) * (t.dim() - 1)), x)
+        return repeated, None if y is None else y.expand(self.members, *y.shape)
+
+    def unfold(self, outputs: Tensor) -> Tensor:
+        """Split the folded batch axis into (member, batch)."""
+        return outputs.unflatten(0, (self.members, -1))
+
+    def shared(self, network: nn.Module) -> frozenset[str]:
+        """Return all but the factors and biases of rank-one layers and the members' normalization."""
+        own: set[str] = set()
+        for name, module in network.named_modules():
+            if isinstance(module, (RankOneGaussianLayer, MemberBatchNorm)):
+                own |= {n for n, p in module.named_parameters(name) if p is not getattr(module, "weight", None)}
+        return frozenset(n for n, _ in network.named_parameters() if n not in own)
+
+    def member(self, network: nn.Module, index: int) -> nn.Module:
+        """Return member `index` as a plain network, at the means of its factors."""
+        kinds = (RankOneGaussianLayer, MemberBatchNorm)
+        return swap(network, lambda _, module: module.plain(index) if isinstance(module, kinds) else None)

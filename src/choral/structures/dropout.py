@@ -1,0 +1,92 @@
+"""MC dropout and DropConnect: one network with dropout that stays on at prediction.
+
+Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:1506.02142; Wan et al.,
+"Regularization of Neural Networks using DropConnect", ICML 2013.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from choral.base.errors import ConversionError, InputError
+from choral.layers.attention import open_attention
+from choral.layers.bayesian.dropout import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate, find_rows
+from choral.layers.convert import holds, layers_of, swap
+from choral.layers.functional import WEIGHTED, own_kind
+from choral.layers.packed.networks import ends_of
+from choral.structures.base import OneMember
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stochastic(OneMember):
+    """One network whose passes differ by dropout, in training and in evaluation mode alike.
+
+    The network's own dropout layers stay on at prediction, and so does dropout inside attention; dropout that forward code calls as a
+    function (F.dropout), or that is inside recurrent layers, follows the training mode and is off. With a rate, dropout is also put behind every linear map and
+    convolution but the output layer. Prediction averages `draws` passes. `member` gives the plain network without draws
+    (its dropout layers are off in evaluation), which is not the same function as the average of the draws.
+
+    Args:
+        rate: dropout rate of the layers to put in; None uses the network's own dropout layers only.
+        connections: drop weights instead of outputs (DropConnect); needs a rate.
+        draws: passes averaged at prediction.
+        include: patterns of the layers to put dropout behind; all but the output layer when empty.
+        exclude: patterns of layers without.
+    """
+
+    draws: int = 20
+    rate: float | None = None
+    connections: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise InputError(
+                f"Stochastic: members={self.members}, draws={self.draws}; it is one member and has at least 1 draw."
+            )
+        if self.rate is not None:
+            checked_rate(self.rate)
+        elif self.connections:
+            raise InputError("Stochastic: connections=True (DropConnect) needs a rate.")
+
+    def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
+        """Return the network with dropout that stays on; its weights are kept."""
+        tree = network if self.rate is None else self._put_in(network, self.rate)
+        dropping = [name for name, m in layers_of(tree, (nn.MultiheadAttention,)) if m.dropout]
+        if dropping:
+            tree = open_attention(tree, include=dropping)
+        tree = swap(tree, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
+        if holds(tree, Dropped, DroppedOutput, DropConnect):
+            return tree
+        if self.rate is None:
+            raise ConversionError(
+                f"{type(network).__name__} has no dropout layers and no rate was given, so every pass would be the same; give "
+                "rate=, the probability of dropping a unit."
+            )
+        raise ConversionError(
+            f"{type(network).__name__} has no dropout layers, and no linear map or convolution before its output layer to put them behind, "
+            "so every pass would be the same; give it nn.Dropout layers."
+        )
+
+    def _put_in(self, network: nn.Module, rate: float) -> nn.Module:
+        output = None if self.include else next((name for name, _ in reversed(ends_of(network))), None)
+        kind = DropConnect if self.connections else DroppedOutput
+
+        def drop(name: str, layer: nn.Module) -> nn.Module | None:
+            return None if name == output or own_kind(layer, WEIGHTED) is None else kind(layer, rate=rate)
+
+        if self.connections:
+            network = open_attention(network, include=self.include, exclude=self.exclude)
+        return swap(network, drop, include=self.include, exclude=self.exclude)
+
+    def member(self, network: nn.Module, index: int) -> nn.Module:
+        """Return the plain network; in evaluation its dropout is off."""
+        kinds = (Dropped, DroppedOutput, DropConnect)
+        return swap(network, lambda _, module: module.plain() if isinstance(module, kinds) else None)
+
+    def learn(self, network: nn.Module, run: Callable[[int], object]) -> None:
+        """Let dropout find the axis of rows."""
+        find_rows(network, run)

@@ -1,0 +1,70 @@
+import pytest
+import torch
+from torch import nn
+
+from choral.base import draws
+from choral.base.errors import InputError
+from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput
+
+
+def test_units_are_dropped_in_evaluation_and_the_mean_is_kept():
+    layer = Dropped(nn.Dropout(0.3)).eval()
+    with draws.keyed(1):
+        y = layer(torch.ones(1, 200_000))
+    assert (y == 0).float().mean().item() == pytest.approx(0.3, abs=0.005)
+    assert y.mean().item() == pytest.approx(1, abs=0.01)
+
+
+def test_channels_are_dropped_whole():
+    layer = Dropped(nn.Dropout2d(0.5))
+    with draws.keyed(1):
+        y = layer(torch.ones(50, 20, 3, 3))
+    kept = y.flatten(2)
+    assert ((kept == 0).all(2) | (kept == 2).all(2)).all()
+    assert 0.4 < (kept[..., 0] == 0).float().mean() < 0.6
+
+
+@pytest.mark.parametrize("kind", [nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_alpha_dropout_keeps_mean_and_variance(kind):
+    with draws.keyed(1):
+        y = Dropped(kind(0.2))(torch.randn(2000, 100, 2, generator=torch.Generator().manual_seed(0)))
+    assert y.mean().item() == pytest.approx(0, abs=0.02)
+    assert y.var().item() == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout])
+def test_plain_gives_the_dropout_back(kind):
+    plain = Dropped(kind(0.2)).plain()
+    assert type(plain) is kind
+    assert plain.p == 0.2
+
+
+def test_dropped_outputs_are_the_layers_own_or_zero():
+    plain = nn.Conv2d(2, 4, 3)
+    layer = DroppedOutput(plain, rate=0.25).eval()
+    x = torch.randn(3, 2, 6, 6)
+    with draws.keyed(2):
+        y = layer(x)
+    kept = y != 0
+    torch.testing.assert_close(y[kept], plain(x)[kept] / 0.75)
+    assert set(layer.state_dict()) == set(plain.state_dict())
+
+
+def test_drop_connect_drops_weights_once_for_the_batch():
+    plain = nn.Linear(30, 20)
+    layer = DropConnect(plain, rate=0.4).eval()
+    x = torch.eye(30)
+    with draws.keyed(3):
+        weight = (layer(x) - plain.bias).T
+    dropped = weight.abs() < 1e-6
+    assert 0.3 < dropped.float().mean() < 0.5
+    torch.testing.assert_close(weight[~dropped], plain.weight[~dropped] / 0.6, atol=1e-5, rtol=1e-4)
+    same = torch.ones(4, 30)
+    with draws.keyed(3):
+        rows = layer(same)
+    assert torch.equal(rows[0], rows[1])
+
+
+def test_rates_out_of_range_are_refused():
+    with pytest.raises(InputError, match="rate is 1"):
+        DropConnect(nn.Linear(2, 2), rate=1)
