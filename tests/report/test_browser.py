@@ -90,11 +90,9 @@ def test_a_method_is_brought_forward_in_every_figure_and_let_go(browser, compari
     browser.open(comparison / "report.html", width=1440)
     faded = "[...document.querySelectorAll('#size-nll .series')].map((s) => [s.dataset.method, getComputedStyle(s).opacity])"
     browser.run("document.querySelector('nav .chip[data-method=snapshot]').click()")
-    browser.run("new Promise((r) => setTimeout(r, 400))")
     for method, opacity in browser.run(faded):
         assert (float(opacity) == 1) is (method == "snapshot")
     browser.run("document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }))")
-    browser.run("new Promise((r) => setTimeout(r, 400))")
     assert all(float(opacity) == 1 for _, opacity in browser.run(faded))
 
 
