@@ -11,9 +11,9 @@ pytestmark = pytest.mark.skipif(
 WIDTHS = [390, 1440]
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["comparison", "regression"])
+@pytest.mark.parametrize(
+    ("name", "width", "dark"), [("comparison", 390, False), ("comparison", 1440, True), ("regression", 1440, False)]
+)
 def test_it_opens_without_a_complaint_or_a_request(browser, request, name, width, dark):
     page = request.getfixturevalue(name) / "report.html"
     browser.open(page, width=width, dark=dark)
