@@ -226,34 +226,13 @@ def test_an_interrupt_at_any_moment_is_no_traceback(seconds, tmp_path):
     assert "Traceback" not in text
 
 
-def test_an_interrupt_that_is_swallowed_is_repeated_until_it_is_obeyed():
-    cleaned = []
-
-    def swallowing():
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        except BaseException:
-            pass  # as library code that is being imported may
-        try:
-            time.sleep(20)
-        finally:
-            time.sleep(0.5)  # nothing interrupts this: the interrupt is on its way
-            cleaned.append(True)
-        return 0
-
-    before = signal.getsignal(signal.SIGALRM)
-    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs behind it
-    started, said = time.monotonic(), io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            assert errors.guarded(swallowing) == 130
-    finally:
-        signal.signal(signal.SIGINT, ours)
-    assert time.monotonic() - started < 10
-    assert cleaned
-    assert "interrupted" in said.getvalue()
-    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]) == (before, 0.0)
+def test_sigterm_ends_a_command_with_a_sentence():
+    said = io.StringIO()
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.redirect_stderr(said):
+        assert errors.guarded(lambda: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(30) or 0) == 143
+    assert "terminated; run the same command again" in said.getvalue()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def _begun(number):

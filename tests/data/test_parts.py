@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from choral.base.errors import InputError
-from choral.data.parts import partition
+from choral.data.parts import held_out, partition
 from choral.data.sources import source_of
 
 
@@ -49,3 +49,17 @@ def test_groups_stay_together_and_parts_are_about_equal() -> None:
 def test_more_folds_than_points_are_refused() -> None:
     with pytest.raises(InputError, match="folds is 5 for 3 points"):
         partition(source_of((torch.randn(3, 2), torch.randn(3))), 5, 0)
+
+
+def test_copies_of_a_row_stay_in_one_part_and_distinct_tables_are_parted_as_before() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 3, generator=g), torch.randn(40, generator=g)
+    copies = torch.arange(320) % 40
+    found = partition(source_of((x[copies], y[copies])), 5, 0)
+    assert all(len(found[copies == k].unique()) == 1 for k in range(40))
+    trained, held = held_out(source_of((x[copies], y[copies])), 0.2, 0)
+    assert not set(copies[trained].tolist()) & set(copies[held].tolist())
+    assert len(trained) + len(held) == 320
+    few = torch.randint(0, 2, (200, 2), generator=g)  # four distinct inputs, each with both labels: no copies
+    counted = partition(source_of((few, torch.randint(0, 2, (200,), generator=g))), 5, 0).bincount()
+    assert counted.tolist() == [40] * 5

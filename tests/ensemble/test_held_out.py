@@ -151,7 +151,8 @@ def test_a_folder_gives_everything_back_and_a_file_what_can_be_shared(tmp_path: 
     low, _ = shared.predict(x).conformal_interval()  # type: ignore[attr-defined]
     assert torch.equal(low, ensemble.predict(x).conformal_interval()[0])
     (tmp_path / "run" / "out_of_fold.safetensors").write_bytes(b"damaged")
-    assert choral.load(tmp_path / "run")._out_of_fold is None
+    with pytest.warns(UserWarning, match="out-of-fold predictions .* are not loaded"):
+        assert choral.load(tmp_path / "run")._out_of_fold is None
     assert fitted((x, y), run_dir=tmp_path / "run").posthoc == ensemble.posthoc
 
 

@@ -73,6 +73,36 @@ def test_every_bit_of_a_file_counts(saved, tmp_path):
             choral.load(path)
 
 
+def test_what_is_no_file_is_not_replaced_and_leftovers_of_killed_saves_are_swept(saved, tmp_path):
+    ensemble = choral.load(saved, build)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunError, match="device or a folder"):
+        ensemble.save(tmp_path / "pipe")
+    with pytest.raises(RunError, match="null byte"):
+        ensemble.save(str(tmp_path / "a") + "\0b")
+    old, young, other = (tmp_path / f".{n}.{'0' * 15}{i}.part" for i, n in enumerate(("e", "e", "f")))
+    for path in (old, young, other):
+        path.write_bytes(b"")
+    os.utime(old, (0, 0))
+    os.utime(other, (0, 0))
+    ensemble.save(tmp_path / "e")
+    assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
+
+
+def test_outputs_that_are_no_numbers_are_an_error_that_names_the_rows():
+    networks = [build(), build()]
+    for parameter in networks[1].parameters():
+        parameter.data *= 1e15
+    ensemble = choral.ensemble_of(networks, data=(X, Y))
+    x = X[:6].clone()
+    x[4] *= 1e30
+    with pytest.raises(InputError, match=r"1 of 6 rows .*: \[4\]; of networks \[1\]"):
+        ensemble.predict(x)
+    networks[1][-1].weight.data[0, 0] = float("nan")
+    with pytest.raises(InputError, match="NaN in its weights"):
+        choral.ensemble_of(networks, data=(X, Y))
+
+
 def test_the_same_ensemble_gives_the_same_bytes(saved, tmp_path):
     choral.load(saved).save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == saved.read_bytes()

@@ -4,6 +4,7 @@
 2    a mistake of the user, or something the machine refused (no space, no memory, no permission): one sentence
 1    a mistake of choral: one sentence, and a file with the traceback
 130  interrupted by the keyboard
+143  ended by SIGTERM
 
 With CHORAL_DEBUG=1 in the environment the traceback is shown as well.
 """
@@ -25,27 +26,26 @@ from choral.cli.output import note
 
 _USAGE: Any = typer.BadParameter.__mro__[2]  # the base of every error about words of the command line
 _LONGEST = 1000  # characters of a sentence
-_AGAIN = 0.3  # seconds after which an interrupt that had no effect is repeated
 _MISTAKES = (ValueError, RuntimeError, ImportError, EOFError, zipfile.BadZipFile)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived."""
 
 
 def guarded(run: Callable[[], int]) -> int:
     """Return the exit code of a command; every error is said in one sentence on standard error."""
-    with _interruptible() as interrupted, _warnings_said():
+    with _ended_by_signals(), _warnings_said():
         try:
             code = run()
-            if interrupted:  # typer turns it into a code
-                raise KeyboardInterrupt
             sys.stdout.flush()
             return code
         except BaseException as error:
-            if interrupted:
-                signal.setitimer(signal.ITIMER_REAL, 0)
             if isinstance(error, SystemExit):
                 return error.code if isinstance(error.code, int) else int(bool(error.code))
             if os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
                 traceback.print_exc()
-            code, text = said(error, interrupted=bool(interrupted))
+            code, text = said(error)
             if text:
                 note(f"choral: {text}")
             return code
@@ -53,15 +53,16 @@ def guarded(run: Callable[[], int]) -> int:
             _leave_no_output()
 
 
-def said(error: BaseException, *, interrupted: bool = False) -> tuple[int, str]:
+def said(error: BaseException) -> tuple[int, str]:
     """Return the exit code of an error and its sentence.
 
     >>> said(FileNotFoundError(2, "No such file or directory", "a.csv"))
     (2, 'a.csv cannot be used (No such file or directory); check the path, its permissions and the space left.')
     """
-    chain = list(_chain(error))
-    if interrupted or any(isinstance(e, KeyboardInterrupt) for e in chain):
-        return 130, "interrupted; run the same command again to go on from the last checkpoint."
+    if any(isinstance(e, KeyboardInterrupt) for e in _chain(error)):
+        terminated = any(isinstance(e, Terminated) for e in _chain(error))
+        again = "run the same command again to go on from the last checkpoint."
+        return (143, f"terminated; {again}") if terminated else (130, f"interrupted; {again}")
     if isinstance(error, ChoralError):
         return 2, _line(str(error))
     if isinstance(error, _USAGE):
@@ -118,48 +119,21 @@ def _internal(error: BaseException) -> str:
     return f"unexpected {text} (the traceback is in {handle.name}; CHORAL_DEBUG=1 shows it)"
 
 
-def _is_importing(frame: Any) -> bool:
-    """Return whether a module is being loaded where a program stands."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
-
-
 @contextlib.contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Remember an interrupt of the keyboard, and repeat it until it is obeyed.
-
-    An import on its way may turn it into some other error, swallow it, or be aborted by it: so it is obeyed after the import, unless the
-    keyboard says it twice.
-    """
-    heard: list[int] = []
-
-    def hear(number: int, frame: Any) -> None:
-        heard.append(number)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
-        if heard.count(signal.SIGINT) < 2 and _is_importing(frame):
-            return
-        if not any(isinstance(e, KeyboardInterrupt) for e in _chain(sys.exc_info()[1])):  # it is not on its way already
-            raise KeyboardInterrupt
-
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM end a command as the keyboard does: with a sentence, after files are closed."""
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.suppress(ValueError):  # signals are for the main thread
+        signal.signal(signal.SIGTERM, _terminate)
     try:
-        before, alarm = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
-        if before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, hear)
-            signal.signal(signal.SIGALRM, hear)
-    except ValueError:  # not in the main thread, which alone is interrupted
-        yield heard
-        return
-    try:
-        yield heard
+        yield
     finally:
-        if heard:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in ((signal.SIGINT, before), (signal.SIGALRM, alarm)):
-            if handler is not None:
-                signal.signal(number, handler)
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
 
 
 @contextlib.contextmanager

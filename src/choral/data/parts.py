@@ -1,5 +1,6 @@
 """Parts of training data that are held out: a share for validation, or folds."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return the numbers of the points to train on and of those to validate on, drawn by the seed.
 
     Class labels that are in memory are held out in equal shares, up to one point of each; a class of one point is trained on. Of
-    real numbers in memory, one of every few that lie side by side is held out.
+    real numbers in memory, one of every few that lie side by side is held out. Copies of a row stay together (`_distinct`).
 
     Args:
         source: all points.
@@ -25,12 +26,37 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
             f"validation is {share}, which would hold out {count} of {source.points} points; give a share above 0 and below 1 that "
             "leaves at least one point on both sides, or a pair (x, y)."
         )
-    order = torch.randperm(source.points, generator=rng.generator(seed, "validation"))
+    first, unit = _distinct(source, 2)
+    count = max(1, round(share * len(first)))
+    order = torch.randperm(len(first), generator=rng.generator(seed, "validation"))
     targets = source.targets()
     if targets is not None and targets[0].numel() == 1:
-        given = targets.flatten()
+        given = targets.flatten()[first]
         order = _by_size(order, given, count) if given.is_floating_point() else _by_class(order, given)
-    return order[count:].sort().values, order[:count].sort().values
+    is_held = torch.zeros(len(first), dtype=torch.bool)
+    is_held[order[:count]] = True
+    return (~is_held[unit]).nonzero().flatten(), is_held[unit].nonzero().flatten()
+
+
+def _distinct(source: Source, parts: int) -> tuple[Tensor, Tensor]:
+    """Return the first point of each distinct row, and the number of the distinct row that each point is.
+
+    Copies of a row in two parts would let a network be scored on what it was trained on. Rows are copies where inputs and targets are
+    equal; a table in which equal inputs have several targets holds few distinct inputs instead, and every point of it counts by
+    itself, as it does where there are too few distinct rows to part.
+    """
+    every = torch.arange(source.points)
+    hashes = source.row_hashes()
+    if hashes is None:
+        return every, every
+    both = (hashes[0] * 31 + hashes[1]).numpy()
+    _, first, unit = np.unique(both, return_index=True, return_inverse=True)
+    if len(first) == source.points or len(first) < 2 * parts or len(first) > 1.05 * len(hashes[0].unique()):
+        return every, every
+    order = first.argsort()
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return torch.from_numpy(first[order]), torch.from_numpy(rank[unit])
 
 
 def _by_class(order: Tensor, labels: Tensor) -> Tensor:
@@ -60,8 +86,8 @@ def _by_size(order: Tensor, values: Tensor, count: int) -> Tensor:
 def partition(source: Source, parts: int, seed: int) -> Tensor:
     """Return the part, from 0 on, that each point belongs to (point,), drawn by the seed.
 
-    Parts differ by at most one point. Each has its share of every class, and of small and large numbers, where targets are in
-    memory. Points of one group (`source.groups`) stay together; parts are then about equally large.
+    Parts differ by at most one distinct row; copies of a row stay together (`_distinct`). Each has its share of every class, and of
+    small and large numbers, where targets are in memory. Points of one group (`source.groups`) stay together; parts are then about equally large.
 
     Args:
         source: all points.
@@ -73,15 +99,16 @@ def partition(source: Source, parts: int, seed: int) -> Tensor:
     generator = rng.generator(seed, "folds")
     if source.groups is not None:
         return _by_group(source.groups, parts, generator)
-    order = torch.randperm(source.points, generator=generator)
+    first, unit = _distinct(source, parts)
+    order = torch.randperm(len(first), generator=generator)
     targets = source.targets()
     if targets is not None and targets[0].numel() == 1:
-        order = order[targets.flatten()[order].argsort(stable=True)]  # neighbors have equal or similar targets
-    rounds = -(-source.points // parts)
+        order = order[targets.flatten()[first][order].argsort(stable=True)]  # neighbors have equal or similar targets
+    rounds = -(-len(first) // parts)
     dealt = torch.stack([torch.randperm(parts, generator=generator) for _ in range(rounds)]).flatten()
-    found = torch.empty(source.points, dtype=torch.long)
-    found[order] = dealt[: source.points]
-    return found
+    found = torch.empty(len(first), dtype=torch.long)
+    found[order] = dealt[: len(first)]
+    return found[unit]
 
 
 def _by_group(groups: Tensor, parts: int, generator: torch.Generator) -> Tensor:

@@ -141,6 +141,10 @@ class Source(ABC):
     def targets(self) -> Tensor | None:
         """Return all targets when they are in memory."""
 
+    def row_hashes(self) -> tuple[Tensor, Tensor] | None:
+        """Return a 64-bit hash of each point's input and of its target when they are in memory."""
+        return None
+
     @abstractmethod
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         """Return the same points with targets as a likelihood reads them, in the type of training; the digest stays that of the data.
@@ -232,6 +236,12 @@ class TensorSource(Source):
         """Return y."""
         return self.y
 
+    def row_hashes(self) -> tuple[Tensor, Tensor] | None:
+        """Return hashes of the bytes of each row."""
+        arrays = arrays_of(batches.leaves(self.x), self.y)[: len(batches.leaves(self.x)) + 1]
+        *x, y = [_hashes(array, number) for number, array in enumerate(arrays)]
+        return torch.stack(x).sum(0), y
+
     def part(self, rows: Tensor) -> "Source":
         """Return some of the rows."""
         twin = copy.copy(self)
@@ -256,6 +266,17 @@ def arrays_of(x: Batch, y: Tensor) -> list[np.ndarray]:
     tensors = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in (*batches.leaves(x), y)]
     arrays = [t.cpu().numpy() for t in tensors]
     return arrays if isinstance(x, Tensor) else [*arrays, np.array([n for n, _ in batches.named_leaves(x)])]
+
+
+def _hashes(array: np.ndarray, number: int) -> Tensor:
+    """Return the sum of each row's 4-byte words times random odd factors, modulo 2^64."""
+    found = []
+    for start in range(0, len(array), 4096):
+        rows = np.ascontiguousarray(array[start : start + 4096]).reshape(len(array[start : start + 4096]), -1)
+        words = rows.view(np.uint8) if rows.itemsize % 4 else rows.view(np.int32)
+        factors = np.random.default_rng(number).integers(-(2**62), 2**62, words.shape[1]) * 2 + 1
+        found.append(words.astype(np.int64) @ factors)
+    return torch.from_numpy(np.concatenate(found))
 
 
 def hashed(arrays: Sequence[np.ndarray], weights: Tensor | None = None) -> str:

@@ -1,8 +1,7 @@
 """Files: written atomically, sealed with their SHA-256, checked against a schema; safetensors and JSON only.
 
 A JSON file keeps its seal under one key: the format and the digest of everything else in it. A file of tensors keeps its
-digest in its header, taken over the whole file with zeros in the digest's own place. What was written before format 2
-carries no digest; it is read with a warning.
+digest in its header, taken over the whole file with zeros in the digest's own place.
 
 What a header must look like, said as plain data, and one function that checks it.
 
@@ -11,11 +10,13 @@ every value, or a dict of named fields, where a name that ends in '?' may be lef
 """
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
 import re
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,8 @@ def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_within(path.parent, within)
+        if path.exists() and not path.is_file():
+            raise RunError(f"{path} is a device or a folder, not a file; give another name.")
         aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
         try:
             with _created(aside) as handle:
@@ -123,9 +126,9 @@ def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None
             aside.unlink(missing_ok=True)
             raise
         _settle(path.parent)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise RunError(
-            f"{path} cannot be written ({error.strerror}); make room or give a place that can be written."
+            f"{path} cannot be written ({getattr(error, 'strerror', error)}); make room or give a place that can be written."
         ) from error
     return state.hexdigest()
 
@@ -169,12 +172,18 @@ def check_within(folder: Path, root: Path | None) -> None:
         )
 
 
-def sweep(folder: Path) -> None:
-    """Remove what writers that were killed left aside; only for a folder nobody else writes to."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if _PART.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+def sweep(folder: Path, name: str = "", *, seconds: float = 0.0) -> None:
+    """Remove what writers that were killed left aside.
+
+    Args:
+        folder: nobody else writes to it, unless the next says otherwise.
+        name: of the file that was written; all if empty.
+        seconds: age below which a file is left alone: its writer may be at work.
+    """
+    for path in folder.glob(f".{glob.escape(name)}*.part"):
+        with contextlib.suppress(OSError):  # another process was faster
+            if _PART.fullmatch(path.name) and time.time() - path.stat().st_mtime >= seconds:
+                path.unlink()
 
 
 def checksum(data: bytes) -> str:

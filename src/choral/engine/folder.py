@@ -84,8 +84,8 @@ def claimed(folder: Path | None) -> Iterator[None]:
         except OSError as error:
             raise RunError(f"{folder} is in use by another process; wait for it or use another run_dir.") from error
         if not (folder / "leaves").exists():  # else others may be writing just now
-            sweep(folder / "members")
-            sweep(folder / "checkpoints")
+            for name in ("", "members", "checkpoints"):
+                sweep(folder / name)
         try:
             yield
         finally:  # a process that was forked meanwhile, such as a loader's, still has the file open

@@ -6,6 +6,7 @@ What was understood, in one line: the method, the task, and what the outputs mea
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from choral.base import batches
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, InputError, RunError
+from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
@@ -102,6 +103,19 @@ def _of_outputs(ensemble: "Ensemble") -> str:
         return ""
     count = f"{shape[0]} outputs" if len(shape) == 1 else f"outputs of shape {tuple(shape)}"
     return f" with {count}"
+
+
+def _check_finite(outputs: Tensor) -> None:
+    """Raise NotFiniteError for outputs (row, batch, ...) that are no numbers, or plus infinity; a logit may be minus infinity."""
+    if not outputs.is_floating_point() or bool((outputs.flatten(2).sum(2) < math.inf).all()):
+        return
+    bad = (outputs.isnan() | outputs.isposinf()).flatten(2).any(2)
+    rows, members = bad.any(0).nonzero().flatten().tolist(), bad.any(1).nonzero().flatten().tolist()
+    if rows:
+        raise NotFiniteError(
+            f"the outputs of {len(rows)} of {outputs.shape[1]} rows are NaN or infinite (the first: {rows[:5]}; of networks {members[:5]}); "
+            "look for huge values in these rows, or for weights that are NaN."
+        )
 
 
 _PLAIN = Interface()
@@ -225,11 +239,13 @@ class Ensemble:
         ready = self._read(x, precision)
         try:
             found = self._evaluation_for(ready, device, precision)
-            return found.outputs(ready, batch_size=batch_size, threads=threads)
+            outputs = found.outputs(ready, batch_size=batch_size, threads=threads)
         except ChoralError:
             raise
         except Exception as error:  # forward code of the user's may fail in any way
             raise InputError(self._interface.why_not_predicted(ready, error)) from error
+        _check_finite(outputs)
+        return outputs
 
     def _of_frame(self, x: Any) -> Any:
         """Return the inputs of a data frame's rows, for an ensemble fitted on a table; anything else as it is."""

@@ -142,6 +142,8 @@ class _Kind:
         finally:
             for module, mode in modes:
                 module.training = mode
+        if bool(wanted.isnan().any()):
+            raise InputError("a network gives NaN for the rows of data that it was tried on; look for NaN in its weights.")
         return torch.allclose(own[0].to(wanted), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()) + 1e-12)
 
 

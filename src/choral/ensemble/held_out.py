@@ -79,7 +79,7 @@ def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> N
     if constant:
         warnings.warn(
             f"{ensemble.recipe.name} predicts its {'validation' if held_out else 'training'} rows no better than {constant}, so it has learned nothing that "
-            "helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(rate=...)), or bring the inputs "
+            "helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(lr=...)), or bring the inputs "
             "to mean 0 and standard deviation 1.",
             stacklevel=4,
         )
@@ -226,7 +226,11 @@ def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
         shares = tuple(map(float, header["shares"])) if "shares" in header else None
         found = OutOfFold(**held, weights=tensors.get("weights"), networks=int(header["networks"]), shares=shares)
         fitted = ensemble.with_posthoc(*rules)
-    except (OSError, RunError, InputError, KeyError, TypeError, ValueError):  # fit makes it again
+    except (OSError, RunError, InputError, KeyError, TypeError, ValueError) as error:
+        warnings.warn(
+            f"the out-of-fold predictions in {path} are not loaded ({error}); call fit again to make them anew.",
+            stacklevel=3,
+        )
         return
     ensemble._out_of_fold, ensemble.posthoc = found, fitted.posthoc
     ensemble.info = ensemble.info | {"out_of_fold": header["about"]}

@@ -32,7 +32,7 @@ from choral.base.values import Value, from_dict, known_kinds
 from choral.calibration import StackingWeights
 from choral.data.inputs import Transform, Transforms
 from choral.engine.blueprint import Blueprint
-from choral.engine.files import expect, pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import expect, pack_tensors, sweep, unpack_tensors, write_bytes
 from choral.engine.fingerprint import FINGERPRINT, changes
 from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
 from choral.engine.store import MemberStore, member_tensors, state_from
@@ -181,6 +181,7 @@ def save_file(path: Path, states: Iterable[State], about: dict[str, Any]) -> Non
     """Write networks and what is known about them into one file."""
     if path.is_dir():
         raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
+    sweep(path.parent, path.name, seconds=3600)
     write_bytes(path, save_bytes(states, about))
 
 
