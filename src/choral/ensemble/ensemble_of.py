@@ -143,7 +143,9 @@ class _Kind:
             for module, mode in modes:
                 module.training = mode
         if bool(wanted.isnan().any()):
-            raise InputError("a network gives NaN for the rows of data that it was tried on; look for NaN in its weights.")
+            raise InputError(
+                "a network gives NaN for the rows of data that it was tried on; look for NaN in its weights."
+            )
         return torch.allclose(own[0].to(wanted), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()) + 1e-12)
 
 
