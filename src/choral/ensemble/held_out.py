@@ -79,7 +79,7 @@ def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> N
     if constant:
         warnings.warn(
             f"{ensemble.recipe.name} predicts its {'validation' if held_out else 'training'} rows no better than {constant}, so it has learned nothing that "
-            "helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(rate=...)), or bring the inputs "
+            "helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(lr=...)), or bring the inputs "
             "to mean 0 and standard deviation 1.",
             stacklevel=4,
         )
