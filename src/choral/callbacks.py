@@ -144,6 +144,11 @@ class Bars:
 
         return hear
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether anybody sees more than warnings."""
+        return self.told or not self.shown.disable
+
     def search(self, count: int, time_limit: float | None = None) -> "SearchLine":
         """Return the one line of a search among so many candidates."""
         return SearchLine(self, count, time_limit)
@@ -207,6 +212,10 @@ class SearchLine:
         elif not self.bars.shown.disable:
             self.bars.shown.console.print(visible(line), markup=False, highlight=False)
         self._show(self.number, "choosing" if self.number == self.count else "")
+
+    def end(self) -> None:
+        """Show that the choice is made."""
+        self._show(self.count, "done", f"{self.number} candidates")
 
     def _show(self, done: float, about: str, name: str | None = None) -> None:
         """Draw the line anew."""

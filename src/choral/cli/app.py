@@ -242,7 +242,7 @@ def fit(
         )
     if shared.speaks:
         ends = math.inf if time_limit is None else started + time_limit
-        _tell(ensemble, problem, folder, ends, quiet=silent, json=running.json)
+        _tell(ensemble, problem, folder, ends, told=bar.is_seen, quiet=silent, json=running.json)
 
 
 def _check_words(method: str | None, members: int | None, running: Running) -> None:
@@ -257,8 +257,11 @@ def _check_words(method: str | None, members: int | None, running: Running) -> N
     check_executor(running.executor)
 
 
-def _tell(ensemble: Any, problem: Any, folder: Path, ends: float, *, quiet: bool, json: bool) -> None:
-    """Save an ensemble beside its run, measure it on the rows held out, and say what came out, by `ends` of time.perf_counter."""
+def _tell(ensemble: Any, problem: Any, folder: Path, ends: float, *, told: bool, quiet: bool, json: bool) -> None:
+    """Save an ensemble beside its run, measure it on the rows held out, and say what came out, by `ends` of time.perf_counter.
+
+    What came of each candidate is not said again where the progress `told` it.
+    """
     from choral.ensemble.ensemble import understood_by
 
     if not quiet:
@@ -269,7 +272,8 @@ def _tell(ensemble: Any, problem: Any, folder: Path, ends: float, *, quiet: bool
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
     row, found = reports.measured(ensemble, problem, folder, ends)
-    reasons = ensemble.info.get("auto", {}).get("reasons", [])
+    auto = ensemble.info.get("auto", {"reasons": [], "tried": []})
+    reasons = auto["reasons"][len(auto["tried"]) * told :]
     for line in (baseline_note(found), folds_note(ensemble.info), *(f"choral: {reason}." for reason in reasons)):
         if line:
             note(line)

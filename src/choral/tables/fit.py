@@ -437,7 +437,9 @@ def choose(
         line = bar.search(len(ready.candidates), time_limit)
         folder: dict[str, Any] = {"run_dir": run_dir, "overwrite": on_existing == "overwrite"}
         folder |= {"time_limit": time_limit, "rounds": 1 if time_limit is None else defaults.ROUNDS}
-        return search(ready.candidates, trained, judge, **folder, seed=seed, tell=line.tell)
+        found = search(ready.candidates, trained, judge, **folder, seed=seed, tell=line.tell)
+        line.end()
+        return found
 
 
 def _held_out(ready: Ready, seed: int) -> tuple[Source, Judge, dict[str, Any]]:
