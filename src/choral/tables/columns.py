@@ -133,12 +133,6 @@ def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "c
         say(f"{where}, which {what}; {odd.sum():,} such cell(s) {done}.")
 
 
-def say_doubt(cells: Cells, path: str) -> None:
-    """Warn of numbers such as 3,141 whose comma may be a decimal comma."""
-    what = "is read with its separator between thousands, but may be a decimal"
-    _say_odd(cells, cells.in_doubt, what, path, "are read so; write decimals as 3.141")
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Scaled(Column):
     """A column whose cells lie on a line, standardized by the scale of the training cells."""
@@ -208,7 +202,7 @@ class NumberColumn(_Scaled):
 
     def _values(self, cells: Cells, path: str) -> np.ndarray:
         values = cells.numbers(self.unit)
-        say_doubt(cells, path)
+        cells.say_doubt(path)
         wild = np.abs(values) > LARGEST
         if wild.any():
             raise InputError(

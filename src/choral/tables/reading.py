@@ -268,22 +268,21 @@ class Cells:
         reach = [int(self.counts[np.isfinite(values)].sum()) for values, *_ in ways]
         return ways[self._comma if reach[0] == reach[1] else reach[1] > reach[0]]
 
-    @cached_property
-    def in_doubt(self) -> np.ndarray:
-        """Which rows hold a number such as 3,141, read as 3141, that may be a decimal.
-
-        All numbers are such, or some have a decimal point; none is like 1,234.5, and none has a currency.
-        """
+    def say_doubt(self, path: str) -> None:
+        """Warn of numbers such as 3,141, read as 3141, if all are such or some are like 3.14; one like 1,234.5, or a currency, leaves no doubt."""
         if self._is_typed:
-            return np.zeros(len(self), bool)
+            return
         values, units, words = self._parsed
         known = np.isfinite(values) & (self.counts > 0)
-        once, sure, point = (
-            known & [bool(re.search(pattern, word)) for word in words]
-            for pattern in (r"^\D*\d{1,3},\d{3}\D*$", r"\d,\d{3}[.,]\d", r"^\D*\d*\.\d")
-        )
-        doubt = not sure.any() and (point.any() or once[known].all()) and not any(map(is_money, units[known]))
-        return self.spread(once & doubt, False).astype(bool)
+        forms = (r"^\D*\d{1,3},\d{3}\D*$", r"\d,\d{3}[.,]\d", r"^\D*\d*\.\d")
+        once, sure, point = (known & [bool(re.search(form, word)) for word in words] for form in forms)
+        odd = self.spread(once, False).astype(bool)
+        doubt = (point.any() or once[known].all()) and not sure.any() and not any(map(is_money, units[known]))
+        if odd.any() and doubt:
+            say(
+                f"{path}: column '{short(self.name)}' holds {short(self.first(odd))!r} in {self.lines(odd)}, which is read with its separator "
+                f"between thousands, but may be a decimal; {odd.sum():,} such cell(s) are read so; write decimals as 3.141."
+            )
 
     @cached_property
     def commonest_unit(self) -> str:

@@ -12,16 +12,7 @@ from choral.base.text import short
 from choral.base.values import Value, from_dict
 from choral.data.arrays import LARGEST
 from choral.data.splitting import Seen
-from choral.tables.columns import (
-    Column,
-    LeftOutColumn,
-    check_names,
-    in_unit,
-    learn_column,
-    ranks_of,
-    say_doubt,
-    spelled,
-)
+from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, ranks_of, spelled
 from choral.tables.reading import Cells, folded, say
 
 _MOST = 100_000  # columns
@@ -272,7 +263,7 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
 def _target_numbers(cells: Cells, unit: str, path: str) -> np.ndarray:
     """Return the targets of a regression; InputError for cells that are no numbers, or too large."""
     values = cells.numbers(unit)
-    say_doubt(cells, path)
+    cells.say_doubt(path)
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         raise InputError(
