@@ -343,7 +343,12 @@ class _Search:
         else:
             lacking = self.judge.lacks(ensemble)
             said = lacking or f"{ensemble.members} members, {self.judge.said(self.judge.prediction(ensemble))}"
-            found = _Tried(label, None if lacking else ensemble, f"{label}: {said}", time.perf_counter() - begun)
+            found = _Tried(
+                label,
+                None if lacking else ensemble,
+                f"{label}: {said}",
+                max(time.perf_counter() - begun, ensemble.info["seconds"]),
+            )
         self.tried.append(found)
         self.tell(found.said)
         return found
