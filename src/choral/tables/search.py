@@ -343,12 +343,8 @@ class _Search:
         else:
             lacking = self.judge.lacks(ensemble)
             said = lacking or f"{ensemble.members} members, {self.judge.said(self.judge.prediction(ensemble))}"
-            found = _Tried(
-                label,
-                None if lacking else ensemble,
-                f"{label}: {said}",
-                max(time.perf_counter() - begun, ensemble.info["seconds"]),
-            )
+            seconds = max(time.perf_counter() - begun, ensemble.info["seconds"])
+            found = _Tried(label, None if lacking else ensemble, f"{label}: {said}", seconds)
         self.tried.append(found)
         self.tell(found.said)
         return found
