@@ -47,7 +47,7 @@ def test_a_member_has_its_whole_training_however_many_there_are():
     assert usual(p, None, training, model="mlp").validation is None
 
 
-@pytest.mark.parametrize(("rows", "patience"), [(100, 80), (400, 25), (1500, 20), (200_000, 20)])
+@pytest.mark.parametrize(("rows", "patience"), [(100, 40), (400, 20), (1500, 20), (200_000, 20)])
 def test_a_member_waits_for_enough_steps_of_a_small_table(rows, patience):
     assert stopping(rows).patience == patience
 

@@ -255,28 +255,6 @@ def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
     assert "second" in taken
 
 
-def test_few_rows_mix_all_candidates_unless_one_is_clearly_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = make("deep_ensemble", budget=2, members=2, training=QUICK)
-    both = [
-        choral.fit(small, data(), recipe, seed=seed, likelihood=LearnedGaussian(standardize=False), progress=False)
-        for seed in range(2)
-    ]
-    g = torch.Generator().manual_seed(1)
-    one, other = torch.randn(2, 60, generator=g)
-
-    def shares(second: torch.Tensor) -> list[float]:
-        given = [torch.stack([mean, torch.full((60,), 0.5)], 1)[None] for mean in (one, second)]
-        made = Pool(["first", "second"], both, Given(dict(zip(map(id, both), given)))).best([], [], 0)
-        weighed = [v.weights for v in made.posthoc if isinstance(v, StackingWeights)]
-        return [made.members, *(weighed[0] if weighed else ())]
-
-    assert shares(other) == [4]  # equally good: all of them, alike
-    assert shares(one - 3 * one.sign()) == [2]  # far off
-    assert shares(0.1 * one) == [2]  # clearly better
-    monkeypatch.setattr("choral.tables.defaults.SMALL", 60)  # no longer few
-    assert shares(0.97 * one) == [2]
-
-
 def test_scores_of_a_search_are_those_of_the_ensemble_it_gave_last(tmp_path: Path) -> None:
     x, y = data()
     trial = Trial(x.numpy(), y.numpy())

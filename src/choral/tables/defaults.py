@@ -28,7 +28,7 @@ LEAST_ROWS = 100  # fewer leave too little to hold out of all members
 LEAST_IN_TURN = 32  # fewer leave too little to hold out of each member in turn
 SHARE, MEMBERS, FOLDS = 0.2, 8, 8  # validation rows of all members, or one fold of each
 PATIENCE, WAIT = 20, 600  # epochs, and steps, without a better score that a member has at least
-SOON, GAIN, LOOK = 320, 0.001, 20  # of small tables: steps to wait, gain that counts (nats), steps between validations
+SOON, GAIN, LOOK = 160, 0.002, 20  # of small tables: steps to wait, gain that counts (nats), steps between validations
 
 # of the search
 STACKED = 200_000  # parameters below which eight networks train faster as a stack
@@ -37,7 +37,6 @@ LEAST_EPOCHS, LONGER = 4, 1.5  # epochs of other candidates: so many, or so many
 LONG = 6e11  # operations, a quarter of a minute of one core, above which light candidates alone follow the first
 RESERVE, LEAST_RESERVE = 0.15, 1.0  # of a time limit, and in seconds: what choosing, writing and scoring have
 ROUNDS = 8  # times that all candidates are trained, at most, where a time limit leaves time for more than one
-NOISE = 2.0  # standard errors of a difference of scores above which it is clear
 PICKS = 32  # of the greedy selection
 MIXTURES = (1.0, 0.75, 0.5, 0.25)  # shares of the selection; the rest is the first candidate
 LEAST_SHARE = 0.05  # of the weight, below which a whole candidate is not worth its cost
@@ -147,12 +146,12 @@ class Usual:
 
 
 def stopping(rows: int, batch_size: int | None = None, *, by: By = "member") -> EarlyStopping:
-    """Return when members of a table's ensemble stop: after 20 epochs, or 600 steps, without a better score; of small tables after 320 steps.
+    """Return when members of a table's ensemble stop: after 20 epochs, or 600 steps, without a better score; of small tables after 160 steps.
 
     Members of small tables stop each by itself, or all `by` their joint score, which few rows estimate better.
 
     >>> stopping(1600).patience, stopping(256).patience, stopping(100).patience
-    (20, 40, 80)
+    (20, 20, 40)
     """
     steps = max(-(-rows // (batch_size or 32)), 1)
     if rows >= SMALL:

@@ -3,8 +3,7 @@
 The first candidate is what is done without a search. If it did not take long, the others are trained for at most 1.5 times its
 epochs, and all of them again from other seeds where a time limit leaves time. Everything trained goes into a pool, from which bagged
 greedy selection by held-out rows chooses. A log score by few rows can prefer members that are too confident, so the result is never
-worse on these rows than the first candidate, in log score or in point score (squared error, accuracy). Of few rows, all candidates
-are mixed alike unless the selection is clearly better. All of it is decided by the seed, unless there is a time
+worse on these rows than the first candidate, in log score or in point score (squared error, accuracy). All of it is decided by the seed, unless there is a time
 limit. Constants: `choral.tables.defaults`.
 """
 
@@ -114,23 +113,10 @@ class Judge:
 
     def point(self, prediction: Predictive) -> float:
         """Return the point score, squared error or accuracy, such that smaller is better; the log score if there is none."""
-        name, sign = self._point(prediction)
-        return sign * self._mean(prediction, name)
-
-    def _point(self, prediction: Predictive) -> tuple[str, float]:
-        """Return the measure of the point score, and -1 where larger is better."""
         known = prediction.row_scores(prediction.targets(self.y))
-        name = next((n for n in ("mse", "accuracy") if n in known), prediction.score)
-        return name, -1.0 if name == "accuracy" else 1.0
-
-    def is_clear(self, one: Predictive, other: Predictive, *, point: bool = False) -> bool:
-        """Return whether one has a better log score, or `point` score, than another, beyond the noise of so many rows; or the other has none."""
-        targets, (name, sign) = one.targets(self.y), self._point(one) if point else (one.score, 1.0)
-        gain = sign * (other.row_scores(targets)[name] - one.row_scores(targets)[name])
-        counts = torch.ones(len(gain)) if self.weights is None else one.row_weights(targets, self.weights)
-        shares = (counts / counts.sum()).to(gain)
-        mean = (shares * gain).sum()
-        return not bool(mean <= defaults.NOISE * (shares * (gain - mean)).square().sum().sqrt())
+        if "mse" in known:
+            return self._mean(prediction, "mse")
+        return -self._mean(prediction, "accuracy") if "accuracy" in known else self.score(prediction)
 
     def said(self, prediction: Predictive) -> str:
         """Return the scores of the rows, in words."""
@@ -220,10 +206,7 @@ class Pool:
         return made
 
     def _chosen(self, prediction: Predictive, units: list[list[int]], seed: int) -> tuple[float, ...]:
-        """Return the share of each unit: one candidate's alike, or a selection mixed with as much of the first as is needed.
-
-        Of few rows out of fold, all candidates count alike unless something else is clearly better.
-        """
+        """Return the share of each unit: one candidate's alike, or a selection mixed with as much of the first as is needed."""
         judge, sizes = self.judge, [e.members if self.judge.apart else 1 for e in self.ensembles]
         alone = [
             tuple((i == number) / size for i, size in enumerate(sizes) for _ in range(size))
@@ -246,9 +229,7 @@ class Pool:
             score = judge.score(tried)
             if score < least - _GAIN * (1 + abs(least)) and judge.point(tried) <= limit:
                 found, least = shares, score
-        best, even = (prediction.weighed(_spread(units, shares)) for shares in (found, alike))
-        clear = judge.apart or judge.is_clear(best, even) or judge.is_clear(first, even, point=True)
-        return found if clear or len(judge.y) >= defaults.SMALL else alike
+        return found
 
     def _told(self, weights: Sequence[float]) -> str:
         """Return how many members were taken of each candidate, and with what weight, in words."""
