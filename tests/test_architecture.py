@@ -61,7 +61,7 @@ BUDGETS = {
     "plan": 3831,
     "recipes": 2728,
     "data": 2138,
-    "tables": 2400,
+    "tables": 2460,
     "engine": 7780,
     "cluster": 2158,
     "ensemble": 1845,

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import time
 import types
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,7 @@ import choral
 from choral import callbacks
 from choral.base.errors import InputError
 from choral.engine.events import EVENTS
+from choral.engine.validation import Limit
 from choral.recipes import make
 from choral.recipes.training import Training
 
@@ -176,12 +178,22 @@ def test_a_search_has_one_line_that_ends_full_with_the_scores_above_it(monkeypat
             (task,) = bar.shown.tasks
             assert task.completed == line.number + 0.5
             assert task.fields["about"] == "epoch 6, 1/2 members"
+            assert task.description == f"{line.number + 1} of 2: {name}"
             line.tell(f"{name}: nll 0.5")
+        line.of("deep_ensemble_2", 2, 600)  # there was time for one more
+        line.tell("deep_ensemble_2: nll 0.4")
+        line.end()
     (task,) = bar.shown.tasks
-    assert task.completed == task.total == 2
+    assert task.completed == task.total == 3
+    assert (task.description, task.fields["about"], task.fields["left"]) == ("3 candidates", "done", "")
     text = out.getvalue()
-    assert "2 of 2: periodic" in text
     assert text.index("deep_ensemble: nll 0.5") < text.index("periodic: nll 0.5")
+
+
+def test_the_time_left_of_a_search_is_that_of_its_limit():
+    with callbacks.bars(drawn=False, say=lambda line: None) as bar:
+        bar.search(2, Limit.of(100.0, time.perf_counter() - 40.0)).of("deep_ensemble", 2, 600)
+        assert bar.shown.tasks[0].fields["left"] in ("left 0:01:00", "left 0:00:59")
 
 
 def test_a_notebook_counts_as_somebody(monkeypatch):

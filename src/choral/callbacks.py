@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from csv import writer
 from datetime import timedelta
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from choral.base.errors import InputError
@@ -143,17 +144,21 @@ class Bars:
 
         return hear
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether anybody sees more than warnings."""
+        return self.told or not self.shown.disable
+
     def search(self, count: int, time_limit: float | None = None) -> "SearchLine":
         """Return the one line of a search among so many candidates."""
         return SearchLine(self, count, time_limit)
 
-    def draw(self, task: Any, done: float, about: str, time_limit: float | None = None, **changes: Any) -> None:
-        """Draw a line anew, with the time that is left by what was done so far, and by the limit."""
+    def draw(self, task: Any, done: float, about: str, ends: float | None = None, **changes: Any) -> None:
+        """Draw a line anew, with the time that is left: until it `ends`, by time.perf_counter, or else by what was done so far."""
         self.shown.update(task, completed=done, about=about, **changes)
         now = self.shown.tasks[self.shown.task_ids.index(task)]
-        if done and now.elapsed is not None:
-            seconds = now.elapsed * (now.total - done) / done
-            seconds = seconds if time_limit is None else min(seconds, max(time_limit - now.elapsed, 0.0))
+        if ends is not None or (done and now.elapsed is not None):
+            seconds = now.elapsed * (now.total - done) / done if ends is None else max(ends - perf_counter(), 0.0)
             self.shown.update(task, left=f"left {timedelta(seconds=round(seconds))}")
 
     def finish(self) -> None:
@@ -168,11 +173,12 @@ class SearchLine:
     Args:
         bars: where it is drawn.
         count: how many candidates there are.
-        time_limit: seconds for all of them.
+        time_limit: seconds for all of them; while some are left, candidates are trained again.
     """
 
     def __init__(self, bars: Bars, count: int, time_limit: float | None):
-        self.bars, self.count, self.time_limit = bars, count, time_limit
+        self.bars, self.count = bars, count
+        self.ends = None if time_limit is None else getattr(time_limit, "started", perf_counter()) + time_limit
         self.number, self.task = 0, bars.shown.add_task("search", total=count, about="", left="")
 
     def of(self, name: str, members: int, epochs: int) -> Callback:
@@ -184,6 +190,7 @@ class SearchLine:
             epochs: that all of them may take.
         """
         done, before, bars = set[str](), self.number, self.bars
+        self.count = max(self.count, before + 1)
         self._show(before, f"0/{members} members", f"{before + 1} of {self.count}: {name}")
 
         def hear(event: dict[str, Any]) -> None:
@@ -206,10 +213,14 @@ class SearchLine:
             self.bars.shown.console.print(visible(line), markup=False, highlight=False)
         self._show(self.number, "choosing" if self.number == self.count else "")
 
+    def end(self) -> None:
+        """Show that the choice is made."""
+        self._show(self.count, "done", f"{self.number} candidates")
+
     def _show(self, done: float, about: str, name: str | None = None) -> None:
         """Draw the line anew."""
         named = {} if name is None else {"description": visible(name)}
-        self.bars.draw(self.task, done, about, self.time_limit, **named)
+        self.bars.draw(self.task, done, about, self.ends, total=self.count, **named)
 
 
 @contextlib.contextmanager

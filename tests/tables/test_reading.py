@@ -72,6 +72,30 @@ def test_numbers(name: str, tmp_path: Path) -> None:
     assert column.missing == any(map(np.isnan, expected))
 
 
+@pytest.mark.parametrize(
+    ("cells", "lines"),
+    [
+        (["3,141", "2,718", "9,999"], "lines 2, 3, 4"),  # nothing tells thousands from decimals
+        (["3.142", "2.718", "51,257", "1.5"], "line 4"),
+    ],
+)
+def test_a_comma_that_may_be_a_decimal_one_is_named(cells: list[str], lines: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=f"{lines}, which is read with its separator between thousands, but may be"):
+        table_of(cells, tmp_path)
+
+
+def test_a_target_with_such_commas_is_named_too(tmp_path: Path) -> None:
+    pd.DataFrame({"c": [1.5, 2.25, 3], "y": ["3,141", "2,718", "9,999"]}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.warns(UserWarning, match="column 'y' holds '3,141' in lines 2, 3, 4, which is read with its separator"):
+        learn_table(read_table(tmp_path / "t.csv"), "y", task="regression", path="t.csv")
+
+
+def test_a_number_never_begins_with_zero_thousands(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="'0,512' in lines 2, 3, 4, 5, ..., which is neither a number nor a date"):
+        table, _ = table_of([f"0,{i}" for i in range(512, 540)], tmp_path)
+    assert table.columns[0].read_as != "number"
+
+
 DATES: dict[str, tuple[list[str], list[Any]]] = {
     "iso": (["2024-03-01", "2023-12-24", "2024-02-29"], ["2024-03-01", "2023-12-24", "2024-02-29"]),
     "iso_with_times": (["2024-03-01T12:00:00", "2024-03-02 12:00"], [19783.5, 19784.5]),

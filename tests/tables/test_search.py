@@ -143,6 +143,28 @@ def test_a_time_limit_counts_from_its_own_beginning_and_ends_with_what_is_there(
     assert [one.split(",")[0] for one in whole.info["auto"]["tried"]] == ["first", "second"]
 
 
+def test_rounds_repeat_all_candidates_from_other_seeds_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, builds = [0.0], {"first": small, "second": wide}
+    monkeypatch.setattr("choral.tables.search.time.perf_counter", lambda: clock[0])
+    train, held = trainer({f"{name}{more}": build for name, build in builds.items() for more in ("", "_2", "_3")})
+    seconds, seen = {"first": 10.0, "second": 20.0}, list[tuple[str, int, float]]()
+
+    def timed(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        seen.append((one.name, one.round, limits["time_limit"]))
+        made = train(one, recipe, limits | {"time_limit": None})
+        clock[0] += seconds[one.name.split("_")[0]]
+        return made
+
+    listed = [candidate("first"), candidate("second")]
+    ensemble = search(listed, timed, Judge(held), time_limit=Limit.of(100.0, 0.0), rounds=9)
+    # training ends after 85 seconds; 30 a round, so that two and the first of the third fit, and no other
+    assert seen == [
+        (n, r, 85.0) for n, r in (("first", 0), ("second", 0), ("first_2", 1), ("second_2", 1), ("first_3", 2))
+    ]
+    assert clock[0] == 70.0
+    assert len(ensemble.info["auto"]["tried"]) == 5
+
+
 def test_a_candidate_that_diverges_is_left_out_and_told_of_even_the_first() -> None:
     listed = [candidate("bad", training=WILD), candidate("good")]
     train, held = trainer({"bad": small, "good": wide})

@@ -1,6 +1,7 @@
 """The `choral` command. This module imports nothing heavy, so that `choral --help` answers at once."""
 
 import sys
+import time
 
 
 def main() -> None:
@@ -16,8 +17,9 @@ def main() -> None:
 
 
 def _run() -> int:
+    started = time.perf_counter()  # of a time limit: loading torch counts
     from choral.cli.app import app
     from choral.cli.torchrun import processes
 
     with processes():
-        return app(standalone_mode=False) or 0
+        return app(standalone_mode=False, obj=started) or 0

@@ -1,5 +1,6 @@
 """The commands methods, plan, fit and compare; others are in modules of their own. Each imports what it needs when it runs."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -175,6 +176,7 @@ def _columns(scores: Sequence[str]) -> list[str]:
 @app.command()
 @spread
 def fit(
+    context: typer.Context,
     data: Given,
     *,
     reading: Reading,
@@ -202,7 +204,7 @@ def fit(
     running: Running,
 ) -> None:
     """Train one ensemble and save it."""
-    started = time.perf_counter()
+    started = context.obj or time.perf_counter()
     from choral.cluster.objects import is_far
     from choral.engine import validation
     from choral.engine.compute import Compute
@@ -239,7 +241,8 @@ def fit(
             compute=replace(compute, data_parallel=shared.several, cluster=cluster_runs.cluster_of(apart.cluster)),
         )
     if shared.speaks:
-        _tell(ensemble, problem, folder, quiet=silent, json=running.json)
+        ends = math.inf if time_limit is None else started + time_limit
+        _tell(ensemble, problem, folder, ends, told=bar.is_seen, quiet=silent, json=running.json)
 
 
 def _check_words(method: str | None, members: int | None, running: Running) -> None:
@@ -254,8 +257,11 @@ def _check_words(method: str | None, members: int | None, running: Running) -> N
     check_executor(running.executor)
 
 
-def _tell(ensemble: Any, problem: Any, folder: Path, *, quiet: bool, json: bool) -> None:
-    """Save an ensemble beside its run, measure it on the rows held out, and say what came out."""
+def _tell(ensemble: Any, problem: Any, folder: Path, ends: float, *, told: bool, quiet: bool, json: bool) -> None:
+    """Save an ensemble beside its run, measure it on the rows held out, and say what came out, by `ends` of time.perf_counter.
+
+    What came of each candidate is not said again where the progress `told` it.
+    """
     from choral.ensemble.ensemble import understood_by
 
     if not quiet:
@@ -265,8 +271,9 @@ def _tell(ensemble: Any, problem: Any, folder: Path, *, quiet: bool, json: bool)
         note(ended)
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
-    row, found = reports.measured(ensemble, problem, folder)
-    reasons = ensemble.info.get("auto", {}).get("reasons", [])
+    row, found = reports.measured(ensemble, problem, folder, ends)
+    auto = ensemble.info.get("auto", {"reasons": [], "tried": []})
+    reasons = auto["reasons"][len(auto["tried"]) * told :]
     for line in (baseline_note(found), folds_note(ensemble.info), *(f"choral: {reason}." for reason in reasons)):
         if line:
             note(line)

@@ -93,7 +93,9 @@ RestoreBest = Annotated[
 ]
 Limit = Annotated[
     float | None,
-    typer.Option("--time-limit", help="Seconds of wall time after which training ends with what is there."),
+    typer.Option(
+        "--time-limit", help="Seconds of wall time for all of it; auto uses them, and training ends with what is there."
+    ),
 ]
 Accumulate = Annotated[
     int, typer.Option("--accumulate", min=1, help="Parts of each batch, taken one after the other for less memory.")

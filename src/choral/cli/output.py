@@ -7,8 +7,10 @@ is taken out here, in `say`, `note` and `table`, through which everything goes.
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from choral.base.directions import grows
@@ -23,6 +25,7 @@ SPARE = (
     "train_flops",
     "predict_seconds",
     "parameters",
+    "average_precision",
     "brier",
     "crps",
     "epochs",
@@ -92,8 +95,11 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on standard error, where it does not disturb output read by machines."""
-    sys.stderr.write(_encodable(text, sys.stderr.encoding) + "\n")
+    """Print a sentence on standard error, where it does not disturb output read by machines; in a terminal it breaks between words."""
+    line = _encodable(text, sys.stderr.encoding)
+    if sys.stderr.isatty():
+        line = textwrap.fill(line, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    sys.stderr.write(line + "\n")
 
 
 def _encodable(text: str, encoding: str | None) -> str:

@@ -1,5 +1,6 @@
 """The commands that measure and show: evaluate and report."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -216,8 +217,11 @@ def report(
         webbrowser.open(page.resolve().as_uri())
 
 
-def measured(ensemble: Any, problem: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the row of a fitted ensemble and the whole evaluation, which its run folder keeps."""
+def measured(ensemble: Any, problem: Any, folder: Path, ends: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the row of a fitted ensemble and the whole evaluation, which its run folder keeps.
+
+    The importance of columns is left out if it would take longer than until `ends`, by time.perf_counter.
+    """
     from choral.comparison.compare import trial_of
     from choral.comparison.evaluation import judged, keep, row_of
     from choral.comparison.importance import importance
@@ -225,10 +229,19 @@ def measured(ensemble: Any, problem: Any, folder: Path) -> tuple[dict[str, Any],
     trial = trial_of(problem)
     found = judged(folder, ensemble, trial)
     columns = problem.table.columns if problem.table is not None else ()
+    row = row_of(ensemble, found)
     if 0 < len(columns) <= _LISTED and len(problem.x_test) and "importance" not in found:
-        found["importance"] = importance(ensemble, problem.x_test, problem.y_test)
-        keep(folder, ensemble, found, trial)
-    return row_of(ensemble, found), found
+        predictions = 5 * len(columns) + 20 * min(
+            len(columns), 6
+        )  # of exchanges and curves; scores of members take as long
+        if time.perf_counter() + 2 * predictions * row["predict_seconds"] < ends:
+            found["importance"] = importance(ensemble, problem.x_test, problem.y_test)
+            keep(folder, ensemble, found, trial)
+        else:
+            note(
+                "choral: the importance of columns is left out for want of time; choral evaluate --importance shows it."
+            )
+    return row, found
 
 
 def report_of_comparison(folder: Path) -> str | None:

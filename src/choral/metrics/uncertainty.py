@@ -12,7 +12,6 @@ set counts as positive, the name says so: `out` (finding strangers) or `in` (rec
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -189,15 +188,12 @@ def _with_positive(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tup
     return (scores_in, scores_out) if positive == "out" else (-scores_out, -scores_in)
 
 
-def _by_torchmetrics(measure: Callable[[Tensor, Tensor], Tensor], negative: Tensor, positive: Tensor) -> float:
-    """Return a torchmetrics measure of the scores' ranks.
-
-    torchmetrics passes scores outside [0, 1] through a sigmoid, which merges large ones; ranks keep order and ties
-    exactly.
-    """
-    ranks = torch.unique(torch.cat([negative, positive]), return_inverse=True)[1].double()
-    truth = torch.cat([torch.zeros(len(negative)), torch.ones(len(positive))]).long().to(ranks.device)
-    return float(measure(ranks / ranks.max().clamp_min(1.0), truth))
+def _found(negative: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many negatives and positives score at least as high as each different score, the highest first."""
+    levels, place = torch.unique(torch.cat([negative, positive]), return_inverse=True)
+    parts = (place[: len(negative)], place[len(negative) :])
+    false, true = (torch.bincount(part, minlength=len(levels)).double().flip(0).cumsum(0) for part in parts)
+    return false, true
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
@@ -210,9 +206,8 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
     >>> auroc(torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9]))
     0.75
     """
-    from torchmetrics.functional.classification import binary_auroc
-
-    return _by_torchmetrics(binary_auroc, *_checked_scores(scores_in, scores_out))
+    false, true = (torch.nn.functional.pad(n / n[-1], (1, 0)) for n in _found(*_checked_scores(scores_in, scores_out)))
+    return float(torch.trapezoid(true, false))
 
 
 def aupr(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out") -> float:
@@ -223,9 +218,8 @@ def aupr(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out") -> fl
         scores_out: (other batch,).
         positive: the set to be found; "out" looks for high scores, "in" for low ones.
     """
-    from torchmetrics.functional.classification import binary_average_precision
-
-    return _by_torchmetrics(binary_average_precision, *_with_positive(scores_in, scores_out, positive))
+    false, true = _found(*_with_positive(scores_in, scores_out, positive))
+    return float((true.diff(prepend=true.new_zeros(1)) * true / (true + false)).sum() / true[-1])
 
 
 def fpr95(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out", recall: float = 0.95) -> float:

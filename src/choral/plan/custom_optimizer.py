@@ -86,7 +86,7 @@ class OwnOptimizer(Optimizer):
         if own:
             raise InputError(
                 f"optimizer: {self.factory.name} has a rate of its own, {min(own)}, but rate is {rate}; schedules start from "
-                f"Training(rate=...): give the same number there, or leave lr out."
+                f"Training(lr=...): give the same number there, or leave lr out."
             )
 
     def _make(self, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:

@@ -35,7 +35,8 @@ STACKED = 200_000  # parameters below which eight networks train faster as a sta
 QUICK = 10.0  # times the learning rate, for straight lines: few weights, which start far from where they end
 LEAST_EPOCHS, LONGER = 4, 1.5  # epochs of other candidates: so many, or so many times the first one's
 LONG = 6e11  # operations, a quarter of a minute of one core, above which light candidates alone follow the first
-FIRST_BY, ALL_BY = 0.5, 0.85  # of a time limit: when the first candidate ends, and when all do
+RESERVE, LEAST_RESERVE = 0.15, 1.0  # of a time limit, and in seconds: what choosing, writing and scoring have
+ROUNDS = 8  # times that all candidates are trained, at most, where a time limit leaves time for more than one
 PICKS = 32  # of the greedy selection
 MIXTURES = (1.0, 0.75, 0.5, 0.25)  # shares of the selection; the rest is the first candidate
 LEAST_SHARE = 0.05  # of the weight, below which a whole candidate is not worth its cost
@@ -156,6 +157,15 @@ def stopping(rows: int, batch_size: int | None = None, *, by: By = "member") -> 
     if rows >= SMALL:
         return EarlyStopping(patience=max(PATIENCE, -(-WAIT // steps)))
     return EarlyStopping(patience=max(PATIENCE, -(-SOON // steps)), by=by, least=GAIN, every=max(1, LOOK // steps))
+
+
+def training_ends(time_limit: float) -> float:
+    """Return the seconds after which training ends, so that what follows is done within a time limit.
+
+    >>> training_ends(60.0), training_ends(5.0), training_ends(1.0)
+    (51.0, 4.0, 0.5)
+    """
+    return time_limit - min(max(RESERVE * time_limit, LEAST_RESERVE), time_limit / 2)
 
 
 def usual(problem: Problem, plan: Phase | None, training: Training, *, model: str) -> Usual:

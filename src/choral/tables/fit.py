@@ -173,6 +173,11 @@ class Ready:
             return choose(self, hearing=hearing, **options)
         if hearing is not None:
             options["callbacks"] = hearing(self.recipe.name, self.planned.epochs, self.planned.length)
+        compute = options.get("compute") or Compute()
+        if compute.time_limit is not None and compute.cluster is None:
+            started = getattr(compute.time_limit, "started", perf_counter())
+            ends = Limit.of(defaults.training_ends(compute.time_limit), started)
+            options["compute"] = replace(compute, time_limit=ends)
         (build, data, recipe), known = self.arguments()
         return train(build, data, recipe, **known, **options)
 
@@ -422,7 +427,8 @@ def choose(
             few = sum(p.numel() for p in build().parameters()) < defaults.STACKED
             own = replace(own, executor="vectorized" if few else "sequential")
         told: dict[str, Any] = {"callbacks": [one for one in heard if one is not None], "progress": False}
-        return train(build, source, recipe, seed=seed, compute=own, **known, **limits, **options, **told)
+        own_seed = rng.key(seed, "round", candidate.round) if candidate.round else seed
+        return train(build, source, recipe, seed=own_seed, compute=own, **known, **limits, **options, **told)
 
     drawn = somebody_watches() if progress is None else progress
     shown = bars(drawn=drawn, say=write_line) if hearing is None else contextlib.nullcontext(hearing)
@@ -430,7 +436,10 @@ def choose(
         warnings.filterwarnings("ignore", message=".*budget is below what the method needs")  # members stop early
         line = bar.search(len(ready.candidates), time_limit)
         folder: dict[str, Any] = {"run_dir": run_dir, "overwrite": on_existing == "overwrite"}
-        return search(ready.candidates, trained, judge, **folder, time_limit=time_limit, seed=seed, tell=line.tell)
+        folder |= {"time_limit": time_limit, "rounds": 1 if time_limit is None else defaults.ROUNDS}
+        found = search(ready.candidates, trained, judge, **folder, seed=seed, tell=line.tell)
+        line.end()
+        return found
 
 
 def _held_out(ready: Ready, seed: int) -> tuple[Source, Judge, dict[str, Any]]:

@@ -29,7 +29,7 @@ _CODES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹", "CHF
 _MONEY = rf"[{_SIGNS}]|{'|'.join(_CODES)}"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+\u2212]?)\s*(?P<before>{_MONEY})?\s*(?P<minus>-?)"
-    r"(?P<digits>\d{1,3}(?:[,\s'\u2019]\d{3})+(?:\.\d*)?|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)\s*"
+    r"(?P<digits>[1-9]\d{0,2}(?:[,\s'\u2019]\d{3})+(?:\.\d*)?|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)\s*"
     rf"(?P<after>%|{_MONEY}|°?[^\W\d_]{{1,12}}[²³]?(?:/[^\W\d_]{{1,8}}[²³]?)?)?",
     re.IGNORECASE,
 )
@@ -259,21 +259,37 @@ class Cells:
         return int(self.series.nunique()) if self.is_number or self.is_date else len(self.held)
 
     @cached_property
-    def _parsed(self) -> tuple[np.ndarray, np.ndarray]:
-        """The number of each different word, NaN for none, and its unit ('' for none)."""
+    def _parsed(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """The number of each different word, NaN for none, its unit ('' for none), and the word with a decimal point."""
         if self._comma is None:
-            return _parsed(self.words)
+            return *_parsed(self.words), self.words
         swapped = [str(word).translate(str.maketrans(",.", ".,")) for word in self.words]
-        ways = [_parsed(self.words), _parsed(swapped)]
-        reach = [int(self.counts[np.isfinite(values)].sum()) for values, _ in ways]
+        ways = [(*_parsed(words), words) for words in (self.words, swapped)]
+        reach = [int(self.counts[np.isfinite(values)].sum()) for values, *_ in ways]
         return ways[self._comma if reach[0] == reach[1] else reach[1] > reach[0]]
+
+    def say_doubt(self, path: str) -> None:
+        """Warn of numbers such as 3,141, read as 3141, if all are such or some are like 3.14; one like 1,234.5, or a currency, leaves no doubt."""
+        if self._is_typed:
+            return
+        values, units, words = self._parsed
+        known = np.isfinite(values) & (self.counts > 0)
+        forms = (r"^\D*\d{1,3},\d{3}\D*$", r"\d,\d{3}[.,]\d", r"^\D*\d*\.\d")
+        once, sure, point = (known & [bool(re.search(form, word)) for word in words] for form in forms)
+        odd = self.spread(once, False).astype(bool)
+        doubt = (point.any() or once[known].all()) and not sure.any() and not any(map(is_money, units[known]))
+        if odd.any() and doubt:
+            say(
+                f"{path}: column '{short(self.name)}' holds {short(self.first(odd))!r} in {self.lines(odd)}, which is read with its separator "
+                f"between thousands, but may be a decimal; {odd.sum():,} such cell(s) are read so; write decimals as 3.141."
+            )
 
     @cached_property
     def commonest_unit(self) -> str:
         """What most numbers have behind or before them (kg, %, $), if anything; beside a currency, numbers alone are amounts of it."""
         if self._is_typed:
             return "seconds" if self._is_span else ""
-        values, units = self._parsed
+        values, units, _ = self._parsed
         rows = {unit: int(self.counts[(units == unit) & ~np.isnan(values)].sum()) for unit in set(units)}
         bare = rows.get("", 0)
         reach = {unit: count + bare * is_money(unit) for unit, count in rows.items() if count}
@@ -297,7 +313,7 @@ class Cells:
             return np.asarray(self.series.to_numpy(np.float64, na_value=np.nan))
         if self.is_date:
             return np.full(len(self), np.nan)
-        values, units = self._parsed
+        values, units, _ = self._parsed
         bare = unit in ("", "seconds") or is_money(unit) or not (units != "").any()
         known = (units == unit) | ((units == "") & bare)
         return self.spread(np.where(known & ~self._blank, values, np.nan), np.nan)

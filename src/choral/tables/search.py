@@ -1,9 +1,10 @@
 """The search of `method="auto"`: a short list of candidates, and the best members of all of them together.
 
 The first candidate is what is done without a search. If it did not take long, the others are trained for at most 1.5 times its
-epochs. Everything trained goes into a pool, from which bagged greedy selection by held-out rows chooses. A log score by few rows can
-prefer members that are too confident, so the result is never worse on these rows than the first candidate, in log score or in point
-score (squared error, accuracy). All of it is decided by the seed, unless there is a time limit. Constants: `choral.tables.defaults`.
+epochs, and all of them again from other seeds where a time limit leaves time. Everything trained goes into a pool, from which bagged
+greedy selection by held-out rows chooses. A log score by few rows can prefer members that are too confident, so the result is never
+worse on these rows than the first candidate, in log score or in point score (squared error, accuracy). All of it is decided by the seed, unless there is a time
+limit. Constants: `choral.tables.defaults`.
 """
 
 import contextlib
@@ -46,6 +47,7 @@ class Candidate:
     """One entry of the list: a name, also of its run folder, and why it is on the list.
 
     `recipe` takes epochs of each network and members, of which there are at most so many; light ones cost so little that they are always tried.
+    A `round` above 0 trains it from another seed.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Candidate:
     why: str
     light: bool = False
     build: Callable[[], nn.Module] | None = None
+    round: int = 0
 
 
 Train = Callable[[Candidate, Recipe, dict[str, Any]], Ensemble]
@@ -216,7 +219,8 @@ class Pool:
         bag: dict[str, Any] = {"picks": defaults.PICKS, "share": 1.0 if len(units) <= defaults.FEW_UNITS else 0.5}
         picked = bagged_selection(together, loss, **bag, weights=judge.weights, seed=seed).weights
         if not judge.apart:
-            kept = [share if share >= defaults.LEAST_SHARE else 0.0 for share in picked]
+            least_share = min(defaults.LEAST_SHARE, max(picked))
+            kept = [share if share >= least_share else 0.0 for share in picked]
             picked = tuple(share / sum(kept) for share in kept)
         mixed = [tuple(s * a + (1 - s) * b for a, b in zip(picked, alone[0])) for s in defaults.MIXTURES]
         alike = tuple(sum(each) / len(alone) for each in zip(*alone))
@@ -273,6 +277,7 @@ class _Tried:
     label: str
     ensemble: Ensemble | None
     said: str
+    seconds: float = 0.0
 
     @property
     def cut(self) -> bool:
@@ -290,16 +295,21 @@ class _Search:
         self.tried: list[_Tried] = []
         self.notes: list[str] = []
 
-    def is_over(self, part: float) -> bool:
-        """Return whether a part of the time limit has passed."""
-        return self.limit is not None and time.perf_counter() - self.started > part * self.limit
+    @property
+    def left(self) -> float:
+        """Seconds until training has to end, so that choosing, writing and scoring are done within the limit."""
+        if self.limit is None:
+            return math.inf
+        return defaults.training_ends(self.limit) - (time.perf_counter() - self.started)
 
-    def attempt(self, candidate: Candidate, epochs: int, part: float) -> _Tried:
-        """Train a candidate for so many epochs at most, or until a part of the time limit has passed; note what came of it."""
-        label = f"{candidate.name}, {epochs} epochs at most"
-        limits: dict[str, Any] = {
-            "time_limit": None if self.limit is None else Limit.of(part * self.limit, self.started)
-        }
+    def attempt(self, candidate: Candidate, epochs: int, waiting: int = 1) -> _Tried:
+        """Train a candidate for so many epochs at most, within its share of the time left for all that wait; note what came of it."""
+        label, begun = f"{candidate.name}, {epochs} epochs at most", time.perf_counter()
+        limit = None
+        if self.limit is not None:
+            ends = defaults.training_ends(self.limit)
+            limit = Limit.of(ends - max(self.left, 0.0) * (1 - 1 / waiting), self.started)
+        limits: dict[str, Any] = {"time_limit": limit}
         if self.folder is not None:
             place = self.folder / folder_name(candidate.name)
             anew = self.overwrite and place not in self.begun
@@ -314,19 +324,23 @@ class _Search:
         else:
             lacking = self.judge.lacks(ensemble)
             said = lacking or f"{ensemble.members} members, {self.judge.said(self.judge.prediction(ensemble))}"
-            found = _Tried(label, None if lacking else ensemble, f"{label}: {said}")
+            seconds = max(time.perf_counter() - begun, ensemble.info["seconds"])
+            found = _Tried(label, None if lacking else ensemble, f"{label}: {said}", seconds)
         self.tried.append(found)
         self.tell(found.said)
         return found
 
-    def first(self, candidate: Candidate, *, alone: bool) -> _Tried:
-        """Return the first candidate, trained whole; if half of the time is not enough for it, with all of the time."""
-        first = self.attempt(candidate, candidate.epochs, defaults.ALL_BY if alone else defaults.FIRST_BY)
-        if first.cut and not alone and self.folder is not None:  # its folder lets it resume
-            self.tried.clear()
-            self.judge.found = None
-            first = self.attempt(candidate, candidate.epochs, defaults.ALL_BY)
-        return first
+    def repeat(self, candidates: Sequence[tuple[Candidate, int]], rounds: int) -> None:
+        """Train the candidates again from other seeds: so many rounds in all, or what there is time for."""
+        took = [tried.seconds for tried in self.tried]
+        if any(tried.cut or tried.ensemble is None for tried in self.tried) or len(took) < len(candidates):
+            return
+        for number in range(1, rounds):
+            for (candidate, epochs), seconds in zip(candidates, took):
+                if seconds > self.left:
+                    return
+                again = replace(candidate, name=f"{candidate.name}_{number + 1}", round=number)
+                self.attempt(again, epochs)
 
     def others(self, first: _Tried, others: Sequence[Candidate]) -> list[tuple[Candidate, int]]:
         """Return the other candidates that are trained, each with its epochs; light ones whatever the first took."""
@@ -351,6 +365,7 @@ def search(
     run_dir: str | Path | None = None,
     time_limit: float | None = None,
     seed: int = 0,
+    rounds: int = 1,
     overwrite: bool = False,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Ensemble:
@@ -362,6 +377,7 @@ def search(
         run_dir: folder of the search; each candidate has a run folder in it, and the same call resumes.
         time_limit: seconds of wall time for all of it, choosing and writing included.
         seed: root of the draws of the selection.
+        rounds: times that all candidates are trained, each time from other seeds; at most, where there is a time limit.
         overwrite: whether what the folder holds of another search is removed, once the first candidate is accepted.
         tell: gets a line about each candidate.
     """
@@ -375,16 +391,16 @@ def search(
     with claimed(folder):
         found = _Search(train, judge, folder, time_limit, overwrite, tell)
         with _put_aside(folder if overwrite else None):
-            first = found.first(candidates[0], alone=len(candidates) == 1)
+            first = found.attempt(candidates[0], candidates[0].epochs)
         if folder is not None and overwrite:
             _clear_others(folder, found.begun)
         others = found.others(first, candidates[1:])
-        for number, (candidate, epochs) in enumerate(others, start=1):
-            part = defaults.FIRST_BY + (defaults.ALL_BY - defaults.FIRST_BY) * number / len(others)
-            if found.is_over(part):
+        for number, (candidate, epochs) in enumerate(others):
+            if found.left <= 0:
                 found.notes.append(f"{candidate.name} was not tried: the time was up")
             else:
-                found.attempt(candidate, epochs, part)
+                found.attempt(candidate, epochs, len(others) - number)
+        found.repeat([(candidates[0], candidates[0].epochs), *others], rounds)
         kept = [(t.label, t.ensemble) for t in found.tried if t.ensemble is not None]
         if not kept:
             raise DivergedError("; ".join(t.said for t in found.tried))
