@@ -221,6 +221,15 @@ def test_fingerprints_are_those_of_the_next_process():
     assert json.loads(done[0].stdout) == [fingerprint(net), initial(net)]
 
 
+def test_rounding_of_another_processor_is_no_other_initialization():
+    net = Own()
+    print_ = fingerprint(net) | initial(net)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(1 + 1e-6)
+    assert not list(changes(print_, fingerprint(net) | initial(net)))
+
+
 class Counting(nn.Linear):
     def __init__(self):
         super().__init__(3, 2)

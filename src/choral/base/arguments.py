@@ -230,10 +230,9 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         wanted = parts[:1] * len(value) if parts[-1] is Ellipsis and isinstance(value, tuple | list) else parts
         return isinstance(value, tuple | list) and len(value) == len(wanted) and all(map(fits, value, wanted))
-    if hint is int:
-        return is_whole(value) and abs(value) < 1 << 63  # which torch can hold; 2.0 counts nothing: range(2.0) fails
-    if hint is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    if hint is int or hint is float:  # 2.0 counts nothing: range(2.0) fails
+        kind, held = (Integral if hint is int else Real), not isinstance(value, int) or abs(value) < 1 << 63
+        return isinstance(value, kind) and not isinstance(value, bool) and held and value == value  # torch can hold it
     if hint in (Tensor, np.ndarray):
         return isinstance(value, _ARRAYS) and not isinstance(value, bool)
     if origin is Callable:

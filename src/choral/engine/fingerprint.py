@@ -1,20 +1,24 @@
 """Fingerprint of a network: what it computes from its weights, so that another or an edited one is noticed.
 
 `layers`: every module by name, with its class, its attributes and the shapes of its tensors. `code`: a digest of the source text of the
-user's own classes, and of the functions and constants they name; a comment is part of it. `initial`: the SHA-256 of every parameter and
-buffer of one seeded build, and which are frozen; a run that is resumed must repeat them, a loaded file brings its own values. Installed
-packages count by the names of their classes.
+user's own classes, and of the functions and constants they name; a comment is part of it. `initial`: sums over every parameter and
+buffer of one seeded build, equal up to the rounding of another machine. `frozen`: the parameters that are not trained. A run that is
+resumed must repeat the last two, a loaded file brings its own values. Installed packages count by the names of their classes.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from choral.base.portrait import content_of, digest, own_attributes, portrait, shape_of
 
-FINGERPRINT = {"layers": {str: [str]}, "code": str, "initial?": {str: str}}
+FINGERPRINT = {"layers": {str: [str]}, "code": str, "initial?": {str: [float]}, "frozen?": [str]}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_PART = 1 << 16  # values summed together
+_CLOSE = 1e-5  # difference of sums that rounding makes, relative to the norm of the values
 _LONGEST = 50  # characters of one side of a difference
 
 
@@ -27,11 +31,25 @@ def fingerprint(*networks: nn.Module) -> dict[str, Any]:
     return {"layers": layers, "code": digest("".join(sorted(map(portrait, classes))))}
 
 
-def initial(network: nn.Module) -> dict[str, str]:
-    """Return the content of every parameter and buffer of a network, and whether it is frozen."""
-    frozen = {n: "" if p.requires_grad else ", frozen" for n, p in network.named_parameters()}
+def initial(network: nn.Module) -> dict[str, Any]:
+    """Return sums over every parameter and buffer of a network, and the names of frozen parameters."""
     tensors = (*network.named_parameters(), *network.named_buffers())
-    return {n: content_of(t) + frozen.get(n, ", buffer") for n, t in tensors}
+    frozen = [n for n, p in network.named_parameters() if not p.requires_grad]
+    return {"initial": {n: _sums(t.detach()) for n, t in tensors}, "frozen": frozen}
+
+
+def _sums(tensor: Tensor) -> list[float]:
+    """Return the norm and a weighted sum of each part of a tensor's values; a number for the content of whole numbers."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return []
+    if not tensor.is_floating_point():
+        return [float(int(digest(content_of(tensor)), 16))]
+    weights = 1 + torch.arange(_PART, dtype=torch.float64) * 0.618 % 1
+    sums = []
+    for part in tensor.flatten().cpu().split(_PART):
+        values = part.double().nan_to_num(5.0, 7.0, -7.0)
+        sums += [float(values.norm()), float(values @ weights[: len(values)])]
+    return sums
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -45,17 +63,19 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
         return
     if old["code"] != new["code"]:
         yield "the code of the network's forward methods was changed"
-    if "initial" in old and "initial" in new:
-        yield from _values_apart(old["initial"], new["initial"])
-
-
-def _values_apart(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
-    pairs = {n: (v.partition(", "), new.get(n, "").partition(", ")) for n, v in old.items() if new.get(n) != v}
-    for name, (one, other) in pairs.items():
-        if one[2] != other[2]:
-            yield f"the network's parameter '{name}' was {one[2] or 'trained'}, now {other[2] or 'trained'}"
-    for name in [n for n, (one, other) in pairs.items() if one[0] != other[0]][:1]:
+    if "initial" not in old or "initial" not in new:
+        return
+    for name in sorted({*old["frozen"]} ^ {*new["frozen"]}):
+        was, now = ("frozen" if name in side["frozen"] else "trained" for side in (old, new))
+        yield f"the network's parameter '{name}' was {was}, now {now}"
+    for name in [n for n, sums in old["initial"].items() if not _close(sums, new["initial"].get(n, []))][:1]:
         yield f"the first values of the network's '{name}' are others (its initialization was changed)"
+
+
+def _close(old: list[float], new: list[float]) -> bool:
+    pairs = [(old[i : i + 2], new[i : i + 2]) for i in range(0, len(old), 2)]
+    close = (abs(a - b) <= _CLOSE * max(map(abs, one)) for one, other in pairs for a, b in zip(one, other))
+    return len(old) == len(new) and all(close)
 
 
 def _apart(old: list[str], new: list[str]) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from choral.base.portrait import digest
+from choral.base.portrait import content_of, digest
 from choral.data.inputs import written
 from choral.data.sources import Source
 from choral.engine import fingerprint
@@ -32,15 +32,15 @@ def identity_of(
         "inputs": written(task.transforms),
         "interface": task.blueprint.interface.to_dict(),
         "likelihood": task.likelihood.to_dict(),
-        "network": network | {"initial": fingerprint.initial(task.blueprint.joint(0, "initial"))},
+        "network": network | fingerprint.initial(task.blueprint.joint(0, "initial")),
         "executor": executor,
         "device": task.device.type,
         "precision": task.precision,
     }
     if source.sampling is not None:
         identity["sampling"] = source.sampling.digest
-    if task.blueprint.parent is not None:
-        identity["given weights"] = digest(repr(fingerprint.initial(task.blueprint.parent)))
+    if (parent := task.blueprint.parent) is not None:
+        identity["given weights"] = digest(repr([*map(content_of, (*parent.parameters(), *parent.buffers()))]))
     identity |= watched or {}
     plain: dict[str, Any] = json.loads(json.dumps(identity))  # as a file gives it back
     return plain
