@@ -88,7 +88,7 @@ def test_weight_decay_of_the_factory_counts_and_leaves_where_the_objective_holds
     plain, held = (trained(f).member(0)[0].weight.norm() for f in (lambda g: torch.optim.SGD(g), decaying))
     assert held < 0.7 * plain
     training = Training(optimizer=decaying, lr=0.02).without_decay()
-    made = training.optimizer.make(dict(given().named_parameters()))
+    (made,) = training.optimizer.make(training.optimizer.groups(dict(given().named_parameters())))
     assert {g["weight_decay"] for g in made.param_groups} == {0.0}
 
 
