@@ -19,10 +19,10 @@ from torch import nn
 
 import choral
 from choral import models
-from choral.data.problems import load_problem
 from choral.plan import LogUniform, OneOf, Space, Uniform
 from choral.recipes import deep_ensemble, hyper_ensemble
 from choral.recipes.training import Training
+from choral.tables.problems import load_problem
 from machine import measured, write
 
 Set = tuple[Callable[[], nn.Module], tuple[Any, Any], tuple[Any, Any], int, int, Training]

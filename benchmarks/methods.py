@@ -20,11 +20,12 @@ import torch
 
 from choral import Compute
 from choral.comparison.compare import recipes_for, spending_of
-from choral.comparison.defaults import factory, training_for
-from choral.data.problems import Columns, Problem, load_problem
+from choral.data.problems import Problem
 from choral.fit import fit
 from choral.plan.cost import batches_in
 from choral.recipes import METHODS
+from choral.tables.defaults import factory, training_for
+from choral.tables.problems import Columns, load_problem
 from datasets import loaders
 from machine import measured as kept
 from machine import write

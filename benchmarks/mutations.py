@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 import choral
 from choral.base.errors import ChoralError
-from choral.data.columns import NumberColumn, Scale
-from choral.data.tables import Table
 from choral.fit import train
 from choral.plan import SGD, Adam
 from choral.recipes import make
 from choral.recipes.training import Training
+from choral.tables.columns import NumberColumn, Scale
+from choral.tables.table import Table
 from machine import write
 
 G = torch.Generator().manual_seed(0)

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from choral.base.errors import ChoralError
-from choral.comparison.defaults import factory, training_for
 from choral.corruptions import COMMON, corrupt
 from choral.data.images import from_images, strange, to_images
-from choral.data.problems import load_problem
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit, load
 from choral.metrics import ScoreStream, evaluate_ood
 from choral.recipes import make
+from choral.tables.defaults import factory, training_for
+from choral.tables.problems import load_problem
 from datasets import cifar10, loaders
 from machine import write
 

@@ -6,8 +6,8 @@ python examples/new_method.py
 import torch
 
 import choral
-from choral.data.problems import load_problem
 from choral.plan import Constant, Cosine
+from choral.tables.problems import load_problem
 
 digits = load_problem("digits")
 

@@ -15,7 +15,7 @@ from torch import nn
 import choral
 from choral import calibration, callbacks, data, layers, metrics, models, objectives, plan, recipes
 from choral.comparison.evaluation import evaluate, measure
-from choral.data.tables import learn_table
+from choral.tables.table import learn_table
 
 api: Any = choral
 G = torch.Generator().manual_seed(0)

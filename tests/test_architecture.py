@@ -25,26 +25,28 @@ ORDER = [
     "plan",
     "recipes",
     "data",
+    "tables",
     "engine",
     "callbacks",
     "cluster",
     "ensemble",
-    "automatic",
     "fit",
     "testing",
     "preview",
-    "report",
     "comparison",
-    "tabular",
+    "plots",
+    "report",
+    "tables.search",
+    "tables.fit",
     "sklearn",
     "cli",
     "__main__",
 ]
-"""Packages and loose modules; each imports only those before it."""
+"""Packages, loose modules, and modules that stand above the rest of their package; each imports only those before it."""
 
 
 BUDGETS = {
-    "": 786,  # the modules beside the packages
+    "": 1136,  # the modules beside the packages; 350 are choral.plots
     "base": 3061,
     "masks": 765,
     "corruptions": 742,
@@ -58,16 +60,15 @@ BUDGETS = {
     "models": 1167,
     "plan": 3831,
     "recipes": 2728,
-    "data": 5143,
+    "data": 2138,
+    "tables": 2400,
     "engine": 7780,
     "cluster": 2158,
     "ensemble": 1845,
-    "automatic": 718,
     "testing": 339,
-    "report": 2364,
-    "comparison": 1764,
-    "tabular": 652,
-    "sklearn": 1089,
+    "report": 1235,
+    "comparison": 1574,
+    "sklearn": 950,
     "cli": 1999,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
@@ -98,7 +99,8 @@ def imports_of(node: ast.AST, *, anywhere: bool) -> Iterator[str]:
 
 
 def part(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    own = module.split(".")[1:3]
+    return ".".join(own) if ".".join(own) in ORDER else own[0] if own else ""
 
 
 def test_every_part_imports_only_those_before_it():

@@ -10,7 +10,14 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
+QUICK = ("new_method", "own_network")
+CASES = [
+    pytest.param(script, id=script.stem, marks=() if script.stem in QUICK else pytest.mark.menagerie)
+    for script in EXAMPLES
+]
+
+
+@pytest.mark.parametrize("script", CASES)
 def test_it_runs_and_says_something(script, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(

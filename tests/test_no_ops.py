@@ -255,6 +255,7 @@ def test_a_tree_of_bare_parameters_is_refused_in_a_sentence():
         choral.fit(Bare, (X, Y), make("treenet", budget=2, members=2, training=QUICK))
 
 
+@pytest.mark.menagerie
 def test_a_schedule_that_a_method_does_not_read_is_refused_at_the_shell(tmp_path):
     pd.DataFrame({"a": range(60), "y": [0.5 * i for i in range(60)]}).to_csv(tmp_path / "t.csv", index=False)
     code = "from choral.cli import main; main()"

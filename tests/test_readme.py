@@ -73,7 +73,15 @@ def test_what_python_is_shown_runs_as_pasted(tmp_path):
     }
 
 
-@pytest.mark.parametrize("page", [page for page in DOCS if page != "docs/tour.md" and blocks(page, "python")])
+LONG = ("docs/estimators.md",)
+RUN = [
+    pytest.param(page, marks=pytest.mark.menagerie if page in LONG else ())
+    for page in DOCS
+    if page != "docs/tour.md" and blocks(page, "python")
+]
+
+
+@pytest.mark.parametrize("page", RUN)
 def test_what_python_a_page_shows_runs_after_the_readme(page, tmp_path):
     script = tmp_path / "pasted.py"
     script.write_text("\n".join([START, *blocks(page, "python")]))

@@ -113,6 +113,7 @@ class Rows(torch.utils.data.Dataset):
         return {name: values[index] for name, values in X.items()} | {"labels": Y[index]}
 
 
+@pytest.mark.menagerie
 @pytest.mark.filterwarnings("ignore")  # what another library warns of is its own affair
 def test_models_of_a_trainer_run_make_an_ensemble(tmp_path):
     pytest.importorskip("accelerate")

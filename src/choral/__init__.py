@@ -15,7 +15,7 @@ _WHERE = {
     "AdamW": "choral.plan",
     "ChoralError": "choral.base.errors",
     "Collect": "choral.plan",
-    "Columns": "choral.data.problems",
+    "Columns": "choral.tables.problems",
     "Comparison": "choral.comparison.comparison",
     "Compute": "choral.engine.compute",
     "EarlyStopping": "choral.plan",
@@ -36,7 +36,7 @@ _WHERE = {
     "ensemble_of": "choral.ensemble.ensemble_of",
     "every": "choral.plan",
     "fit": "choral.fit",
-    "fit_table": "choral.tabular.fitting",
+    "fit_table": "choral.tables.fit",
     "fork": "choral.plan",
     "leaves": "choral.cluster.calls",
     "load": "choral.fit",
@@ -57,6 +57,7 @@ _MODULES = (
     "models",
     "objectives",
     "plan",
+    "plots",
     "calibration",
     "predictions",
     "recipes",
@@ -108,7 +109,6 @@ if TYPE_CHECKING:
     from choral.cluster.ray import Ray
     from choral.comparison.compare import compare
     from choral.comparison.comparison import Comparison
-    from choral.data.problems import Columns
     from choral.engine.compute import Compute
     from choral.ensemble.converted import converted
     from choral.ensemble.ensemble import Ensemble
@@ -134,7 +134,8 @@ if TYPE_CHECKING:
     from choral.preview import show
     from choral.recipes.recipe import Recipe
     from choral.recipes.training import Training
-    from choral.tabular.fitting import fit_table
+    from choral.tables.fit import fit_table
+    from choral.tables.problems import Columns
 
 
 class _Package(ModuleType):

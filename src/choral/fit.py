@@ -20,7 +20,6 @@ from choral.cluster.calls import Asked, Call, call_of, carry_out_leaves, check_c
 from choral.cluster.objects import Store, is_far
 from choral.cluster.sites import absolute, fetched, opened, publish
 from choral.data.inputs import Transforms
-from choral.data.tables import Table
 from choral.engine.compute import Compute, OnExisting
 from choral.engine.events import Callback
 from choral.engine.folder import claimed, run_of
@@ -39,6 +38,7 @@ from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import warning
 from choral.plan.early_stopping import EarlyStopping
 from choral.recipes.recipe import Recipe
+from choral.tables.table import Table
 
 _LOG = logging.getLogger("choral")
 

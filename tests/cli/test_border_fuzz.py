@@ -131,17 +131,19 @@ STRANGE = [
 ]
 
 
+READ = ("9999999999999999999999",)  # as a number
+
+
 @pytest.mark.parametrize("cell", STRANGE)
 def test_strange_cells_are_read_or_said(cell, place, tmp_path):
-    from choral.data.cells import number
-
     columns = ["n", "word", "flag", "day", "size"]
     frame = pd.read_csv(place / "t.csv", dtype=str).head(5)
     for row, column in enumerate(columns):
         frame.loc[row, column] = cell
     frame.to_csv(tmp_path / "new.csv", index=False)
     done = answered("predict", place / "run", tmp_path / "new.csv", "--json")
-    for column in columns[int(np.isfinite(number(cell))) :] if done.code == 0 else ["n"]:
+    read = cell in READ
+    for column in columns[read:] if done.code == 0 else ["n"]:
         assert f"'{column}'" in done.stderr, (column, cell, done.stderr)
 
 

@@ -215,6 +215,7 @@ def test_ray_that_takes_no_more_tasks_is_said(ray, tmp_path):
     assert {row["path"]: row["state"] for row in choral.leaves(tmp_path)}["start"] == "done"
 
 
+@pytest.mark.menagerie  # by the clock
 def test_a_task_that_is_queued_for_long_is_waited_for(ray, whole, tmp_path, monkeypatch):
     """Ray answers that nothing is done, for longer than its silence would be suffered."""
     ray.runs = ray.answers = False

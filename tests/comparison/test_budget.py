@@ -8,12 +8,13 @@ from choral import models
 from choral.base.errors import InputError
 from choral.comparison.budget import Spending, within
 from choral.comparison.compare import below, compare, recipes_for, spending_of
-from choral.data.problems import Problem, load_problem
+from choral.data.problems import Problem
 from choral.plan import SGD, Adam
 from choral.plan.cost import short
 from choral.plan.walk import trainings
 from choral.recipes import FEW, METHODS, deep_ensemble, make, sebays_freeze
 from choral.recipes.training import Training
+from choral.tables.problems import load_problem
 
 SHARED = Training(lr=0.003, optimizer=Adam(), batch_size=32)
 G = torch.Generator().manual_seed(0)

@@ -11,10 +11,11 @@ import choral
 from choral import models
 from choral.base.errors import InputError
 from choral.comparison.compare import compare
-from choral.data.problems import Problem, load_problem
+from choral.data.problems import Problem
 from choral.engine.files import read_json
 from choral.plan import Adam
 from choral.recipes.training import Training
+from choral.tables.problems import load_problem
 
 QUICK = Training(lr=0.005, optimizer=Adam(), batch_size=64)
 

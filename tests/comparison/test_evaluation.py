@@ -14,10 +14,10 @@ from choral.comparison import evaluation as evaluation
 from choral.comparison.evaluation import corruption_errors, evaluate, judge, keep, make_trial, measure, row_of
 from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
-from choral.data.problems import load_problem
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
+from choral.tables.problems import load_problem
 
 QUICK = Training(lr=0.005, optimizer=Adam(), batch_size=32)
 DIGITS = load_problem("digits")
@@ -68,12 +68,16 @@ def test_the_row_is_what_measure_gives_with_corruptions_and_auroc(ensemble, foun
     assert row["c_nll"] == pytest.approx(np.mean([c["nll"] for c in cells]))
 
 
-def test_sizes_end_at_the_whole_ensemble_and_begin_at_its_first_member(ensemble, found):
+def test_sizes_are_means_over_choices_of_members(ensemble, found):
     probs = ensemble._predictive(X).member_probs
     labels = torch.as_tensor(Y)
     assert [s["members"] for s in found["sizes"]] == [1, 2, 3]
-    assert found["sizes"][0]["nll"] == pytest.approx(metrics.nll(probs[0], labels))
-    assert found["sizes"][1]["accuracy"] == pytest.approx(metrics.accuracy(probs[:2].mean(0), labels))
+    alone = [metrics.nll(p, labels) for p in probs]
+    assert found["sizes"][0]["nll"] == pytest.approx(np.mean(alone))
+    assert found["sizes"][0]["nll_std"] == pytest.approx(np.std(alone), abs=1e-6)
+    pairs = [metrics.accuracy(probs[list(p)].mean(0), labels) for p in ((0, 1), (1, 2), (0, 2))]
+    assert found["sizes"][1]["accuracy"] == pytest.approx(np.mean(pairs))
+    assert found["sizes"][-1]["nll_std"] == 0
     assert found["sizes"][-1]["nll"] == pytest.approx(found["scores"]["nll"], rel=1e-6)
 
 
@@ -89,8 +93,27 @@ def test_histograms_are_shares_of_rows(ensemble, found):
     h = found["histograms"]
     assert sum(h["in"]) == pytest.approx(1, abs=1e-4)
     assert sum(h["out"]) == pytest.approx(1, abs=1e-4)
-    confidence = ensemble.predict(X).confidence
-    assert h["in"][-1] == pytest.approx(float((confidence >= h["edges"][-2]).float().mean()), abs=1e-4)
+    entropy = ensemble.predict(X).entropy
+    assert h["of"] == "entropy"
+    assert h["in"][-1] == pytest.approx(float((entropy >= h["edges"][-2]).float().mean()), abs=1e-4)
+    assert np.ptp(np.diff(np.log(h["edges"]))) == pytest.approx(0, abs=1e-4)
+
+
+def test_risk_is_the_error_of_the_most_certain_rows(ensemble, found):
+    p = ensemble.predict(X)
+    wrong = (p.labels != torch.as_tensor(Y)).double()[p.entropy.argsort(stable=True)]
+    kept = [round(share * len(X)) for share in found["risk"]["kept"]]
+    assert kept[-1] == len(X)
+    assert found["risk"]["risk"] == pytest.approx([float(wrong[:k].mean()) for k in kept], abs=1e-5)
+
+
+def test_worst_rows_are_mistakes_the_least_probable_class_first(ensemble, found):
+    p = ensemble.predict(X)
+    rows = [w["row"] for w in found["worst"]]
+    own = p.probs[range(len(X)), torch.as_tensor(Y)]
+    assert rows[0] == int(own.argmin())
+    assert all(int(p.labels[r]) != Y[r] for r in rows)
+    assert found["worst"][0]["predicted"] == str(int(p.labels[rows[0]]))
 
 
 def test_corrupted_cells_are_measured_on_corrupted_images(ensemble):
@@ -111,11 +134,10 @@ def test_corrupted_rows_are_held_against_the_same_rows_clean(ensemble):
     assert clean["nll"] == pytest.approx(measure(ensemble, X[rows], np.asarray(Y)[rows])["nll"], rel=1e-5)
 
 
-def test_diversity_and_chains_of_the_map(ensemble, found):
+def test_diversity_of_members(ensemble, found):
     matrix = np.array(found["diversity"]["matrix"])
     labels = ensemble._predictive(X).logits.argmax(-1)
     assert matrix[0, 2] == pytest.approx(float((labels[0] != labels[2]).float().mean()), abs=1e-5)
-    assert found["map"]["chains"] == [[0, 1, 2]]
 
 
 def test_corruption_errors_are_one_for_the_baseline(found):
@@ -140,6 +162,9 @@ def test_regression_has_coverage_intervals_and_scores_of_strangeness(regression)
     assert covered[0.5] <= covered[0.9] <= covered[0.99]
     inside = [r["low"] <= r["target"] <= r["high"] for r in found["intervals"]["rows"]]
     assert np.mean(inside) == pytest.approx(covered[0.9], abs=0.15)
+    errors = [abs(r["mean"] - r["target"]) for r in found["intervals"]["rows"]]
+    assert abs(found["worst"][0]["mean"] - found["worst"][0]["target"]) == max(errors)
+    assert sum(found["pit"]) == pytest.approx(1, abs=1e-5)
     means = [r["mean"] for r in found["intervals"]["rows"]]
     assert means == sorted(means)
     assert found["ood"]["scores"]["epistemic"]["auroc"] > 0.8
@@ -223,7 +248,7 @@ def test_diversity_and_sizes_are_by_member_with_its_draws_averaged_first(name, o
     alone = [metrics.nll(p, labels) for p in (first, second)]
     assert found["scores"]["member_nll"] == pytest.approx(sum(alone) / 2)
     assert [s["members"] for s in found["sizes"]] == [1, 2]
-    assert [s["nll"] for s in found["sizes"]] == pytest.approx([alone[0], found["scores"]["nll"]], rel=1e-6)
+    assert [s["nll"] for s in found["sizes"]] == pytest.approx([sum(alone) / 2, found["scores"]["nll"]], rel=1e-6)
     draws = metrics.mutual_information(prediction.member_probs).mean()
     assert found["scores"]["mutual_information"] == pytest.approx(float(draws))  # uncertainty still counts every draw
 
@@ -258,7 +283,7 @@ def test_errors_of_regression_members_are_those_of_the_mixture_of_their_draws():
     assert found["scores"]["residual_correlation"] == pytest.approx(np.corrcoef(errors)[0, 1], rel=1e-4)
     assert found["diversity"]["matrix"][0][1] == pytest.approx(np.corrcoef(errors)[0, 1], rel=1e-4)
     assert [s["nll"] for s in found["sizes"]] == pytest.approx(
-        [metrics.mixture_nll(*parts[0], y), found["scores"]["nll"]], rel=1e-6
+        [sum(metrics.mixture_nll(*part, y) for part in parts) / 2, found["scores"]["nll"]], rel=1e-6
     )
 
 

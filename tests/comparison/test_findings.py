@@ -51,3 +51,11 @@ def test_where_nothing_is_better_that_is_said():
     assert findings([rows(("single", {"nll": 0.3}))], baseline="single") == []
     missing = [rows(("single", {"nll": 0.3}), ("broken", {"nll": None}), ("a", {"nll": 0.1}))]
     assert len(findings(missing, baseline="single")) == 2
+
+
+def test_a_method_that_wins_by_chance_does_not_hide_one_that_wins_beyond_noise():
+    by_seed = [
+        rows(("single", {"nll": 0.30 + shift}), ("wild", {"nll": wild}), ("steady", {"nll": 0.20 + shift}))
+        for shift, wild in ((0.0, 0.05), (0.01, 0.31), (0.02, 0.10))
+    ]
+    assert findings(by_seed, baseline="single")[0].startswith("Use steady")

@@ -12,8 +12,9 @@ import choral
 from choral import models
 from choral.base.errors import InputError
 from choral.comparison.importance import importance, partial_dependence, parts_of, permutation_importance
-from choral.data.tables import learn_table
+from choral.fit import train
 from choral.objectives.likelihoods import FixedGaussian
+from choral.tables.table import learn_table
 
 ROWS = 400
 DRAW = np.random.default_rng(3)
@@ -106,8 +107,8 @@ def town():
     )
     frame.loc[:9, "size"] = None
     frame["sold"] = np.where((frame.kind == "hut") ^ (draw.random(240) < 0.02), "yes", "no")
-    table = learn_table(frame, "sold")
-    ensemble = choral.fit(
+    table = learn_table(frame, "sold", orders={"rank": ("low", "medium", "high")})
+    ensemble = train(
         models.mlp(table.width, 2, hidden=(16,)),
         (table.inputs(frame), table.targets(frame)),
         choral.recipes.deep_ensemble(budget=80, members=2),

@@ -94,15 +94,14 @@ def test_validation_data_may_be_dicts_as_the_data():
 
 
 def test_networks_that_read_a_table_read_a_frame_as_one():
-    from choral.data.tables import learn_table
-    from choral.fit import train
+    from choral.tables.table import learn_table
 
     frame = FRAME.assign(price=FRAME["age"] * 2.5)
     table = learn_table(frame, "price")
     x = table.inputs(frame)
-    fitted = train(
-        lambda: nn.Linear(x.shape[1], 1), (x, table.targets(frame)), choral.recipes.single(budget=1), table=table
-    )
+    points = (x, table.targets(frame))
+    fitted = choral.fit(lambda: nn.Linear(x.shape[1], 1), points, choral.recipes.single(budget=1))
+    fitted.table = table
     expected = fitted.predict(x).mean
     assert torch.equal(fitted.predict(OTHER).mean, expected)  # read as the table, not as raw numbers
     price = pd.Series(frame["price"])

@@ -124,10 +124,14 @@ def test_members_cut_by_the_clock_are_not_extended_as_whole_ones(tmp_path: Path)
     assert same(choral.fit(build, (X, Y), deep(3), run_dir=tmp_path / "run", on_existing="extend", **ALONE), whole)
 
 
-def test_members_of_an_extended_run_cut_by_the_clock_are_trained_to_their_end(tmp_path: Path) -> None:
+def test_members_of_an_extended_run_cut_by_the_clock_are_trained_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = choral.fit(build, (X, Y), deep(3), **ALONE)
+    ticks = iter(range(10**6))  # every look at the clock takes a second
+    monkeypatch.setattr("choral.engine.epochs.time.perf_counter", lambda: float(next(ticks)))
     first = choral.fit(build, (X, Y), deep(1), run_dir=tmp_path / "run", **ALONE)
-    limit = first.info["counted"]["train_seconds"] + 1e-5
+    limit = first.info["counted"]["train_seconds"] + 2.5  # an epoch of the next member, after what comes before it
     with pytest.raises(Killed):
         choral.fit(
             build,

@@ -8,7 +8,6 @@ from torch import nn
 
 from choral import Compute, models
 from choral.base import draws
-from choral.data.problems import load_problem
 from choral.data.sources import source_of
 from choral.engine.task import make_task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
@@ -29,6 +28,7 @@ from choral.structures import (
     TabM,
     TreeNet,
 )
+from choral.tables.problems import load_problem
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 3, 8, 8, generator=G), torch.randint(3, (32,), generator=G)

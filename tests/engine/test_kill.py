@@ -22,7 +22,7 @@ def members(folder):
     ("method", "optimizer", "executor", "by"),
     [
         pytest.param("bagged", "nesterov", "sequential", "", marks=pytest.mark.menagerie),
-        ("edst", "adamw", "sequential", ""),
+        pytest.param("edst", "adamw", "sequential", "", marks=pytest.mark.menagerie),
         pytest.param("deep_ensemble", "adam", "vectorized", "", marks=pytest.mark.menagerie),
         ("deep_ensemble", "adam", "vectorized", "member"),
         ("prune_and_tune", "adam", "sequential", "ensemble"),

@@ -10,7 +10,6 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import DivergedError, RunError
-from choral.data.tables import Table
 from choral.engine.files import write_json
 from choral.fit import fit, train
 from choral.plan import Collect, Constant, Recalibrate, Reset, Train, fork, repeat, seq
@@ -18,6 +17,7 @@ from choral.plan.optimizers import SGD
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
+from choral.tables.table import Table
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 3, 6, 6, generator=G), torch.randint(0, 2, (48,), generator=G)

@@ -21,15 +21,14 @@ from choral.calibration import ConformalSets, MemberSelection, StackingWeights, 
 from choral.comparison.compare import compare
 from choral.data import arrays
 from choral.data.arrays import read_arrays
-from choral.data.columns import NumberColumn, Scale
-from choral.data.tables import Table
-from choral.data.words import CategoryColumn
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
 from choral.fit import fit
 from choral.plan import Adam, Collect, Reset, Train, fork, seq
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
+from choral.tables.columns import CategoryColumn, NumberColumn, Scale
+from choral.tables.table import Table
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(40, 3, generator=G), torch.randint(0, 2, (40,), generator=G)
@@ -158,10 +157,10 @@ HOSTILE = {
                 "columns": [{"kind": "NumberColumn", "name": "a", "scale": {"kind": "Scale", "mean": 0.0, "std": 0.0}}],
             },
         ),
-        "table that cannot be read: a scale has mean 0.0 and deviation 0.0",
+        "table that cannot be read: a scale has mean 0.0 and std 0.0",
     ),
     "columns": (put("table", {"kind": "Table", "columns": [{"name": "a"}]}), "columns is .* but must be of type"),
-    "an old table": (put("table", {"target_mean": 0.0, "target_std": 1.0}), "form of an older choral.*fit it again"),
+    "an old table": (put("table", {"target_mean": 0.0, "target_std": 1.0}), "table that cannot be read: kind None"),
     "another's table": (put("table", {"kind": "Scale"}), "holds a Scale where a Table belongs"),
     "too many classes": (put("table", {"kind": "Table", "classes": ["a"] * 200_000}), "has 200,000 values, 1 of them"),
     "form": (put("forms", [{"axes": 3, "attributes": {}}, None]), "but must be null or a dict"),

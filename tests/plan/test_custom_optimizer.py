@@ -69,7 +69,13 @@ def test_an_optimizer_that_mixes_numbers_trains_members_one_at_a_time():
             assert torch.equal(p, q)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.ASGD, lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.1)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.ASGD,
+        pytest.param(lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.1), marks=pytest.mark.menagerie),
+    ],
+)
 def test_it_passes_the_public_suite(optimizer):
     training = Training(optimizer=optimizer, lr=0.01, batch_size=16)
     check_recipe(make("deep_ensemble", members=2, budget=4, training=training))

@@ -323,8 +323,15 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
-@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, nesterov=True), Adam()])
+@pytest.mark.parametrize(
+    ("optimizer", "executor"),
+    [
+        (SGD(momentum=0.9, nesterov=True), "vectorized"),
+        (Adam(), "sequential"),
+        pytest.param(SGD(momentum=0.9, nesterov=True), "sequential", marks=pytest.mark.menagerie),
+        pytest.param(Adam(), "vectorized", marks=pytest.mark.menagerie),
+    ],
+)
 def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor, optimizer, tmp_path):
     build, data = PROBLEMS["classification"]
     recipe = make(

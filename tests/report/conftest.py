@@ -6,10 +6,11 @@ from tests.report.browser import Browser
 
 from choral import Compute, models
 from choral.comparison.compare import compare
-from choral.data.problems import Problem, load_problem
+from choral.data.problems import Problem
 from choral.plan import Adam
 from choral.recipes.training import Training
 from choral.report import write_report
+from choral.tables.problems import load_problem
 
 QUICK = Training(lr=0.005, optimizer=Adam(), batch_size=64)
 

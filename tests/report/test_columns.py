@@ -6,10 +6,6 @@ import shutil
 import pytest
 from tests.report.test_hostile import NAMES, Page, keep, rendered
 
-from choral.report.content import collect
-from choral.report.figures import all_panels
-from choral.report.panels import output_of, rarest
-
 
 def found(name="size", cls="rare"):
     curve = {"column": name, "values": ["1", "2"], "at": [1.0, 2.0], "outputs": ["common", cls]}
@@ -18,9 +14,10 @@ def found(name="size", cls="rare"):
     row = {"worse": {"accuracy": 0.01, "nll": 0.1234}, "error": {"accuracy": 0.0, "nll": 0.002}}
     row |= {"members": {"accuracy": [0.0, 0.02], "nll": [0.0917, 0.1873]}}
     classes = {"names": ["common", cls], "counts": [90, 10], "recall": [0.9777, 0.4321], "precision": [0.9, None]}
-    classes |= {"average_precision": [0.98, 0.6123], "curves": [[[0.5, 1.0], [1.0, 0.9]], [[0.4, 0.8], [1.0, 0.1]]]}
+    classes |= {"average_precision": [0.98, 0.6123], "confusion": [[88, 2], [6, 4]]}
     importance = {"measure": "nll", "columns": [{"column": name} | row], "dependence": [curve, words]}
-    return {"classes": classes, "importance": importance}
+    worst = [{"row": 17, "target": cls, "predicted": "common", "confidence": 0.8765}]
+    return {"classes": classes, "importance": importance, "worst": worst}
 
 
 @pytest.fixture
@@ -37,13 +34,11 @@ def put(folder, **parts):
 def test_every_number_is_on_the_page(folder):
     text = rendered(put(folder, **found()))
     page = Page(text)
-    for value in (0.1234, 0.0917, 0.1873, 0.01, 0.9777, 0.4321, 0.98, 0.6123):
+    for value in (0.1234, 0.0917, 0.1873, 0.01, 0.9777, 0.4321, 0.98, 0.6123, 0.8765):
         assert repr(value) in page.values["data-value"]
-    assert "rare: average precision " in text
-    assert "NLL on the test rows" in text
     assert text.count("probability of rare") == 2
-    names = [p.name for p in all_panels(collect(folder))]
-    assert [n for n in names if n.startswith("dep")] == ["dependence-0", "dependence-1"]
+    assert {"dependence-0", "dependence-1", "confusion"} <= page.values["id"]
+    assert {"88", "2", "6", "4"} <= set(page.texts)  # the confusion matrix
 
 
 def test_columns_and_classes_may_have_any_name(folder):
@@ -51,7 +46,7 @@ def test_columns_and_classes_may_have_any_name(folder):
     for kind in ("end", "steering", "backslash", "long"):
         page = Page(rendered(put(folder, **found(NAMES[kind], NAMES[kind]))))
         assert page.kinds <= plain.kinds
-        assert page.values["id"] <= plain.values["id"]
+        assert {v for v in page.values["id"] if "-p" not in v} <= plain.values["id"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +61,8 @@ def test_columns_and_classes_may_have_any_name(folder):
         ("importance", lambda held: held["dependence"][1]["members"][0][0].append(1.0)),
         ("classes", lambda held: held["counts"].append(3)),
         ("classes", lambda held: held["recall"].pop()),
-        ("classes", lambda held: held["curves"][0].append([1.0])),
+        ("classes", lambda held: held["confusion"][0].append("x")),
+        ("classes", lambda held: held["confusion"][0].append(1)),
         ("classes", lambda held: held.update(names=[])),
     ],
 )
@@ -76,11 +72,3 @@ def test_a_damaged_part_is_left_out_and_named(folder, part, break_it):
     text = rendered(put(folder, **parts))
     assert f'<section id="{part}">' not in text
     assert f"snapshot.{part}" in text
-
-
-def test_the_rarest_class_with_rows_and_the_output_that_moves_are_drawn():
-    told = {"counts": [5, 0, 2], "curves": [[[1, 1]], [], [[1, 1]]]}
-    assert rarest(told) == 2
-    assert rarest({"counts": [1], "curves": [[]]}) is None
-    assert rarest({"counts": [1]}) is None
-    assert output_of({"outputs": ["a", "b", "c"], "mean": [[0.1, 0.5, 0.4], [0.3, 0.4, 0.3]]}) == 0

@@ -14,7 +14,8 @@ def test_a_comparison_is_ranked_and_knows_its_plans(comparison):
     assert losses == sorted(losses)
     assert set(found.results["plans"]) == set(found.methods) == {"single", "snapshot", "prune_and_tune"}
     assert found.task == "classification"
-    assert found.results["history"]["prune_and_tune"]["sparsity"][-1][1] > 0
+    assert found.results["history"]["prune_and_tune"]["loss"]
+    assert found.results["plans"]["single"]["made"]["command"]
 
 
 def test_one_run_is_a_comparison_of_one(comparison):
@@ -38,7 +39,6 @@ def test_runs_that_were_not_evaluated_have_costs_only(comparison, tmp_path):
     (tmp_path / "run" / "evaluation.json").unlink()
     found = collect(tmp_path / "run")
     assert found.task is None
-    assert found.results["ranking"][0]["rank"] is None
     assert found.row("single")["train_flops"] > 0
 
 
@@ -47,9 +47,6 @@ def test_other_folders_are_refused_with_a_sentence(tmp_path):
         collect(tmp_path)
     with pytest.raises(RunError, match="is not a folder"):
         collect(tmp_path / "nothing")
-    (tmp_path / "comparison.json").write_text("{broken")
-    with pytest.raises(RunError, match=r"comparison\.json is not whole JSON"):
-        collect(tmp_path)
 
 
 def test_every_file_has_one_writer(comparison):

@@ -1,5 +1,6 @@
 """The written report: its numbers, files and text, without a browser."""
 
+import html
 import html.parser
 import json
 import re
@@ -7,7 +8,12 @@ import shutil
 
 import pytest
 
+from choral.comparison.comparison import difference
 from choral.report import write_report
+from choral.report.content import collect
+from choral.report.figures import DARK, LIGHT, settings
+from choral.report.page import _MARKS as MARKS
+from choral.report.page import sections_of, shown
 
 
 def numbers(item):
@@ -58,7 +64,7 @@ def test_every_number_on_the_page_is_in_report_json(folder):
     page = Page((folder / "report.html").read_text())
     known = numbers(json.loads((folder / "report.json").read_text()))
     shown = [float(v) for v in page.values if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", v)]
-    assert len(shown) > 50
+    assert len(shown) > 40
     assert all(v in known for v in shown)
 
 
@@ -75,33 +81,28 @@ def test_ids_are_unique(folder):
     assert not [i for i in set(ids) if ids.count(i) > 1]
 
 
-def test_figures_are_written_twice_and_are_whole(folder):
+def test_figures_are_written_as_svg_and_large_ones_as_png(folder):
     names = {p.stem for p in (folder / "figures").iterdir()}
-    assert {"rate", "loss", "diversity", "confidence", "size-nll", "map-pca", "pareto-train_flops"} <= names
+    assert {"risk", "histograms-0", "loss-0", "size-nll", "cost-predict_flops"} <= names
     for name in names:
-        assert (folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert (folder / "figures" / f"{name}.svg").read_text().rstrip().endswith("</svg>")
+        text = (folder / "figures" / f"{name}.svg").read_text()
+        assert "prefers-color-scheme: dark" in text
+        assert text.rstrip().endswith("</svg>")
+    assert (folder / "figures" / "size-nll.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tasks_have_their_own_sections(comparison, regression):
+def test_tasks_have_their_own_sections(comparison, regression, tmp_path):
     text = (comparison / "report.html").read_text()
-    for part in (
-        "ranking",
-        "cost",
-        "calibration",
-        "strange",
-        "corruption",
-        "size",
-        "diversity",
-        "map",
-        "plans",
-        "training",
-    ):
+    for part in ("grid", "calibration", "classes", "ood", "corruption", "size", "agreement", "engine"):
         assert f'<section id="{part}">' in text, part
     text = (regression / "report.html").read_text()
-    assert "Intervals and their coverage" in text
-    assert 'id="coverage"' in text
+    for part in ("grid", "predictions", "coverage", "size"):
+        assert f'<section id="{part}">' in text, part
     assert '<section id="corruption">' not in text
+    text = write_report(regression / "single", out=tmp_path).read_text()
+    for figure in ("predicted", "residuals", "intervals", "pit", "risk"):
+        assert f'<figure id="{figure}">' in text, figure
+    assert '<section id="worst">' in text
 
 
 def test_names_from_outside_are_text(regression):
@@ -132,3 +133,107 @@ def test_a_run_with_a_report_can_still_be_loaded_resumed_and_reported(comparison
     first = write_report(tmp_path / "single").read_text()
     assert choral.load(tmp_path / "single").info == info
     assert write_report(tmp_path / "single").read_text() == first
+
+
+def verdict_of(page):
+    return re.search(r'<p class="verdict">(.*?)</p>', page.read_text()).group(1)
+
+
+def test_the_page_begins_with_the_verdict(comparison, regression, tmp_path):
+    found = json.loads((comparison / "comparison.json").read_text())
+    assert html.unescape(verdict_of(comparison / "report.html")) == found["findings"][0]
+    page = write_report(comparison / "snapshot", out=tmp_path / "s")
+    row = next(r for r in found["rows"] if r["method"] == "snapshot")
+    assert f"predicted correctly in {row['accuracy']:.1%} of 120 test rows" in verdict_of(page)
+    page = write_report(regression / "single", out=tmp_path / "r")
+    mae = next(r for r in json.loads((regression / "comparison.json").read_text())["rows"] if r["method"] == "single")[
+        "mae"
+    ]
+    assert f"to within {float(f'{mae:.3g}'):g} on average (60 test rows)" in verdict_of(page)
+
+
+def test_diagnostics_are_folded_and_the_run_is_named(comparison):
+    text = (comparison / "report.html").read_text()
+    assert '<section id="engine">\n<details><summary>' in text
+    made = json.loads((comparison / "single" / "plan.json").read_text())["made"]
+    assert made["date"] in text
+    assert html.escape(made["command"][:40], quote=True).replace("&#x27;", "&#39;") in text
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    """Two methods over three seeds, and its content."""
+    from tests.report.conftest import QUICK
+
+    from choral import compare, models
+    from choral.tables.problems import load_problem
+
+    folder, part = tmp_path_factory.mktemp("seeds"), load_problem("wine")
+    found = compare(
+        lambda: models.mlp(13, 3, hidden=(8,)), part, ["single", "deep_ensemble"],
+        budget=6, members=3, training=QUICK, seed=(0, 1, 2), run_dir=folder,
+    )  # fmt: skip
+    return folder, found
+
+
+def test_the_grid_shows_means_spread_and_what_differs_beyond_noise(seeds):
+    folder, found = seeds
+    text = write_report(folder).read_text()
+    grid = text[text.index('id="grid"') : text.index("</section>")]
+    for row in found.rows:
+        for name in ("nll", "accuracy", "ece", "ood_auroc"):
+            spread = shown(found.deviations[row["method"]][name])
+            assert f"{shown(row[name])} ± {spread}" in grid
+    by_seed = found.details["by_seed"].values()
+    own, other = (
+        [next(r["nll"] for r in rows if r["method"] == m) for rows in by_seed] for m in ("deep_ensemble", "single")
+    )
+    word = difference("nll", own, other).word
+    assert f'class="{word}" title="{word} than single">{MARKS[word]} {shown(found.rows[1]["nll"])}' in grid
+    assert "means over 3 seeds" in text
+
+
+def test_curves_are_means_over_seeds(seeds):
+    content = collect(seeds[0])
+    assert len(content.parts("single", "risk")) == 3
+    first = json.loads((seeds[0] / "seed-2" / "single" / "evaluation.json").read_text())["evaluation"]["single"]
+    assert content.parts("single", "risk")[2] == first["risk"]
+    assert content.results["history"]["single"]["loss"]
+
+
+def test_costs_that_are_equal_by_construction_are_not_drawn(seeds):
+    assert not (seeds[0] / "figures" / "cost-train_flops.svg").exists()
+    assert (seeds[0] / "figures" / "cost-predict_flops.svg").exists()
+
+
+def relative_luminance(color):
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colors", [LIGHT, DARK])
+def test_colors_can_be_read(colors):
+    for name, color in colors.items():
+        light, dark = sorted((relative_luminance(color), relative_luminance(colors["surface"])), reverse=True)
+        assert name in ("grid", "surface") or (light + 0.05) / (dark + 0.05) >= 4.5, name
+
+
+def test_every_color_of_a_figure_is_a_variable_and_every_axis_has_a_label(folder):
+    text = (folder / "report.html").read_text()
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert not re.search(r"\.k\d+ {[^}]*#[0-9a-f]{6}", style)
+    with settings():
+        for section in sections_of(collect(folder)):
+            for drawn in section.pictures:
+                for axes in drawn.figure.axes[:1]:
+                    assert axes.get_xlabel(), drawn.name
+                    assert axes.get_ylabel() or drawn.name.startswith(("importance", "dependence")), drawn.name
+
+
+def test_settings_of_the_user_are_left_alone(comparison, tmp_path):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    write_report(comparison / "single", out=tmp_path)
+    assert dict(matplotlib.rcParams) == before

@@ -6,7 +6,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from choral.sklearn import EnsembleClassifier, EnsembleRegressor
 
 EPOCHS = {"auto": 60, "deep_ensemble": 60}
-NAMES = ("tabm", "deep_ensemble")
+NAMES = ("tabm", "deep_ensemble", "packed")
 
 
 def estimators(*names):
@@ -15,7 +15,7 @@ def estimators(*names):
 
 
 @pytest.mark.slow
-@parametrize_with_checks(estimators("auto", "packed"))
+@parametrize_with_checks(estimators("auto"))
 def test_it_passes_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 

@@ -7,7 +7,6 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import ConversionError, InputError
-from choral.base.values import from_dict
 from choral.layers.convert import swap
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import PackedLayer
@@ -135,4 +134,3 @@ def test_facts_of_a_structure_are_not_arguments():
         BatchEnsemble(undecayed=())
     with pytest.raises(InputError, match="draws"):
         Packed(draws=3)
-    assert from_dict({"kind": "Independent", "members": 1, "draws": 1, "undecayed": []}) == Independent()

@@ -103,7 +103,7 @@ def plan(
     from choral.plan import EarlyStopping
     from choral.preview import show
     from choral.recipes import make
-    from choral.tabular.preparing import AUTO, METHOD, check_members
+    from choral.tables.fit import AUTO, METHOD, check_members
 
     known = make(METHOD if name == AUTO and data is not None else name)
     check_members(known.name, members)
@@ -145,8 +145,8 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     if ready.folds:
         say(f"cv: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself")
     say(f"network: {_network(ready.build())}")
-    for entry in ready.entries:
-        say(f"candidate: {entry.candidate.name}: {entry.candidate.why}")
+    for candidate in ready.candidates:
+        say(f"candidate: {candidate.name}: {candidate.why}")
     say(text)
 
 
@@ -206,8 +206,7 @@ def fit(
     from choral.cluster.objects import is_far
     from choral.engine import validation
     from choral.engine.compute import Compute
-    from choral.tabular.choosing import check_one_process
-    from choral.tabular.preparing import METHOD
+    from choral.tables.fit import METHOD, check_one_process
 
     _check_words(method, members, running)
     made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
@@ -224,7 +223,7 @@ def fit(
     problem = ready.problem
     validation.rules_of(ready.validation, ready.early_stopping, time_limit, ready.folds)
     place, folder = cluster_runs.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
-    if ready.entries:
+    if ready.candidates:
         check_one_process(apart.prepare or shared.several or is_far(place))
     if apart.prepare:
         cluster_runs.tell_prepared(words, ready, place, apart, running)
@@ -246,7 +245,7 @@ def fit(
 def _check_words(method: str | None, members: int | None, running: Running) -> None:
     """Refuse a method, members or an executor that there are none of, before data is read."""
     from choral.recipes import METHODS, make
-    from choral.tabular.preparing import AUTO, METHOD, check_members
+    from choral.tables.fit import AUTO, METHOD, check_members
 
     named = METHOD if method in (None, AUTO) else method
     if named not in METHODS:

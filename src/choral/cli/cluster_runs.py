@@ -36,7 +36,7 @@ class Words:
     compute: dict[str, Any]
 
     def understood(self, *, quiet: bool) -> Any:
-        """Return what they ask for, a `choral.tabular.preparing.Ready`."""
+        """Return what they ask for, a `choral.tables.fit.Ready`."""
         return prepare_fit(self.data, self.reading, self.settings, self.watching, quiet=quiet, **self.asked)
 
     def arguments(self, ready: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -14,17 +14,32 @@ _SHOWN = 40  # columns of a table that are listed
 
 def columns_of(reading: Reading) -> Any:
     """Return what a user says about a table's columns."""
-    from choral.data.problems import Columns
-    from choral.data.recognition import orders_of
+    from choral.tables.problems import Columns
 
     return Columns(
         target=reading.target,
         drop=tuple(reading.drop or ()),
         ids=tuple(reading.id or ()),
-        orders=orders_of(reading.order or []),
+        orders=_orders(reading.order or []),
         group=reading.group,
         time=reading.time,
     )
+
+
+def _orders(given: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return orders by column from texts such as 'size=small<medium<large'.
+
+    >>> _orders(["size=small<medium<large"])
+    {'size': ('small', 'medium', 'large')}
+    """
+    found = {}
+    for text in given:
+        name, sign, values = text.partition("=")
+        steps = tuple(v.strip() for v in values.split("<"))
+        if not sign or len(steps) < 2 or not all(steps) or len(set(steps)) < len(steps):
+            raise InputError(f"--order is {text!r}; write it as COLUMN=first<second<third, every value once.")
+        found[name.strip()] = steps
+    return found
 
 
 def prepare_fit(
@@ -40,8 +55,8 @@ def prepare_fit(
     quiet: bool,
     class_weights: str | None = None,
 ) -> Any:
-    """Return what `choral fit` does with some data, a `choral.tabular.preparing.Ready`; say how a table is read."""
-    from choral.tabular.preparing import prepared
+    """Return what `choral fit` does with some data, a `choral.tables.fit.Ready`; say how a table is read."""
+    from choral.tables.fit import prepared
 
     problem = _problem(data, reading, quiet=quiet)
     if class_weights is not None:
@@ -59,7 +74,7 @@ def prepare_fit(
 
 def _weighed(problem: Any, asked: str) -> Any:
     """Return a problem whose rows count by their classes; say how."""
-    from choral.data.balance import balanced
+    from choral.data.problems import balanced
 
     found, each = balanced(problem, asked)
     shown = ", ".join(f"{name} {weight:.4g}" for name, weight in list(each.items())[:_SHOWN])
@@ -71,7 +86,7 @@ def _weighed(problem: Any, asked: str) -> Any:
 
 def prepare(data: str, reading: Reading, settings: Settings, *, quiet: bool) -> tuple[Any, Callable[[], Any], Any]:
     """Return the problem, the network's factory and the training settings of a comparison; say how a table is read."""
-    from choral.comparison.defaults import factory, training_for
+    from choral.tables.defaults import factory, training_for
 
     problem = _problem(data, reading, quiet=quiet)
     return problem, factory(problem, reading.model), training_for(problem, **asdict(settings))
@@ -79,7 +94,7 @@ def prepare(data: str, reading: Reading, settings: Settings, *, quiet: bool) -> 
 
 def _problem(data: str, reading: Reading, *, quiet: bool) -> Any:
     """Return the data; say how a table is read."""
-    from choral.data.problems import load_problem
+    from choral.tables.problems import load_problem
 
     columns, likelihood = columns_of(reading), reading.likelihood
     asked: dict[str, Any] = {"task": reading.task, "likelihood": likelihood, "holdout": reading.holdout}

@@ -100,7 +100,7 @@ Accumulate = Annotated[
 ]
 Weighing = Annotated[
     str | None,
-    typer.Option("--class-weights", help="What rows of each class count in training: balanced, or 'yes=5,no=1'."),
+    typer.Option("--class-weight", help="What rows of each class count in training: balanced, or 'yes=5,no=1'."),
 ]
 Exec = Annotated[str, typer.Option("--executor", help="auto, sequential or vectorized.")]
 Device = Annotated[str, typer.Option("--device", help="auto (CUDA, MPS or the CPU), cpu, cuda, cuda:1, mps.")]

@@ -143,7 +143,7 @@ def predict(
 
 def _say_unit(table: Any) -> None:
     """Say in which unit numbers are predicted, if their column has one."""
-    from choral.data.targets import unit_in_words
+    from choral.tables.table import unit_in_words
 
     if table is not None and table.task == "regression" and table.unit:
         note(f"choral: '{table.target}' is predicted as training had it: {unit_in_words(table.unit)}.")
@@ -152,7 +152,7 @@ def _say_unit(table: Any) -> None:
 def rows_to_predict(loaded: Any, data: Path) -> tuple[Any, Any]:
     """Return inputs as the ensemble was trained on, and the table they come from (None for arrays)."""
     from choral.data.arrays import read_inputs
-    from choral.data.sheets import ENDINGS, ending, read_table
+    from choral.tables.reading import ENDINGS, ending, read_table
 
     fitted_on_table = loaded.table is not None and bool(loaded.table.columns)
     if ending(data):

@@ -123,9 +123,10 @@ def _show_importance(measure: str, columns: list[dict[str, Any]], **_: Any) -> N
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
     """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
     from choral.data.arrays import read_inputs, read_labeled
-    from choral.data.problems import load_problem, origin_of
-    from choral.data.sheets import ending, read_table
-    from choral.data.tables import with_target
+    from choral.data.problems import origin_of
+    from choral.tables.problems import load_problem
+    from choral.tables.reading import ending, read_table
+    from choral.tables.table import with_target
 
     fitted_on_table = loaded.table is not None and bool(loaded.table.columns)
     if ending(Path(data)):
@@ -218,9 +219,15 @@ def report(
 def measured(ensemble: Any, problem: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the row of a fitted ensemble and the whole evaluation, which its run folder keeps."""
     from choral.comparison.compare import trial_of
-    from choral.comparison.evaluation import judged, row_of
+    from choral.comparison.evaluation import judged, keep, row_of
+    from choral.comparison.importance import importance
 
-    found = judged(folder, ensemble, trial_of(problem))
+    trial = trial_of(problem)
+    found = judged(folder, ensemble, trial)
+    columns = problem.table.columns if problem.table is not None else ()
+    if 0 < len(columns) <= _LISTED and len(problem.x_test) and "importance" not in found:
+        found["importance"] = importance(ensemble, problem.x_test, problem.y_test)
+        keep(folder, ensemble, found, trial)
     return row_of(ensemble, found), found
 
 

@@ -20,19 +20,14 @@ from choral.cluster.objects import is_far
 from choral.comparison.budget import Spending, within
 from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
 from choral.comparison.evaluation import (
-    MAP_ROWS,
     Trial,
     corruption_errors,
-    first_rows,
     judged,
     make_trial,
     measure,
-    pca,
     row_of,
     rows_of,
     shuffled,
-    sketch,
-    tsne,
 )
 from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
@@ -287,7 +282,7 @@ def _measured(
     options: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Fit and judge every recipe with one seed; return the rows and what a report shows beyond them."""
-    rows, evaluations, sketches = [], {}, {}
+    rows, evaluations = [], {}
     for name, recipe in _named(recipes):
         folder = None if run_dir is None else run_dir / folder_name(name)
         try:
@@ -297,11 +292,10 @@ def _measured(
             rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})
             continue
         evaluations[name] = judged(folder, ensemble, trial)
-        sketches[name] = sketch(ensemble._predictive(first_rows(problem.x_test, MAP_ROWS)))
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
     if not evaluations:
         raise DivergedError("; ".join(f"{row['method']}: {row[DIVERGED]}" for row in rows))
-    details: dict[str, Any] = {"evaluation": evaluations, "map": {"pca": pca(sketches), "tsne": tsne(sketches)}}
+    details: dict[str, Any] = {"evaluation": evaluations}
     errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else next(iter(evaluations)))
     if errors is not None:
         details["corruption_errors"] = errors

@@ -117,7 +117,7 @@ def _about(by_seed: Any, method: str, baseline: str) -> str:
 
 
 def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> str:
-    """Return what to use: the best in the score that is no worse in accuracy or RMSE and in calibration, and what is level with it."""
+    """Return what to use: the best in the score of those that beat the baseline beyond noise and are no worse in accuracy or RMSE and in calibration."""
 
     def is_sound(method: str) -> bool:
         found = _compared(by_seed, method, baseline)
@@ -134,9 +134,12 @@ def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> st
     )
     if best == baseline:
         return f"Use {baseline}: no method is better in {MEASURES.get(score, score)} at this budget.{chance}"
-    gain = difference(score, _by_method(by_seed, best, score), _by_method(by_seed, baseline, score))
-    if gain.word != "better":
+    better = [
+        m for m in sound if difference(score, *(_by_method(by_seed, n, score) for n in (m, baseline))).word == "better"
+    ]
+    if not better:
         return f"Nothing is better than {baseline} beyond noise at this budget; {best} is ahead by chance or by little."
+    best = better[0]
     level = [
         m
         for m in sound
@@ -146,7 +149,8 @@ def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> st
     near = f" Level with it within noise: {_listed(level)}." if level and seeds > 1 else ""
     point = next((MEASURES[n] for n in POINT if _by_method(by_seed, best, n)), "")
     those = f" of the methods that lose no {point} or calibration to {baseline}" if point else ""
-    return f"Use {best}: the best {MEASURES.get(score, score)}{those}.{near}{chance}"
+    beyond = " beyond noise" if seeds > 1 else ""
+    return f"Use {best}: the best {MEASURES.get(score, score)}{beyond}{those}.{near}{chance}"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,6 @@ from choral.data.images import from_images, to_images
 from choral.data.sources import as_inputs, as_weights
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
-from choral.plan.phases import Collect
-from choral.plan.walk import Place, Visitor, walk
 from choral.predictions import Predictive, brief_of, scores_of
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -146,11 +143,6 @@ def shuffled(x: Any) -> tuple[Batch, str]:
     return mixed, "the same inputs, each of them shuffled by itself"
 
 
-def first_rows(x: Any, count: int) -> Any:
-    """Return the first rows of one or several inputs."""
-    return x[:count] if isinstance(x, np.ndarray) else batches.part(x, slice(count))
-
-
 def count_rows(x: Any) -> int:
     """Return how many rows one or several inputs have."""
     if isinstance(x, np.ndarray) and not x.ndim:
@@ -183,75 +175,9 @@ def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(corruptions)
 
 
-def pca(members: dict[str, Tensor]) -> dict[str, Any]:
-    """Return two coordinates for each member of several ensembles: the plane in which they differ most.
-
-    Args:
-        members: ensemble name -> (member, value), values of all on the same rows.
-
-    Returns a dict: points (name -> [[x, y], ...]) and explained (the share of all variance along each axis).
-
-    >>> found = pca({"a": torch.tensor([[0.0, 0.0], [3.0, 0.0]]), "b": torch.tensor([[6.0, 0.0]])})
-    >>> [[abs(x) for x, _ in p] for p in found["points"].values()], found["explained"]
-    ([[3.0, 0.0], [3.0]], [1.0, 0.0])
-    """
-    values = torch.cat([v.double() for v in members.values()])
-    centered = values - values.mean(0)
-    _, sizes, axes = torch.linalg.svd(centered, full_matrices=False)
-    signs = torch.sign(axes.gather(1, axes.abs().argmax(1, keepdim=True)))  # the same plane whatever the library's sign
-    places = torch.zeros(len(values), 2, dtype=torch.float64)
-    kept = min(2, len(axes))
-    places[:, :kept] = centered @ (axes * signs)[:kept].T
-    shares = torch.zeros(2, dtype=torch.float64)
-    total = float(sizes.square().sum())
-    if total > 1e-20:
-        shares[:kept] = sizes[:kept].square() / total
-    return {"points": _by_name(members, places), "explained": [round(float(s), 6) for s in shares]}
-
-
-def tsne(members: dict[str, Tensor]) -> dict[str, Any] | None:
-    """Return t-SNE coordinates of members as in `pca`, or None for fewer than 8 members, too few to mean anything."""
-    values = torch.cat([v.double() for v in members.values()])
-    if len(values) < 8:
-        return None
-    from sklearn.manifold import TSNE
-
-    perplexity = min(30.0, (len(values) - 1) / 3)
-    places = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.numpy())
-    return {"points": _by_name(members, torch.as_tensor(places))}
-
-
-def _by_name(members: dict[str, Tensor], places: Tensor) -> dict[str, list[list[float]]]:
-    parts = places.split([len(v) for v in members.values()])
-    return {n: [[float(f"{float(v):.6g}") for v in row] for row in part] for n, part in zip(members, parts)}
-
-
-def chains(ensemble: Ensemble) -> list[list[int]]:
-    """Return the runs of members that training passed through one after the other, by their place in predictions.
-
-    Members of one chain come from one branch of the plan without a new start in between (snapshots, for example).
-    Members of a joint network are followed one by one. Predictions of selected or stochastic members have none.
-    """
-    structure = ensemble.recipe.structure
-    if structure.draws > 1 or any(type(v).__name__ == "MemberSelection" for v in ensemble.posthoc):
-        return []
-    found: dict[tuple[Place, int, int], list[int]] = {}
-    numbers = count()
-
-    def collect(phase: Collect, place: Place, starts: int) -> int:
-        network = next(numbers)
-        for inner in range(structure.members):
-            found.setdefault((place.begun, starts, inner), []).append(network * structure.members + inner)
-        return starts
-
-    walk(ensemble.recipe.plan, 0, Visitor(start=lambda phase, place, starts: starts + 1, collect=collect))
-    return [line for line in found.values() if len(line) > 1]
-
-
 _SHOWN = 16  # members in matrices, at most
 _BINS = 20
 _LONG = 10.0  # seconds of a prediction that is not taken twice
-MAP_ROWS = 200
 
 
 def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> dict[str, Any]:
@@ -287,15 +213,18 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         "score": prediction.score,
         "shown": list(prediction.shown),
         "cost": _cost(ensemble, seconds),
-        "sizes": _sizes(prediction, targets, weights),
-        "map": {"chains": chains(ensemble), **pca({"members": sketch(prediction)})},
+        "sizes": sizes(prediction, targets, weights),
         "diversity": {"measure": measure, "matrix": plain(matrix)},
-        **({"weighted": True} if weights is not None else plain(prediction.details(targets))),
+        **(
+            {"weighted": True}
+            if weights is not None
+            else plain(prediction.details(targets) | risk(prediction, targets))
+        ),
     }
     if trial.corrupted:
         found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
     other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
-    found["histograms"] = _histograms(prediction, other)
+    found["histograms"] = histograms(prediction, other)
     if trial.ood is not None and other is not None:
         told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
         found["ood"] = {"name": trial.ood_name, "rows": count_rows(trial.ood), "best": prediction.alarm, "scores": told}
@@ -401,11 +330,6 @@ def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: st
     return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
 
 
-def sketch(prediction: Predictive) -> Tensor:
-    """Return what each member says about the first rows, (member, value): the point it takes in function space."""
-    return prediction.member_values[:, :MAP_ROWS].flatten(1).double()
-
-
 def plain(values: Any, digits: int = 6) -> Any:
     """Return tensors, in dicts and lists, as nested lists of floats with a few significant digits."""
     if isinstance(values, dict):
@@ -439,10 +363,39 @@ def _tensor(weights: np.ndarray | None) -> Tensor | None:
     return None if weights is None else torch.from_numpy(weights)
 
 
-def _sizes(prediction: Predictive, targets: Tensor, weights: Tensor | None) -> list[dict[str, float]]:
-    members = len(prediction.rows_by_member())
-    counts = sorted({round(c) for c in np.geomspace(1, members, 24)} | set(range(1, min(members, 24) + 1)))
-    return [{"members": count, **brief_of(_first(prediction, count), targets, weights)} for count in counts]
+def sizes(
+    prediction: Predictive, targets: Tensor, weights: Tensor | None = None, *, orders: int = 8
+) -> list[dict[str, float]]:
+    """Return measures of ensembles of some of the members: the mean and the standard deviation over random choices.
+
+    The choices are windows of one random circle of the members, so each member is chosen about equally often.
+    """
+    members = prediction.rows_by_member()
+    circle = np.random.default_rng(0).permutation(len(members)).tolist() * 2
+    starts = np.linspace(0, len(members), min(orders, len(members)), endpoint=False).astype(int)
+    counts = sorted({round(c) for c in np.geomspace(1, len(members), 12)})
+    found = []
+    for size in counts:
+        windows = [circle[s : s + size] for s in (starts if size < len(members) else [0])]
+        chosen = (prediction.of_rows(sorted(row for i in window for row in members[i])) for window in windows)
+        values = [brief_of(part, targets, weights) for part in chosen]
+        held = {n: [v[n] for v in values] for n in values[0]}
+        means = {n: float(np.mean(v)) for n, v in held.items()}
+        found.append({"members": size} | means | {f"{n}_std": float(np.std(v)) for n, v in held.items()})
+    return found
+
+
+def risk(prediction: Predictive, targets: Tensor) -> dict[str, Any]:
+    """Return the error of the rows that are kept when the least certain ones are left out, by the share that is kept."""
+    rows, alarm = prediction.row_scores(targets), prediction.sureness()[1]
+    name = next((n for n in ("accuracy", "mse") if n in rows), None)
+    if name is None or rows[name].shape != alarm.shape:
+        return {}
+    losses = (1 - rows[name] if name == "accuracy" else rows[name])[alarm.argsort(stable=True)].double()
+    means = losses.cumsum(0) / torch.arange(1, len(losses) + 1)
+    kept = torch.linspace(max(1, len(losses) // 20), len(losses), min(len(losses), 40)).round().long().unique()
+    found = means[kept - 1] if name == "accuracy" else means[kept - 1].sqrt()
+    return {"risk": {"of": "error rate" if name == "accuracy" else "RMSE", "kept": kept / len(losses), "risk": found}}
 
 
 def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predictive) -> dict[str, Any]:
@@ -472,17 +425,14 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predi
     }
 
 
-def _histogram(values: Tensor, low: float, high: float) -> list[float]:
-    counts = torch.histc(values.double().clamp(low, high), bins=_BINS, min=low, max=high)
-    return plain(counts / len(values))
-
-
-def _histograms(prediction: Predictive, other: Predictive | None) -> dict[str, Any]:
-    """Return shares of rows by how sure the ensemble is of them, in and out of distribution."""
-    name, inside, highest = prediction.sureness()
-    outside = None if other is None else other.sureness()[1]
-    both = inside if outside is None else torch.cat([inside, outside])
-    low, high = 0.0, highest or float(both.quantile(0.99)) or 1.0
-    edges = plain(torch.linspace(low, high, _BINS + 1))
-    found = {"of": name, "edges": edges, "in": _histogram(inside, low, high)}
-    return found if outside is None else found | {"out": _histogram(outside, low, high)}
+def histograms(prediction: Predictive, other: Predictive | None = None) -> dict[str, Any]:
+    """Return shares of rows by entropy or standard deviation, in bins of equal ratio, in and out of distribution."""
+    name, inside, _ = prediction.sureness()
+    sets = {"in": inside, **({} if other is None else {"out": other.sureness()[1]})}
+    both = torch.cat(list(sets.values())).double()
+    high = max(float(both.max()), 1e-12)
+    low = min(max(float(both.quantile(0.01)), 1e-5 * high), 0.5 * high)
+    edges = torch.logspace(np.log10(low), np.log10(high), _BINS + 1, dtype=torch.float64)
+    where = {n: torch.bucketize(v.double().clamp(low, high), edges[1:-1]) for n, v in sets.items()}
+    shares = {n: torch.bincount(w, minlength=_BINS) / len(w) for n, w in where.items()}
+    return {"of": name} | plain({"edges": edges} | shares)

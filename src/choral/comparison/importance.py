@@ -19,10 +19,10 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.directions import grows
 from choral.base.errors import InputError, did_you_mean
-from choral.data.columns import Column
 from choral.data.sources import as_inputs
 from choral.ensemble.ensemble import Ensemble
 from choral.predictions import Predictive, means_of
+from choral.tables.columns import Column
 
 _OUTPUTS = 10  # curves of one column, at most
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.data.cells import LARGEST
 
+LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network sees
 _BYTES = 1 << 30  # of one array, beyond which it may not be packed more tightly than this:
 _RATIO = 100
 

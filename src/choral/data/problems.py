@@ -1,25 +1,23 @@
-"""Problems: training and test data with what is known about them, by name or from a file."""
+"""Problems: training and test data with what is known about them; built-in ones, and those of .npz files."""
 
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from choral.base.errors import InputError, did_you_mean
+from choral.base.text import short
 from choral.data.arrays import read_problem
-from choral.data.cells import Cells
-from choral.data.sheets import ENDINGS, as_frame, ending, is_frame, read_table
-from choral.data.sources import as_weights
-from choral.data.splitting import Seen, split, split_by_group, split_by_time
-from choral.data.tables import Table, check_column, learn_table, settle_decimals, with_target
-from choral.data.targets import Kind
+from choral.data.splitting import row_hashes, split, split_by_group, split_by_time
 from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood
 
-_OF_CLASSES = ("categorical", "bernoulli", "ordinal")
+if TYPE_CHECKING:
+    from choral.tables.table import Table
+
 BUILT_IN = ("digits", "diabetes", "wine", "breast_cancer")
 
 
@@ -34,7 +32,7 @@ class Problem:
         table: how a table's columns became inputs, and which rows are trained on.
         image_shape: height and width, where inputs are images stored flat.
         likelihood: what outputs are to mean, a value or a name (`choral.objectives.likelihoods.NAMES`); None is decided by the targets.
-        groups, times: the column that decides which rows are held out together, or last, at the training rows.
+        groups, times: what decides which training rows are held out together (names), or last (numbers).
         weights: what each training row counts, equal if None.
     """
 
@@ -43,11 +41,11 @@ class Problem:
     y_train: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
-    table: Table | None = None
+    table: "Table | None" = None
     image_shape: tuple[int, int] | None = None
     likelihood: str | Likelihood | None = None
-    groups: Cells | None = None
-    times: Cells | None = None
+    groups: np.ndarray | None = None
+    times: np.ndarray | None = None
     weights: np.ndarray | None = None
 
     @property
@@ -57,7 +55,7 @@ class Problem:
 
     def folds(self, count: int) -> Any:
         """Return so many folds as `fit(cv=)` takes them: with the groups that are held out together, if there are any."""
-        return count if self.groups is None else (count, self.groups.words.astype(str))
+        return count if self.groups is None else (count, self.groups)
 
     def of_rows(self, rows: np.ndarray) -> "Problem":
         """Return the problem with some of its training rows alone; nothing says any more how to hold out others."""
@@ -88,8 +86,8 @@ class Problem:
     @property
     def repeated(self) -> int:
         """Test rows that are equal to a training row, in inputs and target."""
-        trained = {x.tobytes() + y.tobytes() for x, y in zip(self.x_train, self.y_train)}
-        return sum(x.tobytes() + y.tobytes() in trained for x, y in zip(self.x_test, self.y_test))
+        trained, test = row_hashes(self.x_train, self.y_train), row_hashes(self.x_test, self.y_test)
+        return int(np.isin(test, trained).sum())
 
     @property
     def task(self) -> str:
@@ -111,11 +109,12 @@ class Problem:
         return 2 * (1 if self.y_train.ndim == 1 else self.y_train.shape[1])
 
 
-def _built_in(name: str, holdout: float | None, seed: int) -> Problem:
+def built_in(name: str, holdout: float | None, seed: int) -> Problem:
+    """Return a problem that ships inside scikit-learn."""
     from sklearn import datasets
 
     x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    train, test = _split(len(x), holdout, seed)
+    train, test = (np.arange(len(x)), np.arange(0)) if holdout is None else split(len(x), holdout, seed)
     if name == "digits":
         x = (x / 16.0).astype(np.float32)
     else:
@@ -123,13 +122,7 @@ def _built_in(name: str, holdout: float | None, seed: int) -> Problem:
         x = ((x - mean) / np.where(std > 0, std, 1)).astype(np.float32)
     shape = (8, 8) if name == "digits" else None
     y = y.astype(np.float32 if name == "diabetes" else np.int64)
-    table = Table(seen=Seen.of(x[train], y[train]), origin=origin_of(name, holdout))
-    return Problem(name, x[train], y[train], x[test], y[test], table, image_shape=shape)
-
-
-def _split(rows: int, holdout: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers for training and test; all are trained on if nothing is held out."""
-    return (np.arange(rows), np.arange(0)) if holdout is None else split(rows, holdout, seed)
+    return Problem(name, x[train], y[train], x[test], y[test], image_shape=shape)
 
 
 def origin_of(name: str, holdout: float | None) -> str:
@@ -141,194 +134,9 @@ def origin_of(name: str, holdout: float | None) -> str:
     return f"{name} --holdout {0 if holdout is None else holdout:g}"
 
 
-def _from_npz(path: Path, likelihood: str | None) -> Problem:
-    x_train, y_train, x_test, y_test = read_problem(path, classes=likelihood in (None, "categorical", "ordinal"))
-    return Problem(path.name, x_train, y_train, x_test, y_test, Table(seen=Seen.of(x_train, y_train)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The columns of a table, where they are more than a target and inputs.
-
-    >>> Columns(drop=["id"], orders={"size": ["small", "large"]}).drop
-    ('id',)
-
-    Args:
-        target: the one to predict.
-        drop: those that are no inputs.
-        ids: those that are no inputs but shown beside predictions.
-        orders: values from first to last, by column.
-        group: rows with the same value stay together when rows are held out; no input.
-        time: the last rows by this column are held out.
-    """
-
-    target: str | None = None
-    drop: Sequence[str] = ()
-    ids: Sequence[str] = ()
-    orders: Mapping[str, Any] = field(default_factory=dict)
-    group: str | None = None
-    time: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("drop", "ids"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        object.__setattr__(self, "orders", {name: tuple(steps) for name, steps in self.orders.items()})
-
-    @property
-    def given(self) -> list[str]:
-        """The options that were given, as the shell writes them."""
-        held = {"--target": self.target, "--drop": self.drop, "--id": self.ids, "--order": self.orders}
-        return [n for n, v in (held | {"--group": self.group, "--time": self.time}).items() if v]
-
-
-@dataclass(frozen=True)
-class _Sheet:
-    """A table's rows, and what to call it."""
-
-    frame: Any
-    name: str
-    where: str
-    weights: Any = None
-
-
-def _sheet_of(data: Any, said: Columns, weights: Any) -> _Sheet:
-    """Return the rows of a table that have a target, and what each of them counts."""
-    where, name = ("the data frame", "table") if is_frame(data) else (str(data), Path(data).name)
-    if said.target is None:
-        raise InputError(f"{where} is a table, so the column to predict must be named; add --target COLUMN.")
-    whole = as_frame(data) if is_frame(data) else read_table(Path(data))
-    if isinstance(weights, str):
-        weights = weights_in(whole, weights, where)
-    found = None if weights is None else as_weights(weights, len(whole)).numpy()
-    frame = with_target(whole, said.target, where)
-    return _Sheet(frame, name, where, None if found is None else found[frame.index.to_numpy()])
-
-
-def weights_in(frame: Any, column: str, where: str) -> np.ndarray:
-    """Return what each row counts by a column of a table; its decimals are written as in the other columns."""
-    check_column(frame, column, where)
-    own = Cells(frame[column])
-    if not own.is_number:
-        settle_decimals([own], where, [Cells(frame[name]) for name in frame.columns if name != column])
-    return own.own_numbers
-
-
-def _held_out(sheet: _Sheet, said: Columns, holdout: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers for training and test, as the columns say."""
-    for name in (said.group, said.time):
-        if name is not None:
-            check_column(sheet.frame, name, sheet.where)
-    if holdout is not None and said.group is not None:
-        return split_by_group(Cells(sheet.frame[said.group]), holdout, seed)
-    if holdout is not None and said.time is not None:
-        return split_by_time(Cells(sheet.frame[said.time]), holdout)
-    return _split(len(sheet.frame), holdout, seed)
-
-
-def _from_sheet(
-    sheet: _Sheet, said: Columns, task: Kind | None, holdout: float | None, seed: int, *, ordered: bool = False
-) -> Problem:
-    if said.group is not None and said.time is not None:
-        raise InputError("--group and --time both decide which rows are held out; give one of them.")
-    assert said.target is not None
-    frame, where = sheet.frame, sheet.where
-    train, test = _held_out(sheet, said, holdout, seed)
-    ids = (*said.ids, *((said.group,) if said.group and said.group not in (*said.ids, *said.drop) else ()))
-    table = learn_table(
-        frame,
-        said.target,
-        task=task,
-        rows=train,
-        drop=said.drop,
-        ids=ids,
-        orders=said.orders,
-        ordered=ordered,
-        path=where,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that held-out rows hold what training rows do not is no surprise,
-        warnings.filterwarnings("default", message=".*which is not a number")  # but a footer among them is
-        x = table.inputs(frame, path=where)
-    y_train = table.targets(frame.iloc[train], path=where)
-    y_test = table.targets(frame.iloc[test], path=where) if len(test) else y_train[:0]
-    groups, times = (None if n is None else Cells(frame[n].iloc[train]) for n in (said.group, said.time))
-    weights = None if sheet.weights is None else sheet.weights[train]
-    table = table.with_seen(x[train], y_train)
-    return Problem(sheet.name, x[train], y_train, x[test], y_test, table, groups=groups, times=times, weights=weights)
-
-
-def load_problem(
-    data: Any,
-    *,
-    target: str | None = None,
-    task: Kind | None = None,
-    holdout: float | None = 0.25,
-    seed: int = 0,
-    columns: Columns | None = None,
-    likelihood: str | None = None,
-    weights: Any = None,
-) -> Problem:
-    """Return a problem by name, from a file or from a data frame.
-
-    Args:
-        data: a built-in name (digits, diabetes, wine, breast_cancer: they ship inside scikit-learn), an .npz file with x_train,
-            y_train, x_test, y_test, a table (.csv, .tsv, either with .gz, .parquet, .xlsx), or a pandas data frame.
-        target: the column to predict, for a table.
-        task: 'classification' or 'regression'; guessed from the target if None.
-        holdout: part of the rows kept for testing (not for .npz, which says itself); None keeps none.
-        seed: decides the split; not the seed of training.
-        columns: more about a table's columns; its target counts where none is given here.
-        likelihood: what outputs are to mean, by name; it says which task a table's target is.
-        weights: what each row of a table counts: a column, which is then no input, or a number for each row.
-    """
-    said = columns or Columns()
-    said = replace(said, target=target or said.target)
-    path = None if is_frame(data) else _path(data)
-    table = path is None or (bool(ending(path)) and data not in BUILT_IN)
-    if likelihood is not None:
-        kind: Kind = "classification" if likelihood in _OF_CLASSES else "regression"
-        likelihood_named(likelihood)
-        if task not in (None, kind):
-            raise InputError(f"--task is {task}, but --likelihood {likelihood} is of a {kind}; leave one of them out.")
-        task = kind if table else None
-    if task not in (None, "classification", "regression"):
-        raise InputError(f"task is {task!r}; give 'classification' or 'regression'.")
-    if holdout is not None and not 0 < holdout < 1:
-        raise InputError(f"holdout is {holdout}; give a part of the rows, above 0 and below 1.")
-    if not table and (said.given or task or weights is not None):
-        word = (said.given or (["--task"] if task else ["weights"]))[0]
-        raise InputError(f"{word} is about a table, and {data} is none; leave it out.")
-    if table:
-        named = (weights,) if isinstance(weights, str) and weights not in said.drop else ()
-        sheet = _sheet_of(data if path is None else path, said, weights)
-        said = replace(said, drop=(*said.drop, *named))
-        problem = _from_sheet(sheet, said, task, holdout, seed, ordered=likelihood == "ordinal")
-        if likelihood is None and problem.task == "regression" and np.isin(problem.y_train, (0, 1)).all():
-            likelihood = "gaussian"  # which nothing but the task says
-    else:
-        assert path is not None
-        problem = _built_in(data, holdout, seed) if data in BUILT_IN else _from_npz(path, likelihood)
-    return replace(problem, likelihood=likelihood)
-
-
-def _path(data: Any) -> Path:
-    """Return where data is, or would be if it is not built in; InputError unless there is such a file."""
-    if not isinstance(data, str | Path):
-        raise InputError(
-            f"data is {type(data).__name__}; give a pandas data frame, the path of a file, or one of {', '.join(BUILT_IN)}."
-        )
-    path = Path(data)
-    if data in BUILT_IN:
-        return path
-    if not ending(path) and path.suffix.lower() != ".npz":
-        raise InputError(
-            f"data is '{data}'; give one of {', '.join(BUILT_IN)}, or a file ending in .npz, {', '.join(ENDINGS)}."
-            + did_you_mean(str(data), BUILT_IN)
-        )
-    if not path.exists():
-        raise InputError(f"{path} does not exist; check the path of the data.")
-    return path
+def from_npz(path: Path, likelihood: str | None) -> Problem:
+    """Return the problem of an .npz file with x_train, y_train, x_test and y_test."""
+    return Problem(path.name, *read_problem(path, classes=likelihood in (None, "categorical", "ordinal")))
 
 
 def likelihood_named(name: str | Likelihood) -> Likelihood:
@@ -339,3 +147,60 @@ def likelihood_named(name: str | Likelihood) -> Likelihood:
     if name not in known:
         raise InputError(f"there is no likelihood '{name}'; known: {', '.join(known)}.{did_you_mean(name, known)}")
     return known[name]()
+
+
+def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Problem, dict[str, float]]:
+    """Return a problem whose training rows count by their classes, and the weights by the names of classes.
+
+    'balanced' lets every class count the same in all, n / (classes * rows of the class), so that weights average 1 over the rows.
+    Weights that rows have already are multiplied.
+
+    Args:
+        problem: the data, of classes.
+        asked: 'balanced', or weights by class, as a dict or in the words of the shell ('yes=5,no=1'); others count 1.
+    """
+    if problem.task != "classification" and problem.likelihood != "bernoulli":
+        raise InputError(
+            "class weights are for targets that are classes, and this one is a number; give every row a weight, or leave them out."
+        )
+    labels = problem.y_train.astype(np.int64)
+    if labels.ndim != 1:
+        raise InputError(f"class weights are for one class a row, but y has shape {labels.shape}; leave them out.")
+    names = problem.table.classes if problem.table is not None else ()
+    names = names or tuple(map(str, range(int(labels.max()) + 1)))
+    if asked == "balanced":
+        counts = np.bincount(labels, minlength=len(names))
+        each = {n: len(labels) / (np.count_nonzero(counts) * c) if c else 1.0 for n, c in zip(names, counts)}
+    else:
+        each = dict.fromkeys(names, 1.0) | _given(asked, names)
+    weights = np.array([each[n] for n in names])[labels]
+    if not weights.any():
+        raise InputError(f"class weights are {asked!r}, which count no training row; give one class more than 0.")
+    return replace(problem, weights=weights if problem.weights is None else weights * problem.weights), each
+
+
+def _given(asked: str | Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    pairs = list(asked.items()) if isinstance(asked, Mapping) else [_pair(part) for part in asked.split(",")]
+    for name, weight in pairs:
+        key = str(name)
+        if key not in names:
+            known = ", ".join(short(n, 20) for n in names[:10])
+            raise InputError(f"class weights name {short(key)!r}; the classes are {known}.{did_you_mean(key, names)}")
+        if key in found or not 0 <= weight < math.inf:
+            what = "twice" if key in found else f"with {weight:g}"
+            raise InputError(
+                f"class weights name {short(key)!r} {what}; give each class once, with a number of 0 or more."
+            )
+        found[key] = float(weight)
+    return found
+
+
+def _pair(text: str) -> tuple[str, float]:
+    name, sign, weight = text.rpartition("=")
+    try:
+        return (name if sign else text).strip(), float(weight)
+    except ValueError:
+        raise InputError(
+            f"class weights hold {short(text)!r}; write balanced, or CLASS=WEIGHT with commas between, such as yes=5,no=1."
+        ) from None

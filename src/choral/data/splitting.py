@@ -9,9 +9,7 @@ from typing import Self
 import numpy as np
 
 from choral.base.errors import InputError
-from choral.base.text import short
 from choral.base.values import Value
-from choral.data.cells import Cells
 
 _BITS = 24  # for each row, of which each sets these many: one strange row in 70,000 is taken for a known one
 _PLACES = 12
@@ -34,18 +32,18 @@ def _parts(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def split_by_group(cells: Cells, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_by_group(groups: np.ndarray, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return row numbers for training and test such that rows of one group stay together.
 
     Args:
-        cells: the column that names the group of each row.
+        groups: the name of the group of each row.
         holdout: part of the rows to hold out, about.
         seed: decides which groups.
     """
-    names, group = np.unique(cells.words.astype(str), return_inverse=True)
+    names, group = np.unique(groups.astype(str), return_inverse=True)
     if len(names) < 2:
-        raise InputError(f"column '{cells.name}' names a single group; splitting by group needs at least two.")
-    wanted = _count(len(cells), holdout)
+        raise InputError("every row is of a single group; splitting by group needs at least two.")
+    wanted = _count(len(groups), holdout)
     order = np.random.default_rng(seed).permutation(len(names))
     sizes = np.cumsum(np.bincount(group)[order])
     held = order[: min(max(int(np.searchsorted(sizes, wanted)) + 1, 1), len(names) - 1)]
@@ -53,25 +51,13 @@ def split_by_group(cells: Cells, holdout: float, seed: int) -> tuple[np.ndarray,
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def split_by_time(cells: Cells, holdout: float) -> tuple[np.ndarray, np.ndarray]:
+def split_by_time(when: np.ndarray, holdout: float) -> tuple[np.ndarray, np.ndarray]:
     """Return row numbers for training and test such that the last rows in time are held out.
 
     Args:
-        cells: a column of dates, times or numbers.
+        when: a number for each row that grows with time.
         holdout: part of the rows to hold out.
     """
-    when = cells.places_in_time
-    if cells.ways:
-        raise InputError(
-            f"column '{short(cells.name)}' holds {cells.ways[0]!r} and {cells.ways[1]!r}, dates written in different ways, so rows cannot be put "
-            "in time; write all dates as 2024-03-25."
-        )
-    if np.isnan(when).any():
-        bad = np.isnan(when)
-        raise InputError(
-            f"column '{cells.name}' holds {cells.words[bad][0]!r} ({cells.lines(bad)}), neither a date nor "
-            "a number, so rows cannot be put in time; fill it or name another column."
-        )
     order = np.argsort(when, kind="stable")
     count = _count(len(when), holdout)
     edge = when[order[-count]]
@@ -81,7 +67,7 @@ def split_by_time(cells: Cells, holdout: float) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Value):
-    """Which rows were trained on: a Bloom filter over the bytes of inputs and targets.
+    """Which rows were trained on: a Bloom filter over hashes of inputs and targets.
 
     A row that was there is always found; one in 70,000 others is found as well.
 
@@ -106,7 +92,7 @@ class Seen(Value):
         """Return the memory of some rows."""
         size = 1 << min(int(np.ceil(np.log2(max(_BITS * len(x), 64)))), 27)
         held = np.zeros(size, bool)
-        held[_places(x, y) % size] = True
+        held[_places(x, y) % np.uint64(size)] = True
         return cls(rows=len(x), bits=base64.b85encode(np.packbits(held).tobytes()).decode())
 
     @cached_property
@@ -119,15 +105,27 @@ class Seen(Value):
 
     def find(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return which rows are among those remembered."""
-        return np.asarray(self._filter[_places(x, y) % len(self._filter)].all(1)).astype(bool)
+        return np.asarray(self._filter[_places(x, y) % np.uint64(len(self._filter))].all(1)).astype(bool)
+
+
+def hashes(values: np.ndarray) -> np.ndarray:
+    """Return a number for each row (uint64) that depends on all its bits; equal rows have equal ones."""
+    key = np.zeros(len(values), np.uint64)
+    for column in np.asarray(values, np.float64).reshape(len(values), -1).T + 0.0:  # -0.0 is 0.0
+        bits = column.copy().view(np.uint64)
+        key = (key ^ bits ^ (bits >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(32)
+    return key
+
+
+def row_hashes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the same of inputs and targets together, as float32 holds them."""
+    return hashes(np.column_stack([np.asarray(part, np.float32).reshape(len(x), -1) for part in (x, y)]))
 
 
 def _places(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return some numbers for each row that depend on all its bytes (row, place)."""
-    import hashlib
-
-    digests = (
-        hashlib.blake2b(np.float32(a).tobytes() + np.float32(b).tobytes(), digest_size=4 * _PLACES).digest()
-        for a, b in zip(x, y)
-    )
-    return np.frombuffer(b"".join(digests), "<u4").reshape(len(x), _PLACES)
+    key = row_hashes(x, y)[:, None] + np.arange(1, _PLACES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return key ^ (key >> np.uint64(31))

@@ -24,11 +24,11 @@ from typing import Any
 
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
-from choral.data.tables import Table, table_from
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.files import digest_of, expect, open_kept, read_json, sweep, write_json
 from choral.engine.store import MemberStore
 from choral.objectives.likelihoods import Likelihood
+from choral.tables.table import Table, table_from
 
 _PLAN = {
     "identity": {"recipe": dict, "likelihood": dict, "inputs": ([dict], {str: [dict]}), "seed": int},

@@ -12,16 +12,19 @@ A limit is no part of a run's identity: it decides how far members come, not wha
 checkpoint of that moment, before it winds up; going on from there gives the members of a run that was never stopped.
 """
 
+import shlex
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from choral import __version__
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
-from choral.data.tables import Table
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.executor import Settled, check_executor, choose, choose_kernel, choose_threads
 from choral.engine.files import digest_of, write_json
@@ -32,6 +35,7 @@ from choral.engine.store import MemberStore
 from choral.engine.threads import using
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Place, Visitor, trainings, walk
+from choral.tables.table import Table
 
 _GROWS = ("branches", "times")
 
@@ -200,6 +204,7 @@ def settle(
         "network": task.blueprint.spec(),
         "describe": recipe.describe(),
         "table": None if table is None else digest_of(table.to_dict()),
+        "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": command(), "choral": __version__},
     }
     if cut is not None and stored is None:
         plan["leaves"] = cut(settled)
@@ -218,7 +223,9 @@ def _check_asked(executor: str, table: Table | None, *, overwrite: bool, extend:
     """Refuse what cannot be meant."""
     check_executor(executor)
     if table is not None and not isinstance(table, Table):
-        raise InputError(f"table is {type(table).__name__}; give a choral.data.tables.Table, as learn_table makes one.")
+        raise InputError(
+            f"table is {type(table).__name__}; give a choral.tables.table.Table, as learn_table makes one."
+        )
     if overwrite and extend:
         raise InputError("overwrite starts again and extend goes on; give one of them.")
 
@@ -267,6 +274,14 @@ def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
 def environment(threads: int) -> dict[str, Any]:
     """Return what decides the last bits of sums."""
     return {"threads": threads, "torch": torch.__version__}
+
+
+def command() -> str:
+    """Return the command line of this process, its program without the folder."""
+    program = Path(sys.argv[0] if sys.argv else "")
+    return shlex.join(
+        [program.parent.name if program.name == "__main__.py" else program.name or "python", *sys.argv[1:]]
+    )
 
 
 def compare_environment(folder: Path, begun: dict[str, Any], own: dict[str, int], *, stacklevel: int) -> None:

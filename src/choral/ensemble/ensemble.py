@@ -24,10 +24,7 @@ from choral.base.types import Builds
 from choral.base.values import Value
 from choral.data.frames import arranged, names_of
 from choral.data.inputs import Transforms, written
-from choral.data.sheets import as_frame, is_frame
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
-from choral.data.tables import Table
-from choral.data.targets import unit_in_words
 from choral.engine.blueprint import Blueprint
 from choral.engine.evaluate import Evaluation
 from choral.engine.files import pack_tensors
@@ -43,6 +40,8 @@ from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
 from choral.predictions import Prediction, Predictive, scores_of
 from choral.recipes.recipe import Recipe
+from choral.tables.reading import as_frame, is_frame
+from choral.tables.table import Table, unit_in_words
 
 _LEFT_OUT = "columns left out"
 _LONGEST = 120  # letters of a correction: weights of many members say nothing at a glance

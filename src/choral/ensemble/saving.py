@@ -31,7 +31,6 @@ from choral.base.types import Builds
 from choral.base.values import Value, from_dict, known_kinds
 from choral.calibration import StackingWeights
 from choral.data.inputs import Transform, Transforms
-from choral.data.tables import Table, table_from
 from choral.engine.blueprint import Blueprint
 from choral.engine.files import expect, pack_tensors, unpack_tensors, write_bytes
 from choral.engine.fingerprint import FINGERPRINT, changes
@@ -43,6 +42,7 @@ from choral.plan.early_stopping import SHARE
 from choral.plan.state import State
 from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
+from choral.tables.table import Table, table_from
 
 
 def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore, int, tuple[Value, ...]]:

@@ -6,6 +6,7 @@ Yes or no for each of several labels, or for one.
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -276,7 +277,7 @@ class Classification(Predictive):
         }
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the reliability table, and how well each class is told."""
+        """Return the reliability table, how well each class is told, and the rows whose class had the least probability."""
         probs, labels = self._flat(self.probs, targets)
         table, count = metrics.reliability_table(probs, labels), probs.shape[-1]
         classes = {"names": list(self.names or map(str, range(count)))}
@@ -284,6 +285,7 @@ class Classification(Predictive):
         return {
             "reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")},
             "classes": classes | told,
+            **({"worst": _worst(probs, labels, classes["names"])} if len(labels) == len(targets) else {}),
         }
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
@@ -292,8 +294,8 @@ class Classification(Predictive):
         return "disagreement", metrics.disagreement_matrix(probs)
 
     def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the confidence, of dense outputs the mean over a point's positions."""
-        return "confidence", self.confidence.flatten(1).mean(1) if self.confidence.dim() > 1 else self.confidence, 1.0
+        """Return the entropy, of dense outputs the mean over a point's positions."""
+        return "entropy", self.entropy.reshape(len(self.entropy), -1).mean(1), None
 
     def alarms(self) -> dict[str, Tensor]:
         """Return the scores of `choral.metrics.ood_scores`, of dense outputs the mean over a point's positions."""
@@ -480,8 +482,8 @@ class MultiLabel(Predictive):
         return "disagreement", (votes.unsqueeze(0) - votes.unsqueeze(1)).abs().mean(-1)
 
     def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the mean probability of the likelier side."""
-        return "confidence", self.confidence.flatten(1).mean(1), 1.0
+        """Return the mean entropy of the labels."""
+        return "entropy", self.entropy.flatten(1).mean(1), None
 
     def alarms(self) -> dict[str, Tensor]:
         """Return mean entropies over labels."""
@@ -505,3 +507,15 @@ def _entropy(probs: Tensor) -> Tensor:
 
 def _of_truth(probs: Tensor, targets: Tensor) -> Tensor:
     return torch.where(targets > 0.5, probs, 1 - probs).clamp_min(PROB_FLOOR)
+
+
+def _worst(probs: Tensor, labels: Tensor, names: Sequence[str], most: int = 10) -> list[dict[str, Any]]:
+    """Return the rows whose class had the least probability."""
+    own = probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    rows = [int(i) for i in own.argsort()[:most]]
+    said = [(i, int(labels[i]), int(probs[i].argmax())) for i in rows]
+    return [
+        {"row": i, "target": names[true], "predicted": names[guess], "confidence": probs[i, guess]}
+        for i, true, guess in said
+        if true != guess
+    ]

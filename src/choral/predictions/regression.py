@@ -39,7 +39,7 @@ from choral.predictions.base import UNFITTED, Predictive, means_of
 LEVELS = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
 SHOWN_LEVELS = (0.5, 0.9, 0.95)
 MOMENTS = ("mean", "std", "aleatoric_std", "epistemic_std")
-_ROWS = 60  # of a picture of intervals, at most
+_ROWS, _WORST = 400, 10  # of pictures, and of a table, at most
 
 
 class Numbers(Predictive):
@@ -181,7 +181,7 @@ class Numbers(Predictive):
         return {"rmse": error, "nll": float(self.nll_rows(targets).mean())}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the coverage of central intervals of many levels, and the intervals of some rows."""
+        """Return the coverage of central intervals, the histogram of ranks (PIT), the intervals of some rows and the worst rows."""
         at = self.ranks(targets)
         covered = [{"level": n, "coverage": float(((at - 0.5).abs() <= n / 2).double().mean())} for n in LEVELS]
         low, high = self.mixture_interval(0.9)
@@ -190,8 +190,16 @@ class Numbers(Predictive):
         }
         order = columns["mean"].argsort()
         shown = order[torch.linspace(0, len(order) - 1, min(len(order), _ROWS)).round().long()]
-        rows = [{n: v[i] for n, v in columns.items()} for i in shown]
-        return {"coverage": covered, "intervals": {"level": 0.9, "rows": rows}}
+        worst = (columns["mean"] - columns["target"]).abs().argsort(descending=True)[:_WORST]
+        rows, errors = ([{"row": int(i)} | {n: v[i] for n, v in columns.items()} for i in w] for w in (shown, worst))
+        apart = columns["target"].double() - columns["target"].double().mean()
+        return {
+            "coverage": covered,
+            "pit": torch.histc(at.double(), bins=20, min=0, max=1) / at.numel(),
+            "intervals": {"level": 0.9, "rows": rows},
+            "worst": errors,
+            "baseline": {"rmse": apart.square().mean().sqrt(), "mae": apart.abs().mean()},  # of predicting the mean
+        }
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how alike the members' errors are."""

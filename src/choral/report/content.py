@@ -1,213 +1,142 @@
-"""What a report shows, read from a folder: every number ends up in one dict of plain types, `results`.
+"""What a report shows, read from a folder: every number is in one dict of plain types, `results`.
 
-Four kinds of folders are understood: a comparison (comparison.json), one run (plan.json), a folder of
-runs, and that of a search among methods, which says what it chose (choice.json). The page and the figures are made from `results` alone, and it is written beside the page.
-
-What happened over a run: the learning rate its plan asks for, and the losses, operations and sparsity it logged.
-
-The order of methods and who is on the Pareto front of cost against loss.
+A folder holds a comparison (comparison.json), one run (plan.json), several runs, or a search (choice.json). It may come from anywhere, so
+each part of it is checked before it is drawn: a part that is damaged is left out and named, and a wrong single number is a dash.
 """
 
-import json
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from choral import objectives, plan, recipes, structures
-from choral.base.errors import RunError
+from choral.base.errors import ChoralError, RunError
 from choral.base.text import short
-from choral.base.values import from_dict
-from choral.plan.phases import Fork, Phase, Train
-from choral.plan.walk import Place, Visitor, first, walk
-from choral.report.reading import (
-    Check,
-    fields,
-    is_number,
-    many,
-    mapping,
-    numeric,
-    optional,
-    read_json,
-    sound,
-    sound_together,
-    words,
-)
+from choral.engine import files
+from choral.plots import history
+from choral.tables.table import table_from
 
-__all__ = ["events", "history_of", "schedule"]
-_KNOWN = (objectives, plan, recipes, structures)  # loading them makes their kinds readable
-_POINTS = 40  # of one training phase, at most
-_PHASES = 5000  # drawn, at most
-_SCHEDULE = fields(rate=many(many(many(numeric))), collected=many(numeric), forks=many(many(numeric)))
-_EPOCH = fields(  # an epoch's event; its losses may be infinite
-    epoch=numeric,
-    counted=fields(epochs=numeric, train_flops=numeric),
-    losses=many(lambda value, place: iter(())),
-    remaining=optional(many(fields(parameters=numeric, flops=numeric))),
-    validation=optional(many(lambda value, place: iter(()))),
-)
+SCORES = ("nll", "pinball", "loss")  # methods are ranked by the one they have; smaller is better
+_COSTS = ("train_flops", "train_seconds")
 
 
-def history_of(recipe: dict[str, Any], log: Path) -> dict[str, Any]:
-    """Return the curves of a run as lists of [epochs, value].
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether something can be shown, sorted and drawn as a number.
 
-    Keys: rate (segments along one branch of the plan), collected (epochs at which a member is kept on that branch), forks
-    ([epochs, branches]), loss (segments), validation (segments, of the measure named by `measure`), flops (of one epoch), sparsity, working (share of the operations still at work in
-    networks that close nodes). Epochs of the logged curves are counted over all networks in the order they were trained.
+    >>> is_number(0.5), is_number(True), is_number(float("nan")), is_number("0.5"), is_number(10**400)
+    (True, False, False, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # NaN is not below
+
+
+@dataclass(frozen=True)
+class Such:
+    """A shape whose values must also pass a test."""
+
+    shape: Any
+    test: Callable[[Any], bool]
+
+
+def misfit(value: Any, shape: Any, place: str = "") -> str | None:
+    """Return the first place at which a value has another shape; None if it fits.
 
     Args:
-        recipe: the recipe as a dict, from plan.json.
-        log: the log file; it may be missing.
+        value: what a file holds.
+        shape: a type (float is any number), [shape] for a list, {str: shape} for a dict with any keys, {"name": shape} for one with
+            these keys ("name?" may be missing or None), `Such`.
+        place: where the value stands.
+
+    >>> misfit({"a": [1, "x"]}, {"a": [float], "b?": str}), misfit({"a": []}, {"a": [float]})
+    ('.a[1]', None)
     """
-    try:
-        found = schedule(from_dict(recipe).plan)
-    except Exception:  # a part is the user's own class and not loaded here, or the file is damaged in any way
-        found = {}
-    if next(_SCHEDULE(found, ""), None) is not None:
-        found = {"rate": [], "collected": [], "forks": []}
-    return found | _logged(log)
+    if isinstance(shape, Such):
+        return misfit(value, shape.shape, place) or (None if shape.test(value) else place)
+    if isinstance(shape, type):
+        return None if (is_number(value) if shape is float else isinstance(value, shape)) else place
+    if not isinstance(value, type(shape)):
+        return place
+    if isinstance(shape, list):
+        inner = [(item, shape[0], f"{place}[{i}]") for i, item in enumerate(value)]
+    elif str in shape:
+        inner = [(item, shape[str], f"{place}.{name}") for name, item in value.items()]
+    else:
+        asked = {name.removesuffix("?"): inside for name, inside in shape.items()}
+        free = {name for name in asked if f"{name}?" in shape and value.get(name) is None}
+        inner = [(value.get(n), inside, f"{place}.{n}") for n, inside in asked.items() if n not in free]
+    return next(filter(None, (misfit(*part) for part in inner)), None)
 
 
-def schedule(node: Phase) -> dict[str, Any]:
-    """Return the learning rate along the first branch of a plan.
+def _equal(*names: str, more: int = 0) -> Callable[[Any], bool]:
+    """Return a test that lists have the same length, the first `more` elements more, and are not empty."""
+    return lambda held: {len(held[n]) for n in names[1:] if held.get(n)} == {len(held[names[0]]) - more} - {0}
 
-    >>> from choral.plan import Collect, Constant, Train, fork, seq
-    >>> schedule(fork(3, seq(Train(epochs=2, schedule=Constant(0.1)), Collect())))
-    {'rate': [[[0.0, 0.1], [2.0, 0.1]]], 'collected': [2], 'forks': [[0, 3]]}
-    """
-    segments: list[list[list[float]]] = []
-    collected: list[float] = []
-    forks: list[list[float]] = []
-    epochs = 0
 
-    def train(phase: Train, place: Place, _: None) -> None:
-        nonlocal epochs
-        if phase.epochs:
-            segments.append([[epochs + part * phase.epochs, rate] for part, rate in _samples(phase)])
-            epochs += phase.epochs
-
-    def branches(node: Fork, place: Place, _: None) -> Iterator[tuple[Place, None]]:
-        forks.append([epochs, node.branches])
-        return first(node, place, None)
-
-    visitor = Visitor[None](
-        train=train,
-        collect=lambda phase, place, _: collected.append(epochs),
-        rounds=lambda node: range(min(node.times, _PHASES - len(segments))),
-        branches=branches,
+def _weighed(found: dict[str, Any]) -> bool:
+    """Return whether every column has the same measures, and every curve a point for each value and output."""
+    measures = [set(row[n]) for row in found["columns"] for n in ("worse", "members")]
+    shaped = all(
+        len(d["values"]) == len(rows) == len(d.get("at") or rows) and all(len(r) == len(d["outputs"]) for r in rows)
+        for d in found["dependence"]
+        for rows in (d["mean"], *d["members"])
     )
-    walk(node, None, visitor)
-    return {"rate": segments, "collected": collected, "forks": forks}
+    return bool(measures) and all(found["measure"] in m and m == measures[0] for m in measures) and shaped
 
 
-def _samples(phase: Train) -> Iterator[tuple[float, float]]:
-    if not phase.schedule.by_progress:
-        return
-    values = [(i / _POINTS, float(f"{phase.schedule.at(min(i / _POINTS, 1 - 1e-9)):.6g}")) for i in range(_POINTS + 1)]
-    if all(v == values[0][1] for _, v in values):
-        values = [values[0], values[-1]]
-    yield from values
-
-
-def events(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log; lines that were cut short or damaged are passed over."""
-    if not log.exists():
-        return
-    with open(log, encoding="utf8", errors="replace") as handle:
-        for line in handle:
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                yield event
-
-
-def _logged(log: Path) -> dict[str, Any]:
-    losses: list[list[list[float]]] = []
-    seen: list[list[list[float]]] = []
-    measure = ""
-    flops: list[list[float]] = []
-    sparsity: list[list[float]] = []
-    working: list[list[float]] = []
-    epochs = operations = 0.0
-    for event in events(log):
-        density = event.get("density")
-        if is_number(density):
-            sparsity += [[epochs, sparsity[-1][1] if sparsity else 0.0], [epochs, round(1 - density, 6)]]  # a step
-        if event.get("kind") != "epoch" or next(_EPOCH(event, ""), None) is not None:
-            continue
-        counted, left = event["counted"], event.get("remaining")
-        if left:
-            shares = {n: sum(part[n] for part in left) / len(left) for n in ("parameters", "flops")}
-            sparsity.append([counted["epochs"], round(1 - shares["parameters"], 6)])
-            working.append([counted["epochs"], round(shares["flops"], 6)])
-        finite = [v for v in event["losses"] if is_number(v)]
-        before, epochs = epochs, counted["epochs"]
-        spent, operations = counted["train_flops"] - operations, counted["train_flops"]
-        if epochs > before:
-            flops.append([epochs, float(f"{spent / (epochs - before):.6g}")])
-        if event["epoch"] == 1 or not losses:
-            losses.append([])
-            seen.append([])
-        if finite:
-            losses[-1].append([epochs, _mean(finite)])
-        measured = [v for v in event.get("validation") or () if is_number(v)]
-        if measured:
-            measure = str(event.get("measure"))
-            seen[-1].append([epochs, _mean(measured)])
-    if sparsity and not working:
-        sparsity = [[0.0, 0.0], *sparsity, [epochs, sparsity[-1][1]]]
-    sparsity = [point for i, point in enumerate(sparsity) if not i or point != sparsity[i - 1]]
-    curves = {"loss": [s for s in losses if s], "validation": [s for s in seen if s], "measure": measure}
-    return curves | {"flops": flops, "sparsity": sparsity, "working": working}
-
-
-def _mean(values: list[float]) -> float:
-    return float(f"{sum(values) / len(values):.6g}")
-
-
-def front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Return for each (cost, loss) whether no other point is at least as good in both and better in one.
-
-    >>> front([(1, 3), (2, 2), (2, 4), (3, 1), (3, 1)])
-    [True, True, False, True, True]
-    """
-
-    def beaten(a: tuple[float, float]) -> bool:
-        return any(b[0] <= a[0] and b[1] <= a[1] and b != a for b in points)
-
-    return [not beaten(p) for p in points]
-
-
-def ranking(rows: Sequence[dict[str, Any]], *, costs: Sequence[str], loss: str = "nll") -> list[dict[str, Any]]:
-    """Return one entry for each method, best first: rank by loss, and the costs for which it is on the Pareto front.
-
-    Args:
-        rows: one for each method.
-        costs: names of costs; rows without a cost are not on its front.
-        loss: what is ranked by, smaller is better; rows without it come last, without a rank.
-    """
-    order = sorted(rows, key=lambda r: (_number(r.get(loss)), r["method"]))
-    entries = [
-        {"method": r["method"], "rank": i + 1 if math.isfinite(_number(r.get(loss))) else None, "pareto": []}
-        for i, r in enumerate(order)
-    ]
-    for cost in costs:
-        usable = [i for i, r in enumerate(order) if math.isfinite(_number(r.get(cost)) + _number(r.get(loss)))]
-        for i, kept in zip(usable, front([(order[i][cost], order[i][loss]) for i in usable])):
-            if kept:
-                entries[i]["pareto"].append(cost)
-    return entries
-
-
-def _number(value: Any) -> float:
-    return float(value) if is_number(value) else math.inf
-
-
-SCORES = ("nll", "pinball", "loss")  # that methods are ranked by, smaller is better
-COSTS = {"train_flops": "training operations", "predict_flops": "operations of one prediction"}
+_FEW: Any = Such([float], lambda held: len(held) > 0)
+_CURVE = {"column": str, "values": [str], "at?": [float], "outputs": [str], "mean": [[float]], "members": [[[float]]]}
+_INTERVAL = {"target": float, "mean": float, "low": float, "high": float}
+_SHARES = {"names": [str], "counts": [float], "recall": list, "precision": list}
+_PARTS: dict[str, Any] = {
+    "reliability": Such(
+        {n: [float] for n in ("edges", "counts", "confidence", "accuracy")},
+        lambda t: _equal("edges", "counts", "confidence", "accuracy", more=1)(t) and sum(t["counts"]) > 0,
+    ),
+    "classes": Such(
+        _SHARES | {"average_precision?": list, "confusion?": [[float]]},
+        lambda told: (
+            _equal("names", "counts", "recall", "precision", "average_precision", "confusion")(told)
+            and all(len(row) == len(told["names"]) for row in told.get("confusion") or ())
+        ),
+    ),
+    "importance": Such(
+        {
+            "measure": str,
+            "columns": [{"column": str, "worse": {str: float}, "members": {str: _FEW}}],
+            "dependence": [_CURVE],
+        },
+        _weighed,
+    ),
+    "sizes": Such(
+        [{str: float}],
+        lambda rows: bool(rows) and "members" in rows[0] and all(row.keys() == rows[0].keys() for row in rows),
+    ),
+    "diversity": Such(
+        {"measure": str, "matrix": [[float]]}, lambda d: all(len(r) == len(d["matrix"]) for r in d["matrix"])
+    ),
+    "histograms": Such(
+        {"of": str, "edges": [float], "in": [float], "out?": [float]},
+        lambda h: (
+            _equal("edges", "in", "out", more=1)(h) and h["edges"][0] > 0 and sorted(set(h["edges"])) == h["edges"]
+        ),
+    ),
+    "ood": {"name": str, "scores": {str: dict}},
+    "corruptions": {
+        "means": dict,
+        "by_corruption": dict,
+        "levels": Such([{"severity": float, "accuracy": float, "nll": float, "ece": float}], bool),
+    },
+    "coverage": Such([{"level": float, "coverage": float}], bool),
+    "intervals": {"level": float, "rows": Such([_INTERVAL], bool)},
+    "risk": Such({"of": str, "kept": [float], "risk": [float]}, _equal("kept", "risk")),
+    "pit": _FEW,
+    "worst": [dict],
+    "baseline": {str: float},
+}
+_HEAD = {"task": str, "scores": dict, "cost": dict}
+_COMPARISON = {"rows": Such([{"method": str}], bool), "settings": dict}
+_CHOICE = {"row": {"method": str}, "findings": Such([str], bool)}
+_NODE: dict[str, Any] = {"label": str}
+_NODE["children"] = [_NODE]
+_PLAN = {"describe": {"tree": _NODE}, "identity": dict, "environment": dict}
 
 
 @dataclass(frozen=True)
@@ -216,181 +145,166 @@ class Content:
 
     Attributes:
         title: what the page is called.
-        results: rows, settings, ranking, evaluation, history and plans by method, map, corruption_errors.
-        evaluations: by method, the parts that can be shown.
+        results: rows, settings, evaluation, findings, plans and history by method, columns.
+        evaluations: by method, the parts of its evaluation that can be shown; of the first seed.
         left_out: places in the files that hold something else than they should.
+        others: by method, the evaluations of further seeds.
     """
 
     title: str
     results: dict[str, Any]
     evaluations: dict[str, dict[str, Any]]
     left_out: tuple[str, ...] = ()
-
-    @property
-    def methods(self) -> list[str]:
-        """Names of the methods, best first."""
-        return [entry["method"] for entry in self.results["ranking"]]
-
-    @property
-    def task(self) -> str | None:
-        """'classification' or 'regression'; None if nothing was evaluated."""
-        return next((e["task"] for e in self.evaluations.values()), None)
+    others: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def score(self) -> str:
         """The score that methods are ranked by, smaller is better."""
-        return score_of(self.evaluations)
+        return next((e["score"] for e in self.evaluations.values() if e.get("score") in SCORES), SCORES[0])
 
-    def evaluated(self, part: str) -> list[str]:
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods, best first; those without a score last."""
+        rows, score = self.results["rows"], self.score
+        return [r["method"] for r in sorted(rows, key=lambda r: r[score] if is_number(r.get(score)) else float("inf"))]
+
+    @property
+    def task(self) -> str | None:
+        """What is predicted; None if nothing was evaluated."""
+        return next((e["task"] for e in self.evaluations.values()), None)
+
+    @property
+    def alone(self) -> str | None:
+        """The method that a page about one ensemble is about; None on a page that compares."""
+        return self.results.get("chosen") or (self.methods[0] if len(self.methods) == 1 else None)
+
+    def parts(self, method: str, name: str) -> list[Any]:
+        """Return a part of a method's evaluation, for each seed that has it."""
+        held = [self.evaluations.get(method, {}), *self.others.get(method, [])]
+        return [found[name] for found in held if name in found]
+
+    def evaluated(self, name: str) -> list[str]:
         """Return the methods, best first, whose evaluation has some part."""
-        return [m for m in self.methods if part in self.evaluations.get(m, {})]
-
-    def evaluation(self, method: str) -> dict[str, Any]:
-        """Return a method's evaluation."""
-        return dict(self.evaluations[method])
+        return [m for m in self.methods if name in self.evaluations.get(m, {})]
 
     def row(self, method: str) -> dict[str, Any]:
         """Return a method's row."""
         return next(dict(r) for r in self.results["rows"] if r["method"] == method)
 
 
-def score_of(evaluations: Any) -> str:
-    """Return the score that evaluations name, nll if they name none of those there are."""
-    held = evaluations.values() if isinstance(evaluations, dict) else ()
-    return next((e["score"] for e in held if isinstance(e, dict) and e.get("score") in SCORES), SCORES[0])
-
-
 def collect(folder: Path) -> Content:
-    """Return the content of a run, comparison or folder of runs."""
+    """Return the content of a run, a comparison, a search or a folder of runs."""
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give the folder of a run or of a comparison.")
-    results = _compared(folder)
-    if results is not None:
-        return _finished(folder, results, _runs_of(folder, [r["method"] for r in results["rows"]]))
+    if (folder / "comparison.json").exists():
+        results = _read(folder / "comparison.json", _COMPARISON) or {}
+        found = sorted(
+            [*folder.glob("*/plan.json"), *folder.glob("seed-*/*/plan.json")]
+        )  # a name is no way out of the folder
+        runs = {r["method"]: [p.parent for p in found if p.parent.name == r["method"]] for r in results["rows"]}
+        return _finished(f"{results['settings'].get('data')}: {len(runs)} methods compared", results, runs)
     if (folder / "plan.json").exists():
-        runs = {str(_plan(folder)["describe"]["name"]): folder}
-        return _finished(folder, _with_rows(runs), runs)
-    runs = {p.parent.name: p.parent for p in sorted(folder.glob("*/plan.json"))}
+        runs = {str(_plan(folder)["describe"].get("name")): [folder]}
+    else:
+        runs = {p.parent.name: [p.parent] for p in sorted(folder.glob("*/plan.json"))}
     if not runs:
         raise RunError(
             f"{folder} holds no run (plan.json) and no comparison (comparison.json); give the folder that choral fit "
             "or choral compare wrote."
         )
-    results = _with_rows(runs)
-    choice = read_json(folder / "choice.json")
-    return _finished(folder, results if choice is None else _with_choice(results, choice, folder), runs)
+    results, choice = _of_runs(runs), _read(folder / "choice.json", _CHOICE)
+    if choice is not None:
+        chosen = choice["row"]["method"]
+        found = _evaluation(folder)
+        results["evaluation"] |= {} if found is None else {chosen: found}
+        rows = [choice["row"] | _measured(found), *results["rows"]]
+        results |= {"rows": rows, "findings": choice["findings"], "chosen": chosen}
+    alone = results.get("chosen") or (next(iter(runs)) if len(runs) == 1 else None)
+    return _finished(f"{alone} in {folder.resolve().name}" if alone else folder.resolve().name, results, runs)
 
 
-def _with_choice(results: dict[str, Any], choice: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the results of a search's candidates with what was chosen of them, its evaluation, and why."""
-    _require(choice, _CHOICE, folder / "choice.json")
-    row, held = dict(choice["row"]), (read_json(folder / "evaluation.json") or {}).get("evaluation")
-    for found in held.values() if isinstance(held, dict) else ():
-        results["evaluation"][row["method"]] = found
-        row |= _measured(sound(found, row["method"])[0] or {})
-    return results | {"rows": [row, *results["rows"]], "findings": choice["findings"], "chosen": row["method"]}
-
-
-def _compared(folder: Path) -> dict[str, Any] | None:
-    """Return what a comparison found, None if the folder is no comparison's."""
-    path = folder / "comparison.json"
-    results = read_json(path)
-    if results is not None:
-        _require(results, _COMPARISON, path)
-    return results
-
-
-def _node(value: Any, place: str) -> Iterator[str]:
-    yield from fields(label=words, children=many(_node))(value, place)
-
-
-_COMPARISON = fields(rows=many(fields(method=words), least=1), settings=mapping)
-_CHOICE = fields(row=fields(method=words), findings=many(words, least=1))
-_PLAN = fields(describe=fields(tree=_node), identity=fields(recipe=mapping), environment=mapping)
-
-
-def _require(held: dict[str, Any], check: Check, path: Path) -> None:
-    wrong = next(check(held, ""), None)
-    if wrong is not None:
+def _read(path: Path, shape: Any = None) -> dict[str, Any] | None:
+    """Return the dict in a file, None if there is no file; RunError if it is damaged or has another shape."""
+    held = files.read_json(path, advice="run the command that made it again")
+    place = None if held is None or shape is None else misfit(held, shape)
+    if place is not None:
         raise RunError(
-            f"{path} holds something else than choral writes at {short(wrong.lstrip('.'))}; run the command that made "
-            "it again."
+            f"{path} holds something else than choral writes at {short(place.lstrip('.'))}; run the command that made it again."
         )
-
-
-def _runs_of(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Return the run folders of a comparison: those of its methods whose name is that of a folder right inside it."""
-    inside = {p.parent.name: p.parent for p in folder.glob("*/plan.json")}
-    return {name: inside.get(name, folder / "no run") for name in names}
+    return held
 
 
 def _plan(folder: Path) -> dict[str, Any]:
-    plan = read_json(folder / "plan.json") or {}
-    _require(plan, _PLAN, folder / "plan.json")
-    return plan
+    return _read(folder / "plan.json", _PLAN) or {}
 
 
-def _with_rows(runs: dict[str, Path]) -> dict[str, Any]:
-    """Return results with a row and the evaluation of every run, from the runs' own results."""
-    rows, evaluations = [], {}
-    for name, folder in runs.items():
-        own, described = read_json(folder / "results.json") or {}, _plan(folder)["describe"]
-        row: dict[str, Any] = {"method": name, "members": described.get("members"), "epochs": described.get("epochs")}
-        counted = own.get("counted")
-        counted = counted if isinstance(counted, dict) else {}
-        row |= {"parameters": own.get("parameters"), "predict_flops": own.get("predict_flops")}
-        row |= {n: counted.get(n) for n in ("train_flops", "train_seconds")}
-        held = (read_json(folder / "evaluation.json") or {}).get("evaluation")
-        for found in held.values() if isinstance(held, dict) else ():
-            evaluations[name] = found
-            row |= _measured(sound(found, name)[0] or {})
-        rows.append(row)
-    seeds = {str(_plan(f)["identity"].get("seed")) for f in runs.values()}
-    settings = {"runs": len(runs), "seed": ", ".join(sorted(seeds))}
-    return {"rows": rows, "settings": settings, "evaluation": evaluations}
+def _evaluation(folder: Path) -> Any:
+    """Return the evaluation that a run's folder keeps, whatever it is; None if there is none."""
+    held = (_read(folder / "evaluation.json") or {}).get("evaluation")
+    return next(iter(held.values()), None) if isinstance(held, dict) else None
 
 
-def _measured(found: dict[str, Any]) -> dict[str, Any]:
+def _of_runs(runs: dict[str, list[Path]]) -> dict[str, Any]:
+    """Return results with a row and the evaluation of every run, from the runs' own files."""
+    rows: list[dict[str, Any]] = []
+    evaluations: dict[str, Any] = {}
+    for name, (folder,) in runs.items():
+        own, plan, found = _read(folder / "results.json") or {}, _plan(folder), _evaluation(folder)
+        counted = own["counted"] if isinstance(own.get("counted"), dict) else {}
+        row = {"method": name} | {n: plan["describe"].get(n) for n in ("members", "epochs")}
+        row |= {n: own.get(n) for n in ("parameters", "predict_flops")} | {n: counted.get(n) for n in _COSTS}
+        evaluations |= {} if found is None else {name: found}
+        rows.append(row | _measured(found))
+    seeds = sorted({str(_plan(f)["identity"].get("seed")) for (f,) in runs.values()})
+    return {"rows": rows, "settings": {"seed": ", ".join(seeds)}, "evaluation": evaluations}
+
+
+def _measured(found: Any) -> dict[str, Any]:
     """Return the scalars of an evaluation that belong into a row."""
-    row = found.get("scores", {}) | found.get("cost", {}) | found.get("corruptions", {}).get("means", {})
-    if "ood" in found:
-        best = found["ood"].get("best")
-        row["ood_auroc"] = found["ood"]["scores"].get(best, {}).get("auroc")
+    sound, _ = _sound(found, "")
+    row = sound.get("scores", {}) | sound.get("cost", {}) | sound.get("corruptions", {}).get("means", {})
+    if "ood" in sound:
+        row["ood_auroc"] = sound["ood"]["scores"].get(sound["ood"].get("best"), {}).get("auroc")
     return {name: value for name, value in row.items() if name != "method"}
 
 
-def _finished(folder: Path, results: dict[str, Any], runs: dict[str, Path]) -> Content:
-    results = {"evaluation": {}} | results
-    plans, histories = {}, {}
-    for name, run in runs.items():
-        if (run / "plan.json").exists():
-            plan = _plan(run)
-            plans[name] = plan["describe"] | {"executor": plan.get("executor"), "environment": plan["environment"]}
-            histories[name] = history_of(plan["identity"]["recipe"], run / "log.jsonl")
-    results |= {
-        "plans": plans,
-        "history": histories,
-        "ranking": ranking(results["rows"], costs=list(COSTS), loss=score_of(results["evaluation"])),
-    }
-    data = results["settings"].get("data")
-    title = f"{data}: {len(runs)} methods compared" if data else folder.resolve().name
-    if "chosen" in results:
-        title = f"{results['chosen']} in {title}"
-    elif not data and len(runs) == 1:
-        title = f"{next(iter(runs))} in {title}"
-    return _checked(title, results)
+def _sound(found: Any, place: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the parts of an evaluation that can be shown (none if not even its scores can), and the wrong places."""
+    wrong = misfit(found, _HEAD, place)
+    if wrong is not None:
+        return {}, [wrong]
+    left = [misfit(found[name], shape, f"{place}.{name}") for name, shape in _PARTS.items() if name in found]
+    places = [p for p in left if p is not None]
+    lost = {p.removeprefix(f"{place}.").split(".")[0].split("[")[0] for p in places}
+    return {n: v for n, v in found.items() if n not in lost}, places
 
 
-def _checked(title: str, results: dict[str, Any]) -> Content:
-    """Return the content with only those parts of evaluations that can be shown."""
-    results, left = sound_together(results)
-    evaluations = {}
-    held = results["evaluation"]
-    if not isinstance(held, dict):
-        held, left = {}, [*left, "evaluation"]
-    for name, found in held.items():
-        kept, wrong = sound(found, f"evaluation.{name}")
+def _finished(title: str, results: dict[str, Any], runs: dict[str, list[Path]]) -> Content:
+    """Return the content with the plans and logs of the runs, one for each seed, and only what can be shown of evaluations."""
+    results = {"evaluation": {}, "plans": {}, "history": {}} | results
+    others = {name: [_sound(_evaluation(run), "")[0] for run in own[1:]] for name, own in runs.items()}
+    for name, own in runs.items():
+        if own:
+            plan = _plan(own[0])
+            results["plans"][name] = plan["describe"] | {n: plan.get(n) for n in ("environment", "made")}
+            results["history"][name] = history(own[0])
+            results.setdefault("table", _table(own[0]))
+    evaluations: dict[str, dict[str, Any]] = {}
+    left: list[str] = []
+    if not isinstance(results["evaluation"], dict):
+        left.append("evaluation")
+    for name, found in results["evaluation"].items() if not left else ():
+        evaluations[name], wrong = _sound(found, f"evaluation.{name}")
         left += wrong
-        if kept is not None:
-            evaluations[name] = kept
-    return Content(title, results, evaluations, tuple(left))
+    return Content(title, results, {n: e for n, e in evaluations.items() if e}, tuple(left), others)
+
+
+def _table(run: Path) -> dict[str, Any] | None:
+    """Return the target, its unit and how each column was read; None of arrays."""
+    try:
+        table = table_from(_read(run / "table.json"), str(run / "table.json"))
+    except ChoralError:
+        return None
+    if table is None or not table.columns:
+        return None
+    return {"target": table.target, "unit": table.unit, "columns": table.describe()}

@@ -1,536 +1,80 @@
-"""The page: one HTML file with its styles, script and pictures inside; nothing is ever fetched.
+"""The page: what is said and drawn of the content, in sections that page.html lays out; nothing is ever fetched."""
 
-What every part of the page is made of: a section with its words, frames that stand side by side, a key of colors.
-
-Parts of the page that only some evaluations have: how each class is told, and what each column does.
-
-Write a report: page, figures and the numbers behind them.
-"""
-
-from collections.abc import Iterator, Sequence
-from importlib.resources import files
+import statistics
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
-from xml.etree.ElementTree import Element
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from choral import __version__, plots
 from choral.base.errors import InputError
-from choral.base.text import short
-from choral.corruptions import COMMON, EXTRA
+from choral.base.text import short, visible
+from choral.comparison.comparison import difference
 from choral.engine.files import write_bytes, write_json
-from choral.report.content import COSTS, Content, collect
-from choral.report.figures import Panels, Picture, all_panels, pictures
-from choral.report.markup import (
-    RANKED,
-    Inside,
-    element,
-    is_number,
-    label,
-    number,
-    pairs,
-    policy,
-    rules_of,
-    table,
-    written,
-)
-from choral.report.panels import output_of, rarest
-from choral.report.theme import DARK, LIGHT, SERIES, settings, variables
-
-
-def _section(name: str, title: str, text: Inside, *parts: Inside) -> Element:
-    """Return a section of the page."""
-    return element("section", element("h2", title), element("p", text), *parts, id=name)
-
-
-def _frames(panels: Panels, notes: dict[str, Inside], *, large: bool = False) -> Element:
-    """Return the frames of all methods, each with its name and a note."""
-    figures = [
-        element(
-            "figure",
-            element("figcaption", short(m), " ", element("small", notes.get(m))),
-            panels.inline(m),
-            data_method=m,
-        )
-        for m in panels.data
-    ]
-    return element("div", figures, class_="frames large" if large else "frames")
-
-
-def _key(*entries: tuple[str, str]) -> Element:
-    """Return a key of colors: (name of the color, what it stands for)."""
-    dots = [
-        element("span", element("i", class_="dot"), text, style=f"--tint: var(--{color})") for color, text in entries
-    ]
-    return element("div", dots, class_="key")
-
-
-_CLASSES = 50  # rows of the table of classes, at most
-_COLUMNS = 40  # rows of the table of columns, at most
-
-
-def sections_of(content: Content, drawn: dict[str, Panels]) -> Iterator[Element]:
-    """Yield the sections that the content has numbers for."""
-    yield from _classes(content, drawn)
-    yield from _importance(content, drawn)
-
-
-def _classes(content: Content, drawn: dict[str, Panels]) -> Iterator[Element]:
-    judged = content.evaluated("classes")
-    if not judged:
-        return
-    told = content.evaluation(judged[0])["classes"]
-    of = {n: told.get(n) or [None] * len(told["names"]) for n in ("recall", "precision", "average_precision")}
-    rows = [
-        {"class": name, "rows": told["counts"][i]} | {n: held[i] for n, held in of.items()}
-        for i, name in enumerate(told["names"][:_CLASSES])
-    ]
-    several = f" of {short(judged[0])}" if len(judged) > 1 else ""
-    made = table(["rows", *of], rows, caption=f"Each class{several}, told from all others", of="class")
-    parts: list[Inside] = [made]
-    text = "How many rows of a class are found (recall), and how many that are called so belong to it (precision)."
-    if "precision" in drawn:
-        parts.insert(
-            0, _frames(drawn["precision"], {m: _note(e["classes"]) for m, e in drawn["precision"].data.items()})
-        )
-        text += (
-            " The curve of the rarest class is the strong one: every threshold of its probability is a point on it. The dashed line is its "
-            "share of the rows, which naming rows by lot would reach."
-        )
-    yield _section("classes", "Classes", text, *parts)
-
-
-def _note(told: dict[str, Any]) -> Inside:
-    place = rarest(told)
-    if place is None or not told.get("average_precision"):
-        return None
-    return [
-        f"{short(told['names'][place], most=24)}: average precision ",
-        number(told["average_precision"][place], tag="span"),
-    ]
-
-
-def _importance(content: Content, drawn: dict[str, Panels]) -> Iterator[Element]:
-    if "importance" not in drawn:
-        return
-    method = next(iter(drawn["importance"].data))
-    found = content.evaluation(method)["importance"]
-    columns, measure = found["columns"], found["measure"]
-    measures = [measure, *(n for n in columns[0]["worse"] if n != measure)]
-    rows = [
-        {"column": r["column"]} | r["worse"] | {"lowest": min(alone), "highest": max(alone)}
-        for r in columns[:_COLUMNS]
-        for alone in [r["members"][measure]]
-    ]
-    first = label(measure)
-    text = (
-        f"How much worse {first} on the test rows gets when the cells of one column are exchanged between rows: bars for the ensemble, lines from "
-        "its lowest to its highest member. Columns that say the same share their importance. Below: the mean prediction "
-        "when every row has the same value there, pale lines for members."
-    )
-    caption = f"Scores worse by, and {first} of the lowest and highest member; the most important first"
-    made = table([*measures, "lowest", "highest"], rows, caption=caption, of="column")
-    curves = [_curve(p) for name, p in drawn.items() if name.startswith("dependence-")]
-    parts: list[Inside] = [_frames(drawn["importance"], {}, large=True), element("div", curves, class_="frames"), made]
-    yield _section("importance", "What each column does", text, *parts)
-
-
-def _curve(panels: Panels) -> list[Element]:
-    return [
-        element(
-            "figure",
-            element("figcaption", short(curve["column"]), " ", element("small", _predicted(curve))),
-            panels.inline(method),
-            data_method=method,
-        )
-        for method, curve in panels.data.items()
-    ]
-
-
-def _predicted(curve: dict[str, Any]) -> str:
-    """Return what a curve shows, in words."""
-    if len(curve["outputs"]) == 1:
-        return "mean prediction"
-    return f"probability of {short(curve['outputs'][output_of(curve)], most=20)}"
-
-
-OOD_SCORES = ("max_probability", "max_logit", "entropy", "mutual_information", "variation_ratio") + (
-    "variance",
-    "epistemic",
-    "aleatoric",
-)
-OOD_MEASURES = {"auroc": "AUROC", "aupr_out": "AUPR", "fpr95_out": "FPR95"}
-
-
-def render(content: Content, pictures: Sequence[Picture], panels: Sequence[Panels]) -> str:
-    """Return the page as text."""
-    drawn: dict[str, list[Picture]] = {}
-    for picture in pictures:
-        drawn.setdefault(picture.section, []).append(picture)
-    frames = {p.name: p for p in panels}
-    sections = [
-        *_ranked(content, drawn),
-        *_calibration(content, drawn, frames),
-        *sections_of(content, frames),
-        *_strange(content, frames),
-        *_corrupted(content, drawn),
-        *_members(content, drawn, frames),
-        *_training(content, drawn, frames),
-        *_settings(content),
-    ]
-    title = short(content.title, most=200)
-    body = element(
-        "body",
-        element(
-            "header",
-            element("h1", title),
-            element("p", _lead(content), class_="lead"),
-            found_in_words(content),
-            _facts(content),
-            class_="top",
-        ),
-        _legend(content),
-        element("main", sections),
-        element("footer", "Made by choral. Every number on this page is in report.json; the pictures are in figures/."),
-    )
-    return _document(title, body)
-
-
-def _document(title: str, body: Element) -> str:
-    """Return the whole page around a body, with the policy that lets only its own script and style in."""
-    colors = f":root {{ {variables(LIGHT)} }} @media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}"
-    style = f"{colors}\n{_part('style.css')}\n{rules_of(body)}\n"
-    script = _part("script.js")
-    body.append(element("script", script))
-    security = element("meta", content=policy(script=script, style=style))
-    security.attrib = {"http-equiv": "Content-Security-Policy", **security.attrib}
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        security,
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", title),
-        element("link", rel="icon", href="data:,"),
-        element("style", style),
-    )
-    return f"<!doctype html>{written(element('html', head, body, lang='en'))}\n"
-
-
-def _part(name: str) -> str:
-    return files("choral.report").joinpath(name).read_text(encoding="utf8")
-
-
-def _lead(content: Content) -> Inside:
-    settings = content.results["settings"]
-    parts: list[Inside] = []
-    if "epochs" in settings:
-        equal = " epochs of one network" + (
-            ", counted in operations. " if settings.get("equal") == "operations" else ". "
-        )
-        parts.append(["Every method had a budget of ", number(settings["epochs"], tag="span"), equal])
-    if "train_rows" in settings:
-        rows = [number(settings.get(n), tag="span") for n in ("train_rows", "test_rows")]
-        parts.append([rows[0], " training rows, ", rows[1], " test rows. "])
-    if not content.evaluations and not content.left_out:
-        parts.append(
-            "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds what is measured on test data. "
-        )
-    if content.left_out:
-        parts.append(f"Left out, because the folder does not hold there what it should: {_listed(content.left_out)}.")
-    return parts
-
-
-def found_in_words(content: Content) -> Inside:
-    """Return what a comparison found, in words: what to use, large, and a line for each method."""
-    said = content.results.get("findings")
-    if not isinstance(said, list) or not said or not all(isinstance(s, str) for s in said):
-        return None
-    lines = [element("li", short(s, most=400)) for s in said[1:41]]
-    return element(
-        "div",
-        element("p", short(said[0], most=400), class_="advice"),
-        element("ul", lines, class_="words") if lines else None,
-        class_="found",
-    )
-
-
-def _listed(places: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(places) - most} more" if len(places) > most else ""
-    return ", ".join(short(p) for p in places[:most]) + more
-
-
-def _facts(content: Content) -> Inside:
-    wanted = {
-        "nll": "lowest NLL",
-        "pinball": "lowest pinball loss",
-        "loss": "lowest loss",
-        "accuracy": "highest accuracy",
-        "rmse": "lowest RMSE",
-        "ece": "lowest ECE",
-        "ood_auroc": "best at strange inputs (AUROC)",
-        "c_nll": "lowest NLL under corruption",
-        "train_seconds": "quickest to train (seconds)",
-    }
-    items = []
-    for name, what in wanted.items():
-        rows = [r for r in content.results["rows"] if is_number(r.get(name))]
-        if rows:
-            best = (max if name in ("accuracy", "ood_auroc") else min)(rows, key=lambda r: r[name])
-            several = len(content.methods) > 1
-            text = element("span", what if several else label(name), class_="what")
-            who = element("span", short(best["method"]), class_="who") if several else None
-            items.append(element("li", text, number(best[name], tag="span", css="value"), who))
-    return element("ul", items, class_="facts") if items else None
-
-
-def _tint(content: Content, method: str) -> str:
-    place = content.methods.index(method)
-    return f"--tint: var(--{f's{place}' if place < SERIES else 'other'})"
-
-
-def _legend(content: Content) -> Inside:
-    if len(content.methods) < 2:
-        return None
-    chips = [
-        element(
-            "button",
-            element("i"),
-            short(m),
-            class_="chip",
-            aria_pressed="false",
-            data_method=m,
-            style=_tint(content, m),
-        )
-        for m in content.methods
-    ]
-    return element("nav", element("div", chips), class_="legend", aria_label="Follow a method through all figures")
-
-
-def _pictures(content: Content, found: Sequence[Picture]) -> Inside:
-    figures = [element("figure", element("figcaption", p.title), p.inline(content.methods), id=p.name) for p in found]
-    return element("div", figures, class_="wide") if figures else None
-
-
-def _noted(content: Content, name: str, text: str) -> dict[str, Inside]:
-    """Return for each method a measure of its row with its label, to stand beside its name."""
-    return {
-        m: [text, " ", number(content.row(m)[name], tag="span")]
-        for m in content.methods
-        if content.row(m).get(name) is not None
-    }
-
-
-def _ranked(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[Element]:
-    places = {e["method"]: e for e in content.results["ranking"]}
-    rows = []
-    for method in content.methods:
-        entry = places[method]
-        stars = [
-            [
-                element(
-                    "span", "\u2605", class_="star", title=f"on the front of {label(content.score)} and {COSTS[c]}"
-                ),
-                " ",
-            ]
-            for c in entry["pareto"][:1]
-        ]
-        rank = f"{entry['rank']}. " if entry["rank"] else None
-        dot = element("span", class_="dot", style=_tint(content, method))
-        rows.append(content.row(method) | {"before": [dot, " ", rank, stars] if len(places) > 1 else None})
-    columns = [c for c in RANKED if any(r.get(c) is not None for r in rows)]
-    chosen = "chosen" in content.results
-    several = len(rows) > 1 and not chosen
-    text = "What was measured on the test rows, and what it cost" + (", with all that was tried." if chosen else ".")
-    if several and content.score in columns:
-        score = label(content.score)
-        words = "negative log likelihood (NLL)" if content.score == "nll" else score
-        text = (
-            f"Ranked by {words} on the test rows. A star marks the Pareto front: no other method is at "
-            f"least as good in both {score} and cost. Press a heading to sort; press a method above to follow it through every "
-            "figure."
-        )
-    yield _section(
-        "ranking",
-        "Methods at equal budget" if several else "Scores",
-        text,
-        table(columns, rows, caption="All methods, best first"),
-    )
-    if "cost" in drawn:
-        text = "Lower and further left is better. Ringed points joined by the dashed line are the Pareto front."
-        yield _section("cost", f"Cost against {label(content.score)}", text, _pictures(content, drawn["cost"]))
-
-
-def _calibration(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[Element]:
-    if "reliability" in frames:
-        key = _key(
-            ("accent", "as sure as it is right (pale: few rows)"), ("outside", "too sure"), ("s2", "not sure enough")
-        )
-        text = "Is a prediction made with 80 % confidence right 80 times in 100? Bars that are blue up to the dashed line are calibrated."
-        yield _section(
-            "calibration", "Reliability", text, key, _frames(frames["reliability"], _noted(content, "ece", "ECE"))
-        )
-    if "intervals" in frames:
-        level = next(iter(frames["intervals"].data.values()))["intervals"]["level"]
-        text = (
-            f"Central {level:.0%} intervals of some test rows in order of the predicted mean (line). Dark points are targets inside "
-            "their interval, orange ones outside. Below: how often targets fall into intervals of every level; on the dashed "
-            "line the promise is kept."
-        )
-        notes = _noted(content, "coverage_90", "covers")
-        parts = [_frames(frames["intervals"], notes, large=True), _pictures(content, drawn.get("calibration", []))]
-        yield _section("calibration", "Intervals and their coverage", text, *parts)
-
-
-def _strange(content: Content, frames: dict[str, Panels]) -> Iterator[Element]:
-    judged = content.evaluated("ood")
-    parts: list[Inside] = []
-    if "confidence" in frames:
-        outside = [("outside", "strange rows (down)")] if judged else []
-        key = _key(("accent", "test rows (up)" if judged else "test rows"), *outside)
-        parts = [key, _frames(frames["confidence"], _noted(content, "ood_auroc", "AUROC"))]
-    if judged:
-        first = content.evaluation(judged[0])["ood"]
-        parts += _ood_tables(content, judged)
-        text: list[Inside] = [
-            "Does it know what it does not know? The strange inputs (",
-            number(first.get("rows"), tag="span"),
-        ]
-        yield _section("strange", "Familiar and strange inputs", [*text, f" rows) are {first['name']}."], *parts)
-    elif parts:
-        yield _section("strange", "How sure it is", "Shares of test rows.", *parts)
-
-
-def _ood_tables(content: Content, methods: Sequence[str]) -> list[Inside]:
-    """Return the tabs that choose a measure, and a table for each."""
-    known = {s for m in methods for s in content.evaluation(m)["ood"]["scores"]}
-    tabs, tables = [], []
-    for i, (measure, name) in enumerate(OOD_MEASURES.items()):
-        rows = [
-            {"method": m} | {s: v.get(measure) for s, v in content.evaluation(m)["ood"]["scores"].items()}
-            for m in methods
-        ]
-        better = "lower" if measure.startswith("fpr") else "higher"
-        caption = f"{name} of each score ({better} is better); strange rows are the ones to find"
-        made = table([s for s in OOD_SCORES if s in known], rows, caption=caption, heat=better)
-        tables.append(element("div", made, id=f"ood-{measure}", hidden=i > 0))
-        pressed = "false" if i else "true"
-        tabs.append(element("button", name, class_="chip", aria_pressed=pressed, data_shows=f"ood-{measure}"))
-    return [element("div", tabs, class_="tabs", role="group", aria_label="Measure"), *tables]
-
-
-def _corrupted(content: Content, drawn: dict[str, list[Picture]]) -> Iterator[Element]:
-    methods = content.evaluated("corruptions")
-    if not methods:
-        return
-    first = content.evaluation(methods[0])["corruptions"]
-    rows = []
-    for method in methods:
-        cells = content.evaluation(method)["corruptions"]["by_corruption"]
-        rows.append({"method": method} | cells)
-    text: list[Inside] = [
-        f"Means over {len(first['table'])} common corruptions of ",
-        number(first.get("rows"), tag="span"),
-        " test images at five severities. Curves that stay flat are robust.",
-    ]
-    errors = content.results.get("corruption_errors")
-    if errors:
-        baseline = short(str(errors["baseline"]))
-        text.append(f" In the first table, mCE and rmCE are relative to {baseline}, which has 1.")
-    order = [c for c in COMMON + EXTRA if c in first["table"]]
-    made = table(order, rows, caption="NLL by corruption, mean over severities (lower is better)", heat="lower")
-    yield _section("corruption", "Corrupted inputs", text, _pictures(content, drawn.get("corruption", [])), made)
-
-
-def _members(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[Element]:
-    if "size" in drawn:
-        text = "What each further member brings, added in the order the plan collects them, all draws of a stochastic member at once."
-        yield _section("size", "Ensemble size", text, _pictures(content, drawn["size"]))
-    if "diversity" in frames:
-        measure = next(iter(frames["diversity"].data.values()))["diversity"]["measure"]
-        if measure == "disagreement":
-            text = "How often two members name different classes: each row and column is a member, stronger color means more often, the strongest being the most of that method."
-            notes = _noted(content, "disagreement", "mean")
-        else:
-            text = (
-                "How alike the members' errors are: each row and column is a member, stronger color means more alike."
-            )
-            notes = _noted(content, "residual_correlation", "mean")
-        yield _section("diversity", "Diversity", text, _frames(frames["diversity"], notes))
-    if "map" in drawn:
-        text = (
-            "Members as points, by what they predict for the same test rows: points far apart are different functions. "
-            "Paths join members that one training passed through, from the square onwards."
-        )
-        yield _section("map", "Function space", text, _pictures(content, drawn["map"]))
-
-
-def _loss_title(history: dict[str, Any]) -> str:
-    watched = history.get("validation") and history.get("measure") == "nll"
-    return "training loss, and nll of held-out points (broken)" if watched else "training loss"
-
-
-def _training(content: Content, drawn: dict[str, list[Picture]], frames: dict[str, Panels]) -> Iterator[Element]:
-    plans = content.results["plans"]
-    cards = []
-    for method in (m for m in content.methods if m in plans):
-        pair = [
-            element("figure", element("figcaption", what), frames[name].inline(method))
-            for name, what in (
-                ("rate", "learning rate, one branch"),
-                ("loss", _loss_title(content.results["history"].get(method, {}))),
-            )
-            if name in frames and method in frames[name].data
-        ]
-        plan = plans[method]
-        many = " member, " if plan.get("members") == 1 else " members, "
-        counts: list[Inside] = [
-            number(plan.get("members"), tag="span"),
-            many,
-            number(plan.get("epochs"), tag="span"),
-            " epochs",
-        ]
-        heading = element("h3", short(method), " ", element("small", counts, class_="note"))
-        tree = element("pre", "\n".join(_lines(plan["tree"])))
-        cards.append(
-            element("div", heading, element("div", pair, class_="pair"), tree, class_="card", data_method=method)
-        )
-    if cards:
-        text = (
-            "The plan of each method as a tree, its learning rate (triangles: a member is kept), and the losses it had."
-        )
-        yield _section("plans", "Plans", text, element("div", cards, class_="cards"))
-    if "training" in drawn:
-        text = "Epochs are counted over all networks in the order they were trained."
-        yield _section("training", "Operations and sparsity", text, _pictures(content, drawn["training"]))
-
-
-def _lines(node: dict[str, Any], first: str = "", rest: str = "") -> Iterator[str]:
-    yield first + node["label"]
-    below = node["children"]
-    for i, child in enumerate(below):
-        last = i == len(below) - 1
-        yield from _lines(child, rest + ("└ " if last else "├ "), rest + ("  " if last else "│ "))
-
-
-def _settings(content: Content) -> Iterator[Element]:
-    entries: dict[str, Any] = {}
-    for name, value in content.results["settings"].items():
-        entries[name] = _words(value)
-    environments = [p["environment"] for p in content.results["plans"].values()]
-    if environments:
-        entries |= environments[0]
-    if entries:
-        yield _section("settings", "Settings", "What all methods shared.", pairs(entries, caption="Settings"))
-
-
-def _words(value: Any) -> Any:
-    if isinstance(value, dict):
-        inner = ", ".join(f"{k}={_words(v)}" for k, v in value.items() if v is not None and k != "kind")
-        return f"{value['kind']}({inner})" if "kind" in value else inner
-    if isinstance(value, list):
-        return " ".join(str(_words(v)) for v in value)
-    return value
-
-
+from choral.plots import label
+from choral.report.content import Content, collect, is_number, misfit
+from choral.report.figures import COLORS, Picture, look, picture, settings, variables
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DASH = "\u2013"
+MEANINGS = {
+    "nll": "negative log likelihood of the test rows: lower is better",
+    "pinball": "mean pinball loss of the quantiles: lower is better",
+    "loss": "mean loss of the test rows: lower is better",
+    "accuracy": "share of test rows whose class is predicted: higher is better",
+    "rmse": "root mean squared error, in units of the target: lower is better",
+    "ece": "expected calibration error, the mean gap between confidence and accuracy: lower is better",
+    "coverage_95": "share of test rows inside their 95% interval: 95% is best",
+    "c_nll": "NLL of corrupted test images: lower is better",
+    "ood_auroc": "how well uncertainty separates test rows from out-of-distribution rows: 0.5 is chance, 1 is perfect",
+    "train_flops": "floating-point operations of training, relative to the baseline",
+    "predict_flops": "floating-point operations of one prediction, relative to the baseline",
+}
+_MARKS = {"better": "\u25b2", "level": "=", "worse": "\u25bc"}
 _FILES = (".html", ".htm", ".csv", ".tsv", ".json", ".pdf", ".png", ".svg", ".md", ".txt", ".xlsx", ".parquet")
+_HALF, _SMALL = (340.0, 235.0), (178.0, 178.0)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, the full value behind it, a class and what is said on hovering."""
+
+    text: str
+    value: Any = None
+    css: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its headings with what they mean, and rows of a name and cells; rows may be of methods."""
+
+    caption: str
+    head: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    methods: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; `small` pictures stand side by side, and a folded one is opened by its reader."""
+
+    name: str
+    title: str
+    text: str = ""
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    lines: Sequence[str] = ()
+    trees: Sequence[tuple[str, str]] = ()
+    small: bool = False
+    folded: bool = False
+    parts: Sequence["Section"] = field(default_factory=list)
 
 
 def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
@@ -551,13 +95,619 @@ def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
             f"{place.with_suffix('')}."
         )
     content = collect(folder)
-    drawn, frames = pictures(content), all_panels(content)
     with settings():
-        page = render(content, drawn, frames)
-        parts: list[Picture | Panels] = [*drawn, *frames]
-        for part in parts:
-            for name, data in part.files():
+        sections = list(sections_of(content))
+        page = render(content, sections)
+        for drawn in _pictures(sections):
+            for name, data in drawn.files():
                 write_bytes(place / "figures" / name, data, within=place)
     write_json(place / "report.json", content.results, within=place)
     write_bytes(place / "report.html", page.encode(), within=place)
     return place / "report.html"
+
+
+def _pictures(sections: Sequence[Section]) -> Iterator[Picture]:
+    for section in sections:
+        yield from section.pictures
+        yield from _pictures(section.parts)
+
+
+def render(content: Content, sections: Sequence[Section]) -> str:
+    """Return the page as text; everything that is not this package's own markup is escaped by the template engine."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise InputError("a report needs jinja2, which is not installed; pip install 'choral[plots]'.") from error
+    here = Path(__file__).parent
+    classes: dict[str, str] = {}
+    drawn = {p.name: Markup(p.inline(classes)) for p in _pictures(sections)}  # written by an XML writer
+    rules = "".join(f".{own} {{ {style} }}\n" for style, own in classes.items())
+    tints = "".join(f".t{i} {{ --tint: var(--s{i % COLORS}) }}\n" for i in range(len(content.methods)))
+    style = f"{variables()}\n{(here / 'style.css').read_text('utf8')}\n{rules}{tints}"
+    script = (here / "script.js").read_text("utf8")
+    assert "</" not in style + script
+    made: dict[str, Any] = next(
+        (p["made"] for p in content.results["plans"].values() if isinstance(p.get("made"), dict)), {}
+    )
+    shown = Environment(
+        loader=FileSystemLoader(here),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,  # Markup is a subclass
+    )
+    return shown.get_template("page.html").render(
+        title=heading(content),
+        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'",
+        style=Markup(style),  # this package's own
+        script=Markup(script),
+        verdict=verdict(content),
+        notes=list(_notes(content)),
+        facts=list(_facts(content)),
+        sections=sections,
+        drawn=drawn,
+        methods=[] if content.alone else content.methods,
+        places={m: i for i, m in enumerate(content.methods)},
+        short=short,
+        made={n: short(str(made.get(n, "")), 300) for n in ("date", "command", "choral")},
+        version=__version__,
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def shown(value: Any) -> str:
+    """Return a number as a person reads it; what is no number is a dash, None is nothing.
+
+    >>> shown(0.95768), shown(44850), shown(1207808000.0), shown(12.346), shown(1.5e-7)
+    ('0.9577', '44,850', '1.21 G', '12.35', '1.5e-07')
+    """
+    if not is_number(value):
+        return "" if value is None else DASH
+    size = abs(value)
+    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if size >= scale:
+            return f"{value / scale:.3g} {unit}"
+    if isinstance(value, int) or (size >= 1000 and float(value).is_integer()):
+        return f"{int(value):,}"
+    if size >= 10:
+        return f"{value:.2f}" if size < 100 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
+    return f"{value:.4f}" if size >= 1e-3 or not size else f"{value:.2g}"
+
+
+def amount(value: float, unit: str) -> str:
+    """Return a number with the unit of the target, three digits of it.
+
+    >>> amount(13559.25, "$"), amount(0.5, "kg"), amount(2, "")
+    ('$13,600', '0.5 kg', '2')
+    """
+    text = f"{float(f'{value:.3g}'):,.10g}"
+    return f"{unit}{text}" if unit in ("$", "€", "£", "¥") else f"{text} {unit}".rstrip()
+
+
+def _cell(value: Any, *, words: bool = False) -> Cell:
+    """Return the cell of a number, or of words where there may be some."""
+    if words and isinstance(value, str):
+        return Cell(short(value, 160))
+    return Cell(shown(value), value if is_number(value) else None)
+
+
+def _target(content: Content) -> tuple[str, str]:
+    """Return the target's name and unit, as far as they are known."""
+    table = content.results.get("table") or {}
+    return short(str(table.get("target") or "The target"), 60), short(str(table.get("unit") or ""), 12)
+
+
+def heading(content: Content) -> str:
+    """Return the title of the page."""
+    if content.alone is None or not content.results.get("table", {}):
+        return short(content.title, 200)
+    return f"{_target(content)[0]}, predicted by {short(content.title, 120)}"
+
+
+def verdict(content: Content) -> str:
+    """Return what was found in one or two sentences: which method to use, or how well the target is predicted."""
+    if content.alone is None:
+        said = content.results.get("findings")
+        return short(said[0], 400) if said and misfit(said, [str]) is None else ""
+    found = content.evaluations.get(content.alone, {})
+    scores, base, rows = found.get("scores", {}), found.get("baseline", {}), found.get("rows")
+    name, unit = _target(content)
+    tested = f"{rows:,} test rows" if is_number(rows) else "test rows"
+    if is_number(scores.get("accuracy")):
+        told = f"{name} is predicted correctly in {scores['accuracy']:.1%} of {tested}"
+        most = found.get("classes", {}).get("majority_accuracy")
+        told += f"; the most frequent class alone is right in {most:.1%}." if is_number(most) else "."
+        return told + (f" Confidence is off by {scores['ece']:.1%} on average." if is_number(scores.get("ece")) else "")
+    if is_number(scores.get("mae")):
+        told = f"{name} is predicted to within {amount(scores['mae'], unit)} on average ({tested})"
+        told += f"; the mean of all rows would be off by {amount(base['mae'], unit)}." if "mae" in base else "."
+        held = scores.get("coverage_95")
+        return told + (f" 95% intervals hold {held:.0%} of the rows." if is_number(held) else "")
+    return f"{label(content.score)} {shown(scores[content.score])} on {tested}." if content.score in scores else ""
+
+
+def _notes(content: Content) -> Iterator[str]:
+    """Yield what must be known to read the page: budget, rows, seeds, and what went wrong."""
+    said, seeds = content.results["settings"], _seeds(content)
+    if is_number(said.get("budget")):
+        equal = ", counted in operations" if said.get("equal") == "operations" else ""
+        yield f"Every method had a budget of {shown(said['budget'])} epochs of one network{equal}."
+    if is_number(said.get("train_rows")):
+        yield f"{shown(said['train_rows'])} training rows, {shown(said.get('test_rows'))} test rows."
+    if content.alone is None and content.evaluations:
+        yield (
+            f"Numbers are means over {seeds} seeds; \u00b1 and bands are one standard deviation."
+            if seeds > 1
+            else "One seed: small differences may be noise. Compare several seeds to see the spread."
+        )
+    if not content.evaluations and not content.left_out:
+        yield "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds what is measured on test data."
+    if content.left_out:
+        listed = ", ".join(short(p) for p in content.left_out[:5]) + (" and more" if len(content.left_out) > 5 else "")
+        yield f"Left out, because the folder does not hold there what it should: {listed}."
+    warned = said.get("below")
+    for name, why in warned.items() if misfit(warned, {str: str}) is None else ():
+        yield f"{short(name)}: {short(why, 300)}"
+    for row in content.results["rows"]:
+        if isinstance(row.get("diverged"), str):
+            yield f"{short(row['method'])} diverged: {short(row['diverged'], 300)}"
+
+
+def _facts(content: Content) -> Iterator[tuple[str, str, Any]]:
+    """Yield the scores of a page about one ensemble: label, text and value."""
+    found = content.evaluations.get(content.alone or "", {})
+    scores, unit = found.get("scores", {}), _target(content)[1]
+    for name in ("accuracy", "mae", "rmse", "nll", "pinball", "loss", "ece", "brier", "coverage_95"):
+        if is_number(scores.get(name)):
+            text = amount(scores[name], unit) if name in ("mae", "rmse") else shown(scores[name])
+            yield label(name), text, scores[name]
+    base = found.get("baseline", {}).get("rmse")
+    if base and is_number(scores.get("rmse")):
+        yield "R\u00b2", f"{1 - (scores['rmse'] / base) ** 2:.3f}", None
+    if found and content.alone:
+        members = content.row(content.alone).get("members")
+        yield "members", shown(members), members if is_number(members) else None
+
+
+def _seeds(content: Content) -> int:
+    return max([1, *(1 + len(held) for held in content.others.values())])
+
+
+def _first(content: Content) -> str:
+    return " First seed only." if _seeds(content) > 1 else ""
+
+
+def sections_of(content: Content) -> Iterator[Section]:
+    """Yield the sections that the content has numbers for; those of a page about one ensemble, or of a comparison."""
+    subjects = [content.alone] if content.alone else content.methods
+    if content.alone is None:
+        yield from _grid(content)
+    for build in (
+        _numbers,
+        _calibration,
+        _worst,
+        _importance,
+        _columns,
+        _classes,
+        _strange,
+        _corrupted,
+        _members,
+    ):
+        yield from build(content, subjects)
+    yield _engine(content)
+
+
+def _lines(
+    content: Content, subjects: Sequence[str], draw: Callable[["Axes", str, dict[str, Any]], tuple[float, float] | None]
+) -> Callable[["Axes"], None]:
+    """Return what draws a line for each method, in its color and with its name at its end."""
+
+    def run(ax: "Axes") -> None:
+        ends: list[tuple[float, float, str, Any]] = []
+        for method in subjects:
+            style, before = look(content.methods.index(method)), set(ax.get_children())
+            end = draw(ax, method, style)
+            for artist in set(ax.get_children()) - before:
+                artist.set_gid(f"series:{len(ends)}")
+            ends.append((*(end or (float("nan"), float("nan"))), method, style["color"]))
+        if len(subjects) > 1:
+            plots.label_ends(ax, ends)
+
+    return run
+
+
+def _tall(subjects: Sequence[str]) -> tuple[float, float]:
+    return (420.0 if len(subjects) > 1 else _HALF[0], max(_HALF[1], 70.0 + 12 * len(subjects)))
+
+
+def _over_seeds(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the mean of equal arrays of several seeds and their standard deviation; the first alone if they differ in shape."""
+    arrays = [np.array(v, dtype=float) for v in values]
+    same = [a for a in arrays if a.shape == arrays[0].shape]
+    return np.mean(same, axis=0), np.std(same, axis=0, ddof=1) if len(same) > 1 else None
+
+
+def _grid(content: Content) -> Iterator[Section]:
+    rows, seeds = {m: content.row(m) for m in content.methods}, content.results.get("by_seed", {})
+    known = seeds and misfit(seeds, {str: [{"method": str}]}) is None
+    by_seed = list(seeds.values()) if known else [list(rows.values())]
+    wanted = (
+        content.score,
+        "accuracy",
+        "rmse",
+        "ece",
+        "coverage_95",
+        "c_nll",
+        "ood_auroc",
+        "train_flops",
+        "predict_flops",
+    )
+    names = [n for n in wanted if any(row.get(n) is not None for row in rows.values())]
+    told = str(content.results["settings"].get("baseline"))
+    base = next((m for m in (told, "single") if m in rows), content.methods[-1])
+
+    def values(method: str, name: str) -> list[float]:
+        held = [row.get(name) for part in by_seed for row in part if row["method"] == method]
+        return [float(v) for v in held if is_number(v)] if all(map(is_number, held)) else []
+
+    def cell(method: str, name: str) -> Cell:
+        value, own, other = rows[method].get(name), values(method, name), values(base, name)
+        if not is_number(value) or not own:
+            return _cell(value)
+        if name.endswith("_flops"):
+            ratio = value / other[0] if other and other[0] else None
+            return Cell(shown(value) if ratio is None else f"{ratio:.3g}\u00d7", value, "", f"{shown(value)} FLOPs")
+        spread = f" \u00b1 {shown(statistics.stdev(own))}" if len(own) > 1 else ""
+        if name == "coverage_95":
+            own, other = ([abs(v - 0.95) for v in held] for held in (own, other))
+        word = difference("coverage_error" if name == "coverage_95" else name, own, other).word if other else "level"
+        mark = "" if method == base or len(own) != len(other) else _MARKS[word]
+        return Cell(
+            f"{mark} {shown(value)}{spread}".strip(), value, word if mark else "", mark and f"{word} than {base}"
+        )
+
+    head = [("method", ""), *((label(n).replace(" FLOPs", " cost"), MEANINGS.get(n, "")) for n in names)]
+    table = Table("All methods, best first", head, [(m, [cell(m, n) for n in names]) for m in rows], methods=True)
+    text = (
+        f"Compared with {short(base)}: \u25b2 better, = level (within noise over seeds), \u25bc worse. Cost is relative to {short(base)}. "
+        "Hover over a heading for its meaning; press it to sort."
+    )
+    costs = []
+    for cost in ("predict_flops", "train_flops"):
+        held = [r[cost] for r in rows.values() if is_number(r.get(cost)) and is_number(r.get(content.score))]
+        if len(held) > 1 and max(held) > 1.3 * min(held) > 0:  # equal budgets are equal by construction
+            draw = _cost(content, list(rows.values()), cost)
+            title = f"{label(content.score)} by {label(cost)}"
+            costs.append(picture(f"cost-{cost}", title, draw, _tall(content.methods), methods=content.methods))
+    yield Section("grid", "Methods", text, tables=[table], pictures=[*costs, *_risk(content, content.methods)])
+
+
+def _cost(content: Content, rows: Sequence[dict[str, Any]], cost: str) -> Callable[["Axes"], Any]:
+    names = (cost, content.score)
+    sound = [{"method": r["method"]} | {n: r.get(n) if is_number(r.get(n)) else None for n in names} for r in rows]
+    spreads = content.results.get("deviations")
+    spreads = spreads if misfit(spreads, {str: {str: float}}) is None else None
+    return lambda ax: plots.cost_vs_score(sound, cost=cost, score=content.score, spreads=spreads, ax=ax)
+
+
+def _each(
+    content: Content, name: str, subjects: Sequence[str], draw: Callable[["Axes", str], Any], note: str = ""
+) -> list[Picture]:
+    """Return a small picture for each method, a large one for one alone."""
+    size = _SMALL if len(subjects) > 1 else _HALF
+    found = []
+    for method in subjects:
+        place, value = content.methods.index(method), content.row(method).get(note)
+        said = f"{label(note)} {shown(value)}" if is_number(value) else ""
+        more: dict[str, Any] = {
+            "method": method if len(subjects) > 1 else None,
+            "note": said if len(subjects) > 1 else "",
+        }
+        title = f"{name} of {short(method)}" if len(subjects) > 1 else name.capitalize()
+        found.append(picture(f"{name}-{place}", title, lambda ax, m=method: draw(ax, m), size, **more))  # type: ignore[misc]
+    return found
+
+
+def _numbers(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    """Yield predicted and actual numbers, and their intervals."""
+    drawn = [m for m in subjects if m in content.evaluated("intervals")]
+    if not drawn:
+        return
+    held, unit = {m: content.parts(m, "intervals")[0] for m in drawn}, _target(content)[1]
+    level, best = f"{held[drawn[0]]['level']:.0%}", drawn[0]
+    if len(drawn) == 1:
+        text = (
+            f"On the dashed line a prediction is exact. Bars are {level} intervals; orange points lie outside of them."
+        )
+    else:
+        text = f"Of {short(best)}, the best by {label(content.score)}.{_first(content)} Bars are {level} intervals."
+    shown_of = {
+        "predicted": ("Predicted and actual", lambda ax: plots.predicted_vs_actual(held[best], ax=ax, unit=unit)),
+        "residuals": ("Residuals", lambda ax: plots.residuals(held[best], ax=ax, unit=unit)),
+        "intervals": (f"{level} intervals", lambda ax: plots.intervals(held[best], ax=ax, unit=unit)),
+    }
+    figures = [picture(name, title, draw, _HALF) for name, (title, draw) in shown_of.items()]
+    yield Section("predictions", "Predicted and actual", text, figures)
+
+
+def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    drawn = [m for m in subjects if content.parts(m, "reliability")]
+    if drawn:
+        small = len(subjects) > 1
+
+        def reliability(ax: "Axes", method: str) -> None:
+            tables = [
+                t for t in content.parts(method, "reliability") if len(t["counts"]) == len(tables_of[method]["counts"])
+            ]
+            counts = np.array([t["counts"] for t in tables], dtype=float)
+            sums = {n: (counts * [t[n] for t in tables]).sum(0) for n in ("confidence", "accuracy")}
+            means = {n: v / counts.sum(0).clip(1) for n, v in sums.items()}
+            plots.reliability({"edges": tables[0]["edges"], "counts": counts.sum(0), **means}, ax=ax)
+            ax.set_ylabel("accuracy" if small else ax.get_ylabel())
+
+        tables_of = {m: content.parts(m, "reliability")[0] for m in drawn}
+        text = "Points are accuracy by confidence, gray bars the share of the rows. Below the dashed line a method is overconfident, above it underconfident."
+        figures = _each(content, "reliability", drawn, reliability, "ece")
+        figures += [] if small else _risk(content, subjects)
+        yield Section("calibration", "Reliability", text, figures, small=small)
+    drawn = [m for m in subjects if content.parts(m, "coverage")]
+    if drawn:
+
+        def coverage(ax: "Axes", method: str, style: dict[str, Any]) -> tuple[float, float]:
+            parts = content.parts(method, "coverage")
+            levels = [row["level"] for row in parts[0]]
+            mean, spread = _over_seeds([[row["coverage"] for row in part] for part in parts])
+            plots.line(ax, levels, mean, spread, **style)
+            ax.axline((0, 0), (1, 1), color=plots.MUTED, lw=1, dashes=(3, 2))
+            ax.set(xlabel="level of the interval", ylabel="share of rows inside", xlim=(0, 1), ylim=(0, 1))
+            return levels[-1], float(mean[-1])
+
+        figures = [
+            picture("coverages", "Coverage of intervals", _lines(content, drawn, coverage), _tall(drawn), methods=drawn)
+        ]
+        if len(subjects) == 1 and content.parts(drawn[0], "pit"):
+            shares = content.parts(drawn[0], "pit")[0]
+            figures.append(picture("pit", "Probability integral transform", lambda ax: plots.pit(shares, ax=ax), _HALF))
+        figures += _risk(content, subjects) if len(subjects) == 1 else []
+        text = "On the dashed line, intervals hold as many rows as they should; below it they are too narrow. A flat histogram means calibrated quantiles."
+        yield Section("coverage", "Calibration", text, figures)
+
+
+def _worst(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    rows = content.parts(subjects[0], "worst")[0] if len(subjects) == 1 and content.parts(subjects[0], "worst") else []
+    names = [n for n in ("target", "mean", "predicted", "low", "high", "confidence") if rows and n in rows[0]]
+    if not names:
+        return
+    words = {"target": "actual", "mean": "predicted", "low": "interval from", "high": "to"}
+    head = [("test row", "counted from 0, in the order of the test rows"), *((words.get(n, n), "") for n in names)]
+    made = [(shown(r.get("row")), [_cell(r.get(n), words=True) for n in names]) for r in rows]
+    yield Section(
+        "worst", "Worst rows", "The test rows with the largest errors.", tables=[Table("Worst rows", head, made)]
+    )
+
+
+def _importance(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    held = content.parts(subjects[0], "importance") if len(subjects) == 1 else []
+    if not held:
+        return
+    found, unit = held[0], _target(content)[1]
+    rows, measure = found["columns"], found["measure"]
+    tall = max(200.0, 50.0 + 16 * min(len(rows), 12))
+    figures = [picture("importance", "Importance of columns", lambda ax: plots.importance(found, ax=ax), (300, tall))]
+    for i, curve in enumerate(found["dependence"][:6]):
+        output = len(curve["outputs"]) - 1
+        what = unit if output == 0 else f"probability of {short(curve['outputs'][output], 20)}"
+        draw = lambda ax, c=curve, o=output, w=what: plots.dependence(c, output=o, ax=ax, unit=w)  # noqa: E731
+        figures.append(picture(f"dependence-{i}", f"Prediction by {short(curve['column'], 40)}", draw, (300, 200)))
+    names = [measure, *(n for n in rows[0]["worse"] if n != measure)]
+    head = [
+        ("column", ""),
+        *((f"{label(n)} worse by", "") for n in names),
+        ("lowest member", ""),
+        ("highest member", ""),
+    ]
+    made = [
+        (r["column"], [_cell(r["worse"][n]) for n in names] + [_cell(f(r["members"][measure])) for f in (min, max)])
+        for r in rows[:40]
+    ]
+    text = (
+        f"How much worse {label(measure)} on the test rows gets when the cells of one column are shuffled; lines span the members. "
+        "Columns that carry the same information share their importance. The other figures show the mean prediction when every row has the same value."
+    )
+    yield Section("importance", "Importance of columns", text, figures, [Table("Importance of columns", head, made)])
+
+
+def _columns(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    table = content.results.get("table") or {}
+    if len(subjects) > 1 or not table.get("columns"):
+        return
+    head = [("column", ""), ("read as", ""), ("inputs", "numbers that the network gets"), ("detail", "")]
+    rows = [
+        (c["column"], [_cell(c[n], words=True) for n in ("read_as", "inputs", "detail")])
+        for c in table["columns"][:200]
+    ]
+    yield Section("columns", "How columns were read", tables=[Table("How columns were read", head, rows)])
+
+
+def _classes(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    drawn = [m for m in subjects if content.parts(m, "classes")]
+    if not drawn:
+        return
+    parts, best = content.parts(drawn[0], "classes"), drawn[0]
+    told, figures = parts[0], []
+    if told.get("confusion") and len(told["confusion"]) <= 40:
+        counts = np.sum([p["confusion"] for p in parts if len(p.get("confusion") or ()) == len(told["names"])], axis=0)
+        side = max(260.0, min(560.0, 70 + 30 * len(counts)))
+        draw = lambda ax: plots.confusion({"names": told["names"], "confusion": counts}, ax=ax)  # noqa: E731
+        figures.append(picture("confusion", "Confusion matrix", draw, (side, side)))
+    of = [n for n in ("counts", "recall", "precision", "average_precision") if told.get(n)]
+    rows = [(name, [_cell(told[n][i]) for n in of]) for i, name in enumerate(told["names"][:50])]
+    head = [("class", ""), *(("rows" if n == "counts" else label(n), "") for n in of)]
+    whose = f" of {short(best)}, the best by {label(content.score)}" if len(subjects) > 1 else ""
+    seeds = " The matrix sums all seeds; the table is of the first." if _seeds(content) > 1 else ""
+    text = f"Predictions{whose}. Shades are shares of the true class.{seeds}"
+    yield Section("classes", "Classes", text, figures, [Table("Each class against all others", head, rows)])
+
+
+def _risk(content: Content, subjects: Sequence[str]) -> list[Picture]:
+    """Return the picture of the error of the rows that are kept when the least certain ones are left out."""
+    drawn = [m for m in subjects if content.parts(m, "risk")]
+
+    def draw(ax: "Axes", method: str, style: dict[str, Any]) -> tuple[float, float]:
+        parts = content.parts(method, "risk")
+        mean, spread = _over_seeds([p["risk"] for p in parts])
+        plots.risk_coverage({**parts[0], "risk": mean, "spread": spread}, ax=ax, **style)
+        return parts[0]["kept"][-1], float(mean[-1])
+
+    title = "Error when the least certain rows are left out"
+    return [picture("risk", title, _lines(content, drawn, draw), _tall(drawn), methods=drawn)] if drawn else []
+
+
+def _strange(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    judged = [m for m in subjects if content.parts(m, "ood")]
+    if not judged:
+        return
+    shown_of = {m: content.parts(m, "histograms")[0] for m in judged if content.parts(m, "histograms")}
+    edges = [e for h in shown_of.values() for e in (h["edges"][0], h["edges"][-1])]
+    top = max((v for h in shown_of.values() for n in ("in", "out") for v in h.get(n) or (0,)), default=1.0)
+
+    def draw(ax: "Axes", method: str) -> None:
+        plots.entropy_histograms(shown_of[method], ax=ax)
+        ax.set(xlim=(min(edges), max(edges)), ylim=(0, 1.05 * top))
+        if len(subjects) == 1:
+            ax.legend()
+
+    first = content.parts(judged[0], "ood")[0]
+    scores = {m: content.parts(m, "ood")[0]["scores"] for m in judged}
+    known = list(dict.fromkeys(s for held in scores.values() for s in held))[:8]
+    rows = [(m, [_cell(scores[m].get(s, {}).get("auroc")) for s in known]) for m in judged]
+    head = [("method", ""), *((label(s), "AUROC of this score") for s in known)]
+    table = Table("AUROC of each score of uncertainty (higher is better)", head, rows, methods=True)
+    text = f"Blue: test rows. Orange: rows out of distribution ({short(first['name'], 80)}). The further apart, the better.{_first(content)}"
+    figures = _each(content, "histograms", list(shown_of), draw, "ood_auroc")
+    folded = [Section("ood-scores", "Other scores of uncertainty", tables=[table], folded=True)]
+    yield Section(
+        "ood", "Out of distribution", text, figures, small=len(subjects) > 1, parts=folded, folded=len(subjects) == 1
+    )
+
+
+def _corrupted(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    judged = [m for m in subjects if content.parts(m, "corruptions")]
+    if not judged:
+        return
+    figures = []
+    for measure in ("accuracy", "nll"):
+
+        def draw(ax: "Axes", method: str, style: dict[str, Any], measure: str = measure) -> tuple[float, float]:
+            parts = [p["levels"] for p in content.parts(method, "corruptions")]
+            mean, spread = _over_seeds([[row[measure] for row in part] for part in parts])
+            levels = [row["severity"] for row in parts[0]]
+            plots.line(ax, levels, mean, spread, **style)
+            ax.set(xlabel="severity of the corruption", ylabel=label(measure), xticks=levels)
+            return levels[-1], float(mean[-1])
+
+        title = f"{label(measure)} by severity"
+        figures.append(
+            picture(f"corruption-{measure}", title, _lines(content, judged, draw), _tall(judged), methods=judged)
+        )
+    cells = {m: content.parts(m, "corruptions")[0]["by_corruption"] for m in judged}
+    names = [n for n in cells[judged[0]] if any(is_number(c.get(n)) for c in cells.values())][:40]
+    head = [("method", ""), *((label(n), "NLL, mean over severities") for n in names)]
+    table = Table(
+        "NLL by corruption (lower is better)",
+        head,
+        [(m, [_cell(cells[m].get(n)) for n in names]) for m in judged],
+        True,
+    )
+    folded = [Section("corruptions", "By corruption", _first(content), tables=[table], folded=True)]
+    text = "Means over common corruptions of test images. Curves that stay flat are robust."
+    yield Section("corruption", "Corrupted inputs", text, figures, parts=folded)
+
+
+def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    figures, held = [], {m: content.parts(m, "sizes") for m in subjects}
+    grown = [m for m in subjects if held[m] and len(held[m][0]) > 1]
+    for measure in (content.score, "accuracy", "rmse"):
+        drawn = [m for m in grown if measure in held[m][0][0]]
+        if not drawn:
+            continue
+
+        def draw(ax: "Axes", method: str, style: dict[str, Any], measure: str = measure) -> tuple[float, float]:
+            rows = held[method][0]
+            mean, _ = _over_seeds([[row.get(measure, np.nan) for row in part] for part in held[method]])
+            plots.ensemble_size([row | {measure: v} for row, v in zip(rows, mean)], measure=measure, ax=ax, **style)
+            return rows[-1]["members"], float(mean[-1])
+
+        title = f"{label(measure)} by number of members"
+        figures.append(picture(f"size-{measure}", title, _lines(content, drawn, draw), _tall(drawn), methods=drawn))
+    if figures:
+        text = "Ensembles of some of the members, chosen at random; bands are one standard deviation over choices."
+        yield Section("size", "Ensemble size", text, figures)
+    found = {m: content.parts(m, "diversity")[0] for m in subjects if content.parts(m, "diversity")}
+    found = {m: d for m, d in found.items() if len(d["matrix"]) > 1}
+    if found:
+        apart = [
+            abs(v) for d in found.values() for i, row in enumerate(d["matrix"]) for j, v in enumerate(row) if i != j
+        ]
+
+        def agreement(ax: "Axes", method: str) -> None:
+            plots.agreement(found[method], scale=max(apart) or 1.0, ax=ax)
+
+        measure = short(next(iter(found.values()))["measure"])
+        text = f"Each row and column is a member; the shade is their {measure}, on the same scale for all methods.{_first(content)}"
+        figures = _each(content, "agreement", list(found), agreement)
+        yield Section("agreement", "Agreement of members", text, figures, small=len(found) > 1)
+
+
+def _engine(content: Content) -> Section:
+    """Return what only those who look into the training need, folded."""
+    parts, history, plans = [], content.results["history"], content.results["plans"]
+    if "chosen" in content.results:
+        parts.append(
+            Section("choice", "How it was chosen", lines=[short(s, 400) for s in content.results["findings"][:40]])
+        )
+    figures = []
+    for i, method in enumerate(m for m in content.methods if m in history):
+        for of in ("loss", "validation"):
+            if any(len(segment) > 1 for segment in history[method][of]):
+                draw = lambda ax, m=method, o=of: plots.training_curves(history[m], of=o, ax=ax)  # noqa: E731
+                figures.append(picture(f"{of}-{i}", f"{of} of {short(method)}", draw, (190, 150), method=method))
+    if figures:
+        parts.append(Section("training", "Training curves", pictures=figures, small=True))
+    rows = {m: content.row(m) for m in content.methods}
+    names = [
+        n for n in dict.fromkeys(n for r in rows.values() for n in r) if any(is_number(r.get(n)) for r in rows.values())
+    ]
+    head = [("measure", ""), *((short(m), "") for m in rows)]
+    made = [(label(short(n)), [_cell(r.get(n)) for r in rows.values()]) for n in names]
+    parts.append(Section("measures", "All measures", tables=[Table("All measures", head, made)]))
+    trees = [(m, "\n".join(_tree(plans[m]["tree"]))) for m in content.methods if m in plans]
+    if trees:
+        parts.append(Section("plans", "Plans", "What each method does, as a tree.", trees=trees))
+    held = content.results["settings"].items()
+    said = {n: v for n, v in held if n not in ("below", "seeds") and v not in (None, "", [], {})}
+    said |= next((p["environment"] for p in plans.values()), {})
+    settled = [(label(short(n)), [_cell(v if is_number(v) else _words(v), words=True)]) for n, v in said.items()]
+    parts.append(Section("settings", "Settings", tables=[Table("Settings", [("setting", ""), ("value", "")], settled)]))
+    return Section("engine", "Engine and settings", parts=parts, folded=True)
+
+
+def _tree(node: dict[str, Any], first: str = "", rest: str = "") -> Iterator[str]:
+    yield first + node["label"]
+    for i, child in enumerate(node["children"]):
+        last = i == len(node["children"]) - 1
+        yield from _tree(child, rest + ("└ " if last else "├ "), rest + ("  " if last else "│ "))
+
+
+def _words(value: Any) -> str:
+    """Return a setting in words, without what is empty."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if v not in (None, [], "") and k != "kind"}
+        inner = ", ".join(f"{k} {_words(v)}" for k, v in kept.items())
+        return f"{value['kind']}({inner})" if "kind" in value else inner
+    return " ".join(map(_words, value)) if isinstance(value, list) else str(value)

@@ -13,12 +13,12 @@ from choral.base.arguments import is_number
 from choral.base.errors import InputError
 from choral.base.text import short
 from choral.calibration import fit_conformal_sets
-from choral.data.tables import Table
 from choral.objectives.likelihoods import Likelihood
 from choral.predictions import Classification
 from choral.recipes.recipe import Recipe
 from choral.sklearn.estimator import EnsembleEstimator
 from choral.sklearn.repeating import in_bounds
+from choral.tables.table import Table
 
 _NO_OTHER = "no other class"
 

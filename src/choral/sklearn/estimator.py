@@ -13,7 +13,6 @@ from sklearn.utils.validation import check_is_fitted
 from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
-from choral.data.tables import Table
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.objectives.likelihoods import Likelihood
@@ -23,6 +22,7 @@ from choral.sklearn import inputs
 from choral.sklearn.carrying import laid_open, taken_up
 from choral.sklearn.repeating import REPEATED, counted, present, repeats
 from choral.sklearn.training import Wishes, holds_out, train
+from choral.tables.table import Table
 
 _SEEDS = 2**31 - 1
 
@@ -133,7 +133,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
             table,
             likelihood=likelihood,
             weights=self._weigh(targets, weights),
-            groups=None if groups is None else inputs.grouped(groups[chosen]),
+            groups=None if groups is None else groups[chosen].astype(str),
         )
         held = None if X_val is None else self._held(table, X_val, y_val, targets)
         self.ensemble_ = train(problem, wishes, watch=watch, held=held)

@@ -12,11 +12,11 @@ from sklearn.utils.validation import check_is_fitted
 from choral.base.arguments import is_number
 from choral.base.errors import InputError
 from choral.calibration import fit_residual_intervals
-from choral.data.tables import Table
 from choral.objectives.likelihoods import LearnedGaussian, Likelihood
 from choral.objectives.likelihoods.regression import TargetScale
 from choral.predictions import Regression
 from choral.sklearn.estimator import EnsembleEstimator
+from choral.tables.table import Table
 
 
 class EnsembleRegressor(RegressorMixin, EnsembleEstimator):

@@ -10,14 +10,13 @@ import numpy as np
 
 from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
-from choral.comparison.defaults import LEAST_ROWS
 from choral.data.problems import Problem
 from choral.engine.compute import Compute
 from choral.ensemble.ensemble import Ensemble
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
-from choral.tabular.choosing import AUTO
-from choral.tabular.preparing import METHOD, can_choose, prepared
+from choral.tables.defaults import LEAST_ROWS
+from choral.tables.fit import AUTO, METHOD, can_choose, prepared
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,532 @@
+"""Columns: how each column of a table becomes numbers, one frozen value for each kind of column.
+
+A column is learned from training rows, kept with the ensemble, and encodes any later rows the same way. A cell without a
+value, or with one that training did not have, never refuses a row: it has a code of its own, and a warning says so.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from choral.base.errors import InputError
+from choral.base.text import short
+from choral.base.values import Value
+from choral.data.arrays import LARGEST
+from choral.tables.reading import MOSTLY, Cells, folded, say, turned
+
+LONGEST = 10_000  # characters of a name or of one category
+MOST = 100_000  # categories of a column, classes of a target
+_KEPT = 64  # categories of a column that have a number of their own
+_MANY = 20  # rows, fewer of which do not show that every value occurs once
+_DIGITS = 1e5  # numbers from here on that count rows one after the other are ids
+NO_VALUE, UNKNOWN = "(no value)", "(unknown)"
+_FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
+_SAYS = {yes: 1 for yes, _ in _FLAGS} | {no: 0 for _, no in _FLAGS}
+_ID = re.compile(
+    r"(?:^|[\s_.-])(?:id|ids|uid|uuid|guid|index|idx|rowid|account|serial|no|nr|number)\.?$|^unnamed: \d+$|^row$", re.I
+)
+_FIGURES = re.compile(
+    r"[^A-Za-z]*\d[^A-Za-z]*[A-Za-z]{0,4}|.{0,5}(?:19|20)\d\d.{0,4}"
+)  # a number or a date to a person
+_CAMEL_ID = re.compile(r"[a-z](?:ID|Id)$")
+
+
+def is_id(name: str) -> bool:
+    """Return whether a column's name says that it numbers the rows."""
+    return bool(_CAMEL_ID.search(name) or _ID.search(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Value):
+    """The mean and standard deviation by which numbers are standardized."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.mean) or not 0 < self.std < math.inf:
+            raise InputError(f"a scale has mean {self.mean} and std {self.std}; they must be finite, and std above 0.")
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Self:
+        """Return the mean and standard deviation of some numbers; equal ones are not scaled."""
+        mean, std = float(values.mean()), float(values.std())
+        if std <= 1e-9 * abs(mean):  # which the rounding of such a mean comes near to
+            apart = values - values[0]
+            mean, std = float(values[0] + apart.mean()), float(apart.std())
+        return cls(mean=mean, std=std if std > 1e-15 * abs(mean) else 1.0)
+
+    def apply(self, values: Any) -> Any:
+        """Return values in units of the scale."""
+        return (values - self.mean) / self.std
+
+    def undo(self, values: Any) -> Any:
+        """Return scaled values in their own units."""
+        return values * self.std + self.mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column(Value, ABC):
+    """One column of a table.
+
+    Attributes:
+        name: its name in the header.
+        missing: whether training had cells without a value, which then have a number of their own, the last.
+        unread: training cells that held something else than the column's kind, and count as cells without a value.
+    """
+
+    name: str
+    missing: bool = False
+    unread: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.name) > LONGEST:
+            raise InputError(f"a column's name has {len(self.name):,} characters; at most {LONGEST:,} are read.")
+
+    @property
+    def width(self) -> int:
+        """Numbers it becomes."""
+        return self.codes + self.missing
+
+    @property
+    @abstractmethod
+    def codes(self) -> int:
+        """Numbers it becomes, besides the one that says a cell has no value."""
+
+    @property
+    @abstractmethod
+    def read_as(self) -> str:
+        """Its kind, in a word or two."""
+
+    @property
+    @abstractmethod
+    def detail(self) -> str:
+        """What else is known about it, in words."""
+
+    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return cells as numbers (row, codes), and which of them have no value (row,)."""
+        return np.zeros((len(cells), 0)), cells.absent
+
+    def _said(self, code: np.ndarray) -> str:
+        return NO_VALUE
+
+    def said(self, code: np.ndarray) -> str:
+        """Return the cell that became these numbers (width,), in words."""
+        return NO_VALUE if self.missing and code[-1] > 0.5 else self._said(code)
+
+    def _places(self, codes: np.ndarray) -> np.ndarray | None:
+        return None
+
+    def places(self, codes: np.ndarray) -> np.ndarray | None:
+        """Return where cells (row, width) lie on a line (row,), NaN without a value; None where values have no order."""
+        found = self._places(codes)
+        return found if found is None or not self.missing else np.where(codes[:, -1] > 0.5, np.nan, found)
+
+
+def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "count as cells without a value") -> None:
+    if odd.any():
+        where = f"{path}: column '{short(cells.name)}' holds {short(cells.first(odd))!r} in {cells.lines(odd)}"
+        say(f"{where}, which {what}; {odd.sum():,} such cell(s) {done}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scaled(Column):
+    """A column whose cells lie on a line, standardized by the scale of the training cells."""
+
+    scale: Scale
+
+    @abstractmethod
+    def _values(self, cells: Cells, path: str) -> np.ndarray:
+        """Return the place of each cell (row,), NaN for none."""
+
+    _what: ClassVar[Any]  # a cell that the column reads, in words
+
+    def _checked(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return places, and which are none; name cells that hold something else, unless training had such and they are few."""
+        values = self._values(cells, path)
+        absent = np.isnan(values)
+        odd = absent & ~cells.absent
+        if not self.unread or odd.mean() > 1 - MOSTLY:
+            _say_odd(cells, odd, f"is not {self._what}", path)
+        return values, absent
+
+    def learned(self, cells: Cells, path: str) -> Self:
+        """Return the column with the scale of some training cells, and their odd cells counted."""
+        values, absent = self._checked(cells, path)
+        odd = int((absent & ~cells.absent).sum())
+        return replace(self, missing=bool(absent.any()), unread=odd, scale=Scale.of(values[~absent]))
+
+    def _places(self, codes: np.ndarray) -> np.ndarray | None:
+        return np.asarray(self.scale.undo(codes[:, 0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberColumn(_Scaled):
+    """A column of numbers, standardized; cells without one count as the median of training.
+
+    Attributes:
+        fill: the median.
+        unit: what stands behind the numbers, or their currency; a number with another one is none.
+    """
+
+    fill: float = 0.0
+    unit: str = ""
+    codes, read_as = 1, "number"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not math.isfinite(self.fill):
+            raise InputError(f"column '{short(self.name)}' is filled with {self.fill}; it must be a finite number.")
+
+    @classmethod
+    def learn(cls, cells: Cells, path: str) -> Self:
+        """Return the column of some training cells."""
+        made = cls(name=cells.name, scale=Scale(), unit=cells.commonest_unit).learned(cells, path)
+        return replace(made, fill=float(np.nanmedian(cells.own_numbers)))
+
+    @property
+    def detail(self) -> str:
+        """Its mean, unit and gaps."""
+        gaps = f"; cells without a number count as the median, {self.fill:.4g}, and are marked" * self.missing
+        odd = f"; {self.unread:,} cell(s) are not numbers" * bool(self.unread)
+        unit = "; 12% is 0.12" if self.unit == "%" else f" {short(self.unit, 20)}" * bool(self.unit)
+        return f"mean {self.scale.mean:.4g}, standard deviation {self.scale.std:.4g}{unit}{odd}{gaps}"
+
+    @property
+    def _what(self) -> str:
+        return f"a number{in_unit(self.unit)}"
+
+    def _values(self, cells: Cells, path: str) -> np.ndarray:
+        values = cells.numbers(self.unit)
+        wild = np.abs(values) > LARGEST
+        if wild.any():
+            raise InputError(
+                f"{path}: column '{short(cells.name)}' holds {values[wild][0]:g} in {cells.lines(wild)}; numbers must be finite and at most "
+                f"{LARGEST:g} in size: correct or drop them."
+            )
+        return values
+
+    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return standardized numbers."""
+        values, absent = self._checked(cells, path)
+        return np.asarray(self.scale.apply(np.where(absent, self.fill, values)))[:, None], absent
+
+    def _said(self, code: np.ndarray) -> str:
+        return f"{self.scale.undo(float(code[0])):.6g}"
+
+
+def in_unit(unit: str) -> str:
+    """Return the words for a unit behind 'a number'."""
+    return f" in {short(unit, 20)}" if unit else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DateColumn(_Scaled):
+    """A column of dates: days since 1970, and their place in the year, in the week and, where training had times, in the day.
+
+    Attributes:
+        formats: of the training dates, as `pandas.to_datetime` has them; none for a datetime dtype.
+        times: whether training had times of the day.
+    """
+
+    formats: tuple[str, ...] = ()
+    times: bool = False
+    read_as, _what = "date", "a date as the training data has them"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.formats) > 2 or any(len(form) > 60 for form in self.formats):
+            raise InputError(
+                f"column '{short(self.name)}' has {len(self.formats)} formats of dates; at most 2 are read."
+            )
+
+    @classmethod
+    def learn(cls, cells: Cells, path: str) -> Self:
+        """Return the column of some training cells."""
+        formats, doubtful = cells.dated
+        if doubtful:
+            say(
+                f"{path}: the dates in column '{short(cells.name)}' ({short(doubtful)!r}, ...) may have the day or the month first; they are "
+                f"read as {' and '.join(formats)}. Write them as 2024-03-25 if that is wrong."
+            )
+        times = bool((np.nan_to_num(cells.days(formats)) % 1 > 0).any())
+        return cls(name=cells.name, scale=Scale(), formats=formats, times=times).learned(cells, path)
+
+    @property
+    def codes(self) -> int:
+        """The days, and two for each cycle."""
+        return 7 if self.times else 5
+
+    @property
+    def detail(self) -> str:
+        """Its formats and parts."""
+        how = " and ".join("year first" if form == "ISO8601" else form for form in self.formats)
+        gaps = "; cells without a date are marked" * self.missing
+        return f"{how}{'; ' * bool(how)}its days, place in the year and the week{', and the day' * self.times}{gaps}"
+
+    def _values(self, cells: Cells, path: str) -> np.ndarray:
+        """Return days; InputError where day and month stand the other way round than in training."""
+        values, other = cells.days(self.formats), tuple(map(turned, self.formats))
+        if other != self.formats and not cells.is_date:
+            there = np.isfinite(cells.days(other))
+            shown = there & np.isnan(values)
+            if shown.any() and there.sum() >= np.isfinite(values).sum():
+                raise InputError(
+                    f"{path}: column '{short(self.name)}' holds {short(cells.first(shown))!r}, but training wrote its dates as "
+                    f"{' and '.join(self.formats)}, so every date would be read as another one; write dates as in training, or fit again on "
+                    "dates such as 2024-03-25."
+                )
+        return values
+
+    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the standardized days, and sine and cosine of each cycle."""
+        values, absent = self._checked(cells, path)
+        found = np.where(absent, self.scale.mean, values)
+        parts = [np.asarray(self.scale.apply(found))]
+        for length in (365.2425, 7.0, *((1.0,) if self.times else ())):
+            turn = 2 * np.pi * (found / length % 1)
+            parts += [np.where(absent, 0.0, np.sin(turn)), np.where(absent, 0.0, np.cos(turn))]
+        return np.column_stack(parts), absent
+
+    def _said(self, code: np.ndarray) -> str:
+        return str(np.datetime64("1970-01-01") + np.timedelta64(round(float(self.scale.undo(float(code[0])))), "D"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Worded(Column):
+    """A column of some words. Words that differ in capitals and spaces alone are one, spelled as most cells have it."""
+
+    values: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names(self.values, f"column '{short(self.name)}'")
+
+    def _known(
+        self, cells: Cells, path: str, ranks: Any = None, *, silent: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the place of each cell among the values, -1 for none, and which are none; name words that training did not have."""
+        ranks = np.where(cells.absent, -1, ranks_of(cells, self.values) if ranks is None else ranks)
+        odd = (ranks < 0) & ~cells.absent
+        if not silent and odd.any():
+            known = ", ".join(short(v, 20) for v in self.values[:6]) + ", ..." * (len(self.values) > 6)
+            what = f"was not in the training data (known: {known})"
+            _say_odd(cells, odd, what, path, "are coded as none of them")
+        return ranks, odd
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlagColumn(_Worded):
+    """A column of two words that say no and yes: -1 and 1, and 0 for a cell that says neither."""
+
+    codes, read_as = 1, "flag"
+
+    @property
+    def detail(self) -> str:
+        """Its words."""
+        return f"{self.values[1]} or {self.values[0]}" + "; cells without a value are marked" * self.missing
+
+    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return 1 for yes and -1 for no, in whatever words."""
+        says = _SAYS | {"0": 0, "1": 1}
+        ranks, _ = self._known(cells, path, cells.spread([says.get(word, -1) for word in folded(cells.words)], -1))
+        return np.where(ranks < 0, 0.0, 2.0 * ranks - 1)[:, None], cells.absent
+
+    def _said(self, code: np.ndarray) -> str:
+        return self.values[int(code[0] > 0)] if abs(code[0]) > 0.5 else UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryColumn(_Worded):
+    """A column of words: one-hot over the values that are frequent in training, and one for all the others.
+
+    Attributes:
+        other: whether training had more values; they, and all that come later, share one number. Without it a value
+            that training did not have is coded as none of them.
+    """
+
+    other: bool = False
+    read_as = "category"
+
+    @classmethod
+    def learn(cls, cells: Cells) -> Self:
+        """Return the column of some training cells: values of one row alone are left to the others, if rows are many."""
+        words, counts = spelled(cells, cells.has_value)
+        least = 2 if len(cells) >= 50 and (counts > 1).any() else 1
+        order = np.argsort(-counts, kind="stable")[:_KEPT]
+        kept = sorted(str(words[i]) for i in order if counts[i] >= least)
+        return cls(name=cells.name, values=tuple(kept), other=len(kept) < len(words), missing=bool(cells.absent.any()))
+
+    @property
+    def codes(self) -> int:
+        """One for each value, and one for the others."""
+        return len(self.values) + self.other
+
+    @property
+    def detail(self) -> str:
+        """Its values."""
+        shown = ", ".join(short(v, 20) for v in self.values[:4]) + ", ..." * (len(self.values) > 4)
+        more = "; rare ones count together" * self.other + "; cells without a value are one more" * self.missing
+        return f"{len(self.values)} value(s): {shown}{more}"
+
+    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return one-hot rows."""
+        ranks, odd = self._known(cells, path, silent=self.other)
+        ranks = np.where(odd & self.other, self.codes - 1, ranks)
+        return np.eye(self.codes + 1, self.codes, dtype=np.float32)[ranks], cells.absent  # the last row is zero
+
+    def _said(self, code: np.ndarray) -> str:
+        place = int(np.argmax(code[: self.codes]))
+        return UNKNOWN if code[place] < 0.5 else (*self.values, "(others)")[place]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedColumn(_Worded):
+    """A column of words with an order: for each step 1 if a cell has reached it, and one half if it has none of the values."""
+
+    read_as = "ordered"
+
+    @property
+    def codes(self) -> int:
+        """One for each value after the first."""
+        return len(self.values) - 1
+
+    @property
+    def detail(self) -> str:
+        """Its values in order."""
+        return " < ".join(short(v, 20) for v in self.values[:8]) + " < ..." * (len(self.values) > 8)
+
+    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the steps."""
+        ranks, _ = self._known(cells, path)
+        steps = (ranks[:, None] > np.arange(self.codes)).astype(np.float64)
+        return np.where((ranks < 0)[:, None], 0.5, steps), cells.absent
+
+    def _said(self, code: np.ndarray) -> str:
+        place = self._places(code[None])[0]
+        return UNKNOWN if np.isnan(place) else self.values[round(float(place))]
+
+    def _places(self, codes: np.ndarray) -> np.ndarray:
+        steps = codes[:, : self.codes]
+        return np.where(((steps > 0.25) & (steps < 0.75)).all(1), np.nan, (steps > 0.5).sum(1))
+
+
+def spelled(cells: Cells, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return some of a column's words in one spelling each, the commonest, sorted; and the rows of each."""
+    each: dict[str, dict[str, int]] = {}
+    for word, fold, count in zip(cells.words[which], folded(cells.words[which]), cells.counts[which]):
+        own = each.setdefault(fold, {})
+        own[word] = own.get(word, 0) + int(count)
+    found = sorted((min(own, key=lambda w: (-own[w], w)), sum(own.values())) for own in each.values())
+    return np.array([word for word, _ in found], object), np.array([count for _, count in found])
+
+
+def ranks_of(cells: Cells, values: tuple[str, ...]) -> np.ndarray:
+    """Return the place of each row's word among some values (row,), -1 for none of them."""
+    place = {fold: i for i, fold in enumerate(folded(values))}
+    return cells.spread([place.get(word, -1) for word in folded(cells.words)], -1).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutColumn(Column):
+    """A column that is not an input, and why; later tables need not have it. Ids are shown beside predictions."""
+
+    reason: str
+    beside: bool = False
+    codes, read_as = 0, "left out"
+
+    @property
+    def detail(self) -> str:
+        """Why."""
+        return self.reason + "; kept beside predictions" * self.beside
+
+
+def check_names(names: tuple[str, ...], what: str) -> None:
+    """Raise InputError unless categories or classes are different, and not too many or too long."""
+    if not names or len(set(names)) < len(names) or len(names) > MOST or max(map(len, names)) > LONGEST:
+        raise InputError(
+            f"{what} has {len(names):,} values, {len(set(names)):,} of them different; 1 to {MOST:,} different ones of "
+            f"at most {LONGEST:,} characters are read."
+        )
+
+
+def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = False, path: str) -> Column:
+    """Return what a column is, learned from its training cells, and the order of its values if the user gave one.
+
+    Numeric and category dtypes are taken as they are, also constants and ids, if `typed`.
+    """
+    name, gaps, rows = cells.name, bool(cells.absent.any()), int((~cells.absent).sum())
+    if not rows:
+        return LeftOutColumn(name=name, reason="every cell is without a value")
+    if cells.is_nested:
+        say(f"{path}: column '{short(name)}' has cells that hold lists, tuples or other structures, and is left out.")
+        return LeftOutColumn(name=name, reason="its cells hold lists or structures")
+    if order:
+        odd = sorted({*folded(cells.held)} - {*folded(order)})
+        if odd or len(order) < 2:
+            raise InputError(
+                f"{path}: column '{short(name)}' holds {short(odd[0]) if odd else 'values'!r}, which the given order "
+                f"({' < '.join(order)}) does not name; give every value from first to last."
+            )
+        return OrderedColumn(name=name, values=order, missing=gaps)
+    steps = tuple(map(str, cells.series.cat.categories)) if cells.is_category and cells.series.cat.ordered else ()
+    if typed and cells.is_number:
+        return NumberColumn.learn(cells, path)
+    if typed and cells.is_category:
+        return OrderedColumn(name=name, values=steps, missing=gaps) if len(steps) > 1 else CategoryColumn.learn(cells)
+    held = cells.different
+    if held == 1 and not gaps:
+        return LeftOutColumn(name=name, reason=f"every cell is {short(str(cells.held[0]), 20)!r}")
+    unique = rows >= _MANY and held >= 0.99 * rows
+    if cells.is_number:
+        return _number_or_id(cells, unique, path)
+    if cells.is_date:
+        return DateColumn.learn(cells, path)
+    if cells.is_category:
+        return OrderedColumn(name=name, values=steps, missing=gaps) if steps else _words(cells, rows, unique)
+    own = {*folded(cells.held)} if held <= _MANY else set()
+    if cells.is_flag or {_SAYS.get(word) for word in own} == {0, 1}:
+        yes, no = next((pair for pair in _FLAGS if own & {*pair}), ("true", "false"))
+        return FlagColumn(name=name, values=(no, yes), missing=gaps)
+    if cells.is_numeric:
+        return _number_or_id(cells, unique, path)
+    dates = np.isfinite(cells.days(cells.formats)) if cells.formats else np.zeros(len(cells), bool)
+    if dates.sum() >= MOSTLY * rows:
+        return DateColumn.learn(cells, path)
+    found, numbers = _words(cells, rows, unique), np.isfinite(cells.own_numbers)
+    some = numbers if numbers.sum() >= dates.sum() else dates
+    figures = cells.spread([bool(_FIGURES.fullmatch(word)) for word in cells.words], False) & ~cells.absent
+    odd, done = ~some & ~cells.absent, "left out" if not found.codes else "read as words"
+    if held > _MANY and odd.any() and (some | figures).sum() >= 0.5 * rows and not is_id(name):
+        say(
+            f"{path}: column '{short(name)}' holds {short(cells.first(odd))!r} in {cells.lines(odd)}, which is neither a number nor a date as choral "
+            f"reads them, so it is {done}; clean the column (skrub.Cleaner helps, see docs/tables.md), or leave odd cells empty."
+        )
+        if not found.codes:
+            return LeftOutColumn(name=name, reason="its cells are neither numbers nor dates as choral reads them")
+    return found
+
+
+def _words(cells: Cells, rows: int, unique: bool) -> Column:
+    """Return what a column of text is: free text, an id or a category."""
+    different = len(cells.held)
+    long = float(np.mean([word.count(" ") for word in cells.held[:1000]])) >= 3
+    if long and different > max(_MANY, 0.5 * rows):
+        return LeftOutColumn(name=cells.name, reason=f"free text: {different:,} different values of several words")
+    if unique or (rows >= _MANY and is_id(cells.name) and different > 0.9 * rows):
+        return LeftOutColumn(name=cells.name, reason="an id: every value occurs once", beside=True)
+    return CategoryColumn.learn(cells)
+
+
+def _number_or_id(cells: Cells, unique: bool, path: str) -> Column:
+    """Return a column of numbers, or one left out: different whole numbers whose name says that they are ids, or that count rows from 100,000 on."""
+    values = cells.own_numbers[np.isfinite(cells.own_numbers)]
+    if unique and (values % 1 == 0).all():
+        counts = values.min() >= _DIGITS and np.ptp(values) < 2 * len(values)
+        if is_id(cells.name) or counts:
+            return LeftOutColumn(name=cells.name, reason="an id: whole numbers, each once", beside=True)
+    return NumberColumn.learn(cells, path)

@@ -1,0 +1,445 @@
+"""fit_table: what `choral fit FILE` does, in Python. What the user leaves out is chosen here, once for shell, Python and estimators."""
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from choral import models
+from choral.base import rng
+from choral.base.arguments import guarded, is_whole, typed
+from choral.base.errors import InputError
+from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
+from choral.cluster.calls import check_cluster
+from choral.cluster.objects import is_far
+from choral.comparison.compare import recipes_for
+from choral.data.problems import Problem, balanced
+from choral.data.sources import Source, source_of
+from choral.engine.compute import Compute, OnExisting
+from choral.engine.validation import Limit, set_apart
+from choral.ensemble.ensemble import Ensemble
+from choral.fit import check_options, train
+from choral.objectives import GaussianKL, SpikeSlabKL
+from choral.plan import EarlyStopping
+from choral.plan.cost import begun, raised
+from choral.plan.early_stopping import By
+from choral.recipes import METHODS, make
+from choral.recipes.recipe import Recipe
+from choral.recipes.training import SCHEDULES, Training
+from choral.tables import defaults
+from choral.tables.defaults import AUTO, FOLDS, LEAST_IN_TURN, LEAST_ROWS, METHOD, is_small, is_table
+from choral.tables.problems import Columns, load_problem, weights_in
+from choral.tables.reading import as_frame, is_frame, read_table
+from choral.tables.search import Candidate, Judge, search
+from choral.tables.table import Kind
+
+_OPEN = Training()
+
+
+@guarded
+@typed
+def fit_table(
+    data: Any,
+    target: str | None = None,
+    *,
+    method: str | None = None,
+    members: int | None = None,
+    epochs: int | None = None,
+    budget: int | None = None,
+    model: str | None = None,
+    training: Training | None = None,
+    columns: Columns | None = None,
+    task: Kind | None = None,
+    validation: Any = None,
+    sample_weight: Any = None,
+    class_weight: str | Mapping[str, float] | None = None,
+    **options: Any,
+) -> Ensemble:
+    """Return an ensemble of a table, trained as `choral fit` does.
+
+    Every row is trained on or used for validation; nothing is held out for testing. The ensemble predicts data frames:
+    `ensemble.predict(frame)`, and `ensemble.evaluate(frame)` where the frame has the target too.
+
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame(
+    ...     {"rooms": ["3", "4", "?", "2"] * 10, "town": ["Ulm", "Bonn"] * 20, "sold": ["yes", "no"] * 20}
+    ... )
+    >>> ensemble = fit_table(frame, "sold", members=2, epochs=8, progress=False)
+    >>> prediction = ensemble.predict(pd.DataFrame({"rooms": ["3", None], "town": ["Bonn", "Ulm"]}))
+    >>> prediction.to_frame()["prediction"].tolist(), tuple(prediction.probs.shape)
+    (['no', 'yes'], (2, 2))
+
+    Args:
+        data: a pandas data frame; or the path of a table, or what else `choral fit` takes.
+        target: the column to predict.
+        method: the name of a method (`choral.recipes.METHODS`), or 'auto', which chooses by held-out rows; None is 'auto' for 32 rows
+            or more where neither members, epochs nor model are given, nor several processes, a cluster or a URL, else deep_ensemble.
+        members: where the method has a choice.
+        epochs: length of each member's training, by the number of rows if None; an upper bound if rows are held out.
+        budget: total in epochs of one network instead.
+        model: the network's name; by the data if None.
+        training: optimizer, learning rate, batch size and schedule; what it leaves out is chosen by the data.
+        columns: columns that are no inputs, identify a row, are ordered, or say which rows are held out together or last.
+        task: 'classification' or 'regression'; decided by the target if None.
+        validation: part of the rows that no member is trained on, or a data frame (or the path of one) with such rows; 0 for none. If
+            None, each of 8 members holds out an eighth ('auto'), or all of them a fifth, of 100 rows or more.
+        sample_weight: a weight for each row: a column, which is then no input, or a number for each row.
+        class_weight: 'balanced', or a weight for the rows of each class by its name (others 1), in training and validation.
+            Probabilities are then of classes as common as that.
+        options: further ones of `choral.fit`: cv (a number of folds; equal values of `Columns.group` stay together), likelihood (by name),
+            early_stopping, run_dir, on_existing, seed, callbacks, progress, device, compute.
+
+    Returns:
+        The trained ensemble.
+    """
+    check_options("fit_table", list(inspect.signature(fit_table).parameters)[:-1], options)
+    compute = options.get("compute") or Compute()
+    if compute.time_limit is not None:  # reading and choosing count
+        options["compute"] = replace(compute, time_limit=Limit.of(compute.time_limit, perf_counter()))
+    asked: dict[str, Any] = {"likelihood": options.pop("likelihood", None), "weights": sample_weight}
+    problem = load_problem(data, target=target, task=task, holdout=None, columns=columns, **asked)
+    each: dict[str, float] = {}
+    if class_weight is not None:
+        problem, each = balanced(problem, class_weight)
+    extends = options.get("on_existing") == "extend"
+    apart = compute.data_parallel or extends or compute.cluster is not None or is_far(options.get("run_dir"))
+    settings = {} if training is None else {f.name: getattr(training, f.name) for f in fields(training)}
+    ready = prepared(
+        problem,
+        method=METHOD if method is None and apart else method,
+        epochs=epochs,
+        budget=budget,
+        members=members,
+        model=model,
+        validation=_validation(validation, problem, sample_weight if isinstance(sample_weight, str) else None, each),
+        early_stopping=options.pop("early_stopping", None),
+        folds=options.pop("cv", None),
+        **{name: value for name, value in settings.items() if value != getattr(_OPEN, name)},
+    )
+    return ready.run(**options)
+
+
+def _validation(validation: Any, problem: Problem, column: str | None, each: Mapping[str, float]) -> Any:
+    """Return validation rows as `fit` takes them: a share as it is; of a table inputs, targets and weights by a `column` and by class."""
+    if validation is None or (isinstance(validation, int | float) and not isinstance(validation, bool)):
+        return validation
+    if problem.table is None or not problem.table.columns:
+        raise InputError("validation is a table, but the data is not; give a part of the rows, such as 0.2.")
+    if not is_frame(validation) and not isinstance(validation, str | Path):
+        raise InputError(
+            f"validation is {type(validation).__name__}; give a part of the rows, such as 0.2, or a data frame with the target."
+        )
+    where = "validation" if is_frame(validation) else str(validation)
+    frame = as_frame(validation, where) if is_frame(validation) else read_table(Path(validation))
+    x, y = problem.table.inputs(frame, path=where), problem.table.targets(frame, path=where)
+    weights = None if column is None else weights_in(frame, column, where)
+    if each:
+        own = np.array(list(each.values()))[np.asarray(y).astype(np.int64).reshape(-1)]  # in the order of the classes
+        weights = own if weights is None else weights * own
+    return (x, y) if weights is None else (x, y, weights)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Everything that one fit needs: the data, the network, the method and how rows are held out.
+
+    `validation` is a part of the training rows, data of its own, or None. A search has candidates, of which `recipe` is the first.
+    """
+
+    problem: Problem
+    build: Callable[[], nn.Module]
+    recipe: Recipe
+    training: Training
+    validation: Any
+    early_stopping: EarlyStopping | None
+    folds: int | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The method, in a word."""
+        return AUTO if self.candidates else self.recipe.name
+
+    def run(self, *, hearing: Bars | None = None, **options: Any) -> Ensemble:
+        """Return the trained ensemble; `hearing` draws the progress, and `options` are those of `choral.fit`."""
+        if self.candidates:
+            return choose(self, hearing=hearing, **options)
+        if hearing is not None:
+            options["callbacks"] = hearing(self.recipe.name, self.planned.epochs, self.planned.length)
+        (build, data, recipe), known = self.arguments()
+        return train(build, data, recipe, **known, **options)
+
+    def arguments(self) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
+        """Return the network, data and recipe that `choral.fit` gets, and the options that go with them."""
+        trained, held = (self.problem, self.validation)
+        if self.shares:
+            trained, held = self.problem.validating(self.validation)
+        known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
+        if self.folds is not None:
+            known["cv"] = self.problem.folds(self.folds)
+        known |= {"validation": held, "early_stopping": self.early_stopping}
+        return (self.build, trained.points, self.recipe), known
+
+    @property
+    def rows(self) -> int:
+        """The rows that are trained on."""
+        rows, part = len(self.problem.x_train), 1 / self.folds if self.folds else self.validation
+        return max(1, rows - round(rows * part)) if self.shares and part and 0 < part < 1 else rows
+
+    @property
+    def planned(self) -> Recipe:
+        """The recipe as it is run: in folds, if there are any."""
+        return self.recipe if self.folds is None else self.recipe.in_folds(self.folds)
+
+    @property
+    def shares(self) -> bool:
+        """Whether the validation rows are a part of the training rows."""
+        return self.validation is None or isinstance(self.validation, int | float)
+
+
+def prepared(
+    problem: Problem,
+    *,
+    method: str | None = None,
+    epochs: int | None = None,
+    budget: int | None = None,
+    members: int | None = None,
+    model: str | None = None,
+    validation: Any = None,
+    patience: int | None = None,
+    restore_best: bool = True,
+    early_stopping: EarlyStopping | None = None,
+    folds: int | None = None,
+    **settings: Any,
+) -> Ready:
+    """Return what is done with some data: arguments as in `fit_table`, those that are None by the data.
+
+    Args:
+        problem: the data.
+        method, epochs, budget, members, model, validation, folds: as in `fit_table`, where folds are `cv`.
+        patience, restore_best: of early stopping, or
+        early_stopping: all of it.
+        settings: of the optimizer, as in `choral.tables.defaults.training_for`.
+    """
+    for what, value in (("epochs", epochs), ("budget", budget)):
+        if value is not None and not is_whole(value, 1):
+            raise InputError(f"{what} is {value!r}; give a whole number of 1 or more, or leave it to the data.")
+    length, none = budget if epochs is None else epochs, isinstance(validation, int | float) and validation == 0
+    searched = _is_searched(problem, method, validation, {"epochs": length, "members": members, "model": model})
+    if searched and folds is None and validation is None:
+        folds = _parts(problem)
+    method = None if method == AUTO else method
+    name = method or METHOD
+    _check_schedule(name, settings.get("schedule"))
+    check_members(name, members)
+    if folds is not None:
+        if validation is not None or problem.times is not None:
+            other = "validation" if validation is not None else "time"
+            raise InputError(f"{other} and cv both say which rows are held out; give one of them.")
+        if members is None and begun(make(name).plan) > 1:  # branches, of which each can hold out a part
+            if budget is not None and budget < folds:
+                raise InputError(
+                    f"budget is {budget}, too few for {folds} folds, each of which a member of at least 1 epoch holds out; give at least {folds} "
+                    "epochs or fewer folds (cv)."
+                )
+            members = folds
+    default = method in (None, METHOD) and (searched or folds is None)
+    looked = {} if members in (None, 1) else {"members": members} | ({"budget": 9 * members} if members > 20 else {})
+    asked = None if default else make(name, **looked)
+    watched = not none and not (asked is not None and (asked.structure.widens_input or _samples_weights(asked)))
+    least, networks = LEAST_IN_TURN if searched else LEAST_ROWS, 1 if asked is None else begun(asked.plan)
+    model = model or defaults.default_model(problem, validated=watched, least=least, networks=networks)
+    training = defaults.training_for(problem, model=model if watched else None, **settings)
+    plan = None if asked is None else asked.plan
+    found = defaults.usual(problem, plan, training, model=model if watched else "mlp")
+    if length is None and members is None:
+        members = found.members
+    if folds is not None and found.validation is None:  # too few rows for a share of them, but not for folds
+        found = defaults.Usual(epochs=60 * (members or 1), validation=defaults.SHARE)
+    share = found.validation if validation is None else None if none else validation
+    by: By = "ensemble" if searched else "member"
+    if early_stopping is None and patience is not None:
+        early_stopping = EarlyStopping(patience=patience)
+    if early_stopping is None and share is not None:
+        early_stopping = defaults.stopping(len(problem.x_train), training.batch_size, by=by)
+    if early_stopping is not None and not restore_best:
+        early_stopping = replace(early_stopping, restore_best=False)
+    said = {option: value for option, value in settings.items() if value is not None}
+    each, points = (found.epochs or 0) // (found.members or 1), len(problem.x_train)
+    if length is None:
+        budget = each * (members or 1) if searched else found.epochs
+    asking: dict[str, Any] = {"epochs": epochs, "budget": budget, "members": members}
+    (recipe,) = recipes_for([name], **asking, training=training, said=said, points=points)
+    share = share if folds is None else None
+    if share is None and validation is None and folds is None and problem.groups is None and problem.times is None:
+        share = AUTO
+    ready = Ready(problem, defaults.factory(problem, model), recipe, training, share, early_stopping, folds)
+    if length is not None or found.epochs is None:
+        return ready
+    if searched:
+        listed = short_list(ready.build, training, each, folds or defaults.MEMBERS, small=is_small(problem))
+        return replace(ready, candidates=tuple(listed))
+    return replace(ready, recipe=replace(recipe, plan=raised(recipe.settled(ready.rows).plan, ready.rows)))
+
+
+def _samples_weights(recipe: Recipe) -> bool:
+    """Return whether a method learns a distribution of weights, which the many weights behind bins leave where it began."""
+    return any(isinstance(penalty, GaussianKL | SpikeSlabKL) for penalty in recipe.objective.penalties)
+
+
+def _is_searched(problem: Problem, method: str | None, validation: Any, decided: dict[str, Any]) -> bool:
+    """Return whether candidates are tried: if there are rows enough to choose by, and nothing is said that the choice decides."""
+    said = [name for name, value in decided.items() if value is not None]
+    if method == AUTO and said:
+        raise InputError(
+            f"method is 'auto' and {' and '.join(said)} given, but 'auto' chooses these by itself; leave them out, or name a method such as {METHOD}."
+        )
+    free = can_choose(problem, validation)
+    if method == AUTO and not free:
+        least, rows = _least(problem, validation), len(problem.x_train)
+        why = f"there are {rows}" if rows < least else "the data is no table"
+        why = "validation is 0" if is_table(problem, least) else why
+        raise InputError(
+            f"method is 'auto', which chooses by held-out rows of a table of {least} training rows or more, but {why}; name a method such as {METHOD}."
+        )
+    return free and method in (None, AUTO) and not said
+
+
+def _least(problem: Problem, validation: Any) -> int:
+    """Return the rows that are needed to choose by: fewer where each member holds out others."""
+    return LEAST_IN_TURN if validation is None and _parts(problem) is not None else LEAST_ROWS
+
+
+def can_choose(problem: Problem, validation: Any) -> bool:
+    """Return whether 'auto' has rows to choose by."""
+    none = isinstance(validation, int | float) and validation == 0
+    return is_table(problem, _least(problem, validation)) and not none
+
+
+def _parts(problem: Problem) -> int | None:
+    """Return in how many parts the rows are held out; None where the last ones are, or there are too few groups of them."""
+    few = problem.groups is not None and len(set(problem.groups)) < 2 * FOLDS
+    return None if problem.times is not None or few else FOLDS
+
+
+def _check_schedule(method: str, schedule: str | None) -> None:
+    """Raise InputError where a schedule is asked of a method that has its own."""
+    if schedule is None or method not in METHODS or schedule not in SCHEDULES:
+        return
+    one, other = (make(method, training=Training(schedule=shape)).plan for shape in ("cosine", "constant"))
+    if one == other:
+        raise InputError(f"--schedule is {schedule}, but {method} has a schedule of its own; leave it out.")
+
+
+def check_members(method: str, members: int | None) -> None:
+    """Raise InputError if members are asked of a method that has no choice of them."""
+    option = METHODS[method].options.get("members") if method in METHODS else None
+    if members not in (None, 1) and (option is None or option.default == 1):
+        raise InputError(
+            f"--members is {members}, but {method} trains one network and has no choice; leave it out, or take a method "
+            "with members such as deep_ensemble."
+        )
+
+
+def check_one_process(several: bool) -> None:
+    """Raise InputError where a search would be shared by several processes."""
+    if several:
+        raise InputError(
+            "method auto chooses within one process, in a folder of this machine; name a method, such as deep_ensemble, for several processes, "
+            "leaves or a URL."
+        )
+
+
+def short_list(
+    build: Callable[[], nn.Module], training: Training, epochs: int, members: int, *, small: bool
+) -> list[Candidate]:
+    """Return the candidates of a table, the default first: `build` makes a `choral.models.tabular` on bins.
+
+    The list was made on parts of training rows of UCI sets, never on test rows. Residual blocks gain nothing on small tables.
+    """
+    with rng.seeded(0, "look"):
+        spec = models.spec_of(build())
+    assert spec is not None
+    arguments = spec["arguments"]
+    quick = replace(training, lr=defaults.QUICK * training.peak)
+
+    def entry(name: str, why: str, settings: Training = training, *, light: bool = False, **changes: Any) -> Candidate:
+        changed = {"name": spec["name"], "arguments": arguments | changes}
+
+        def recipe(each: int, members: int) -> Recipe:
+            return make(METHOD, budget=each * members, members=members, training=settings)
+
+        return Candidate(name, recipe, epochs, members, why, light, lambda: models.rebuild(changed))
+
+    block: dict[str, Any] = {"residual": True, "hidden": (max(arguments["hidden"]),)}
+    lines = "a straight line in each column, for few rows and many columns"
+    return [
+        entry("deep_ensemble", "networks of their own on bins of each column"),
+        *([] if small else [entry("residual", "a residual block, for steps and interactions", **block)]),
+        entry("periodic", "waves of each column, for smooth curves", **defaults.WAVES),
+        entry("linear", lines, quick, light=True, **defaults.LINES),
+    ]
+
+
+def choose(
+    ready: Ready,
+    *,
+    run_dir: Any = None,
+    on_existing: OnExisting = "resume",
+    seed: int = 0,
+    hearing: Bars | None = None,
+    progress: bool | None = None,
+    callbacks: Any = None,
+    compute: Compute | None = None,
+    **options: Any,
+) -> Ensemble:
+    """Return the best ensemble that the candidates give for a table; arguments as in `choral.fit`, and `hearing` draws the progress.
+
+    The run folder and the time limit are of the whole search, and the cluster is connected once.
+    """
+    compute, problem = compute or Compute(), ready.problem
+    cluster, time_limit = compute.cluster, compute.time_limit
+    check_one_process(compute.data_parallel or is_far(run_dir))
+    if on_existing == "extend":
+        raise InputError("on_existing is 'extend', which adds members of one method; name one, such as deep_ensemble.")
+    if cluster is not None:
+        check_cluster(cluster, run_dir, time_limit=time_limit)
+    source, judge, known = _held_out(ready, seed)
+    known |= {"early_stopping": ready.early_stopping, "likelihood": problem.likelihood, "table": problem.table}
+
+    def trained(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        build, limit = candidate.build or ready.build, limits.pop("time_limit")
+        heard = [line.of(candidate.name, candidate.members, recipe.epochs), one_of(callbacks)]
+        own = replace(compute, time_limit=limit)
+        if compute.executor == "auto":  # decided by size, not by a clock: the same command is to give the same members
+            few = sum(p.numel() for p in build().parameters()) < defaults.STACKED
+            own = replace(own, executor="vectorized" if few else "sequential")
+        told: dict[str, Any] = {"callbacks": [one for one in heard if one is not None], "progress": False}
+        return train(build, source, recipe, seed=seed, compute=own, **known, **limits, **options, **told)
+
+    drawn = somebody_watches() if progress is None else progress
+    shown = bars(drawn=drawn, say=write_line) if hearing is None else contextlib.nullcontext(hearing)
+    with contextlib.nullcontext() if cluster is None else cluster.connected(), shown as bar, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*budget is below what the method needs")  # members stop early
+        line = bar.search(len(ready.candidates), time_limit)
+        folder: dict[str, Any] = {"run_dir": run_dir, "overwrite": on_existing == "overwrite"}
+        return search(ready.candidates, trained, judge, **folder, time_limit=time_limit, seed=seed, tell=line.tell)
+
+
+def _held_out(ready: Ready, seed: int) -> tuple[Source, Judge, dict[str, Any]]:
+    """Return the rows to train on, what candidates are judged by, and what `fit` is told about rows held out."""
+    trained, held = ready.problem, ready.validation
+    if ready.folds is not None:
+        return source_of(trained.points), Judge(), {"cv": trained.folds(ready.folds)}
+    if isinstance(held, int | float):
+        trained, held = trained.validating(held)
+    source, watching = set_apart(source_of(trained.points), held, seed)
+    assert watching is not None
+    return source, Judge(watching), {"validation": watching}

@@ -1,0 +1,393 @@
+"""Read tables with pandas: files as data frames, and the cells of one column as numbers, dates and words.
+
+Text is parsed on the different values of a column, never cell by cell.
+"""
+
+import csv
+import re
+import sys
+import warnings
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from choral.base.errors import InputError
+from choral.base.text import short
+
+ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
+MOSTLY = 0.9  # of the cells with a value that must be numbers, or dates, for the column to be one
+_PACKAGE = str(Path(__file__).parents[1])
+_NOTES = "choral"  # key of `DataFrame.attrs`: line of the first row; whether most decimals of the file follow a comma, None if none can
+_MARKS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
+_ERRORS = ["#DIV/0!", "#REF!", "#VALUE!", "#NAME?", "#NUM!", "#NULL!", "#N/A"]  # of spreadsheets
+_EMPTY = ["", "?", "na", "NA", "n/a", "N/A", "n.a.", "N.A.", "nan", "NaN", "null", "NULL", "Null", "<NA>", *_ERRORS]
+_BLANK = {*(word.lower() for word in _EMPTY), "none", "-", "--", ".", "missing", "unknown"}
+_SIGNS = "$€£¥₹₽₩"
+_CODES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹", "CHF": "CHF", "CAD": "CAD", "AUD": "AUD"}
+_MONEY = rf"[{_SIGNS}]|{'|'.join(_CODES)}"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+\u2212]?)\s*(?P<before>{_MONEY})?\s*(?P<minus>-?)"
+    r"(?P<digits>\d{1,3}(?:[,\s'\u2019]\d{3})+(?:\.\d*)?|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)\s*"
+    rf"(?P<after>%|{_MONEY}|°?[^\W\d_]{{1,12}}[²³]?(?:/[^\W\d_]{{1,8}}[²³]?)?)?",
+    re.IGNORECASE,
+)
+
+
+def say(text: str) -> None:
+    """Warn at the line of the user's code that called choral."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level - 1)
+
+
+def ending(path: Path) -> str:
+    """Return how a table's file ends, in small letters; empty if it is not a table.
+
+    >>> ending(Path("a.CSV")), ending(Path("b.tsv.gz")), ending(Path("c.npz"))
+    ('.csv', '.tsv.gz', '')
+    """
+    return max((e for e in ENDINGS if path.name.lower().endswith(e)), key=len, default="")
+
+
+def read_table(path: Path) -> Any:
+    """Return a table's file as a pandas data frame; InputError says what is wrong with it."""
+    kind = ending(path)
+    if not kind:
+        raise InputError(f"{path} is not a table choral reads; give a file ending in {', '.join(ENDINGS)}.")
+    if not path.exists():
+        raise InputError(f"{path} does not exist; check the path of the table.")
+    try:
+        import pandas as pd
+
+        if kind == ".parquet":
+            frame, said = pd.read_parquet(path), ""
+        else:
+            frame, said = _first_sheet(path) if kind == ".xlsx" else _text(path, kind)
+    except ImportError as error:
+        need = error.name or "pandas"
+        raise InputError(f"reading {path} needs {need}; install it: pip install 'choral[tables]' {need}.") from error
+    except Exception as error:  # parsers fail in ways of their own
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        raise InputError(
+            f"{path} cannot be read as a {kind} table: {reason}; correct it, or remove lines above the header."
+        ) from error
+    if said:
+        say(f"{path} is read {said}.")
+    return as_frame(frame.set_axis([str(name).strip() for name in frame.columns], axis=1), str(path))
+
+
+def _first_sheet(path: Path) -> tuple[Any, str]:
+    """Return the first sheet of a workbook, and what to say about it."""
+    import pandas as pd
+
+    with pd.ExcelFile(path) as book:
+        frame, sheets = pd.read_excel(book, keep_default_na=False, na_values=_EMPTY), book.sheet_names
+    frame.attrs[_NOTES] = (2, None)
+    return frame, f"from the first of {len(sheets)} sheets, {short(str(sheets[0]))!r}" if len(sheets) > 1 else ""
+
+
+def _text(path: Path, kind: str) -> tuple[Any, str]:
+    """Return a file of text, typed by pandas, and what to say about it; the header line says what separates cells."""
+    import gzip
+
+    import pandas as pd
+
+    packed, usual = kind.endswith(".gz"), "\t" if kind.startswith(".tsv") else ","
+    with gzip.open(path) if packed else path.open("rb") as file:
+        begin = file.read(1 << 16)
+    encodings = ["utf-16"] if begin[:2] in (b"\xff\xfe", b"\xfe\xff") else ["utf-8-sig", "cp1252", "latin-1"]
+    sample = begin.decode(encodings[0], errors="replace").lstrip()
+    header, _, body = sample.partition("\n")
+    bare = re.sub(r'"[^"]*"', "", header)
+    mark = max([usual, *_MARKS], key=bare.count)
+    comma = mark != "," and len(re.findall(r"\d,\d", body)) > len(re.findall(r"\d\.\d", body))
+    options: dict[str, Any] = {"sep": mark, "decimal": "," if comma else ".", "compression": "gzip" if packed else None}
+    options |= {"keep_default_na": False, "na_values": _EMPTY, "skipinitialspace": True}
+    options |= {"index_col": False, "low_memory": False, "dtype": _codes(sample, mark)}
+    for encoding in encodings:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)  # of lines that lose their last cells
+                frame = pd.read_csv(path, encoding=encoding, **options)
+            break
+        except UnicodeDecodeError:
+            if encoding == encodings[-1]:
+                raise
+    frame.attrs[_NOTES] = (2, None if mark == "," else comma)
+    said = [f"with {_MARKS[mark]} between its cells{' and decimal commas' * comma}"] if mark != usual else []
+    said += [f"as {encoding} (Western European), since it is not UTF-8"] if encoding != encodings[0] else []
+    return frame, " and ".join(said)
+
+
+def _codes(sample: str, mark: str) -> dict[str, type]:
+    """Return the columns whose first cells have zeros before whole numbers, such as 00123, which would be lost with a numeric dtype."""
+    lines = [line for line in sample.splitlines()[:200] if line.strip()]
+    rows = [row for row in csv.reader(lines, delimiter=mark, skipinitialspace=True) if row]
+    whole = [row for row in rows if len(row) == len(rows[0])]
+    return {name: str for name, *cells in zip(*whole) if any(map(_is_code, cells))}
+
+
+def _is_code(word: str) -> bool:
+    return bool(re.fullmatch(r"0\d+", word.strip()))
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a pandas data frame, without loading pandas where nobody did."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
+
+
+def as_frame(frame: Any, where: str = "the table") -> Any:
+    """Return a data frame with text for column names and rows counted from 0; InputError for what no table can be."""
+    if not len(frame):
+        raise InputError(f"{where} has no rows; give at least one row below the header.")
+    return plain_types(frame.set_axis([str(c) for c in frame.columns], axis=1).reset_index(drop=True), where)
+
+
+def plain_types(frame: Any, where: str) -> Any:
+    """Return a data frame whose periods are dates; InputError for complex numbers, or for a name that occurs twice."""
+    names = list(frame.columns)
+    twice = sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
+    for name, kind in frame.dtypes.items():
+        cells = frame[name].head(50) if kind == np.dtype(object) else ()
+        if kind.kind == "c" or any(isinstance(cell, complex) for cell in cells):
+            raise InputError(
+                f"{where}: column '{short(name)}' holds complex numbers; give their real and imaginary parts as two columns."
+            )
+    spans = [name for name, kind in frame.dtypes.items() if str(kind).startswith("period")]
+    return frame.assign(**{name: frame[name].dt.to_timestamp() for name in spans}) if spans else frame
+
+
+def folded(words: Any) -> np.ndarray:
+    """Return words in one spelling: small letters, single spaces, whole numbers without .0."""
+    import pandas as pd
+
+    text = pd.Series(np.asarray(words, object), dtype=object).astype(str).str.casefold().str.strip()
+    text = text.str.replace(r"\s+", " ", regex=True).str.replace(r"^(-?\d+)\.0$", r"\1", regex=True)
+    return np.asarray(text.to_numpy(object))
+
+
+class Cells:
+    """One column of a table, and the ways to read it; each is worked out once.
+
+    Attributes:
+        name: of the column.
+        series: the pandas series; timedeltas are seconds in it.
+        is_number, is_flag, is_category, is_date: whether it has a numeric dtype, or bool, category, datetime.
+    """
+
+    def __init__(self, series: Any):
+        self._is_span = series.dtype.kind == "m"
+        self.series, self.name = series.dt.total_seconds() if self._is_span else series, str(series.name)
+        self._first_line, self._comma = series.attrs.get(_NOTES, (None, None))
+        self.is_category, kind = str(series.dtype) == "category", self.series.dtype.kind
+        self.is_number, self.is_flag, self.is_date = (kind in of and not self.is_category for of in ("fiu", "b", "M"))
+        self._is_typed = self.is_number or self.is_flag or self.is_date
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.series)
+
+    @cached_property
+    def is_nested(self) -> bool:
+        """Whether cells hold lists or structures."""
+        odd = list | dict | tuple | set | np.ndarray
+        return self.series.dtype == np.dtype(object) and any(isinstance(v, odd) for v in self.series.head(50))
+
+    @cached_property
+    def _values(self) -> tuple[np.ndarray, np.ndarray]:
+        """The number of each row's word, -1 for none, and the different words without spaces around them."""
+        import pandas as pd
+
+        if self.is_category:
+            codes, held = self.series.cat.codes.to_numpy(), self.series.cat.categories
+        else:
+            codes, held = pd.factorize(self.series.map(repr) if self.is_nested else self.series)
+        words = pd.Series(np.asarray(held, object), dtype=object).astype(str).str.strip()
+        return np.asarray(codes), np.asarray(words.to_numpy(object))
+
+    @cached_property
+    def words(self) -> np.ndarray:
+        """The different words, in the order of their first rows."""
+        return self._values[1]
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Rows of each word."""
+        return np.bincount(self._values[0] + 1, minlength=len(self.words) + 1)[1:]
+
+    def spread(self, values: Any, otherwise: Any) -> np.ndarray:
+        """Return a value for each row, from one for each word and one for rows without a word."""
+        return np.append(np.asarray(values), otherwise)[self._values[0]]
+
+    @cached_property
+    def _blank(self) -> np.ndarray:
+        return np.isin(folded(self.words), list(_BLANK)) if len(self.words) else np.zeros(0, bool)
+
+    @cached_property
+    def absent(self) -> np.ndarray:
+        """Which rows have no value: an empty cell, or a word people write for that."""
+        if self._is_typed:
+            return np.asarray(self.series.isna().to_numpy(), bool)
+        return self.spread(self._blank, True).astype(bool)
+
+    @property
+    def empty(self) -> np.ndarray:
+        """The same for a target, where words that may well name a class ('none', 'unknown', '-') are values."""
+        if self._is_typed:
+            return self.absent
+        return self.spread(np.isin(folded(self.words), [word.lower() for word in _EMPTY]), True).astype(bool)
+
+    @property
+    def has_value(self) -> np.ndarray:
+        """Which of the words are values."""
+        return ~self._blank & (self.counts > 0)
+
+    @cached_property
+    def held(self) -> np.ndarray:
+        """The different words of cells that have a value."""
+        return self.words[self.has_value]
+
+    @cached_property
+    def different(self) -> int:
+        """How many different values there are."""
+        return int(self.series.nunique()) if self.is_number or self.is_date else len(self.held)
+
+    @cached_property
+    def _parsed(self) -> tuple[np.ndarray, np.ndarray]:
+        """The number of each different word, NaN for none, and its unit ('' for none)."""
+        if self._comma is None:
+            return _parsed(self.words)
+        swapped = [str(word).translate(str.maketrans(",.", ".,")) for word in self.words]
+        ways = [_parsed(self.words), _parsed(swapped)]
+        reach = [int(self.counts[np.isfinite(values)].sum()) for values, _ in ways]
+        return ways[self._comma if reach[0] == reach[1] else reach[1] > reach[0]]
+
+    @cached_property
+    def commonest_unit(self) -> str:
+        """What most numbers have behind or before them (kg, %, $), if anything; beside a currency, numbers alone are amounts of it."""
+        if self._is_typed:
+            return "seconds" if self._is_span else ""
+        values, units = self._parsed
+        rows = {unit: int(self.counts[(units == unit) & ~np.isnan(values)].sum()) for unit in set(units)}
+        bare = rows.get("", 0)
+        reach = {unit: count + bare * is_money(unit) for unit, count in rows.items() if count}
+        return max(reach, key=lambda unit: (reach[unit], unit), default="")
+
+    @cached_property
+    def own_numbers(self) -> np.ndarray:
+        """The numbers in the commonest unit."""
+        return self.numbers(self.commonest_unit)
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether nearly all cells with a value are numbers in one unit, and none is a code such as 00123."""
+        if not self._is_typed and any(map(_is_code, self.words)):
+            return False
+        return bool((~np.isnan(self.own_numbers)).sum() >= max(1, MOSTLY * (~self.absent).sum()))
+
+    def numbers(self, unit: str = "") -> np.ndarray:
+        """Return the numbers in a unit, float64 (row,), NaN where there is none; numbers alone count where no cell names a unit."""
+        if self.is_number or self.is_flag:
+            return np.asarray(self.series.to_numpy(np.float64, na_value=np.nan))
+        if self.is_date:
+            return np.full(len(self), np.nan)
+        values, units = self._parsed
+        bare = unit in ("", "seconds") or is_money(unit) or not (units != "").any()
+        known = (units == unit) | ((units == "") & bare)
+        return self.spread(np.where(known & ~self._blank, values, np.nan), np.nan)
+
+    @cached_property
+    def dated(self) -> tuple[tuple[str, ...], str]:
+        """The formats of the dates, two at most, and one of them if all could have day and month the other way round."""
+        from pandas.tseries.api import guess_datetime_format
+
+        if self.is_date:
+            return (), ""
+        left, found, doubtful = self.held, list[str](), ""
+        for _ in range(2):
+            tries: dict[str, int] = {}
+            for word in (w for w in left[:5] if 6 <= len(w) <= 40):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of days above 12 where the month is expected
+                    guesses = [guess_datetime_format(word, dayfirst=first) for first in ("/" not in word, "/" in word)]
+                iso = "ISO8601" if re.match(r"\d{4}-\d\d-\d\d", word) else None
+                for form in [iso] if iso else guesses:
+                    if form and form not in tries and turned(form) not in found:
+                        tries[form] = int(np.isfinite(_days(left, form)).sum())
+            best = max(tries, key=lambda form: tries[form], default=None)
+            if best is None or not tries[best]:
+                break
+            other = turned(best)
+            if other != best and tries.get(other) == tries[best] and (_days(left, best) != _days(left, other)).any():
+                doubtful = doubtful or str(left[0])
+            found.append(best)
+            left = left[np.isnan(_days(left, best))]
+        return tuple(found), doubtful
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats of the dates; none for a datetime dtype."""
+        return self.dated[0]
+
+    def days(self, formats: tuple[str, ...]) -> np.ndarray:
+        """Return dates as days since 1970 (row,), with their fractions in UTC; NaN where there is none."""
+        if self.is_date:
+            return _days(self.series)
+        found = np.full(len(self.words), np.nan)
+        for form in formats or ("ISO8601",):
+            found = np.where(np.isnan(found), _days(self.words, form), found)
+        return self.spread(np.where(self._blank, np.nan, found), np.nan)
+
+    def lines(self, which: np.ndarray) -> str:
+        """Return where the first of some rows are: lines as people count them in a file, or rows as a data frame names them."""
+        found = [
+            str(i + self._first_line) if self._first_line else str(i) for i in self.series.index[which][:5].tolist()
+        ]
+        word = f"{'line' if self._first_line else 'row'}{'s' if len(found) > 1 else ''}"
+        return f"{word} {', '.join(found[:4])}{', ...' if len(found) > 4 else ''}"
+
+    def first(self, which: np.ndarray) -> str:
+        """Return the word of the first of some rows."""
+        return str(self.words[self._values[0][np.flatnonzero(which)[0]]])
+
+
+def _parsed(held: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of each word, NaN for none, and its unit ('' for none)."""
+    import pandas as pd
+
+    words = pd.Series(held, dtype=object)
+    values, units = np.array(pd.to_numeric(words, errors="coerce"), np.float64), np.full(len(words), "", object)
+    values[np.isinf(values)] = np.nan
+    rest = np.flatnonzero(np.isnan(values))
+    if len(rest):
+        parts = words.iloc[rest].str.extract(f"^(?:{_NUMBER.pattern})$", flags=re.IGNORECASE).fillna("").astype(str)
+        digits = parts["digits"].str.replace(r"[,\s'\u2019]", "", regex=True)
+        sign = (parts["sign"] + parts["minus"]).map({"": 1.0, "+": 1.0, "-": -1.0, "\u2212": -1.0})  # NaN for two signs
+        share = np.where(parts["after"] == "%", 100.0, 1.0)
+        values[rest] = np.asarray(sign * pd.to_numeric(digits, errors="coerce") / share, np.float64)
+        money = parts[["before", "after"]].apply(lambda side: side.str.upper().map(_CODES).fillna(side))
+        units[rest] = money["before"] + money["after"]
+    return values, units
+
+
+def is_money(unit: str) -> bool:
+    """Return whether a unit is a currency."""
+    return unit in (*_SIGNS, *_CODES.values())
+
+
+def turned(form: str) -> str:
+    """Return a format of dates with day and month the other way round."""
+    return form.translate(str.maketrans("dm", "md")) if "%m" in form else form
+
+
+def _days(values: Any, form: str | None = None) -> np.ndarray:
+    import pandas as pd
+
+    when = pd.to_datetime(pd.Series(values), format=form, errors="coerce", utc=True)
+    return np.asarray((when - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1), np.float64)

@@ -1,0 +1,441 @@
+"""The search of `method="auto"`: a short list of candidates, and the best members of all of them together.
+
+The first candidate is what is done without a search. If it did not take long, the others are trained for at most 1.5 times its
+epochs. Everything trained goes into a pool, from which bagged greedy selection by held-out rows chooses. A log score by few rows can
+prefer members that are too confident, so the result is never worse on these rows than the first candidate, in log score or in point
+score (squared error, accuracy). All of it is decided by the seed, unless there is a time limit. Constants: `choral.tables.defaults`.
+"""
+
+import contextlib
+import math
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choral import models
+from choral.base import rng
+from choral.base.errors import ChoralError, DivergedError, InputError, RunError
+from choral.base.types import Build
+from choral.calibration import StackingWeights, bagged_selection
+from choral.data.sources import Source
+from choral.engine.blueprint import described, state_of
+from choral.engine.files import read_json, write_json
+from choral.engine.folder import claimed, clear, folder_name
+from choral.engine.store import MemberStore
+from choral.engine.validation import Limit
+from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.held_out import FOLDS, OutOfFold, complete, digest_of, keep_folds, settle_noise
+from choral.plan import Collect, Start, fork, seq
+from choral.predictions import Predictive
+from choral.recipes.recipe import Recipe
+from choral.tables import defaults
+
+SAVED, CHOICE = "ensemble.choral", "choice.json"
+_SCORES = ("evaluation.json", "report.json", "report.html")
+_GAIN = 1e-9
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One entry of the list: a name, also of its run folder, and why it is on the list.
+
+    `recipe` takes epochs of each network and members, of which there are at most so many; light ones cost so little that they are always tried.
+    """
+
+    name: str
+    recipe: Callable[[int, int], Recipe]
+    epochs: int
+    members: int
+    why: str
+    light: bool = False
+    build: Callable[[], nn.Module] | None = None
+
+
+Train = Callable[[Candidate, Recipe, dict[str, Any]], Ensemble]
+"""Trains a candidate's recipe with some arguments of `fit`: run_dir and time_limit."""
+
+
+class Judge:
+    """Scores held-out rows: validation rows, or all training rows, each by the members that hold it out.
+
+    Args:
+        held: the validation rows, by which members are chosen one by one; None for rows out of fold, of which all members of a
+            candidate count together.
+    """
+
+    y: Tensor  # as it is in the data
+    weights: Tensor | None  # of the rows, None if all count alike
+
+    def __init__(self, held: Source | None = None):
+        self.apart = held is not None
+        self.found: OutOfFold | None = None  # of the first candidate
+        if held is not None:
+            self.x, self.y = next(iter(held.epoch(torch.arange(held.points), held.points)))
+            self.weights = held.weights
+
+    def prediction(self, ensemble: Ensemble) -> Predictive:
+        """Return what a candidate predicts for the rows; the first candidate's targets are everybody's."""
+        if self.apart:
+            return ensemble._predictive(self.x)
+        found: OutOfFold = ensemble._out_of_fold
+        if self.found is None:
+            self.found, self.y, self.weights = found, found.y, found.weights
+        return found.prediction(ensemble)
+
+    def outputs(self, ensemble: Ensemble) -> Tensor:
+        """Return its raw outputs for the rows (member, row, ...)."""
+        found: OutOfFold | None = ensemble._out_of_fold
+        return ensemble.outputs(self.x) if self.apart or found is None else found.outputs
+
+    def lacks(self, ensemble: Ensemble) -> str:
+        """Return a sentence if the time was up before members of all folds were trained; nothing if a candidate can be judged."""
+        if self.found is None or torch.equal(self.found.points, ensemble._out_of_fold.points):
+            return ""
+        return "not all rows were held out of its members before the time was up"
+
+    def finish(self, made: Ensemble, outputs: Tensor, shares: Sequence[float]) -> None:
+        """Give the chosen ensemble the scores, and the conformal rule, of rows out of fold."""
+        if self.found is not None:
+            complete(made, replace(self.found, outputs=outputs, networks=len(outputs), shares=tuple(shares)))
+
+    def score(self, prediction: Predictive) -> float:
+        """Return the log score of the rows, by weight; NaN counts as worst."""
+        return self._mean(prediction, prediction.score)
+
+    def point(self, prediction: Predictive) -> float:
+        """Return the point score, squared error or accuracy, such that smaller is better; the log score if there is none."""
+        known = prediction.row_scores(prediction.targets(self.y))
+        if "mse" in known:
+            return self._mean(prediction, "mse")
+        return -self._mean(prediction, "accuracy") if "accuracy" in known else self.score(prediction)
+
+    def said(self, prediction: Predictive) -> str:
+        """Return the scores of the rows, in words."""
+        known, point = prediction.row_scores(prediction.targets(self.y)), self.point(prediction)
+        more = f", rmse {point**0.5:.4g}" if "mse" in known else f", accuracy {-point:.4f}" * ("accuracy" in known)
+        which = "validation" if self.apart else "out-of-fold"
+        return f"{which} {prediction.score} {self.score(prediction):.4f}{more}"
+
+    def _mean(self, prediction: Predictive, name: str) -> float:
+        targets = prediction.targets(self.y)
+        rows = prediction.row_scores(targets)[name]
+        shares = None if self.weights is None else prediction.row_weights(targets, self.weights)
+        value = float(rows.mean() if shares is None else (rows * shares).sum() / shares.sum())
+        return math.inf if math.isnan(value) else value
+
+
+def joined(
+    ensembles: Sequence[Ensemble], weights: Sequence[float], *, name: str, info: dict[str, Any] | None = None
+) -> Ensemble:
+    """Return the ensemble of chosen members, each a plain network: `weights` has one for each member in turn, 0 for those left out."""
+    places = [(e, i) for e in ensembles for i in range(e.members)]
+    chosen = [number for number, weight in enumerate(weights) if weight]
+    store, kinds, builds = MemberStore(), dict[str, int](), list[Build | nn.Module]()
+    for place, number in enumerate(chosen):
+        ensemble, index = places[number]
+        network = ensemble.member(index)
+        made, kind = _build_of(network)
+        if kind not in kinds:
+            kinds[kind] = len(builds)
+            builds.append(made)
+        store.put(place, state_of(network).having(form={"network": kinds[kind]} if kinds[kind] else None))
+    first, member = ensembles[0], seq(Start(), Collect())
+    plan = member if len(chosen) == 1 else fork(len(chosen), member)
+    recipe = Recipe(name=name, plan=plan, combine=first.recipe.combine)
+    known: dict[str, Any] = {"inputs": first._inputs, "interface": first._interface, "table": first.table, "info": info}
+    build = tuple(builds) if len(builds) > 1 else builds[0]
+    found = Ensemble(build, recipe, first.likelihood, store, len(chosen), **known)
+    shares = [weights[number] for number in chosen]
+    if len(set(shares)) == 1:
+        return found
+    return found.with_posthoc(StackingWeights(weights=tuple(share / sum(shares) for share in shares)))
+
+
+def _build_of(network: nn.Module) -> tuple[Build | nn.Module, str]:
+    """Return what builds a member's network, and a text that is the same for networks of one kind."""
+    spec = models.spec_of(network)
+    with rng.seeded(0, "look"):
+        if spec is not None and _shapes(models.rebuild(spec)) == _shapes(network):
+            return lambda: models.rebuild(spec), repr(spec)
+    return network, described(network)
+
+
+def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(t.shape) for n, t in (*network.named_parameters(), *network.named_buffers())}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Everything that was trained, in that order: what each ensemble is called, the ensembles, and what they are judged by."""
+
+    labels: Sequence[str]
+    ensembles: Sequence[Ensemble]
+    judge: Judge
+
+    def best(self, reasons: Sequence[str], tried: Sequence[str], seed: int) -> Ensemble:
+        """Return the ensemble that the judge prefers; `reasons` say what happened until now, in words, and `tried` names all candidates."""
+        each = [self.judge.outputs(e) for e in self.ensembles]
+        outputs, sizes = torch.cat(each), [len(one) for one in each]
+        prediction = self.ensembles[0]._uncorrected(outputs, networks=len(outputs))
+        if self.judge.apart:
+            units = [[row] for row in range(len(outputs))]
+        else:  # the rows of a candidate count together
+            begins = [sum(sizes[:i]) for i in range(len(sizes))]
+            units = [list(range(begin, begin + size)) for begin, size in zip(begins, sizes)]
+        shares = self._chosen(prediction, units, seed)
+        rows = _spread(units, shares)
+        weights = rows
+        if not self.judge.apart:
+            weights = tuple(s / e.members for e, s in zip(self.ensembles, shares) for _ in range(e.members))
+        best = prediction.weighed(rows)
+        told = f"{self._told(weights)}; {self.judge.said(best)}"
+        about = {"tried": list(tried), "validation": self.judge.score(best), "reasons": [*reasons, told]}
+        made = joined(self.ensembles, weights, name="auto", info=self._costs(weights) | {"auto": about})
+        taken = [i for i, share in enumerate(rows) if share]
+        settle_noise(made, (outputs[taken], made.likelihood.read(self.judge.y), self.judge.weights))
+        self.judge.finish(made, outputs[taken], [rows[i] for i in taken])
+        return made
+
+    def _chosen(self, prediction: Predictive, units: list[list[int]], seed: int) -> tuple[float, ...]:
+        """Return the share of each unit: one candidate's alike, or a selection mixed with as much of the first as is needed."""
+        judge, sizes = self.judge, [e.members if self.judge.apart else 1 for e in self.ensembles]
+        alone = [
+            tuple((i == number) / size for i, size in enumerate(sizes) for _ in range(size))
+            for number in range(len(sizes))
+        ]
+        first = prediction.weighed(_spread(units, alone[0]))
+        limit, found, least = judge.point(first), alone[0], judge.score(first)
+        values, loss = prediction.blend(prediction.targets(judge.y))
+        together = torch.stack([values[rows].mean(0) for rows in units])
+        bag: dict[str, Any] = {"picks": defaults.PICKS, "share": 1.0 if len(units) <= defaults.FEW_UNITS else 0.5}
+        picked = bagged_selection(together, loss, **bag, weights=judge.weights, seed=seed).weights
+        if not judge.apart:
+            kept = [share if share >= defaults.LEAST_SHARE else 0.0 for share in picked]
+            picked = tuple(share / sum(kept) for share in kept)
+        mixed = [tuple(s * a + (1 - s) * b for a, b in zip(picked, alone[0])) for s in defaults.MIXTURES]
+        alike = tuple(sum(each) / len(alone) for each in zip(*alone))
+        for shares in (*alone[1:], alike, *mixed):
+            tried = prediction.weighed(_spread(units, shares))
+            score = judge.score(tried)
+            if score < least - _GAIN * (1 + abs(least)) and judge.point(tried) <= limit:
+                found, least = shares, score
+        return found
+
+    def _told(self, weights: Sequence[float]) -> str:
+        """Return how many members were taken of each candidate, and with what weight, in words."""
+        parts, begin = [], 0
+        for label, ensemble in zip(self.labels, self.ensembles):
+            own = weights[begin : begin + ensemble.members]
+            begin += ensemble.members
+            if sum(own):
+                parts.append((sum(w > 0 for w in own), len(own), label, sum(own)))
+        if len(self.ensembles) == 1:
+            return f"{self.labels[0]}, is taken"
+        if len(parts) == 1 and parts[0][0] == parts[0][1]:
+            return f"{parts[0][2]}, alone is best; no mixture gains in log score without losing in point score"
+        taken = ", ".join(f"{some} of {label} ({share:.0%})" for some, _, label, share in parts)
+        return f"selection from all {len(weights)} members: {taken}"
+
+    def _costs(self, weights: Sequence[float]) -> dict[str, Any]:
+        """Return what all candidates cost together, as a run says it of itself."""
+        infos = [e.info for e in self.ensembles]
+        names = sorted({name for info in infos for name in info["counted"]})
+        members = [e for e in self.ensembles for _ in range(e.members)]
+        taken = [e for e, weight in zip(members, weights) if weight]
+        ended = [info["ended"] for info in infos if "ended" in info]
+        return ({"ended": ended[0]} if ended else {}) | {
+            "stopped": [one for info in infos for one in info.get("stopped", [])],
+            "counted": {name: sum(info["counted"].get(name, 0) for info in infos) for name in names},
+            "parameters": round(sum(e.info["parameters"] / e.members for e in taken)),
+            "predict_flops": sum(e.info["predict_flops"] / e.members for e in taken),
+            "networks": len(taken),
+            "outputs": infos[0]["outputs"],
+            "seconds": sum(info["seconds"] for info in infos),
+        }
+
+
+def _spread(units: Sequence[Sequence[int]], shares: Sequence[float]) -> tuple[float, ...]:
+    """Return the weight of each row: the shares of the units, spread over their rows."""
+    found = {row: share / len(rows) for rows, share in zip(units, shares) for row in rows}
+    return tuple(found[row] for row in range(len(found)))
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A candidate that was trained: its name and length, what came of it (None if nothing did), and what happened, in words."""
+
+    label: str
+    ensemble: Ensemble | None
+    said: str
+
+    @property
+    def cut(self) -> bool:
+        """Whether the time was up before it was trained."""
+        return self.ensemble is not None and self.ensemble.info.get("ended") == "time_limit"
+
+
+class _Search:
+    """The state of a search; arguments as in `search`."""
+
+    def __init__(self, train: Train, judge: Judge, folder: Path | None, limit: Any, overwrite: bool, tell: Any):
+        self.train, self.judge, self.folder, self.limit = train, judge, folder, limit
+        self.started = limit.started if isinstance(limit, Limit) else time.perf_counter()
+        self.overwrite, self.begun, self.tell = overwrite, set[Path](), tell
+        self.tried: list[_Tried] = []
+        self.notes: list[str] = []
+
+    def is_over(self, part: float) -> bool:
+        """Return whether a part of the time limit has passed."""
+        return self.limit is not None and time.perf_counter() - self.started > part * self.limit
+
+    def attempt(self, candidate: Candidate, epochs: int, part: float) -> _Tried:
+        """Train a candidate for so many epochs at most, or until a part of the time limit has passed; note what came of it."""
+        label = f"{candidate.name}, {epochs} epochs at most"
+        limits: dict[str, Any] = {
+            "time_limit": None if self.limit is None else Limit.of(part * self.limit, self.started)
+        }
+        if self.folder is not None:
+            place = self.folder / folder_name(candidate.name)
+            anew = self.overwrite and place not in self.begun
+            limits |= {"run_dir": place, "on_existing": "overwrite" if anew else "resume"}
+            self.begun.add(place)
+        try:
+            ensemble = self.train(candidate, candidate.recipe(epochs, candidate.members), limits)
+        except (DivergedError, RunError) as error:
+            if isinstance(error, RunError) and self.limit is None:
+                raise  # a folder of another run, say
+            found = _Tried(label, None, f"{label}: {error}")
+        else:
+            lacking = self.judge.lacks(ensemble)
+            said = lacking or f"{ensemble.members} members, {self.judge.said(self.judge.prediction(ensemble))}"
+            found = _Tried(label, None if lacking else ensemble, f"{label}: {said}")
+        self.tried.append(found)
+        self.tell(found.said)
+        return found
+
+    def first(self, candidate: Candidate, *, alone: bool) -> _Tried:
+        """Return the first candidate, trained whole; if half of the time is not enough for it, with all of the time."""
+        first = self.attempt(candidate, candidate.epochs, defaults.ALL_BY if alone else defaults.FIRST_BY)
+        if first.cut and not alone and self.folder is not None:  # its folder lets it resume
+            self.tried.clear()
+            self.judge.found = None
+            first = self.attempt(candidate, candidate.epochs, defaults.ALL_BY)
+        return first
+
+    def others(self, first: _Tried, others: Sequence[Candidate]) -> list[tuple[Candidate, int]]:
+        """Return the other candidates that are trained, each with its epochs; light ones whatever the first took."""
+        if first.cut:
+            self.notes.append("no others were tried: the time was up")
+            return []
+        if first.ensemble is None:
+            return [(one, one.epochs) for one in others]
+        counted = first.ensemble.info["counted"]
+        if counted["train_flops"] > defaults.LONG and not all(one.light for one in others):
+            others = [one for one in others if one.light]
+            self.notes.append("no others were tried: this took long enough" + ", but for light ones" * bool(others))
+        most = max(defaults.LEAST_EPOCHS, math.ceil(defaults.LONGER * counted["epochs"] / first.ensemble._count))
+        return [(one, one.epochs if one.light else min(one.epochs, most)) for one in others]
+
+
+def search(
+    candidates: Sequence[Candidate],
+    train: Train,
+    judge: Judge,
+    *,
+    run_dir: str | Path | None = None,
+    time_limit: float | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    tell: Callable[[str], object] = lambda line: None,
+) -> Ensemble:
+    """Return the best ensemble of what the candidates give.
+
+    Args:
+        candidates: the first is what is done without a search.
+        train, judge: what trains and scores them.
+        run_dir: folder of the search; each candidate has a run folder in it, and the same call resumes.
+        time_limit: seconds of wall time for all of it, choosing and writing included.
+        seed: root of the draws of the selection.
+        overwrite: whether what the folder holds of another search is removed, once the first candidate is accepted.
+        tell: gets a line about each candidate.
+    """
+    if not candidates:
+        raise InputError("there are no candidates to choose from; name at least one method.")
+    folder = None if run_dir is None else Path(run_dir)
+    if folder is not None and (folder / "plan.json").exists():
+        raise RunError(
+            f"{folder} holds the run of one method, and a search makes a folder for each; give another one, or name that method."
+        )
+    with claimed(folder):
+        found = _Search(train, judge, folder, time_limit, overwrite, tell)
+        with _put_aside(folder if overwrite else None):
+            first = found.first(candidates[0], alone=len(candidates) == 1)
+        if folder is not None and overwrite:
+            _clear_others(folder, found.begun)
+        others = found.others(first, candidates[1:])
+        for number, (candidate, epochs) in enumerate(others, start=1):
+            part = defaults.FIRST_BY + (defaults.ALL_BY - defaults.FIRST_BY) * number / len(others)
+            if found.is_over(part):
+                found.notes.append(f"{candidate.name} was not tried: the time was up")
+            else:
+                found.attempt(candidate, epochs, part)
+        kept = [(t.label, t.ensemble) for t in found.tried if t.ensemble is not None]
+        if not kept:
+            raise DivergedError("; ".join(t.said for t in found.tried))
+        labels, ensembles = zip(*kept)
+        reasons = [*(t.said for t in found.tried), *found.notes]
+        ensemble = Pool(labels, ensembles, judge).best(reasons, [t.label for t in found.tried], seed)
+        if folder is not None:
+            _keep(ensemble, folder)
+    return ensemble
+
+
+@contextlib.contextmanager
+def _put_aside(folder: Path | None) -> Iterator[None]:
+    """Move what a search left in its folder out of the way; back again if the new one is refused."""
+    if folder is None:
+        yield
+        return
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".before-") as place:
+        held = [name for name in (SAVED, CHOICE, FOLDS, *_SCORES) if (folder / name).is_file()]
+        for name in held:
+            (folder / name).rename(Path(place) / name)
+        try:
+            yield
+        except ChoralError:
+            for name in held:
+                (Path(place) / name).rename(folder / name)
+            raise
+
+
+def _clear_others(folder: Path, begun: Collection[Path]) -> None:
+    """Remove the runs of candidates that another search had."""
+    for run in folder.iterdir():
+        if run not in begun and not run.is_symlink() and (run / "plan.json").exists():
+            clear(run)
+
+
+def _keep(ensemble: Ensemble, folder: Path) -> None:
+    """Save an ensemble and what a report shows of the choice; remove the scores and the report of another one."""
+    try:
+        known = (read_json(folder / "evaluation.json") or {}).get("ensemble")
+    except RunError:
+        known = None
+    if known != ensemble._digest:
+        for name in _SCORES:
+            (folder / name).unlink(missing_ok=True)
+    ensemble.save(folder / SAVED)
+    info, counted = ensemble.info, ensemble.info["counted"]
+    *tried, outcome = info["auto"]["reasons"]
+    row = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": counted["epochs"]}
+    row |= {name: info[name] for name in ("parameters", "predict_flops")}
+    row |= {name: counted[name] for name in ("train_flops", "train_seconds") if name in counted}
+    write_json(folder / CHOICE, {"row": row, "findings": [outcome, *tried]}, within=folder)
+    if ensemble._out_of_fold is not None:
+        keep_folds(ensemble, folder, digest_of(folder / SAVED))

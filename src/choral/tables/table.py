@@ -1,0 +1,332 @@
+"""Tables as training data: the rules of their columns are learned once and kept for prediction."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from choral.base.errors import InputError, RunError, did_you_mean
+from choral.base.text import short
+from choral.base.values import Value, from_dict
+from choral.data.arrays import LARGEST
+from choral.data.splitting import Seen
+from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, ranks_of, spelled
+from choral.tables.reading import Cells, folded, say
+
+_MOST = 100_000  # columns
+_WIDEST = 10_000_000  # numbers one row becomes
+_FEW = 20  # whole targets with at most this many different values are classes
+_CLASSES = 100  # different numbers that may be asked to be classes
+_WHOLE = re.compile(r"-?\d+")
+
+Kind = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Value):
+    """How rows of a table become inputs and targets, and predictions become words and units again.
+
+    Attributes:
+        columns: the columns besides the target, in the order of the inputs; none for arrays, of which only the rows trained on
+            are known.
+        target: name of the column to predict.
+        task: what is predicted.
+        reason: why it is read as that task, in words.
+        classes: names of the classes, in the order of their numbers; empty for regression.
+        unit: what stands behind the numbers of the target, kg or $.
+        seen: the rows it was trained on.
+        origin: how a built-in problem was asked for; it is scaled by the rows that are not held out.
+    """
+
+    columns: tuple[Column, ...] = ()
+    target: str = "y"
+    task: Kind = "regression"
+    reason: str = ""
+    classes: tuple[str, ...] = ()
+    unit: str = ""
+    seen: Seen | None = None
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        if self.classes:
+            check_names(self.classes, "the target")
+        elif self.task == "classification":
+            raise InputError("a table of a classification has no classes; name at least one.")
+        names = [c.name for c in self.columns]
+        if len(names) > _MOST or len(set(names)) < len(names) or self.width > _WIDEST:
+            raise InputError(
+                f"a table has {len(names):,} columns, {len(set(names)):,} of them different, that become {self.width:,} "
+                f"numbers; at most {_MOST:,} different ones and {_WIDEST:,} numbers are read."
+            )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Columns that are no inputs although nobody asked for that."""
+        return tuple(c.name for c in self.columns if isinstance(c, LeftOutColumn) and not c.reason.endswith("as asked"))
+
+    @property
+    def width(self) -> int:
+        """Numbers one row becomes."""
+        return sum(c.width for c in self.columns)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Columns that are shown beside predictions, if a table has them."""
+        return tuple(c.name for c in self.columns if isinstance(c, LeftOutColumn) and c.beside)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return how each column is read, as rows of plain types."""
+        return [{"column": c.name, "read_as": c.read_as, "inputs": c.width, "detail": c.detail} for c in self.columns]
+
+    def names_of(self, outputs: int) -> tuple[str, ...] | None:
+        """Return the names of so many classes, None if the table names none; RunError if it names others."""
+        if self.classes and len(self.classes) != outputs:
+            raise RunError(
+                f"the table names {len(self.classes)} classes but the network gives {outputs}; fit it again."
+            )
+        return self.classes or None
+
+    def inputs(self, frame: Any, *, path: str = "the table") -> np.ndarray:
+        """Return the inputs of a data frame's rows, float32 (row, width); it has the columns of training, in any order, and any others.
+
+        Cells without a value, and values that training did not have, get codes of their own, and a warning names them.
+        """
+        if not self.columns:
+            raise InputError(f"{path} is a table, but this ensemble was fitted on arrays; give an .npz file with x.")
+        used = [c for c in self.columns if c.width]
+        for column in used:
+            check_column(frame, column.name, path)
+        if not len(frame):
+            raise InputError(f"{path} has no rows; give at least one row below the header.")
+        found, place = np.zeros((len(frame), self.width), np.float32), 0
+        gaps, rows, count = list[Cells](), np.zeros(len(frame), bool), 0
+        for column in used:
+            cells = Cells(frame[column.name])
+            found[:, place : place + column.codes], absent = column.encode(cells, path)
+            if column.missing:
+                found[:, place + column.codes] = absent
+            elif (blank := absent & cells.absent).any():  # others were named by the column
+                gaps, rows, count = [*gaps, cells], rows | blank, count + int(blank.sum())
+            place += column.width
+        if gaps:
+            names = ", ".join(repr(short(cells.name)) for cells in gaps[:8]) + ", ..." * (len(gaps) > 8)
+            say(
+                f"{path}: column{'s' * (len(gaps) > 1)} {names} {'have' if len(gaps) > 1 else 'has'} {count:,} cell(s) without a value "
+                f"({gaps[0].lines(rows)}), which training did not have; they are read as the median, or as none of the known values."
+            )
+        return found
+
+    def targets(self, frame: Any, *, path: str = "the table") -> np.ndarray:
+        """Return targets of a data frame: class numbers (int64), or real numbers (float64) in their own units."""
+        check_column(frame, self.target, path)
+        return self._targets(Cells(frame[self.target]), path)
+
+    def targets_of(self, values: Any) -> np.ndarray:
+        """Return targets as `targets` does, of values as the target column holds them: class names, numbers as text."""
+        import pandas as pd
+
+        return self._targets(Cells(pd.Series(np.asarray(values), name=self.target)), "y")
+
+    def _targets(self, cells: Cells, path: str) -> np.ndarray:
+        if self.task == "regression":
+            return _target_numbers(cells, self.unit, path)
+        ranks = ranks_of(cells, self.classes)
+        if (ranks < 0).any():
+            odd = short(cells.first(ranks < 0))
+            counts = all(map(_WHOLE.fullmatch, (odd, *self.classes)))
+            raise InputError(
+                f"{path}: the target '{self.target}' holds {odd!r} ({cells.lines(ranks < 0)}), a class the training data did not have; it "
+                f"had {', '.join(short(c, 20) for c in self.classes[:10])}{', ...' * (len(self.classes) > 10)}."
+                + " If it is a number, fit again with --task regression, or with --likelihood poisson for counts."
+                * counts
+            )
+        return ranks
+
+
+def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
+    """Return the table that a file holds as plain content; RunError for anything else."""
+    if content is None:
+        return None
+    try:
+        table = from_dict(content)
+    except InputError as error:
+        raise RunError(f"{where} holds a table that cannot be read: {error}") from error
+    if not isinstance(table, Table):
+        raise RunError(f"{where} holds a {type(table).__name__} where a Table belongs; copy or make it again.")
+    return table
+
+
+def check_column(frame: Any, name: str, path: str) -> None:
+    """Raise InputError if a data frame lacks a column."""
+    if not isinstance(name, str) or name not in frame.columns:
+        known = [str(c) for c in frame.columns]
+        shown = ", ".join(short(c) for c in known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+        raise InputError(f"{path} has no column '{name}'; it has {shown}.{did_you_mean(name, known)}")
+
+
+def with_target(frame: Any, target: str, path: str) -> Any:
+    """Return the rows that have a target; a warning says how many have none."""
+    check_column(frame, target, path)
+    absent = Cells(frame[target]).empty
+    if absent.all():
+        raise InputError(f"{path}: no row has a value of the target '{target}'; give rows that do.")
+    if not absent.any():
+        return frame
+    say(f"{path}: {absent.sum():,} of {len(frame):,} row(s) have no value of the target '{target}' and are left out.")
+    kept = frame[~absent]
+    if kept[target].dtype.kind == "f" and (kept[target] % 1 == 0).all():
+        return kept.assign(**{target: kept[target].astype(np.int64)})  # pandas makes reals of whole numbers beside gaps
+    return kept
+
+
+def unit_in_words(unit: str) -> str:
+    """Return how the numbers of a target are to be understood; nothing without a unit."""
+    return "12% is 0.12" if unit == "%" else f"in {short(unit, 20)}" * bool(unit)
+
+
+def learn_table(
+    frame: Any,
+    target: str,
+    *,
+    task: Kind | None = None,
+    rows: np.ndarray | None = None,
+    drop: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    orders: Mapping[str, tuple[str, ...]] | None = None,
+    ordered: bool = False,
+    path: str = "the table",
+) -> Table:
+    """Return how a table's columns become inputs and targets.
+
+    Args:
+        frame: a pandas data frame. All its rows say which classes there are; every row has a target.
+        target, drop, ids, orders: as in `choral.Columns`; of the target, the order of its classes.
+        task: what to predict; guessed from the target if None.
+        rows: the training rows, from which everything else is learned; all if None.
+        ordered: whether classes must have an order: given, or of numbers.
+        path: what to call the table in an error.
+    """
+    for name in (target, *drop, *ids, *(orders or ())):
+        check_column(frame, name, path)
+    if target in (*drop, *ids):
+        raise InputError(f"'{target}' is the target, so it cannot be dropped or an id; name another column.")
+    trained = frame if rows is None else frame.iloc[rows]
+    targets, order = Cells(frame[target]), (orders or {}).get(target, ())
+    guessed, reason = guess_task(targets)
+    decided: Kind = task or ("classification" if order else guessed)
+    if order and decided == "regression":
+        raise InputError(f"'{target}' is the target of a regression, so its values have no --order; leave it out.")
+    told = {n: LeftOutColumn(name=n, reason="dropped, as asked") for n in drop}
+    told |= {n: LeftOutColumn(name=n, reason="an id, as asked", beside=True) for n in ids}
+    columns = tuple(
+        told.get(str(n)) or learn_column(Cells(trained[n]), order=(orders or {}).get(str(n), ()), path=path)
+        for n in frame.columns
+        if n != target
+    )
+    if not any(c.width for c in columns):
+        why = "; ".join(f"'{short(c.name)}' is left out ({c.detail})" for c in columns[:4])
+        raise InputError(
+            f"{path} has no column to learn from besides the target '{target}'{': ' + why if why else ''}; add at least one."
+        )
+    unit = "" if decided == "classification" else targets.commonest_unit
+    if task is not None:
+        reason = ", ".join(filter(None, ["as asked", unit_in_words(unit)]))
+    classes: tuple[str, ...] = ()
+    if decided == "classification":
+        classes = _classes_of(targets, path)
+        classes = _in_order(classes, order, target, path) if order or ordered else classes
+    else:
+        _check_numbers(targets, rows, path)
+    return Table(columns=columns, target=target, task=decided, reason=reason, classes=classes, unit=unit)
+
+
+def guess_task(cells: Cells) -> tuple[Kind, str]:
+    """Return 'classification' or 'regression' for a target column, and the reason in words."""
+    if cells.is_category:
+        return "classification", f"its type is category, with {cells.different} values"
+    if cells.is_flag or not cells.is_numeric:
+        return "classification", f"its {cells.different} values are not numbers"
+    held = np.unique(cells.own_numbers[np.isfinite(cells.own_numbers)])
+    if held.tolist() == [0, 1]:
+        return "classification", "it holds only 0 and 1"
+    written = cells.series.dtype.kind in "iu" or (not cells.is_number and all(map(_WHOLE.fullmatch, cells.held)))
+    if written and len(held) <= _FEW:
+        counts = bool(len(held) > 10 and held[0] in (0, 1) and held[-1] - held[0] < len(held))
+        advice = "; if they are counts or a rating, use --likelihood poisson or --task regression" * counts
+        return "classification", f"it holds only {len(held)} different whole numbers{advice}"
+    said = f"it holds {len(held)} different numbers"
+    return "regression", ", ".join(filter(None, [said, unit_in_words(cells.commonest_unit)]))
+
+
+def _target_numbers(cells: Cells, unit: str, path: str) -> np.ndarray:
+    """Return the targets of a regression; InputError for cells that are no numbers, or too large."""
+    values = cells.numbers(unit)
+    bad = ~(np.abs(values) <= LARGEST)
+    if bad.any():
+        raise InputError(
+            f"{path}: the target '{cells.name}' holds {short(cells.first(bad))!r} ({cells.lines(bad)}), which "
+            f"is not a number{in_unit(unit)} of at most {LARGEST:g} in size; correct or drop it, or use --task classification."
+        )
+    return values
+
+
+def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
+    """Raise InputError for a target of a regression that holds text, or one value alone."""
+    if np.isnan(cells.own_numbers).mean() > 0.5:
+        raise InputError(
+            f"{path}: the target '{cells.name}' holds text or dates, such as {short(str(cells.held[0]))!r}, so it cannot be a regression; give "
+            "numbers (of dates, the days since a first one), or use classification."
+        )
+    values = _target_numbers(cells, cells.commonest_unit, path)
+    held = values if rows is None else values[rows]
+    if len(held) > 1 and (held == held[0]).all():
+        raise InputError(
+            f"{path}: the target '{cells.name}' has the same value, {held[0]:g}, in every training row; there is nothing to learn."
+        )
+
+
+def _classes_of(cells: Cells, path: str) -> tuple[str, ...]:
+    """Return the classes of a target; InputError for a single one, and for too many. Spellings of one word are one class."""
+    words = list(dict.fromkeys(cells.words[cells.counts > 0]))
+    found, counts = spelled(cells, cells.counts > 0)
+    if len(found) < 2:
+        raise InputError(
+            f"{path}: the target '{cells.name}' has a single value, {short(str(words[0]))}; there is nothing to learn."
+        )
+    numeric = cells.is_number or cells.is_numeric
+    if (numeric and len(found) > _CLASSES) or (len(found) > 10 and len(found) > counts.sum() / 2):
+        advice = "use --task regression" if numeric else "name a target whose values repeat"
+        raise InputError(
+            f"{path}: the target '{cells.name}' has {len(found):,} different values in {counts.sum():,} rows, too many to be classes; {advice}."
+        )
+    if len(found) < len(words):
+        own, fold = {*found}, folded(words)
+        one = next(w for w in words if w not in own)
+        other = next(w for w, f in zip(words, fold) if w in own and f == folded([one])[0])
+        say(
+            f"{path}: the target '{cells.name}' holds {short(one)!r} and {short(other)!r}, which are taken as one class."
+        )
+    if cells.is_number:
+        found = folded(found)  # 1.0 is 1
+    if numeric and all(map(_WHOLE.fullmatch, found)):
+        return tuple(sorted(map(str, found), key=int))
+    return tuple(map(str, found))
+
+
+def _in_order(classes: tuple[str, ...], order: tuple[str, ...], target: str, path: str) -> tuple[str, ...]:
+    """Return classes from first to last, spelled as the file does; InputError if nothing says their order."""
+    if not order and all(map(_WHOLE.fullmatch, classes)):
+        return classes
+    place = {word: i for i, word in enumerate(folded(order))} if order else {}
+    places = {c: place.get(f, -1) for c, f in zip(classes, folded(classes))}
+    odd = [c for c in classes if places[c] < 0]
+    if odd:
+        shown = "<".join(short(c, 20) for c in classes[:10])
+        what = f"the given order ({' < '.join(order)}) does not tell" if order else "nothing tells"
+        raise InputError(
+            f"{path}: {what} the order of the classes of the target '{target}'{f': where is {short(odd[0])!r}' if order else ''}; "
+            f"write every class from first to last, as in --order '{target}={shown}', in their right order."
+        )
+    return tuple(sorted(classes, key=places.__getitem__))

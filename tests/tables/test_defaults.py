@@ -1,0 +1,108 @@
+"""What is done where the user says nothing."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import choral
+from choral.base.errors import InputError
+from choral.cli.inputs import prepare_fit
+from choral.cli.options import Reading, Settings, Watching
+from choral.data.problems import Problem
+from choral.plan import AdamW
+from choral.recipes import make
+from choral.tables.defaults import default_model, factory, is_table, stopping, training_for, usual
+
+
+def problem(rows=400, shape=(5,), image_shape=None):
+    g = np.random.default_rng(0)
+    x = g.normal(size=(rows, *shape)).astype(np.float32)
+    y = np.floor(2 * x.reshape(rows, -1)[:, 0]).astype(np.float32)  # steps, which a plain perceptron learns slowly
+    return Problem("steps", x, y, x[:50], y[:50], image_shape=image_shape)
+
+
+def test_tables_whose_training_is_watched_get_bins_and_others_do_not():
+    assert default_model(problem(), validated=True) == "tabular"
+    assert default_model(problem(rows=5001), validated=True) == "tabular_embedded"
+    assert default_model(problem(rows=5001), validated=True, networks=64) == "tabular"
+    assert default_model(problem()) == "mlp"
+    assert default_model(problem(rows=60), validated=True) == "mlp"  # too few to hold some out
+    assert default_model(problem(shape=(64,), image_shape=(8, 8)), validated=True) == "mlp"
+    assert default_model(problem(shape=(3, 32, 32)), validated=True) == "lenet_s"
+    assert not is_table(problem(shape=(3, 32, 32)))
+    with pytest.raises(InputError, match="reads rows of numbers"):
+        factory(problem(shape=(3, 32, 32)), "tabular")
+
+
+def test_a_member_has_its_whole_training_however_many_there_are():
+    p = problem()
+    training = training_for(p, model="tabular")
+    assert isinstance(training.optimizer, AdamW)
+    assert usual(p, None, training, model="tabular").epochs == 8 * 600
+    assert usual(p, make("bagged", members=3).plan, training, model="tabular").epochs == 3 * 300
+    assert usual(p, make("packed").plan, training, model="tabular").epochs == 300
+    large = problem(rows=200_000, shape=(1,))
+    assert usual(large, make("packed").plan, training_for(large, model="tabular"), model="tabular").epochs == 96
+    assert usual(p, None, training, model="mlp").validation is None
+
+
+@pytest.mark.parametrize(("rows", "patience"), [(100, 40), (400, 20), (1500, 20), (200_000, 20)])
+def test_a_member_waits_for_enough_steps_of_a_small_table(rows, patience):
+    assert stopping(rows).patience == patience
+
+
+def ready(tmp_path, **said):
+    x = problem().x_train
+    np.savez(tmp_path / "d.npz", x_train=x, y_train=problem().y_train, x_test=x[:9], y_test=problem().y_train[:9])
+    parts = [
+        kind(**{n: said.pop(n) for n in [f.name for f in fields(kind)] if n in said})
+        for kind in (Reading, Settings, Watching)
+    ]
+    wanted = {"method": None, "epochs": None, "members": None} | said
+    return prepare_fit(str(tmp_path / "d.npz"), *parts, quiet=True, **wanted)
+
+
+def test_what_is_said_goes_before_the_usual(tmp_path):
+    found = ready(tmp_path)
+    assert (found.recipe.members, found.folds, found.validation, found.early_stopping) == (
+        8,
+        8,
+        None,
+        stopping(400, by="ensemble"),
+    )
+    named = ready(tmp_path, method="deep_ensemble")
+    assert (named.recipe.members, named.folds, named.validation, named.early_stopping) == (
+        8,
+        None,
+        0.2,
+        stopping(400),
+    )
+    found = ready(tmp_path, validation=0.0)
+    assert (found.recipe.members, found.recipe.epochs, found.validation, found.early_stopping) == (4, 800, None, None)
+    assert choral.models.spec_of(found.build())["name"] == "mlp"
+    found = ready(tmp_path, budget=40, patience=3)
+    assert (found.recipe.members, found.recipe.epochs, found.validation, found.early_stopping.patience) == (
+        4,
+        40,
+        0.2,
+        3,
+    )
+    assert ready(tmp_path, model="mlp").validation == "auto"
+    assert (
+        choral.models.spec_of(ready(tmp_path, method="mimo").build())["name"] == "mlp"
+    )  # its first layer reads the input
+
+
+def test_the_usual_serves_every_task(tmp_path):
+    found = ready(tmp_path, epochs=8, likelihood="quantiles")
+    p = problem()
+    ensemble = choral.fit(
+        found.build,
+        (p.x_train, p.y_train),
+        found.recipe,
+        likelihood="quantiles",
+        validation=found.validation,
+        early_stopping=found.early_stopping,
+    )
+    assert ensemble.task == "quantiles"
