@@ -55,6 +55,7 @@ class Optimizer(Value, ABC):
     varies: ClassVar[bool] = True  # whether stacked members may differ in its settings
     coupled: ClassVar[bool] = False  # whether updates may mix numbers: gradients of removed weights are then set to 0
     by_matrix: ClassVar[bool] = False  # whether it updates whole matrices: stacked members are then passed one by one
+    without_hooks: ClassVar[bool] = False  # whether steps may pass over torch's hooks, because nobody can have set one
     usual_rate: ClassVar[float] = 1e-3  # the peak learning rate where none is given
     adaptive: ClassVar[bool] = (
         False  # whether steps are as long as the learning rate says, whatever the size of gradients
@@ -136,6 +137,7 @@ class SGD(Optimizer):
     nesterov: bool = False
 
     usual_rate: ClassVar[float] = 0.05
+    without_hooks: ClassVar[bool] = True
 
     def _settings(self, p: Tensor) -> dict[str, Any]:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
@@ -145,17 +147,10 @@ class SGD(Optimizer):
         # torch 2.13: the fused kernel of the CPU leaves parameters of bfloat16 unchanged
         fused = all(p.dtype in (torch.float32, torch.float64) for group in groups for p in group["params"])
         made = torch.optim.SGD(groups, fused=fused)
-        made.register_step_pre_hook(_complete_momentum)
+        for p in (p for group in groups if group["momentum"] for p in group["params"]):
+            # from 0 on: the kernel takes the momentum of all parameters or of none, and some may get gradients later
+            made.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
         return [made]
-
-
-def _complete_momentum(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Begin at 0 the momentum of gradients that come later than others: torch's fused kernel takes that of all in a group or of none."""
-    for group in optimizer.param_groups:
-        used = [p for p in group["params"] if p.grad is not None]
-        lacking = [p for p in used if "momentum_buffer" not in optimizer.state.get(p, ())]
-        for p in lacking if group["momentum"] and len(lacking) < len(used) else ():
-            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +161,7 @@ class Adam(Optimizer):
     eps: float = 1e-8
 
     adaptive: ClassVar[bool] = True
+    without_hooks: ClassVar[bool] = True
 
     def _settings(self, p: Tensor) -> dict[str, Any]:
         return {"betas": self.betas, "eps": self.eps}
