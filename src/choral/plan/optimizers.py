@@ -148,8 +148,8 @@ class SGD(Optimizer):
         fused = all(p.dtype in (torch.float32, torch.float64) for group in groups for p in group["params"])
         made = torch.optim.SGD(groups, fused=fused)
         for p in (p for group in groups if group["momentum"] for p in group["params"]):
-            # from 0 on: the kernel takes the momentum of all parameters or of none, and some may get gradients later
-            made.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
+            # the kernel takes the momentum of all parameters or of none, and some may get gradients later; -0.0 + g is g to the bit
+            made.state[p]["momentum_buffer"] = torch.full_like(p, -0.0, requires_grad=False)
         return [made]
 
 
