@@ -249,7 +249,7 @@ def test_a_rate_of_its_own_is_that_of_an_optimizer_of_its_own(kind, stacked):
     ],
 )
 def test_settings_out_of_range_are_refused(make, name):
-    with pytest.raises(InputError, match=f"{name} is .* and less than"):
+    with pytest.raises(InputError, match=f"{name} is .*; give"):
         make()
 
 

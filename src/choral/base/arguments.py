@@ -1,7 +1,7 @@
 """Checks of arguments by annotation and by name, and the plain state of torch around public functions.
 
-`typed` checks every argument by its annotation and makes tensors of arrays; `guarded` checks plain annotations (numbers, words and tuples
-of them), leaves the rest to the function, and puts torch into its plain state. Values (`choral.base.values`) are checked in the same way
+`typed` checks every argument by its annotation and makes tensors of arrays; `guarded` checks plain annotations alone (numbers, words and
+tuples of them), leaves the rest to the function, and puts torch into its plain state. Values (`choral.base.values`) are checked in the same way
 when they are made. `RULES` holds what an annotation cannot say; an argument means the same wherever it occurs.
 
 What the caller has switched on in torch is switched off within choral: results are the same wherever a function is called. Within an
@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from numbers import Integral, Real
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -65,10 +65,6 @@ def _can_hear(value: Any) -> bool:
     return callable(value) or (isinstance(value, Sequence) and all(map(callable, value)))
 
 
-def _one_of(*names: str) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: isinstance(value, str) and value in names, " or ".join(map(repr, names))
-
-
 _COUNT = (functools.partial(is_whole, least=1), "a whole number of 1 or more")
 _EPOCHS = (functools.partial(is_whole, least=0), "a whole number of 0 or more")
 _PATH = (_is_path, "a path, with the home folder written out (Path.home()) where it would begin with ~")
@@ -81,24 +77,20 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "members": _COUNT,
     "draws": _COUNT,
     "stack": _COUNT,
-    "precision": _one_of("fp32", "bf16", "fp16", "fp64"),
-    "on_existing": _one_of("resume", "overwrite", "extend"),
     "callbacks": (_can_hear, "a function of an event, or a list of such functions"),
     "compute": (lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute"),
 }
 """What arguments of these names accept wherever they occur, as a test and in words; None where it is the default."""
 
 
-def typed(function: Callable[P, R]) -> Callable[P, R]:
+def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
     """Let a function answer wrong arguments in one sentence before it begins, and take arrays for tensors.
 
-    >>> typed(round)(2.5)
-    2
+    Args:
+        function: what to call with checked arguments.
+        accepts: which annotations are checked.
     """
-    try:
-        signature, hints = inspect.signature(function), get_type_hints(function)
-    except (ValueError, TypeError, NameError):
-        return function
+    signature, hints = inspect.signature(function), _hints(function, accepts)
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     arrays = {n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)}
 
@@ -115,26 +107,26 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function answer wrong arguments in one sentence before it begins, and run the same in any surroundings."""
-    signature, hints = inspect.signature(function), _plain_hints(function)
+    """Let a function answer wrong numbers and words in one sentence before it begins, and run the same in any surroundings."""
+    checked = typed(function, is_plain)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        check(function.__name__, bound(function.__name__, signature, args, kwargs), hints)
         with plain():
-            return function(*args, **kwargs)
+            return checked(*args, **kwargs)
 
     return call
 
 
 def check_options(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise InputError for wrong options that one function hands on to another, which takes them by name."""
-    check(where, inspect.signature(function).bind_partial(**options), _plain_hints(function))
+    check(where, inspect.signature(function).bind_partial(**options), _hints(function, is_plain))
 
 
-def _plain_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    return {n: p.annotation for n, p in parameters.items() if is_plain(p.annotation)}
+def _hints(function: Callable[..., Any], accepts: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return the annotations of a function's arguments; those in quotes are not looked up and accept anything."""
+    parameters = inspect.signature(function).parameters.items()
+    return {n: p.annotation for n, p in parameters if p.annotation is not p.empty and accepts(p.annotation)}
 
 
 def offered(names: Iterable[str], held: Mapping[str, Any]) -> dict[str, Any]:

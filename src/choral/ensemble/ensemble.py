@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,7 @@ def _of_outputs(ensemble: "Ensemble") -> str:
     return f" with {count}"
 
 
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 _PLAIN = Interface()
 _PRECISIONS: dict[str, torch.dtype | None] = dict.fromkeys(("fp32", "bf16", "fp16")) | {"fp64": torch.float64}
 """What networks become."""
@@ -199,7 +200,7 @@ class Ensemble:
         *,
         batch_size: int = 1024,
         device: str = "auto",
-        precision: str = "fp32",
+        precision: Precision = "fp32",
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
@@ -300,7 +301,7 @@ class Ensemble:
         *,
         batch_size: int = 1024,
         device: str = "auto",
-        precision: str = "fp32",
+        precision: Precision = "fp32",
         threads: int | None = None,
     ) -> Prediction:
         """Return what the ensemble predicts for some inputs; may be called from several threads at once.
