@@ -98,6 +98,8 @@ def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         given = bound(name, signature, args, kwargs)
         check(name, given, hints)
+        if not arrays:
+            return function(*args, **kwargs)
         for n in arrays & given.arguments.keys():
             if isinstance(given.arguments[n], _ARRAYS):
                 given.arguments[n] = _tensor(name, n, given.arguments[n])
@@ -158,7 +160,8 @@ def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -
             continue
         if name in RULES and not RULES[name][0](value):
             raise InputError(f"{where}: {name} is {_shown(value)}; give {RULES[name][1]}.")
-        check_type(where, name, value, hints.get(name, Any))
+        if name in hints:
+            check_type(where, name, value, hints[name])
 
 
 def check_type(where: str, name: str, value: Any, hint: Any) -> None:
