@@ -303,13 +303,13 @@ class Slow(torch.optim.SGD):
 
 
 def test_an_optimizer_that_keeps_tensors_beside_its_state_is_refused():
-    with pytest.raises(InputError, match="keeps tensors in 'slow'"):
+    with pytest.raises(InputError, match=r"remembers slow.*resumed exactly"):
         Training(optimizer=lambda params: Slow(params, lr=0.1), lr=0.1)
 
 
 @pytest.mark.parametrize("kind", [EverySecond, InGroups])
 def test_an_optimizer_that_counts_by_itself_is_refused(kind):
-    with pytest.raises(InputError, match=r"counts by itself, in .*taken"):
+    with pytest.raises(InputError, match=r"remembers .*taken.*resumed exactly"):
         Training(optimizer=lambda params: kind(params, lr=0.1), lr=0.1)
 
 
@@ -387,9 +387,9 @@ def test_a_loss_without_a_gradient_is_refused():
         choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), recipes.single(budget=4), likelihood=loss)
 
 
-def test_an_optimizer_that_cannot_take_all_parameters_is_one_sentence():
+def test_an_optimizer_that_cannot_take_all_parameters_says_so():
     training = Training(optimizer=torch.optim.Muon, lr=0.01)  # type: ignore[arg-type]  # made an optimizer of choral's
-    with pytest.raises(InputError, match=r"torch.optim.Muon cannot take the parameters .*choral.plan.Muon"):
+    with pytest.raises(ValueError, match="Muon only supports 2D parameters"):
         fitted(recipe=recipes.single(budget=2, training=training))
 
 

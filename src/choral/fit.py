@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from choral.base import arguments
 from choral.base.arguments import guarded
 from choral.base.errors import InputError, RunError, unknown_argument
 from choral.base.types import Build, Builds
@@ -127,6 +128,7 @@ def check_options(function: str, own: Iterable[str], options: Mapping[str, Any])
     for name in options:
         if name not in known:
             raise InputError(unknown_argument(function, name, known))
+    arguments.check_options(function, fit, {n: v for n, v in options.items() if n not in own})
 
 
 @guarded

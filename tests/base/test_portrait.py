@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base.portrait import Function, Portrait
+from choral.base.portrait import Function, portrait
 
 
 class Slotted:
@@ -176,7 +176,7 @@ def test_cycles_and_sizes_are_bounded():
     held.k = held.method
     wide = [[[list(range(40))] * 40] * 40] * 40
     for value in (ring, held, wide, "x" * 10**6):
-        assert len(Portrait(weights=True).of(value)) <= 250
+        assert len(portrait(value)) <= 250
 
 
 def test_portraits_are_those_of_the_next_process():

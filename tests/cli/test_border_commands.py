@@ -58,7 +58,7 @@ MISUSED = {
     "a drop without a table": (["compare", "wine", "--drop", "y"], "--drop is about a table"),
     "a plan's target": (["plan", "single", "--target", "y"], "add the data"),
     "a plan's rate": (["plan", "single", "--lr", "0.1"], "add the data"),
-    "a rate that is none": (["fit", "wine", "--lr", "nan"], "rate"),
+    "a rate that is none": (["fit", "wine", "--lr", "nan"], "lr is nan"),
     "an endless rate": (["fit", "wine", "--lr", "inf"], "rate"),
     "a holdout that is none": (["fit", "wine", "--holdout", "nan"], "--holdout"),
     "a validation that is none": (["fit", "wine", "--validation", "nan"], "--validation is nan"),

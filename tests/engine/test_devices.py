@@ -14,7 +14,7 @@ from choral import recipes
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.data.sources import TensorSource
-from choral.plan.optimizer_step import restore_memory
+from choral.plan.optimizer_step import Member, Stepper
 from choral.plan.optimizers import Adam
 from choral.recipes import METHODS
 
@@ -60,10 +60,10 @@ def test_data_goes_to_a_device_that_has_room_and_else_stays_pinned(monkeypatch):
 
 def test_the_steps_an_optimizer_remembers_are_where_its_kernel_reads_them():
     weight = nn.Parameter(torch.ones(3, device="meta"))
-    optimizer = Adam().make({"w": weight})
+    stepper = Stepper({"w": weight}, [Member(Adam())])
     memory = {"step/w": torch.tensor(5.0), "exp_avg/w": torch.zeros(3), "exp_avg_sq/w": torch.zeros(3)}
-    restore_memory(optimizer, {"w": weight}, memory)
-    assert {t.device.type for t in optimizer.state[weight].values()} == {"meta"}
+    stepper.restore([memory])
+    assert {t.device.type for t in stepper.optimizers[0].state[weight].values()} == {"meta"}
 
 
 @pytest.mark.parametrize(("device", "kernel"), [("cpu", "loop"), ("cuda", "grouped")])

@@ -23,6 +23,7 @@ from choral.plan import (
     Uniform,
     fork,
 )
+from choral.plan.optimizer_step import Member, Stepper
 from choral.recipes.recipe import Recipe
 from choral.testing.checks import resumes_exactly
 from choral.testing.problems import Trial
@@ -188,13 +189,11 @@ def test_depth_and_width_are_those_of_a_smaller_network(optimizer):
         return found
 
     small.load_state_dict(part(start))
-    made = optimizer.make(dict(small.named_parameters()))
+    stepper = Stepper(dict(small.named_parameters()), [Member(optimizer)])
     for step in range(4):
-        for group in made.param_groups:
-            group["lr"] = Cosine(0.01).rate(step, 4)
-        made.zero_grad()
+        small.zero_grad()
         nn.functional.cross_entropy(small(X), Y).backward()
-        made.step()
+        stepper.step(Cosine(0.01).rate(step, 4))
     if isinstance(optimizer, AdamW):
         for name, p in part(end).items():
             torch.testing.assert_close(p, small.get_parameter(name).detach(), atol=1e-5, rtol=1e-4)

@@ -94,7 +94,7 @@ def test_weight_decay_of_the_factory_counts_and_leaves_where_the_objective_holds
     plain, held = (trained(f).member(0)[0].weight.norm() for f in (lambda g: torch.optim.SGD(g), decaying))
     assert held < 0.7 * plain
     training = Training(optimizer=decaying, lr=0.02).without_decay()
-    made = training.optimizer.make(dict(given().named_parameters()))
+    (made,) = training.optimizer.make(training.optimizer.groups(dict(given().named_parameters())))
     assert {g["weight_decay"] for g in made.param_groups} == {0.0}
 
 
@@ -187,3 +187,19 @@ def test_another_function_in_the_same_folder_is_another_run(tmp_path):
     run(0.1)
     with pytest.raises(choral.ChoralError, match="another run"):
         run(0.2)
+
+
+def test_hooks_of_the_factory_are_called_at_every_step():
+    called = []
+
+    def factory(params):
+        made = torch.optim.SGD(params, lr=0.1)
+        made.register_step_pre_hook(lambda *_: called.append(1))
+        return made
+
+    training = Training(optimizer=OwnOptimizer.of(factory), batch_size=8)
+    before = len(called)
+    choral.fit(
+        lambda: nn.Linear(3, 2), (torch.randn(16, 3), torch.arange(16) % 2), make("single", epochs=3, training=training)
+    )
+    assert len(called) >= before + 6

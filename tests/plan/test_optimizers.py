@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from choral.base.errors import InputError
-from choral.plan import SGD, Adam, AdamW
-from choral.plan.optimizer_step import Stepper, clip_gradients, memory_of, restore_memory, stack_memory, unstack_memory
+from choral.plan import SGD, Adam, AdamW, Muon
+from choral.plan.optimizer_step import Member, Stepper, clip_gradients
 
 EVERY = [SGD(), SGD(nesterov=True, weight_decay=0.01), Adam(), AdamW()]
 
@@ -17,9 +17,9 @@ def params(seed=0, branches=None):
 
 def test_decay_groups_leave_vectors_and_named_parameters_alone():
     for stacked, p in ((False, params()), (True, params(branches=2))):
-        groups = SGD(weight_decay=0.1, decay_vectors=False).make(p, stacked=stacked, undecayed=()).param_groups
+        groups = SGD(weight_decay=0.1, decay_vectors=False).groups(p, stacked=stacked)
         assert {g["weight_decay"]: len(g["params"]) for g in groups} == {0.1: 1, 0.0: 1}
-        groups = SGD(weight_decay=0.1).make(p, stacked=stacked, undecayed=("w",)).param_groups
+        groups = SGD(weight_decay=0.1).groups(p, stacked=stacked, undecayed=("w",))
         assert {g["weight_decay"]: g["params"][0].dim() - stacked for g in groups} == {0.1: 1, 0.0: 2}
 
 
@@ -42,50 +42,100 @@ def test_clipping_by_member_equals_torch_s_for_each():
             assert torch.allclose(p.grad[i], singles[i][n].grad, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(nesterov=True), Adam(), AdamW()])
-def test_a_restored_memory_goes_on_as_if_never_stopped(optimizer):
-    def steps(p, made, count, seed):
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(count):
-            for t in p.values():
-                t.grad = torch.randn(t.shape, generator=generator)
-            made.step()
+def fill(p, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for t in p.values():
+        t.grad = torch.randn(t.shape, generator=generator)
 
-    whole = params()
-    made = optimizer.make(whole)
-    steps(whole, made, 3, 1)
+
+DIFFERENT = {
+    "SGD": [SGD(momentum=0.0), SGD(weight_decay=0.1), SGD(momentum=0.5, weight_decay=0.3)],
+    "AdamW": [AdamW(), AdamW(weight_decay=0.0), AdamW(weight_decay=0.3)],
+    "Muon": [Muon(), Muon(momentum=0.5, weight_decay=0.0), Muon(matrix_rate=2.0)],
+}
+
+
+@pytest.mark.parametrize("values", DIFFERENT.values(), ids=DIFFERENT)
+def test_stacked_members_that_differ_get_the_bits_they_get_alone_also_when_resumed(values):
+    members = [Member(value, rate) for value, rate in zip(values, (1.0, 0.3, 2.0))]
+    stacked = params(branches=3)
+    alone = [{n: p[i].detach().clone().requires_grad_() for n, p in stacked.items()} for i in range(3)]
+    together = Stepper(stacked, members, stacked=True, apart=True)
+    steppers = [Stepper(p, [member]) for p, member in zip(alone, members)]
+    for step in range(6):
+        if step == 3:
+            memories, together = together.memories(), Stepper(stacked, members, stacked=True, apart=True)
+            together.restore(memories)
+        fill(stacked, step)
+        if step in (0, 4):
+            stacked["b"].grad = None  # one step without some gradient, also the first
+        for i, p in enumerate(alone):
+            for n, t in p.items():
+                t.grad = None if stacked[n].grad is None else stacked[n].grad[i].clone()
+        for stepper in (together, *steppers):
+            stepper.step(0.1 / (step + 1))
+        assert all(torch.equal(stacked[n][i], p[n]) for i, p in enumerate(alone) for n in p)
+    for found, stepper in zip(together.memories(), steppers):
+        (wanted,) = stepper.memories()
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[n], wanted[n]) for n in wanted)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(nesterov=True), Adam(), AdamW(), Muon()])
+@pytest.mark.parametrize("branches", [None, 3])
+def test_a_restored_memory_goes_on_as_if_never_stopped(optimizer, branches):
+    def made(p):
+        return Stepper(p, [Member(optimizer)] * (branches or 1), stacked=branches is not None)
+
+    def steps(p, stepper, seeds):
+        for seed in seeds:
+            fill(p, seed)
+            stepper.step(0.1)
+
+    whole = params(branches=branches)
+    stepper = made(whole)
+    steps(whole, stepper, range(3))
     halfway = {n: t.detach().clone().requires_grad_() for n, t in whole.items()}
-    memory = memory_of(made, whole)
-    steps(whole, made, 3, 2)
-    again = optimizer.make(halfway)
-    restore_memory(again, halfway, memory)
-    steps(halfway, again, 3, 2)
+    again = made(halfway)
+    again.restore(stepper.memories())
+    steps(whole, stepper, range(3, 6))
+    steps(halfway, again, range(3, 6))
     assert all(torch.equal(whole[n], halfway[n]) for n in whole)
-    fresh = {n: t.clone() for n, t in memory.items()}
-    assert fresh.keys() == memory.keys()
 
 
-@pytest.mark.parametrize("optimizer", [SGD(momentum=0.0), SGD(nesterov=True, weight_decay=0.1), Adam(), AdamW()])
-def test_steps_past_torch_are_torchs_steps_bit_by_bit(optimizer):
-    generator = torch.Generator().manual_seed(0)
-    start = {"weight": torch.randn(3, 4, generator=generator), "bias": torch.randn(3, generator=generator)}
-    grads = [{n: torch.randn(p.shape, generator=generator) for n, p in start.items()} for _ in range(6)]
-    ours, theirs = ({n: p.clone().requires_grad_() for n, p in start.items()} for _ in range(2))
-    torchs, wrapped = optimizer.make(theirs), optimizer.make(ours)
-    stepper = Stepper(optimizer, wrapped)
-    for i, given in enumerate(grads):
-        for params in (ours, theirs):
-            for n, p in params.items():
-                p.grad = None if i == 3 and n == "bias" else given[n].clone()  # one step without some gradient
-        for group in torchs.param_groups:
-            group["lr"] = 0.1 / (i + 1)
+BY_TORCH = [
+    (SGD(momentum=0.0), torch.optim.SGD, {}),
+    (SGD(nesterov=True, weight_decay=0.1), torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    (Adam(), torch.optim.Adam, {}),
+    (AdamW(), torch.optim.AdamW, {}),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "settings"), BY_TORCH)
+def test_steps_are_torchs_bit_by_bit(value, kind, settings):
+    ours, theirs = params(), params()
+    stepper, torchs = Stepper(ours, [Member(value)]), kind(theirs.values(), fused=True, **settings)
+    for i in range(6):
+        for p in (ours, theirs):
+            fill(p, i)
+            p["b"].grad = None if i == 3 else p["b"].grad  # one step without some gradient
+        torchs.param_groups[0]["lr"] = 0.1 / (i + 1)
         torchs.step()
         stepper.step(0.1 / (i + 1))
-        assert all(torch.equal(ours[n], theirs[n]) for n in start)
-    first, second = memory_of(wrapped, ours), memory_of(torchs, theirs)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[n], second[n]) for n in first)
-    assert stepper._groups is not None
+        assert all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def test_a_gradient_that_comes_later_begins_its_momentum_then():
+    """The fused kernel takes the momentum of all parameters or of none."""
+    ours, theirs = params(), params()
+    stepper, torchs = Stepper(ours, [Member(SGD())]), torch.optim.SGD(theirs.values(), lr=0.1, momentum=0.9)
+    for i in range(4):
+        for p in (ours, theirs):
+            fill(p, i)
+            p["b"].grad = None if i < 2 else p["b"].grad
+        stepper.step(0.1)
+        torchs.step()
+    assert all(torch.allclose(ours[n], theirs[n], atol=1e-6) for n in ours)
 
 
 def test_parameters_clipped_apart_take_nothing_from_the_rest():
@@ -124,92 +174,83 @@ def take(p, stepper, count, seed, *, order=torch.preserve_format):
         stepper.step(0.1)
 
 
-@pytest.mark.parametrize("through_torch", [False, True])
 @pytest.mark.parametrize("optimizer", EVERY)
-def test_memory_in_the_order_of_a_file_meets_weights_with_channels_last(optimizer, through_torch):
+def test_memory_in_the_order_of_a_file_meets_weights_with_channels_last(optimizer):
     whole = images()
-    made = optimizer.make(whole)
-    take(whole, Stepper(optimizer, made), 3, 1)
-    memory = {n: t.contiguous() for n, t in memory_of(made, whole).items()}
+    stepper = Stepper(whole, [Member(optimizer)])
+    take(whole, stepper, 3, 1)
+    memory = {n: t.contiguous() for n, t in stepper.memories()[0].items()}
     halfway = {n: t.detach().clone().requires_grad_() for n, t in whole.items()}
-    take(whole, Stepper(optimizer, made), 3, 2)
-    again = optimizer.make(halfway)
-    restore_memory(again, halfway, memory)
-    stepper = Stepper(optimizer, again)
-    if through_torch:
-        stepper._direct = False
-    take(halfway, stepper, 3, 2)
+    take(whole, stepper, 3, 2)
+    again = Stepper(halfway, [Member(optimizer)])
+    again.restore([memory])
+    take(halfway, again, 3, 2)
     assert all(torch.equal(whole[n], halfway[n]) for n in whole)
 
 
-@pytest.mark.parametrize("through_torch", [False, True])
 @pytest.mark.parametrize("optimizer", EVERY)
-def test_gradients_in_another_order_than_their_weights_do_the_same(optimizer, through_torch):
+def test_gradients_in_another_order_than_their_weights_do_the_same(optimizer):
     usual, other = images(), images()
     for p, order in ((usual, torch.preserve_format), (other, torch.contiguous_format)):
-        stepper = Stepper(optimizer, optimizer.make(p))
-        stepper._direct = not through_torch
-        take(p, stepper, 4, 1, order=order)
+        take(p, Stepper(p, [Member(optimizer)]), 4, 1, order=order)
     assert all(torch.equal(usual[n], other[n]) for n in usual)
 
 
 @pytest.mark.parametrize("optimizer", EVERY)
 def test_memory_is_stacked_and_taken_apart_by_network_also_that_of_scalars(optimizer):
-    def run(p, seed, count, memory=None):
-        made = optimizer.make(p)
-        restore_memory(made, p, memory or {})
-        take(p, Stepper(optimizer, made), count, seed)
-        return memory_of(made, p)
-
     alone = [images(seed) for seed in (1, 2)]
-    memories = [run(p, 3, 2) for p in alone]
+    steppers = [Stepper(p, [Member(optimizer)]) for p in alone]
+    for p, stepper in zip(alone, steppers):
+        take(p, stepper, 2, 3)
     stacked = {n: torch.stack([p[n].detach() for p in alone]).requires_grad_() for n in alone[0]}
-    made = optimizer.make(stacked, stacked=True)
-    restore_memory(made, stacked, stack_memory(memories))
-    stepper = Stepper(optimizer, made)
+    together = Stepper(stacked, [Member(optimizer)] * 2, stacked=True)
+    together.restore([stepper.memories()[0] for stepper in steppers])
     for _ in range(2):
         for n, t in stacked.items():
             t.grad = torch.stack([torch.full_like(p[n], 0.5 + i) for i, p in enumerate(alone)])
             for i, p in enumerate(alone):
                 p[n].grad = torch.full_like(p[n], 0.5 + i)
-        stepper.step(0.1)
-    apart = unstack_memory(memory_of(made, stacked), 2)
-    for i, p in enumerate(alone):
-        made = optimizer.make(p)
-        restore_memory(made, p, memories[i])
-        stepper = Stepper(optimizer, made)
-        for _ in range(2):
+        for stepper in (together, *steppers):
             stepper.step(0.1)
-        for n in p:
-            assert torch.allclose(stacked[n][i], p[n], atol=1e-6)
-        expected = memory_of(made, p)
-        assert apart[i].keys() == expected.keys()
-        assert all(torch.allclose(apart[i][n], expected[n], atol=1e-6) for n in expected)
+    for i, (p, stepper, found) in enumerate(zip(alone, steppers, together.memories())):
+        (expected,) = stepper.memories()
+        assert all(torch.allclose(stacked[n][i], p[n], atol=1e-6) for n in p)
+        assert found.keys() == expected.keys()
+        assert all(torch.allclose(found[n], expected[n], atol=1e-6) for n in expected)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
 def test_a_rate_of_its_own_is_that_of_an_optimizer_of_its_own(kind, stacked):
-    """Factors of the rate, also past torch's optimizer: 'b' steps as if its schedule were a quarter of the rate."""
-    value = kind(weight_decay=0.1, rates=(("b", 0.25), ("*", 1.0)))
+    """'b' steps as if its schedule were a quarter of the rate."""
+    value, plain = kind(weight_decay=0.1, rates=(("b", 0.25), ("*", 1.0))), kind(weight_decay=0.1)
     branches = 2 if stacked else None
     ours, alone = params(branches=branches), params(branches=branches)
-    stepper = Stepper(value, value.make(ours, stacked=stacked))
-    plain = kind(weight_decay=0.1)
-    single = {n: (plain.make({n: p}, stacked=stacked), 0.25 if n == "b" else 1.0) for n, p in alone.items()}
-    generator = torch.Generator().manual_seed(2)
+    stepper = Stepper(ours, [Member(value)] * (branches or 1), stacked=stacked)
+    single = {n: Stepper({n: p}, [Member(plain)] * (branches or 1), stacked=stacked) for n, p in alone.items()}
     for i in range(5):
-        for n in ours:
-            ours[n].grad = torch.randn(ours[n].shape, generator=generator)
-            alone[n].grad = ours[n].grad.clone()
+        fill(ours, i)
+        fill(alone, i)
         rate = 0.1 / (i + 1)
-        for made, factor in single.values():
-            for group in made.param_groups:
-                group["lr"] = rate * factor
-            made.step()
         stepper.step(rate)
-    assert stepper._groups is not None
+        for n, own in single.items():
+            own.step(rate * 0.25 if n == "b" else rate)
     assert all(torch.equal(ours[n], alone[n]) for n in ours)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: SGD(momentum=1.0), "momentum"),
+        (lambda: SGD(clip=0.0), "clip"),
+        (lambda: AdamW(weight_decay=float("nan")), "weight_decay"),
+        (lambda: Adam(betas=(0.9, 1.0)), "betas"),
+        (lambda: Muon(steps=0), "steps"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, name):
+    with pytest.raises(InputError, match=f"{name} is .*; give"):
+        make()
 
 
 def test_a_factor_below_zero_is_refused():

@@ -73,7 +73,10 @@ def test_what_was_meant_is_the_end_of_the_sentence():
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"dropout": 1.0}, "dropout is 1.0; give a number from 0 to below 1"), ({"rate": math.nan}, "finite number")],
+    [
+        ({"dropout": 1.0}, "dropout is 1.0; give a number from 0 to below 1"),
+        ({"rate": math.nan}, "nan.*give a tuple, each.*a number"),
+    ],
 )
 def test_values_out_of_range_are_refused(settings, said):
     with pytest.raises(InputError, match=said):

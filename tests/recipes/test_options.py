@@ -77,3 +77,10 @@ def test_a_cosine_ends_where_it_is_told_and_other_shapes_refuse():
         make("prune_and_tune", tuning="constant", training=Training(optimizer="sgd", batch_size=128, lr=0.1, end=0.02))
     )
     assert tuned[-1].schedule.at(0.0) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("name", ["emp", "ecmp"])
+def test_an_option_is_checked_by_its_own_annotation_not_by_an_argument_of_that_name_elsewhere(name):
+    make(name, budget=4, precision=2.0)  # a number here, a word in predict
+    with pytest.raises(InputError, match="precision is 'fp32'; give a number"):
+        make(name, budget=4, precision="fp32")

@@ -1,20 +1,13 @@
-"""Checks of the arguments of public functions, by name and by annotation, and the plain state of torch around them.
+"""Checks of arguments by annotation and by name, and the plain state of torch around public functions.
 
-One guard for the public functions: arguments are checked by name before anything is computed, and torch is put in its plain state.
+`typed` checks every argument by its annotation and makes tensors of arrays; `guarded` checks plain annotations alone (numbers, words and
+tuples of them), leaves the rest to the function, and puts torch into its plain state. Values (`choral.base.values`) are checked in the same way
+when they are made. `RULES` holds what an annotation cannot say; an argument means the same wherever it occurs.
 
-An argument means the same wherever it occurs, so its rule stands here once. What only one function takes (data, a recipe, a
-likelihood) is checked where it is read.
-
-Whether arguments are of the types that annotations say, and if not, one sentence.
-
-Values (`choral.base.values`) are checked when they are made; public functions that are not guarded by name (`choral.base.arguments`) by `typed`,
-where a package offers them: code inside calls them unchecked.
-
-What the caller has switched on in torch is switched off within choral: results are the same wherever a function is called.
-
-Within an autocast of the caller's every step would train on the weights of the first, since torch keeps their rounded copies until
-the outermost autocast ends; without gradients nothing is trained; a default device would take the tensors of the engine along.
-The default type of numbers stays: it decides the type of the networks a factory builds, as it does anywhere.
+What the caller has switched on in torch is switched off within choral: results are the same wherever a function is called. Within an
+autocast of the caller's every step would train on the weights of the first, since torch keeps their rounded copies until the outermost
+autocast ends; without gradients nothing is trained; a default device would take the tensors of the engine along. The default type of
+numbers stays: it decides the type of the networks a factory builds, as it does anywhere.
 """
 
 import functools
@@ -24,9 +17,8 @@ import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -41,33 +33,141 @@ _ARRAYS = (Tensor, np.ndarray, list, tuple, Real, np.generic)
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", types.NoneType: "None"}
 _WORDS |= {Tensor: "a tensor of numbers", nn.Module: "a network", Any: "anything"}
+_GENERIC: dict[Any, Any] = {dict: Mapping, list: Sequence}  # what annotations of built-in containers accept
 
 
-def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function answer arguments of other types than it is annotated with in one sentence before it begins.
+def is_whole(value: Any, least: float = -math.inf) -> bool:
+    """Return whether a value is a whole number, of Python or numpy, and large enough.
 
-    >>> typed(round)(2.5)
-    2
+    >>> is_whole(3), is_whole(True), is_whole(2.0), is_whole(0, 1)
+    (True, False, False, False)
     """
-    try:
-        signature, hints = inspect.signature(function), get_type_hints(function)
-    except (ValueError, TypeError, NameError):
-        return function
+    if type(value) is int:  # the usual one, without asking the abstract class
+        return value >= least
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
+
+def is_number(value: Any, least: float = -math.inf) -> bool:
+    """Return whether a value is a finite number that is large enough.
+
+    >>> is_number(0.5), is_number("0.5"), is_number(float("nan"))
+    (True, False, False)
+    """
+    return isinstance(value, Real) and not isinstance(value, bool) and least <= float(value) < math.inf
+
+
+def _is_path(value: Any) -> bool:
+    written = isinstance(value, str | os.PathLike) and bool(str(value)) and not str(value).startswith(("~/", "~\\"))
+    return written or hasattr(value, "url")  # a choral.Store
+
+
+def _can_hear(value: Any) -> bool:
+    return callable(value) or (isinstance(value, Sequence) and all(map(callable, value)))
+
+
+_COUNT = (functools.partial(is_whole, least=1), "a whole number of 1 or more")
+_EPOCHS = (functools.partial(is_whole, least=0), "a whole number of 0 or more")
+_PATH = (_is_path, "a path, with the home folder written out (Path.home()) where it would begin with ~")
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "path": _PATH,
+    "run_dir": _PATH,
+    "batch_size": _COUNT,
+    "epochs": _EPOCHS,
+    "budget": _EPOCHS,
+    "members": _COUNT,
+    "draws": _COUNT,
+    "stack": _COUNT,
+    "callbacks": (_can_hear, "a function of an event, or a list of such functions"),
+    "compute": (lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute"),
+}
+"""What arguments of these names accept wherever they occur, as a test and in words; None where it is the default."""
+
+
+def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
+    """Let a function answer wrong arguments in one sentence before it begins, and take arrays for tensors.
+
+    Args:
+        function: what to call with checked arguments.
+        accepts: which annotations are checked.
+    """
+    signature, hints = inspect.signature(function), _hints(function, accepts)
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-
     arrays = {n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        check(name, bound(name, signature, args, kwargs), hints)
-        given = signature.bind(*args, **kwargs)
-        given.arguments |= {
-            n: _tensor(name, n, v) for n, v in given.arguments.items() if n in arrays and isinstance(v, _ARRAYS)
-        }
+        given = bound(name, signature, args, kwargs)
+        check(name, given, hints)
+        if not arrays:
+            return function(*args, **kwargs)
+        for n in arrays & given.arguments.keys():
+            if isinstance(given.arguments[n], _ARRAYS):
+                given.arguments[n] = _tensor(name, n, given.arguments[n])
         return function(*given.args, **given.kwargs)
 
     return call
+
+
+def guarded(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function answer wrong numbers and words in one sentence before it begins, and run the same in any surroundings."""
+    checked = typed(function, is_plain)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with plain():
+            return checked(*args, **kwargs)
+
+    return call
+
+
+def check_options(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise InputError for wrong options that one function hands on to another, which takes them by name."""
+    check(where, inspect.signature(function).bind_partial(**options), _hints(function, is_plain))
+
+
+def _hints(function: Callable[..., Any], accepts: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return the annotations of a function's arguments; those in quotes are not looked up and accept anything."""
+    parameters = inspect.signature(function).parameters.items()
+    return {n: p.annotation for n, p in parameters if p.annotation is not p.empty and accepts(p.annotation)}
+
+
+def offered(names: Iterable[str], held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the functions that a package offers, each answering wrong arguments in a sentence; classes and constants stay."""
+    return {name: typed(held[name]) for name in names if inspect.isfunction(held[name])}
+
+
+def bound(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Return arguments by name; InputError if one has another name, or one is missing."""
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [n for n, p in signature.parameters.items() if n != "self" and p.kind not in _OPEN]
+        unknown = [n for n in kwargs if n not in names]
+        if unknown and names:
+            raise InputError(unknown_argument(name, unknown[0], names)) from error
+        takes = f"it takes {', '.join(names)}" if names else "it takes nothing"
+        pair = "give x and y as a pair: fit(build, (x, y), recipe)"
+        raise InputError(f"{name}: {error}; {pair if names[:3] == ['build', 'data', 'recipe'] else takes}.") from error
+
+
+def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -> None:
+    """Raise InputError for the first argument that its rule or its annotation does not accept."""
+    for name, value in given.arguments.items():
+        parameter = given.signature.parameters[name]
+        if parameter.kind in _OPEN or (value is None and parameter.default is None):
+            continue
+        if name in RULES and not RULES[name][0](value):
+            raise InputError(f"{where}: {name} is {_shown(value)}; give {RULES[name][1]}.")
+        if name in hints:
+            check_type(where, name, value, hints[name])
+
+
+def check_type(where: str, name: str, value: Any, hint: Any) -> None:
+    """Raise InputError for a value that is not of its annotated type."""
+    if not fits(value, hint):
+        raise InputError(f"{where}: {name} is {_shown(value)}; give {in_words(hint)}.")
 
 
 def _tensor(where: str, name: str, value: Any) -> Tensor:
@@ -79,32 +179,6 @@ def _tensor(where: str, name: str, value: Any) -> Tensor:
     if found.is_complex():
         raise InputError(f"{where}: {name} holds complex numbers; give real ones.")
     return found
-
-
-def offered(names: Iterable[str], held: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the functions that a package offers, each answering wrong arguments in a sentence; classes and constants stay."""
-    return {name: typed(held[name]) for name in names if inspect.isfunction(held[name])}
-
-
-def bound(name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments by name, without those that may be any number; InputError if one has another name, or one is missing."""
-    try:
-        found = signature.bind(*args, **kwargs).arguments
-        return {n: v for n, v in found.items() if signature.parameters[n].kind not in _OPEN}
-    except TypeError as error:
-        names = list(signature.parameters)
-        unknown = [n for n in kwargs if n not in names]
-        if unknown and names:
-            raise InputError(unknown_argument(name, unknown[0], names)) from error
-        said = f"it takes {', '.join(names)}" if names else "it takes nothing"
-        raise InputError(f"{name}: {error}; {said}.") from error
-
-
-def check(where: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raise InputError for the first argument that is not of its annotated type."""
-    for name, value in given.items():
-        if name in hints and not fits(value, hints[name], loose=True):
-            raise InputError(f"{where}: {name} is {_shown(value)}; give {in_words(hints[name])}.")
 
 
 def _shown(value: Any) -> str:
@@ -137,60 +211,30 @@ def in_words(hint: Any) -> str:
     return _WORDS.get(kind, f"a {getattr(kind, '__name__', str(kind))}")
 
 
-def fits(value: Any, hint: Any, *, loose: bool = False) -> bool:
-    """Return whether a value is of an annotated type; annotations of other sorts accept anything.
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of an annotated type: numbers of numpy too, lists for tuples, arrays for tensors; NaN is no number.
 
-    Args:
-        value: as a file gives it, or with `loose` as a user does: numbers of numpy too, lists for tuples, arrays for tensors; NaN is no number.
-        hint: the annotation.
-        loose: see value.
-
-    >>> (
-    ...     fits((1, 2.0), tuple[float, ...]),
-    ...     fits(("a",), tuple[float, ...]),
-    ...     fits(True, int),
-    ...     fits([1], Tensor, loose=True),
-    ... )
+    >>> fits((1, 2.0), tuple[float, ...]), fits(("a",), tuple[float, ...]), fits(True, int), fits([1], Tensor)
     (True, False, False, True)
     """
     origin, parts = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
     if origin is Literal:
         return any(value == part and type(value) is type(part) for part in parts)
     if origin in (Union, types.UnionType):
-        return any(fits(value, part, loose=loose) for part in parts)
+        return any(fits(value, part) for part in parts)
     if origin is tuple:
-        if not isinstance(value, tuple | list if loose else tuple):
-            return False
-        repeated = len(parts) == 2 and parts[1] is Ellipsis
-        wanted = [parts[0]] * len(value) if repeated else list(parts)
-        return len(value) == len(wanted) and all(fits(v, w, loose=loose) for v, w in zip(value, wanted))
-    if loose:
-        return _fits_loosely(value, hint, origin)
-    if hint is float or hint is int:
-        if isinstance(value, int) and abs(value) >= 1 << 63:
-            return False  # no number of ours, and too large for most arithmetic
-        whole = isinstance(value, int) or (isinstance(value, float) and (hint is float or value.is_integer()))
-        return whole and not isinstance(value, bool)
-    return isinstance(value, hint) if isinstance(hint, type) and origin is None else True
-
-
-def _fits_loosely(value: Any, hint: Any, origin: Any) -> bool:
-    if hint is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)  # 2.0 counts nothing: range(2.0) fails
-    if hint is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
-    if hint is Tensor:
+        wanted = parts[:1] * len(value) if parts[-1] is Ellipsis and isinstance(value, tuple | list) else parts
+        return isinstance(value, tuple | list) and len(value) == len(wanted) and all(map(fits, value, wanted))
+    if hint is int or hint is float:  # 2.0 counts nothing: range(2.0) fails
+        kind, held = (Integral if hint is int else Real), not isinstance(value, int) or abs(value) < 1 << 63
+        return isinstance(value, kind) and not isinstance(value, bool) and held and value == value  # torch can hold it
+    if hint in (Tensor, np.ndarray):
         return isinstance(value, _ARRAYS) and not isinstance(value, bool)
-    if hint is np.ndarray or hint is torch.Generator:
-        return isinstance(value, _ARRAYS if hint is np.ndarray else torch.Generator)
-    if origin in (Sequence, Mapping, Callable, Iterable) or origin in (dict, list):
-        kind: Any = {Sequence: Sequence, Mapping: Mapping, dict: Mapping, list: Sequence}.get(origin)
-        if kind is None:
-            return callable(value) if origin is Callable else isinstance(value, Iterable) and not isinstance(value, str)
-        return isinstance(value, kind) and not isinstance(value, str)
-    return isinstance(value, hint) if isinstance(hint, type) and origin is None else True
+    if origin is Callable:
+        return callable(value)
+    if isinstance(origin, type):
+        return isinstance(value, _GENERIC.get(origin, origin)) and not isinstance(value, str)
+    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
 
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -234,109 +278,3 @@ def full_precision() -> Iterator[None]:
         for device in filter(torch.is_autocast_enabled, _DEVICES):
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What an argument accepts, as a test and in words."""
-
-    accepts: Callable[[Any], bool]
-    words: str
-
-
-def is_whole(value: Any, least: float = -math.inf) -> bool:
-    """Return whether a value is a whole number, of Python or numpy, and large enough.
-
-    >>> is_whole(3), is_whole(True), is_whole(2.0), is_whole(0, 1)
-    (True, False, False, False)
-    """
-    if type(value) is int:  # the usual one, without asking the abstract class
-        return value >= least
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def is_number(value: Any, least: float = -math.inf) -> bool:
-    """Return whether a value is a finite number that is large enough.
-
-    >>> is_number(0.5), is_number("0.5"), is_number(float("nan"))
-    (True, False, False)
-    """
-    return isinstance(value, Real) and not isinstance(value, bool) and least <= float(value) < math.inf
-
-
-def _or_none(rule: Rule) -> Rule:
-    return Rule(lambda value: value is None or rule.accepts(value), f"{rule.words}, or None")
-
-
-def _one_of(*names: str) -> Rule:
-    return Rule(lambda value: isinstance(value, str) and value in names, " or ".join(map(repr, names)))
-
-
-def _can_hear(value: Any) -> bool:
-    return callable(value) or (isinstance(value, Sequence) and all(map(callable, value)))
-
-
-_SWITCH = Rule(lambda value: isinstance(value, bool), "True or False")
-_PATH = Rule(
-    lambda value: (
-        isinstance(value, str | os.PathLike) and bool(str(value)) and not str(value).startswith(("~/", "~\\"))
-    ),
-    "a path, with the home folder written out (Path.home()) where it would begin with ~",
-)
-_PLACE = Rule(lambda value: _PATH.accepts(value) or hasattr(value, "url"), _PATH.words)  # or a choral.Store
-_COUNT = Rule(lambda value: is_whole(value, 1), "a whole number of 1 or more")
-RULES = {
-    "seed": Rule(is_whole, "a whole number"),
-    "path": _PLACE,
-    "run_dir": _PLACE,
-    "batch_size": _COUNT,
-    "epochs": Rule(lambda value: is_whole(value, 0), "a whole number of 0 or more"),
-    "members": _or_none(_COUNT),
-    "precision": _one_of("fp32", "bf16", "fp16", "fp64"),
-    "callbacks": _or_none(Rule(_can_hear, "a function of an event, or a list of such functions")),
-    "progress": _or_none(_SWITCH),
-    "compute": _or_none(Rule(lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute")),
-    "stack": _or_none(_COUNT),
-    "on_existing": _one_of("resume", "overwrite", "extend"),
-    "partial": _SWITCH,
-    "check_build": _SWITCH,
-}
-
-
-def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function answer wrong arguments with one sentence before it begins, and run the same in any surroundings."""
-    parameters = inspect.signature(function).parameters
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    ordered = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    needed = {n for n in ordered if parameters[n].default is inspect.Parameter.empty}
-    several = "seed" in parameters and parameters["seed"].annotation is not int  # which the function checks itself
-    rules = [
-        (n, rule) for n, rule in RULES.items() if (n in parameters or open_ended) and not (n == "seed" and several)
-    ]
-    unruled = next((i for i, name in enumerate(ordered) if name in RULES), len(ordered))
-    takes = [n for n, p in parameters.items() if n != "self" and p.kind is not p.VAR_KEYWORD]
-
-    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given: dict[str, Any] = dict(zip(ordered, args)) | kwargs
-        unknown = [] if open_ended or kwargs.keys() <= parameters.keys() else [n for n in kwargs if n not in parameters]
-        if unknown:
-            raise InputError(unknown_argument(function.__name__, unknown[0], takes))
-        if len(args) > len(ordered) or not needed <= given.keys():
-            missing = ", ".join(n for n in ordered if n in needed and n not in given)
-            said = f"lacks {missing}" if missing else f"was given {len(args)} arguments without a name"
-            pair = "give x and y as a pair: fit(build, (x, y), recipe)"
-            wanted = pair if ordered == ["build", "data", "recipe"] else f"it takes {', '.join(takes)}"
-            raise InputError(f"{function.__name__} {said}; {wanted}.")
-        for name, rule in rules:
-            unsaid = given.get(name) is None and name in parameters and parameters[name].default is None
-            if name in given and not unsaid and not rule.accepts(given[name]):
-                raise InputError(f"{name} is {given[name]!r}; give {rule.words}.")
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs or not len(needed) <= len(args) <= unruled:  # otherwise there is nothing to check
-            check(args, kwargs)
-        with plain():
-            return function(*args, **kwargs)
-
-    return call

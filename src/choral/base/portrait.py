@@ -1,29 +1,23 @@
-"""Digests of values and functions: texts that are the same in the next process and change with what a value holds or does.
+"""Digests of functions and other values of the user: the same in the next process, different for what does or holds something else.
 
-Functions are known by their bytecode, defaults, attributes and enclosed values, and by the constants, functions and classes they
-name; objects by their class and attributes; arrays by shape, type and a hash of their bytes. No source file is needed, no
-address is shown, cycles end, and depth and size are bounded. Code of installed packages counts by its names alone.
+A function counts by its source text, defaults, attributes and enclosed values, and by the constants, functions and classes it
+names; an object by its class and attributes; an array by the SHA-256 of its bytes. Comments are part of the source text. Code typed
+where Python keeps no text counts by its instructions. Code of installed packages counts by its name.
 
-Records: what a function writes into as it runs, such as a count of its calls, and which is therefore no setting of it.
-
-Functions of the user inside values: known by name and by what they do, never brought by a file.
-
-A plan can be printed, compared and written down although it holds a function: what is written is the function's name and a
-digest of its code. A plan that was read back has the name alone; running it asks for the function again.
+A plan can be printed, compared and written down although it holds a function: what is written is the function's name and digest. A
+plan that was read back has the name alone; running it asks for the function again.
 """
 
-import dis
 import functools
 import hashlib
 import inspect
 import logging
+import re
 import sys
 import sysconfig
-import threading
+import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from io import IOBase
-from itertools import islice
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -35,215 +29,130 @@ from torch.nn.parameter import is_lazy
 from choral.base.errors import InputError
 from choral.base.values import Value
 
-_CHANGING = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
-_LOADS = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME", "LOAD_CLASSDEREF")
-
-
-def written_by(code: CodeType) -> set[str]:
-    """Return the globals and enclosed variables that code sets, or whose content it changes.
-
-    >>> seen, factors = [], [2]
-    >>> def loss(x):
-    ...     seen.append(x)
-    ...     return x * factors[0]
-    >>> written_by(loss.__code__)
-    {'seen'}
-    """
-    found: set[str] = set()
-    line: list[str] = []  # variables used so far in this line
-    last = ""
-    for step in dis.get_instructions(code):
-        if step.starts_line:
-            line = []
-        name = str(step.argval)
-        if step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
-            found.add(name)
-        elif step.opname in _LOADS:
-            line.append(name)
-        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            found.update(line)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name in _CHANGING and last:
-            found.add(last)
-        last = name if step.opname in _LOADS else ""
-    for inner in code.co_consts:
-        found |= written_by(inner) if isinstance(inner, CodeType) else set()
-    return found
-
-
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_HERE = __file__.rpartition("base")[0]
-_DOCUMENTED = getattr(inspect, "CO_HAS_DOCSTRING", None)
-_DEEPEST = 8  # objects in objects
-_LONGEST_PATH = 60  # functions that name functions, and so on
-_MOST = 100_000  # values looked at in all
-_LONGEST = 200  # characters of a part; a hash stands for the rest
+_INSTALLED = (__file__.rpartition("base")[0], "<frozen", *_PACKAGES)
+_DEEPEST = 16  # values in values, functions that name functions
+_LONGEST = 200  # characters of a part; a digest stands for the rest
 _OF_TORCH = set(vars(nn.Module()))
-_PLAIN = str | int | float | complex | bool | bytes | torch.dtype | torch.device
-_MACHINERY = (logging.Logger, logging.Handler, threading.Thread, IOBase)  # what they hold is no setting
-_NAMED = (
-    FunctionType
-    | MethodType
-    | functools.partial
-    | type
-    | np.generic
-    | np.ndarray
-    | Tensor
-    | nn.Module
-    | SimpleNamespace
+_PLAIN = (type(None), str, int, float, complex, bool, bytes, np.generic, torch.dtype, torch.device)
+_HELD = (list, tuple, dict, set, frozenset, np.ndarray, Tensor, nn.Module, SimpleNamespace)
+_CALLED = (FunctionType, MethodType, functools.partial, type, functools._lru_cache_wrapper)
+_WRITES = (
+    r"\b{}(\.(add|append|clear|extend|insert|pop|remove|setdefault|update)\(|\[[^\n]*\]\s*[-+*/]?=[^=]|\s*[-+*/]=)"
 )
 
 
-class Portrait:
-    """Paints values, each function once.
+def digest(data: str | bytes) -> str:
+    """Return the beginning of the SHA-256 of a text or of bytes."""
+    data = data.encode(errors="backslashreplace") if isinstance(data, str) else data
+    return hashlib.sha256(data).hexdigest()[:16]
 
-    Args:
-        weights: whether the numbers in modules count, not only their shapes.
+
+def portrait(value: Any) -> str:
+    """Return a short text of a value that changes with what it holds or does.
+
+    >>> portrait([1, {"rate": 0.5}])
+    "(1, {'rate': 0.5})"
     """
+    return _Portrait().of(value)
 
-    def __init__(self, *, weights: bool):
-        self.weights, self._left = weights, _MOST
-        self._path: set[int] = set()
-        self._told: dict[int, tuple[Any, str]] = {}
-        self._kinds: tuple[tuple[Any, Callable[[Any, int], str]], ...] = (
-            (np.generic, lambda v, _: f"{type(v).__name__}({v.item()!r})"),
-            (Tensor | np.ndarray, self._array),
-            (nn.Module, self._module),
-            (type, lambda v, d: v.__qualname__ + self._methods(v, d, built=issubclass(v, nn.Module))),
-            (ModuleType, lambda v, _: str(v.__name__)),
-            (functools.partial, lambda v, d: f"partial({self.of([v.func, v.args, v.keywords], d)})"),
-            (MethodType, lambda v, d: f"{self.of(v.__func__, d)} of {self.of(v.__self__, d)}"),
-            (FunctionType, self._function),
-            (Mapping, self._mapping),
-            (set | frozenset, lambda v, d: f"({', '.join(sorted(self._items(v, d)))})"),
-            (list | tuple, lambda v, d: f"({', '.join(self._items(v, d))})"),
-            (property, lambda v, d: self.of([v.fget, v.fset], d)),
-            (staticmethod | classmethod, lambda v, d: self.of(v.__func__, d)),
-            (_MACHINERY, lambda v, _: _name(type(v))),
-            (object, self._object),
-        )
+
+class _Portrait:
+    """Describes values, each object once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Any, str]] = {}
 
     def of(self, value: Any, depth: int = _DEEPEST) -> str:
-        """Return the portrait of a value."""
-        self._left -= 1
-        if value is None or isinstance(value, _PLAIN):
-            return _cut(repr(float(value)) if type(value) is np.float64 else repr(value))
-        if id(value) in self._path:
-            return "itself"
-        if id(value) in self._told:
-            return self._told[id(value)][1]
-        if not depth or self._left < 0 or len(self._path) > _LONGEST_PATH:
-            return _name(value) if callable(value) else _name(type(value))
-        self._path.add(id(value))
-        try:
-            text = next(_cut(tell(value, depth - 1)) for kind, tell in self._kinds if isinstance(value, kind))
-        finally:
-            self._path.discard(id(value))
-        if isinstance(value, FunctionType):
-            self._told[id(value)] = value, text
-        return text
+        if id(value) not in self._seen and not isinstance(value, _PLAIN) and depth:
+            self._seen[id(value)] = value, "itself"
+            self._seen[id(value)] = value, _cut(self._text(value, depth - 1))
+        if id(value) in self._seen:
+            return self._seen[id(value)][1]
+        return _cut(repr(value)) if isinstance(value, _PLAIN) else _name(value)
 
-    def of_classes(self, classes: set[type]) -> str:
-        """Return the digest of the methods and constants of the user's own classes, without those that build."""
-        ordered = sorted(classes, key=lambda c: (c.__qualname__, c.__module__))
-        return _hash("".join(self._methods(kind, _DEEPEST, built=True) for kind in ordered), 12)
+    def _text(self, value: Any, depth: int) -> str:
+        inner = functools.partial(self.of, depth=depth)
+        match value:
+            case Tensor():
+                return content_of(value)
+            case np.ndarray():
+                data = inner(value.tolist()) if value.dtype.hasobject else digest(value.tobytes())
+                return f"{value.shape} {value.dtype} {data}"
+            case nn.Module():
+                parts = [f"{name}={inner([type(m), own_attributes(m)])}" for name, m in value.named_modules()]
+                tensors = (*value.named_parameters(), *value.named_buffers())
+                return ", ".join(parts + [f"{name}: {content_of(t)}" for name, t in tensors])
+            case type():
+                return self._class(value, depth)
+            case ModuleType() | logging.Logger():
+                return value.__name__ if isinstance(value, ModuleType) else value.name
+            case functools.partial():
+                return f"partial{inner([value.func, value.args, value.keywords])}"
+            case MethodType():
+                return f"{inner(value.__func__)} of {inner(value.__self__)}"
+            case FunctionType():
+                return self._function(value, depth)
+            case Mapping():
+                return f"{{{', '.join(sorted(f'{inner(k)}: {inner(v)}' for k, v in value.items()))}}}"
+            case set() | frozenset():
+                return f"{{{', '.join(sorted(map(inner, value)))}}}"
+            case list() | tuple():
+                return f"({', '.join(map(inner, value))})"
+        around = getattr(value, "__wrapped__", getattr(value, "__self__", None))  # of a cached or a built-in function
+        if callable(value) and around is not None and not isinstance(around, ModuleType):
+            return f"{_name(value)} of {inner(around)}"
+        held = dict(sorted(_held(value)))
+        if held or not is_packaged(type(value)):
+            return f"{inner(type(value))}({', '.join(f'{k}={inner(v)}' for k, v in held.items())})"
+        return _name(value) if callable(value) else re.sub(r" at 0x\w+", "", repr(value))
 
-    def _items(self, values: Any, depth: int) -> list[str]:
-        shown = [self.of(v, depth) for v in islice(values, _MOST)]
-        return shown if len(shown) == len(values) else [*shown, f"of {len(values)}"]
-
-    def _mapping(self, value: Mapping[Any, Any], depth: int) -> str:
-        items = sorted(f"{self.of(k, depth)}: {self.of(v, depth)}" for k, v in islice(value.items(), _MOST))
-        return f"{{{', '.join(items)}}}" + (f" of {len(value)}" if len(value) > _MOST else "")
-
-    def _array(self, value: Any, depth: int) -> str:
-        if isinstance(value, np.ndarray):
-            if value.dtype.hasobject:
-                return f"{value.shape} of {self.of(value.tolist(), depth)}"
-            shown, small, data = f"{value.shape} {value.dtype}", value.size <= 4, value
-        elif value.is_nested:
-            return self.of(list(value.unbind()), depth)
-        else:
-            shown, small = shape_of(value), not is_lazy(value) and value.numel() <= 4
-            if is_lazy(value) or value.is_meta:
-                return shown
-            dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
-            dense = dense.cpu().resolve_conj().resolve_neg().contiguous()
-            data = dense if small else dense.flatten().view(torch.uint8).numpy()
-        return f"{data.tolist()} {shown}" if small else f"{shown} {_hash(data.tobytes(), 4)}"
-
-    def _module(self, module: nn.Module, depth: int) -> str:
-        parts = [type(module).__qualname__ + self._methods(type(module), depth, built=True)]
-        for name, inner in module.named_modules():
-            parts += [f"{name}.{k}={self.of(v, depth)}" for k, v in sorted(own_attributes(inner).items())]
-            parts += (
-                [f"{name}: {type(inner).__qualname__}" + self._methods(type(inner), depth, built=True)] if name else []
-            )
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            parts.append(f"{name}: {self._array(tensor, depth) if self.weights else shape_of(tensor)}")
-        return ", ".join(parts)
-
-    def _methods(self, kind: type, depth: int, *, built: bool) -> str:
-        """Return the digest of the user's own code in a class, empty if it has none; what built something is judged by that."""
-        found = []
-        for base in kind.__mro__:
-            own = not is_packaged(base)
+    def _class(self, kind: type, depth: int) -> str:
+        """Return the user's own code and constants in a class; what built a network is judged by the network."""
+        parts = []
+        for base in (b for b in kind.__mro__ if not is_packaged(b)):
             for name, item in sorted(vars(base).items()):
-                code = function_in(item)
-                coded = code is not None and not (built and name == "__init__") and not _is_installed(code.__code__)
-                plain = isinstance(item, str | int | float | tuple | np.generic) and not name.startswith("__")
-                if coded or (own and plain):
-                    found.append(f"{name}={self.of(item, depth)}")
-        return f" {_hash(', '.join(found), 4)}" if found else ""
-
-    def _object(self, value: Any, depth: int) -> str:
-        if hasattr(value, "__wrapped__") and callable(value):  # a cached function
-            return f"{_name(type(value))} of {self.of(value.__wrapped__, depth)}"
-        around = getattr(value, "__self__", None)
-        if callable(value) and around is not None and not isinstance(around, ModuleType | type):
-            return f"{_name(value)} of {self.of(around, depth)}"
-        held = dict(_held(value))
-        code = self._methods(type(value), depth, built=True)
-        if not held and is_packaged(type(value)):
-            shown = repr(value)
-            bare = "0x" in shown or callable(value) or type(value).__repr__ is object.__repr__
-            return _name(value) if callable(value) else _name(type(value)) if bare else shown
-        return f"{_name(type(value))}{code}({', '.join(f'{k}={self.of(v, depth)}' for k, v in sorted(held.items()))})"
+                item = next((getattr(item, n) for n in ("__func__", "fget") if hasattr(item, n)), item)
+                counts = isinstance(item, _CALLED) or (isinstance(item, (*_PLAIN, tuple)) and name[:2] != "__")
+                if counts and not (name == "__init__" and issubclass(kind, nn.Module)):
+                    parts.append(f"{name}={self.of(item, depth)}")
+        return kind.__qualname__ + (f" {digest(', '.join(parts))}" if parts else "")
 
     def _function(self, function: FunctionType, depth: int) -> str:
-        parts = [self.of(item, depth) for item in (function.__defaults__, function.__kwdefaults__)]
-        parts += [f"{k}={self.of(v, depth)}" for k, v in sorted(vars(function).items())]
         code = function.__code__
-        records = written_by(code)
         enclosed = dict(zip(code.co_freevars, map(_enclosed, function.__closure__ or ())))
-        parts += [f"{n}={self._setting(v, n in records, depth)}" for n, v in enclosed.items() if n != "__class__"]
-        if _is_installed(code):
-            bare = not function.__closure__ and not vars(function)
-            return _name(function) if bare else f"{_name(function)} {_hash(', '.join(parts), 4)}"
-        names: list[str] = []
-        parts.append(self._code(code, names))
-        for name in dict.fromkeys(names):
-            parts += [self._setting(v, name in records, depth) for v in _globals(function.__globals__, name)]
-        return f"{_name(function)} {_hash(', '.join(parts), 8)}"
-
-    def _setting(self, value: Any, written: bool, depth: int) -> str:
-        """Return what is enclosed or named; of a count or a list that the code itself writes, the type."""
-        record = written and isinstance(value, int | float | list | dict | set)
-        return _name(type(value)) if record else self.of(value, depth + 1 if isinstance(value, FunctionType) else depth)
-
-    def _code(self, code: CodeType, names: list[str]) -> str:
-        """Return what code does, without its lines; add the names it uses, those of functions in it too."""
-        names += code.co_names
-        parts = [code.co_code.hex(), repr((code.co_names, code.co_varnames, code.co_freevars))]
-        for constant in code.co_consts[1:] if _is_documented(code) else code.co_consts:
-            parts.append(self._code(constant, names) if isinstance(constant, CodeType) else self.of(constant))
-        return " ".join(parts)
+        held = vars(function) | {n: v for n, v in enclosed.items() if n != "__class__"}
+        if is_installed(code.co_filename):
+            return _name(function) + (f" {digest(self.of(held, depth))}" if held else "")
+        text = source_of(code)
+        named = {n: v for n, v in _globals(function.__globals__, _names(code)) if n not in held}
+        parts = [text, self.of([function.__defaults__, function.__kwdefaults__], depth)]
+        for name, value in (held | named).items():
+            record = isinstance(value, int | float | list | dict | set) and re.search(_WRITES.format(name), text)
+            parts.append(f"{name}={_name(type(value)) if record else self.of(value, depth)}")
+        return f"{_name(function)} {digest(', '.join(parts))}"
 
 
-def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return a module's attributes beyond torch's; not the private ones of packages (a trainer's), which come and go."""
-    bases = (base for base in type(module).__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins"))
-    hidden = "_" if any(map(is_packaged, bases)) else "\0"
-    return {k: v for k, v in vars(module).items() if k not in _OF_TORCH and not k.startswith(hidden)}
+@functools.cache  # so that a file edited after its code was loaded makes no difference
+def source_of(code: CodeType) -> str:
+    """Return the source text of code with the column it begins at, which tells functions of one line apart."""
+    try:
+        column = min((start for _, _, start, _ in code.co_positions() if start), default=0)
+        return f"{inspect.getsource(code)}{column}"
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        constants = [source_of(c) if isinstance(c, CodeType) else portrait(c) for c in code.co_consts]
+        return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+def content_of(tensor: Tensor) -> str:
+    """Return the shape, the type and the SHA-256 of a tensor's numbers."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return shape_of(tensor)
+    if tensor.is_nested:
+        return ", ".join(map(content_of, tensor.unbind()))
+    dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    plain = dense.cpu().resolve_conj().resolve_neg().flatten().contiguous()
+    return f"{shape_of(tensor)} {digest(plain.view(torch.uint8).numpy().tobytes())}"
 
 
 def shape_of(tensor: Tensor) -> str:
@@ -253,57 +162,47 @@ def shape_of(tensor: Tensor) -> str:
     return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def function_in(item: Any) -> FunctionType | None:
-    """Return the plain function inside a method, property or decorated function."""
-    for name in ("__func__", "fget", "__wrapped__"):
-        item = getattr(item, name, item)
-    return item if isinstance(item, FunctionType) else None
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return a module's attributes beyond torch's; not the private ones of packages (a trainer's), which come and go."""
+    bases = (base for base in type(module).__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins"))
+    hidden = "_" if any(map(is_packaged, bases)) else "\0"
+    return {k: v for k, v in sorted(vars(module).items()) if k not in _OF_TORCH and not k.startswith(hidden)}
 
 
-def is_packaged(kind: type) -> bool:
-    """Return whether a class is Python's, an installed package's or choral's."""
-    return _is_installed_module(sys.modules.get(kind.__module__), kind.__module__)
+def is_packaged(kind: type | ModuleType) -> bool:
+    """Return whether a class or module is Python's, an installed package's or choral's."""
+    name = kind.__name__ if isinstance(kind, ModuleType) else kind.__module__
+    standard = name.partition(".")[0] in sys.stdlib_module_names
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name != "__main__" and (standard or is_installed(file))
 
 
-def _is_installed_module(module: ModuleType | None, name: str) -> bool:
-    file = getattr(module, "__file__", None) or ""
-    return name.partition(".")[0] in sys.stdlib_module_names - {"__main__"} or _is_installed_file(file)
+def is_installed(file: str) -> bool:
+    """Return whether a file belongs to Python, an installed package or choral."""
+    return file.startswith(_INSTALLED) or "-packages" in file
 
 
-def _is_installed(code: CodeType) -> bool:
-    return code.co_filename.startswith("<frozen") or _is_installed_file(code.co_filename)
+def _names(code: CodeType) -> list[str]:
+    """Return the globals and attributes that code names, also in functions inside it."""
+    inner = [name for c in code.co_consts if isinstance(c, CodeType) for name in _names(c)]
+    return list(dict.fromkeys([*code.co_names, *inner]))
 
 
-def _is_installed_file(file: str) -> bool:
-    return file.startswith((_HERE, *_PACKAGES)) or "-packages" in file
-
-
-def _globals(around: dict[str, Any], name: str) -> Iterator[Any]:
-    """Yield what code means by a name: a global, or something in a module of the user's own."""
-    if name in around:
-        found = [around[name]]
-    else:
-        modules = (m for m in around.values() if isinstance(m, ModuleType) and name in vars(m))
-        found = [vars(m)[name] for m in modules if not _is_installed_module(m, m.__name__)]
-    for value in found:
-        plain = value is None or isinstance(value, (_PLAIN | list | tuple | dict | set | frozenset))
-        if plain or isinstance(value, _NAMED) or is_dataclass(value) or hasattr(value, "__wrapped__"):
-            yield value
+def _globals(around: dict[str, Any], names: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what code means by names: globals, or something in a module of the user's own."""
+    modules = [vars(m) for m in around.values() if isinstance(m, ModuleType) and not is_packaged(m)]
+    for name in names:
+        value = next((space[name] for space in (around, *modules) if name in space), around)
+        if value is not around and (isinstance(value, (*_PLAIN, *_HELD, *_CALLED)) or is_dataclass(value)):
+            yield name, value
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, in its dict and its slots; of packages' objects the public ones."""
+    slots = [n for b in type(value).__mro__ for n, s in vars(b).items() if isinstance(s, MemberDescriptorType)]
+    found = {n: getattr(value, n) for n in slots if hasattr(value, n)} | dict(getattr(value, "__dict__", {}))
     hidden = "_" if is_packaged(type(value)) else "__"
-    for name, item in getattr(value, "__dict__", {}).items():
-        if not str(name).startswith(hidden):
-            yield str(name), item
-    for base in type(value).__mro__:
-        for name, slot in vars(base).items():
-            if isinstance(slot, MemberDescriptorType) and not name.startswith(hidden):
-                try:
-                    yield name, slot.__get__(value)
-                except AttributeError:  # not set
-                    continue
+    yield from ((str(n), v) for n, v in found.items() if not str(n).startswith(hidden))
 
 
 def _name(value: Any) -> str:
@@ -311,19 +210,7 @@ def _name(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... {_hash(text, 8)}"
-
-
-def _hash(data: str | bytes, size: int) -> str:
-    data = data.encode(errors="backslashreplace") if isinstance(data, str) else data
-    return hashlib.blake2b(data, digest_size=size).hexdigest()
-
-
-def _is_documented(code: CodeType) -> bool:
-    """Return whether the first constant of a function is its docstring, where it stands in place of None before 3.13."""
-    if _DOCUMENTED is not None:
-        return bool(code.co_flags & _DOCUMENTED)
-    return bool(code.co_consts) and isinstance(code.co_consts[0], str | None) and not code.co_name.startswith("<")
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... {digest(text)}"
 
 
 def _enclosed(cell: Any) -> Any:
@@ -339,7 +226,7 @@ class Function(Value):
 
     Args:
         name: module and qualified name.
-        digest: of its portrait: code, settings and enclosed values, as far as Python shows them.
+        digest: of its portrait: source text, settings and enclosed values.
         call: the function itself, None after reading a file.
     """
 
@@ -354,11 +241,11 @@ class Function(Value):
         >>> Function.of(len).name
         'builtins.len'
         """
-        named = inspect.unwrap(_inner(function))
-        where = f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', type(named).__qualname__)}"
-        shown = Portrait(weights=True).of(function)
-        digest = hashlib.blake2b(shown.encode(errors="backslashreplace"), digest_size=8).hexdigest()
-        return Function(where, digest, function)
+        named: Any = function
+        while isinstance(named, functools.partial):
+            named = named.func
+        named = inspect.unwrap(named)
+        return Function(f"{getattr(named, '__module__', '?')}.{_name(named)}", digest(portrait(function)), function)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name and the digest; a function is never written into a file."""
@@ -372,7 +259,3 @@ class Function(Value):
                 "function in it."
             )
         return self.call(*args, **kwargs)
-
-
-def _inner(function: Callable[..., Any]) -> Any:
-    return _inner(function.func) if isinstance(function, functools.partial) else function

@@ -8,35 +8,35 @@ never decides what code is imported.
 import functools
 import inspect
 from abc import ABCMeta
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
-from choral.base.arguments import bound, check, fits, is_plain
-from choral.base.errors import ChoralError, InputError, did_you_mean
+from choral.base.arguments import bound, check_type, is_plain
+from choral.base.errors import InputError, did_you_mean
 
 _KINDS: dict[str, type["Value"]] = {}
 
 
 class _Checked(ABCMeta):
-    """Lets values answer wrong arguments in one sentence: names, then what is of another type than the field, before and after it is made."""
+    """Lets values answer wrong arguments in one sentence: plain ones before a value is made, the others by the fields it then has."""
 
     if not TYPE_CHECKING:  # or what a call returns would be anything
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Return a value of checked arguments."""
             args, kwargs = _of_python(args), _of_python(kwargs)
-            hints = {n: h for n, h in _hints(cls.__name__).items() if get_origin(h) is not ClassVar}
+            hints = _hints(cls.__name__)
             given = bound(cls.__name__, _signature(cls), args, kwargs)
-            try:
-                check(cls.__name__, {n: v for n, v in given.items() if is_plain(hints.get(n))}, hints)
-            except InputError as error:
-                raise _said(functools.partial(super().__call__, *args, **kwargs), error) from None
+            for name, value in given.arguments.items():
+                if is_plain(hints.get(name)):
+                    check_type(cls.__name__, name, value, hints[name])
             made = super().__call__(*args, **kwargs)
-            held = {f.name for f in fields(cls)} if is_dataclass(cls) else set()
-            check(cls.__name__, {n: getattr(made, n) for n in given if n in held}, hints)
+            for field in fields(cls) if is_dataclass(cls) else ():
+                if field.name in given.arguments:
+                    check_type(cls.__name__, field.name, getattr(made, field.name), hints.get(field.name, Any))
             return made
 
 
@@ -52,17 +52,6 @@ def _of_python(given: Any) -> Any:
     if type(given) in (tuple, list):
         return type(given)(map(_of_python, given))
     return {name: _of_python(value) for name, value in given.items()} if type(given) is dict else given
-
-
-def _said(make: Callable[[], Any], otherwise: InputError) -> ChoralError:
-    """Return the sentence of a class about its own arguments, which knows more than their types; the other one if it has none."""
-    try:
-        make()
-    except ChoralError as own:
-        return own
-    except Exception:  # wrong arguments may fail in any way
-        return otherwise
-    return otherwise
 
 
 class Value(metaclass=_Checked):
@@ -123,11 +112,8 @@ def from_dict(data: Mapping[str, Any]) -> Any:
             f"kind {kind!r} is not known; known kinds: {', '.join(sorted(_KINDS))}.{did_you_mean(str(kind), _KINDS)}"
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
-    hints = _hints(kind)
     for name, value in given.items():
-        if name in hints and not fits(value, hints[name]):
-            wanted = getattr(hints[name], "__name__", None) if isinstance(hints[name], type) else str(hints[name])
-            raise InputError(f"{kind}: {name} is {value!r}, but must be of type {wanted}.")
+        check_type(kind, name, value, _hints(kind).get(name, Any))
     return _KINDS[kind](**given)
 
 

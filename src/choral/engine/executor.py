@@ -64,12 +64,6 @@ def _first_train(plan: Phase) -> tuple[Train, int] | None:
     return found[0] if found else None
 
 
-def check_executor(executor: str) -> None:
-    """Raise InputError if there is no executor of this name."""
-    if executor not in ("auto", "sequential", "vectorized"):
-        raise InputError(f"executor is {executor!r}; give 'auto', 'sequential' or 'vectorized'.")
-
-
 def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: str | None = None) -> Settled:
     """Return the executor to use.
 

@@ -1,13 +1,11 @@
-"""Fingerprint of a network: what it computes from its weights, as far as Python shows it, so that an edited one is noticed.
+"""Fingerprint of a network: what it computes from its weights, so that another or an edited one is noticed.
 
-Three parts. `layers`: every module by name, with its class and settings - an activation, a rate of dropout, any attribute of its
-own. `code`: the bytecode of the methods of the user's own classes, and of the functions and constants they name; it needs no
-source file, so networks typed at a prompt have one, and comments and names of lines do not count. `initial`: a few sums over
-freshly drawn weights, so that another initialization is noticed. Installed packages count by the names of their classes alone.
+`layers`: every module by name, with its class, its attributes and the shapes of its tensors. `code`: a digest of the source text of the
+user's own classes, and of the functions and constants they name; a comment is part of it. `initial`: sums over every parameter and
+buffer of one seeded build, equal up to the rounding of another machine. `frozen`: the parameters that are not trained. A run that is
+resumed must repeat the last two, a loaded file brings its own values. Installed packages count by the names of their classes.
 """
 
-import math
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from choral.base.portrait import Portrait, own_attributes, shape_of
+from choral.base.portrait import content_of, digest, own_attributes, portrait, shape_of
 
-FINGERPRINT = {"layers": {str: [str]}, "code": str, "python": str, "initial?": [float]}
+FINGERPRINT = {"layers": {str: [str]}, "code": str, "initial?": {str: [float]}, "frozen?": [str]}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_SAMPLED = 4096  # values of a parameter that its sums are taken over
-_CLOSE = 1e-4  # relative difference that another processor may make in drawn weights
+_PART = 1 << 16  # values summed together
+_CLOSE = 1e-5  # difference of sums that rounding makes, relative to the norm of the values
 _LONGEST = 50  # characters of one side of a difference
 
 
@@ -30,60 +28,71 @@ def fingerprint(*networks: nn.Module) -> dict[str, Any]:
     for number, network in enumerate(networks):
         layers |= {f"{number}/{name}" if number else name: parts for name, parts in _layers(network)}
     classes = {type(m) for network in networks for m in network.modules()}
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"  # another compiles to other bytecode
-    return {"layers": layers, "code": Portrait(weights=False).of_classes(classes), "python": python}
+    return {"layers": layers, "code": digest("".join(sorted(map(portrait, classes))))}
 
 
-def initial(network: nn.Module) -> list[float]:
-    """Return sums that tell one drawing of weights from another, but not one processor from another."""
-    sums = torch.zeros(3, dtype=torch.float64)
-    for number, p in enumerate(network.parameters()):
-        if not is_lazy(p) and p.dtype.is_floating_point:
-            values = p.detach().flatten()[:_SAMPLED].double().cpu().nan_to_num()
-            wave = torch.cos(torch.arange(len(values), dtype=torch.float64) * 0.7 + number)
-            sums += torch.stack([values @ wave, values.abs().sum(), values.square().sum()])
-    return [float(f"{s:.9g}") for s in sums]
+def initial(network: nn.Module) -> dict[str, Any]:
+    """Return sums over every parameter and buffer of a network, and the names of frozen parameters."""
+    tensors = (*network.named_parameters(), *network.named_buffers())
+    frozen = [n for n, p in network.named_parameters() if not p.requires_grad]
+    return {"initial": {n: _sums(t.detach()) for n, t in tensors}, "frozen": frozen}
+
+
+def _sums(tensor: Tensor) -> list[float]:
+    """Return the norm and a weighted sum of each part of a tensor's values; a number for the content of whole numbers."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return []
+    if not tensor.is_floating_point():
+        return [float(int(digest(content_of(tensor)), 16))]
+    weights = 1 + torch.arange(_PART, dtype=torch.float64) * 0.618 % 1
+    sums = []
+    for part in tensor.flatten().cpu().split(_PART):
+        values = part.double().nan_to_num(5.0, 7.0, -7.0)
+        sums += [float(values.norm()), float(values @ weights[: len(values)])]
+    return sums
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     """Yield in words how two networks differ by their fingerprints."""
     before, after = old["layers"], new["layers"]
-    for name in [*before, *(n for n in after if n not in before)]:
-        if before.get(name) != after.get(name):
-            was, now = _apart(before.get(name, ["absent"]), after.get(name, ["absent"]))
-            yield f"the network's {_called(name)} was {was}, now {now}"
-    if list(before.values()) == list(after.values()) and old["python"] == new["python"] and old["code"] != new["code"]:
+    for name in [n for n in before | after if before.get(n) != after.get(n)]:
+        was, now = _apart(before.get(name, ["absent"]), after.get(name, ["absent"]))
+        called = f"layer '{name}'" if name else "outermost module"
+        yield f"the network's {called} was {was}, now {now}"
+    if before != after:
+        return
+    if old["code"] != new["code"]:
         yield "the code of the network's forward methods was changed"
-    pairs = list(zip(old.get("initial", ()), new.get("initial", ())))
-    largest = max((abs(a) for a, _ in pairs), default=0.0)
-    if before == after and not all(math.isclose(a, b, rel_tol=_CLOSE, abs_tol=_CLOSE * largest) for a, b in pairs):
-        yield "the network's weights are drawn in another way (its initialization was changed)"
+    if "initial" not in old or "initial" not in new:
+        return
+    for name in sorted({*old["frozen"]} ^ {*new["frozen"]}):
+        was, now = ("frozen" if name in side["frozen"] else "trained" for side in (old, new))
+        yield f"the network's parameter '{name}' was {was}, now {now}"
+    for name in [n for n, sums in old["initial"].items() if not _close(sums, new["initial"].get(n, []))][:1]:
+        yield f"the first values of the network's '{name}' are others (its initialization was changed)"
+
+
+def _close(old: list[float], new: list[float]) -> bool:
+    pairs = [(old[i : i + 2], new[i : i + 2]) for i in range(0, len(old), 2)]
+    close = (abs(a - b) <= _CLOSE * max(map(abs, one)) for one, other in pairs for a, b in zip(one, other))
+    return len(old) == len(new) and all(close)
 
 
 def _apart(old: list[str], new: list[str]) -> tuple[str, str]:
     """Return what two layers, each its class and its settings, do not share, as short texts."""
     if old[0] == new[0]:
         old, new = [p for p in old if p not in new], [p for p in new if p not in old]
-    texts = [", ".join(parts) or "without" for parts in (old, new)]
-    if min(map(len, texts)) > _LONGEST:  # what they share at the beginning would be all that is shown
-        words = [text.split(", ") for text in texts]
-        first = next((i for i, pair in enumerate(zip(*words)) if pair[0] != pair[1]), 0)
-        texts = [("..., " if first else "") + ", ".join(some[first:]) for some in words]
-    was, now = (text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..." for text in texts)
+    texts = (", ".join(parts) or "without" for parts in (old, new))
+    was, now = (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts)
     return was, now
-
-
-def _called(name: str) -> str:
-    return f"layer '{name}'" if name else "outermost module"
 
 
 def _layers(network: nn.Module) -> Iterator[tuple[str, list[str]]]:
     for name, module in network.named_modules(remove_duplicate=False):
-        own = own_attributes(module)
-        hooks = [_of(hook) for kind in _HOOKS for hook in vars(module).get(kind, {}).values() if not _is_ours(hook)]
+        hooks = [hook for kind in _HOOKS for hook in vars(module).get(kind, {}).values() if not _is_ours(hook)]
         tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        parts = [f"{k}={_of(v)}" for k, v in sorted(own.items())]
-        parts += [f"{n}: {shape_of(t)}" for n, t in tensors] + [f"hook {h}" for h in hooks]
+        parts = [f"{k}={portrait(v)}" for k, v in own_attributes(module).items()]
+        parts += [f"{n}: {shape_of(t)}" for n, t in tensors] + [f"hook {portrait(h)}" for h in hooks]
         yield name, [type(module).__qualname__, *parts]
 
 
@@ -111,10 +120,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | dict):
         return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, str | int | float | bool)
-
-
-def _of(value: Any) -> str:
-    return Portrait(weights=False).of(value)
 
 
 def _is_ours(hook: Any) -> bool:

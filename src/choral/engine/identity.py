@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from choral.base import rng
+from choral.base.portrait import content_of, digest
 from choral.data.inputs import written
 from choral.data.sources import Source
 from choral.engine import fingerprint
-from choral.engine.files import checksum, pack_tensors
 from choral.engine.task import Task
 from choral.recipes.recipe import Recipe
 
@@ -33,16 +32,15 @@ def identity_of(
         "inputs": written(task.transforms),
         "interface": task.blueprint.interface.to_dict(),
         "likelihood": task.likelihood.to_dict(),
-        "network": network | {"initial": fingerprint.initial(task.blueprint.joint(0, "initial"))},
+        "network": network | fingerprint.initial(task.blueprint.joint(0, "initial")),
         "executor": executor,
         "device": task.device.type,
         "precision": task.precision,
     }
     if source.sampling is not None:
         identity["sampling"] = source.sampling.digest
-    if task.blueprint.parent is not None:
-        with rng.seeded(0, "state"):
-            identity["given weights"] = checksum(pack_tensors(dict(task.blueprint.parent.state_dict())))
+    if (parent := task.blueprint.parent) is not None:
+        identity["given weights"] = digest(repr([*map(content_of, (*parent.parameters(), *parent.buffers()))]))
     identity |= watched or {}
     plain: dict[str, Any] = json.loads(json.dumps(identity))  # as a file gives it back
     return plain
@@ -51,7 +49,7 @@ def identity_of(
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Return in words how two identities differ; each difference once.
 
-    >>> same = {"recipe": {"kind": "Recipe", "name": "single"}, "network": {"layers": {}, "code": "", "python": ""}}
+    >>> same = {"recipe": {"kind": "Recipe", "name": "single"}, "network": {"layers": {}, "code": ""}}
     >>> differences(same | {"seed": 0}, same | {"seed": 1})
     ['seed was 0, now 1']
     """

@@ -26,7 +26,7 @@ from choral import __version__
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
 from choral.engine.checkpoint import Checkpoints
-from choral.engine.executor import Settled, check_executor, choose, choose_kernel, choose_threads
+from choral.engine.executor import Settled, choose, choose_kernel, choose_threads
 from choral.engine.files import digest_of, write_json
 from choral.engine.folder import MADE_AGAIN, check_ours, check_table, clear, keep_table, read_costs, read_plan, run_of
 from choral.engine.identity import differences, identity_of
@@ -221,7 +221,6 @@ def settle(
 
 def _check_asked(executor: str, table: Table | None, *, overwrite: bool, extend: bool) -> None:
     """Refuse what cannot be meant."""
-    check_executor(executor)
     if table is not None and not isinstance(table, Table):
         raise InputError(
             f"table is {type(table).__name__}; give a choral.tables.table.Table, as learn_table makes one."

@@ -28,15 +28,7 @@ from choral.engine.task import Task
 from choral.engine.tracing import record
 from choral.layers.convert import call_with, holds, ties_of
 from choral.layers.joint.network import Joint
-from choral.plan.optimizer_step import (
-    Member,
-    Stepper,
-    clip_gradients,
-    memory_of,
-    restore_memory,
-    stack_memory,
-    unstack_memory,
-)
+from choral.plan.optimizer_step import Member, Stepper, clip_gradients
 from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.plan.variants import Variant
@@ -71,10 +63,20 @@ class Trainer(ABC):
         self.sharing = Sharing()
         self.variants = [Variant()] * len(self.points)  # in what each network differs; set before mounting
 
+    def _stepper(self, *, stacked: bool = False) -> Stepper:
+        members = [Member(v.optimizer(self.phase.optimizer), v.get("rate", 1.0)) for v in self.variants]
+        apart, undecayed = any(v.settings for v in self.variants), self.task.structure.undecayed
+        led = _led(self.network)
+        return Stepper(self.trained, members, stacked=stacked, apart=apart, undecayed=undecayed, led=led)
+
+    def _drop_gradients(self) -> None:
+        for p in self.trained.values():
+            p.grad = None
+
     def _clip(self, *, stacked: bool = False) -> None:
         """Clip the gradients as the phase's optimizer says."""
         clip, apart = self.phase.optimizer.clip, self.phase.optimizer.apart
-        if clip is not None or not self.phase.optimizer.direct:
+        if clip is not None or self.phase.optimizer.coupled:
             for p, m in self.mask:  # what is removed neither counts for a norm nor turns a matrix
                 if p.grad is not None:
                     p.grad.mul_(m)
@@ -141,13 +143,10 @@ class PlainTrainer(Trainer):
         self.mask = [(self.params[n], m.to(device, self.params[n].dtype)) for n, m in self.state.mask.items()]
         self._apply_mask()
         variant = self.variants[0]
-        value = variant.optimizer(self.phase.optimizer)
-        self._rate, self._smoothing = variant.get("rate", 1.0), variant.get("smoothing")
+        self._smoothing = variant.get("smoothing")
         self._dropout = None if variant.get("dropout") is None else draws.Rate.of(variant.get("dropout"))
-        self.optimizer = value.make(self.trained, undecayed=self.task.structure.undecayed, led=_led(self.network))
-        remembered = {n: t for n, t in self.state.memory.items() if n != gradients.NAME}
-        restore_memory(self.optimizer, self.trained, remembered)
-        self.stepper = Stepper(value, self.optimizer)
+        self.stepper = self._stepper()
+        self.stepper.restore([{n: t for n, t in self.state.memory.items() if n != gradients.NAME}])
         self.scale = gradients.LossScale(self.state.memory) if self.task.precision == "fp16" else None
         self.total, self.count = torch.zeros((), device=device), 0
 
@@ -156,7 +155,7 @@ class PlainTrainer(Trainer):
         task = self.task
         x, y = batches.moved(x, task.device), devices.moved(y, task.device)
         weights = None if weights is None else devices.moved(weights, task.device)
-        self.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         catch, lend = self.catch, self.lend
         for piece in task.parts.of(x, y, weights, task.likelihood, part):
             lending = rng.seeded(self.key, "unkeyed", pace.step) if lend else nullcontext()
@@ -176,7 +175,7 @@ class PlainTrainer(Trainer):
         if self.scale is None or self.scale.divide(self.trained.values()):
             self.sharing.weigh(self.params)
             self._clip()
-            self.stepper.step(pace.rate * self._rate)
+            self.stepper.step(pace.rate)
         self._apply_mask()
         self.count += 1
 
@@ -202,7 +201,7 @@ class PlainTrainer(Trainer):
     def states(self, *, here: bool = False) -> list[State]:
         """Copy the values out."""
         now = state_of(self.network, here=here)
-        memory = memory_of(self.optimizer, self.trained)
+        (memory,) = self.stepper.memories()
         memory |= {} if self.scale is None else self.scale.memory()
         found = self.state.having(params=now.params, buffers=now.buffers, memory=memory)
         return [found if here else _in_plain_memory(found)]
@@ -238,13 +237,8 @@ class StackedTrainer(Trainer):
         self.mask = [(self.params[n], m.to(self.params[n].dtype)) for n, m in masks.items()]
         self._apply_mask()
         self.words = draws.words(*keys).view(-1, 2).to(device)
-        values = [v.optimizer(self.phase.optimizer) for v in self.variants]
-        value = max(values, key=lambda v: v.weight_decay)  # which parameters decay is told by whether any member's do
-        undecayed, led = self.task.structure.undecayed, _led(self.network)
-        self.optimizer = value.make(self.trained, stacked=True, undecayed=undecayed, led=led)
-        restore_memory(self.optimizer, self.trained, stack_memory([s.memory for s in states]))
-        members = [Member(own, v.get("rate", 1.0)) for own, v in zip(values, self.variants)]
-        self.stepper = Stepper(value, self.optimizer, members if any(v.settings for v in self.variants) else ())
+        self.stepper = self._stepper(stacked=True)
+        self.stepper.restore([s.memory for s in states])
         self.own = self._own_settings()
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._pace = Pace(0, 0.0, 0.0)
@@ -316,7 +310,7 @@ class StackedTrainer(Trainer):
             held = (self.trained, self.fixed, self.buffers, self.slots, self.words, points, self.own)
             losses, buffers = self._mapped(*held, x, y, *own)
             self.catch = self._caught
-            self.optimizer.zero_grad(set_to_none=True)
+            self._drop_gradients()
             losses.sum().backward()
             self.buffers = {n: b.detach() for n, b in buffers.items()}
         self.sharing.weigh(self.params)
@@ -382,7 +376,7 @@ class StackedTrainer(Trainer):
 
         params = tree.unstack({n: placed(p) for n, p in self.params.items()}, count)
         buffers = tree.unstack({n: placed(b) for n, b in self.buffers.items()}, count)
-        memory = unstack_memory({n: placed(t) for n, t in memory_of(self.optimizer, self.trained).items()}, count)
+        memory = self.stepper.memories()
         found = [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
         return found if here else [_in_plain_memory(state) for state in found]
 

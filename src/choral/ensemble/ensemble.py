@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,7 @@ def _check_finite(outputs: Tensor) -> None:
         )
 
 
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 _PLAIN = Interface()
 _PRECISIONS: dict[str, torch.dtype | None] = dict.fromkeys(("fp32", "bf16", "fp16")) | {"fp64": torch.float64}
 """What networks become."""
@@ -213,7 +214,7 @@ class Ensemble:
         *,
         batch_size: int = 1024,
         device: str = "auto",
-        precision: str = "fp32",
+        precision: Precision = "fp32",
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
@@ -316,7 +317,7 @@ class Ensemble:
         *,
         batch_size: int = 1024,
         device: str = "auto",
-        precision: str = "fp32",
+        precision: Precision = "fp32",
         threads: int | None = None,
     ) -> Prediction:
         """Return what the ensemble predicts for some inputs; may be called from several threads at once.

@@ -1,17 +1,16 @@
 """Optimizers and rates of the user's own: any class or factory of torch.optim, any function of the step."""
 
-import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.portrait import Function
-from choral.plan.optimizers import SPARED, Optimizer
+from choral.plan.optimizers import Groups, Optimizer
 from choral.plan.schedules import Schedule
 
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
@@ -38,9 +37,8 @@ class OwnOptimizer(Optimizer):
     factory: Function
     apiece: bool = True
     own_decay: bool = True
-    direct: ClassVar[bool] = False
     varies: ClassVar[bool] = False
-    decays_by_itself: ClassVar[bool] = True
+    coupled: ClassVar[bool] = True
 
     @property
     def elementwise(self) -> bool:
@@ -56,14 +54,9 @@ class OwnOptimizer(Optimizer):
             elementwise: declare it for classes that torch.optim does not have.
         """
         made = _tried(factory)
-        known = type(made).__module__.startswith("torch.optim") and type(made).__name__ in _ELEMENTWISE
-        stacks = known if elementwise is None else elementwise
-        return OwnOptimizer(factory=Function.of(factory), apiece=not stacks)
-
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """Unknown before its first step."""
-        return ()
+        if elementwise is None:
+            elementwise = type(made).__module__.startswith("torch.optim") and type(made).__name__ in _ELEMENTWISE
+        return OwnOptimizer(factory=Function.of(factory), apiece=not elementwise)
 
     def without_decay(self) -> "OwnOptimizer":
         """Return the same optimizer with a weight decay of 0 in every group, whatever the factory says."""
@@ -89,24 +82,12 @@ class OwnOptimizer(Optimizer):
                 f"Training(lr=...): give the same number there, or leave lr out."
             )
 
-    def _make(self, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
-        for group in groups if self.own_decay else ():
-            if not group[SPARED]:  # what must not decay says so, whatever the factory does
-                del group["weight_decay"]
-        try:
-            return self.factory(groups)
-        except Exception as error:  # the user's code can fail in any way
-            said = str(error).splitlines()[0] if str(error) else repr(error)
-            raise InputError(
-                f"optimizer: {self.factory.name} cannot take the parameters of this network ('{said}'); it is called with a list of parameter groups, "
-                "{'params': [...]}: give one that takes all of them, such as choral.plan.Muon for matrices and the rest."
-            ) from error
+    def _decay(self, vector: bool, spared: bool) -> dict[str, float]:
+        return {} if self.own_decay and not spared else super()._decay(vector, spared)
 
-    def update(
-        self, params: list[Tensor], grads: list[Tensor], memory: list[list[Tensor]], *, rate: float, decay: float
-    ) -> None:
-        """Never called: steps go through torch's optimizer itself."""
-        raise NotImplementedError("an optimizer of the user's own steps by itself.")
+    def make(self, groups: Groups) -> list[torch.optim.Optimizer]:
+        """Return what the factory makes of the groups."""
+        return [self.factory(groups)]
 
 
 def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -118,56 +99,32 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
         made = factory([{"params": [weight]}])
         if not isinstance(made, torch.optim.Optimizer):
             raise TypeError(f"it returned {type(made).__name__}, not a torch optimizer")
-        before = _numbers(made)
+        before = _held(made)
         made.step()
     except Exception as error:  # the user's code can fail in any way
         raise InputError(
-            f"optimizer: {name} was tried on one weight and failed with '{str(error).splitlines()[0] if str(error) else error!r}'; give a class of "
-            "torch.optim that steps without a closure, or a function of a list of parameter groups, [{'params': [...]}], that returns such an optimizer."
+            f"optimizer: {name} was tried on one weight and failed with {error!r}; give a class of torch.optim that steps without a closure, or a "
+            "function of a list of parameter groups, [{'params': [...]}], that returns such an optimizer."
         ) from error
-    after = _numbers(made)
-    counts = [entry for entry in after if after[entry] != before.get(entry)]
-    if counts:
+    after = _held(made)
+    lost = [k for k, v in after.items() if v != before.get(k) or ("tensor(" in v and not k.startswith("param_groups"))]
+    lost += [f"state[...][{entry!r}]" for entry, v in made.state[weight].items() if not isinstance(v, Tensor)]
+    if lost:
         raise InputError(
-            f"optimizer: {name} counts by itself, in {counts[0]!r}, and only tensors of its state can be kept in a checkpoint; a run could not be "
-            "resumed exactly: keep it in state[parameter] as a tensor."
-        )
-    held = [k for k, v in vars(made).items() if k not in ("state", "param_groups", "defaults") and _holds_tensors(v)]
-    if held:
-        raise InputError(
-            f"optimizer: {name} keeps tensors in {held[0]!r}, and a checkpoint has only those of its state; a run could not be resumed exactly: keep "
-            "them in state[parameter]."
-        )
-    odd = [entry for entry, value in made.state[weight].items() if not isinstance(value, Tensor)]
-    if odd:
-        raise InputError(
-            f"optimizer: {name} remembers {odd[0]!r} as {type(made.state[weight][odd[0]]).__name__}, and only tensors can be kept in a "
-            "checkpoint; a run could not be resumed exactly."
+            f"optimizer: {name} remembers {lost[0]}, and a checkpoint has only tensors of state[parameter]; a run could not be resumed exactly: "
+            "keep it there, as a tensor."
         )
     return made
 
 
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, tuple | list | dict):
-        return any(map(_holds_tensors, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Tensor)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list | dict):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, str | int | float)
-
-
-def _numbers(made: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the plain values that an optimizer holds in attributes and parameter groups."""
-    groups = {
-        f"param_groups[{i}][{k!r}]": v for i, g in enumerate(made.param_groups) for k, v in g.items() if k != "params"
-    }
-    own = {
-        k: v for k, v in vars(made).items() if not k.startswith("_") and k not in ("state", "param_groups", "defaults")
-    }
-    return {k: copy.deepcopy(v) for k, v in (groups | own).items() if _is_plain(v)}
+def _held(made: torch.optim.Optimizer) -> dict[str, str]:
+    """Return what an optimizer holds in attributes and parameter groups, as text; of private attributes only tensors."""
+    groups = [
+        (f"param_groups[{i}][{k!r}]", v) for i, g in enumerate(made.param_groups) for k, v in g.items() if k != "params"
+    ]
+    own = [(k, v) for k, v in vars(made).items() if k not in ("state", "param_groups", "defaults")]
+    found = {k: repr(v) for k, v in (*groups, *own)}
+    return {k: text for k, text in found.items() if not k.startswith("_") or "tensor(" in text}
 
 
 @dataclass(frozen=True)

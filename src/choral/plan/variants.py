@@ -149,7 +149,7 @@ class Space(Value):
     spans: tuple[tuple[str, Span], ...]
 
     def __init__(self, spans: tuple[tuple[str, Span], ...] = (), **named: Span):
-        if not fits(spans, tuple[tuple[str, Any], ...], loose=True):
+        if not fits(spans, tuple[tuple[str, Any], ...]):
             raise InputError(f"Space: spans is {spans!r}; give them by name, such as rate=LogUniform(0.1, 1.0).")
         found = sorted((*spans, *named.items()), key=lambda pair: pair[0])
         for name, span in found:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from choral.base.arguments import is_whole, typed
+from choral.base.arguments import typed
 from choral.base.errors import InputError, did_you_mean, unknown_argument
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
@@ -205,10 +205,6 @@ def _checked(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
 
     @functools.wraps(build)
     def call(*args: Any, **given: Any) -> Recipe:
-        for option in ("epochs", "budget", "members", "draws"):
-            least = int(option in ("members", "draws"))
-            if given.get(option) is not None and not is_whole(given[option], least):
-                raise InputError(f"{option} is {given[option]!r}; give a whole number of {least} or more.")
         recipe = made(*args, **given)
         said = any(value is not None and (n == "budget" or n.endswith("epochs")) for n, value in given.items())
         return recipe if said else replace(recipe, enough=True)

@@ -3,10 +3,8 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any, Literal, overload
 
-from choral.base.arguments import is_whole
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.plan.cost import steps_of
@@ -67,13 +65,8 @@ class Training(Value):
             self.optimizer.check_rate(self.lr)
 
     def _check_numbers(self) -> None:
-        for name in ("lr", "end", "batch_size"):
-            value = getattr(self, name)
-            if value is None and name != "end":
-                continue
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise InputError(f"{name} is {value!r}; give a number, not {type(value).__name__}.")
-            object.__setattr__(self, name, int(value) if isinstance(value, Integral) else float(value))
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}; give a whole number of 1 or more.")
         if isinstance(self.schedule, OwnRate):
             return
         if self.schedule not in SCHEDULES:
@@ -88,8 +81,6 @@ class Training(Value):
                 f"end is {self.end} with lr {self.lr} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
                 "schedule 'cosine'."
             )
-        if self.batch_size is not None and (self.batch_size < 1 or self.batch_size != int(self.batch_size)):
-            raise InputError(f"batch_size is {self.batch_size}; give a whole number of 1 or more.")
 
     @property
     def peak(self) -> float:
@@ -300,10 +291,6 @@ def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:
     >>> shares(200, 4), shares(24, 5)
     (((4, 50),), ((4, 5), (1, 4)))
     """
-    for name, value in (("epochs", epochs), ("members", members)):
-        if not is_whole(value):
-            raise InputError(f"{name} is {value!r}; give a whole number.")
-    epochs, members = int(epochs), int(members)
     if members < 1:
         raise InputError(f"members is {members}; give 1 or more.")
     if epochs < members:
