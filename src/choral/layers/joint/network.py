@@ -197,11 +197,14 @@ class Joint(nn.Module):
         if self.training and rows not in self._cut:  # a pass in training mode cannot be taken back
             self._cut[rows] = self._is_cut(x, rows)
         try:
-            return self._loop(x) if self._cut.get(rows) else self._folded(x, rows)
+            outputs = self._loop(x) if self._cut.get(rows) else self._folded(x, rows)
         except CutError:
             if self.training:
                 raise
+            self._cut[rows] = True
             return self._loop(x)
+        self._cut.setdefault(rows, False)
+        return outputs
 
     def _is_cut(self, x: Batch, rows: int) -> bool:
         modes = [(module, module.training) for module in self.network.modules()]
