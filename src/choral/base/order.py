@@ -60,7 +60,7 @@ class Calls:
 
     Attributes:
         stack: the modules being run, innermost last; after an error, those it came from.
-        called: the names of all that ran, in the order of their first calls.
+        called: the names of all that ran, in the order of their first calls, and whether what they read requires a gradient.
     """
 
     def __init__(self, network: nn.Module, layers: Sequence[str] | None = None):
@@ -69,12 +69,12 @@ class Calls:
         self._frozen = [] if layers is None else [p for p in network.parameters() if not p.requires_grad]
         self._made: list[tuple[str, list[Node], list[Node]]] = []  # a module, and the nodes of what it read and gave
         self.stack: list[nn.Module] = []
-        self.called: dict[str, None] = {}
+        self.called: dict[str, bool] = {}
 
     def __enter__(self) -> Self:
         for p in self._frozen:
             p.requires_grad_(p.is_floating_point())
-        self._hooks = [m.register_forward_pre_hook(self._enter) for m in self._names]
+        self._hooks = [m.register_forward_pre_hook(self._enter, with_kwargs=True) for m in self._names]
         self._hooks += [m.register_forward_hook(self._leave, with_kwargs=True) for m in self._names]
         return self
 
@@ -84,9 +84,10 @@ class Calls:
         for p in self._frozen:
             p.requires_grad_(False)
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.stack.append(module)
-        self.called[self._names[module]] = None
+        given = (*args, *kwargs.values())
+        self.called[self._names[module]] = any(isinstance(t, Tensor) and t.requires_grad for t in given)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
         self.stack.pop()
@@ -95,9 +96,14 @@ class Calls:
             self._made.append((self._names[module], list(_nodes(given)), list(_nodes(found))))
 
     @property
+    def name(self) -> str:
+        """The name of the innermost module being run."""
+        return self._names[self.stack[-1]]
+
+    @property
     def where(self) -> str:
         """The innermost module being run, with its kind; nothing if there is none."""
-        return f"{self._names[self.stack[-1]]!r} ({type(self.stack[-1]).__name__})" if self.stack else ""
+        return f"{self.name!r} ({type(self.stack[-1]).__name__})" if self.stack else ""
 
     def of(self, output: Any) -> list[Called]:
         """Return the calls in their order; where it cannot be told whether the output needs one it is taken to."""
