@@ -13,11 +13,13 @@ python benchmarks/defaults.py [--seeds 3] [--part test] [--only digits_mlp ...] 
 
 import argparse
 import itertools
+import json
 import math
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -313,21 +315,36 @@ def main() -> None:
     parser.add_argument("--part", choices=("test", "choose"), default="test")
     parser.add_argument("--only", nargs="*", default=list(SETS))
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--rows", type=Path, help="file of rows that are kept, so that a stopped run goes on")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
+    kept = given.rows.read_text().splitlines() if given.rows and given.rows.exists() else []
+    rows = [json.loads(line) for line in kept]
     for name in given.only:
         for seed in range(given.seeds):
+            missing = [m for m in given.methods if not any(key(r) == (name, m, seed) for r in rows)]
+            if not missing:
+                continue
             parts = SETS[name].split(given.part, seed)
             loops = Loops(SETS[name].build, parts, seed)
-            for method in given.methods:
-                rows.append(row(name, method, seed, given.part, loops, parts))
-                print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+            for method in missing:
+                found = row(name, method, seed, given.part, loops, parts)
+                found = {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+                rows.append(found)
+                print(found, flush=True)
+                if given.rows:
+                    with given.rows.open("a") as file:
+                        file.write(json.dumps(found) + "\n")
     summary = summarized(rows, given.methods)
     for line in summary.values():
         print(line)
-    if given.part == "test" and given.only == list(SETS):
+    if given.part == "test" and {r["set"] for r in rows} == set(SETS):
         write("defaults", {"epochs": EPOCHS, "seeds": given.seeds, "summary": summary, "rows": rows})
+
+
+def key(row: dict[str, Any]) -> tuple[str, str, int]:
+    """Return what a row was measured on."""
+    return row["set"], row["method"], row["seed"]
 
 
 def summarized(rows: list[dict[str, Any]], methods: list[str]) -> dict[str, Any]:

@@ -205,6 +205,8 @@ def train(
 def _put_together(call: Call, job: Job, store: MemberStore, costs: dict[str, Any], table: Table | None) -> Ensemble:
     """Return the ensemble of what was trained."""
     held, count, weights = saving.chosen(store, costs["networks"], job.recipe)
+    if job.validation is not None and call["cv"] is None:
+        costs = costs | {"validation_rows": job.judged_on.points}
     return Ensemble(
         call.build,
         job.recipe,

@@ -2,6 +2,7 @@
 
 import importlib
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -364,3 +365,21 @@ def test_the_order_of_calls_is_that_of_the_pass():
     pruned = choral.fit(Frozen, (X, Y), make("prune_and_tune", budget=8, members=2))
     masked = {name for state in pruned.states() for name in state.mask}
     assert masked == {"body.weight"}
+
+
+def test_a_build_that_returns_the_same_weights_is_said_where_members_should_differ():
+    network = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    data = (x, (x[:, 0] > 0).long())
+    recipe = choral.recipes.deep_ensemble(members=2, epochs=1, training=Training(lr=0.01, batch_size=30))
+    with pytest.warns(UserWarning, match="same weights at every call, so the 2 members"):
+        choral.fit(lambda: network, data, recipe, progress=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*same weights")
+        choral.fit(network, data, recipe, progress=False)  # a network that is given is drawn anew
+        choral.fit(
+            lambda: network,
+            data,
+            choral.recipes.single(epochs=1, training=Training(lr=0.01, batch_size=30)),
+            progress=False,
+        )

@@ -238,7 +238,7 @@ class TensorSource(Source):
 
     def row_hashes(self) -> tuple[Tensor, Tensor] | None:
         """Return hashes of the bytes of each row."""
-        arrays = arrays_of(batches.leaves(self.x), self.y)[: len(batches.leaves(self.x)) + 1]
+        arrays = arrays_of(self.x, self.y)[: len(batches.leaves(self.x)) + 1]
         *x, y = [_hashes(array, number) for number, array in enumerate(arrays)]
         return torch.stack(x).sum(0), y
 

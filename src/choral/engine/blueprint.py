@@ -140,7 +140,7 @@ class Blueprint:
         with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
             self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
         self._build, self._built = build, built
-        self._brings: bool | None = None
+        self._alike: float | None = None
         self._spec: tuple[dict[str, Any] | None, ...] = () if built is None else (models.spec_of(built),)
         self._skeletons: dict[str, nn.Module] = {}
 
@@ -153,7 +153,7 @@ class Blueprint:
         else:
             network = self._with_sizes(bare(self._build))
             if self._built is not None:  # two builds under two seeds
-                self._brings, self._built = _are_alike(self._built, network), None
+                self._alike, self._built = _alike(self._built, network), None
         for _, layer in layers_of(network, (nn.Embedding, nn.EmbeddingBag)):
             setattr(layer, "sparse", False)  # noqa: B010  # mypy takes it for a tensor; the same gradients, in a form that penalties, clipping and stacks take
         return self.interface.attach(as_linear(network))
@@ -166,9 +166,18 @@ class Blueprint:
         """
         if self.parent is not None:
             return self.has_learned or all(p.numel() < _TELLING for p in self.parent.parameters())
-        if self._brings is None:
-            self._brings = _are_alike(*(self._seeded(word) for word in ("one", "other")))
-        return self._brings
+        return self._share_alike > 0.5
+
+    @property
+    def repeats_weights(self) -> bool:
+        """Whether a function returns the same weights at every call, so that all members would start from them."""
+        return self.parent is None and self._share_alike == 1.0
+
+    @property
+    def _share_alike(self) -> float:
+        if self._alike is None:
+            self._alike = _alike(*(self._seeded(word) for word in ("one", "other")))
+        return self._alike
 
     @cached_property
     def has_learned(self) -> bool:
@@ -319,12 +328,12 @@ class Blueprint:
         return network
 
 
-def _are_alike(one: nn.Module, other: nn.Module) -> bool:
-    """Return whether most of the drawn weights of two networks are the same."""
+def _alike(one: nn.Module, other: nn.Module) -> float:
+    """Return the share of the drawn weights of two networks that are the same."""
     pairs = [(a, b) for a, b in zip(one.parameters(), other.parameters()) if a.requires_grad and a.shape == b.shape]
     drawn = [(a, b) for a, b in pairs if a.numel() > 1 and not bool((a == a.flatten()[0]).all())]
     alike = sum(a.numel() for a, b in drawn if torch.equal(a.to(b), b))
-    return 2 * alike > sum(a.numel() for a, _ in drawn)
+    return alike / max(sum(a.numel() for a, _ in drawn), 1)
 
 
 def state_of(network: nn.Module, *, here: bool = False) -> State:

@@ -575,6 +575,11 @@ def lost_weights(blueprint: Blueprint, recipe: Recipe) -> str:
     structure, taken = blueprint.structure, list[bool]()
     walk(recipe.plan, None, Visitor(start=lambda phase, _, __: taken.append(phase.takes_given)))
     resized = structure.draws_anew
+    if len(taken) > 1 and not any(taken) and blueprint.repeats_weights:
+        return (
+            f"build returns the same weights at every call, so the {len(taken)} members of '{recipe.name}' start alike and stay similar; let it "
+            "make a new network at each call (build=Net, not lambda: net), unless these weights are trained and meant as a start."
+        )
     redrawn = blueprint.parent is not None and not any(taken) and structure.keeping() == structure
     loaded = blueprint.parent is None and resized and blueprint.brings_weights
     if not loaded and not ((redrawn or resized) and blueprint.has_learned):

@@ -145,7 +145,7 @@ def warning(plan: Phase, points: int) -> str:
     """Return a sentence if a budget is below what a plan needs on so many points, else nothing.
 
     >>> warning(Train(epochs=5, batch_size=32, least_steps=100), 277)
-    'the budget is below what the method needs: a training of 5 epochs is 45 steps and should be 100; give a budget of at least 12 epochs'
+    'the budget is below what the method needs: a training of 5 epochs is 45 steps and should be 100; give a budget of at least 12 epochs in all'
     """
     found = short(plan, points)
     if not found:
@@ -153,6 +153,6 @@ def warning(plan: Phase, points: int) -> str:
     worst = min(found, key=lambda one: one.steps / one.least_steps)
     return (
         f"the budget is below what the method needs: a training of {worst.epochs} epochs is {worst.steps} steps and should be "
-        f"{worst.least_steps}; give a budget of at least {cost(raised(plan, points)).epochs:,} epochs"
+        f"{worst.least_steps}; give a budget of at least {cost(raised(plan, points)).epochs:,} epochs in all"
         + (", or fewer members" if cost(plan).networks > 1 else "")
     )

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from choral.base.errors import InputError
+from choral.base.errors import InputError, did_you_mean
 from choral.base.text import html_table, number, text_table
 from choral.predictions.base import Predictive
 
@@ -52,6 +52,13 @@ class Prediction:
     def __dir__(self) -> list[str]:
         """Return what this task has."""
         return [*self._found.offers, "members", "scores", "task", "to_frame"]
+
+    if not TYPE_CHECKING:  # a type checker reports names that are not here
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_"):
+                self._task_has(name)
+            raise AttributeError(name)
 
     @property
     def task(self) -> str:
@@ -188,7 +195,9 @@ class Prediction:
         """Return the distribution if its task has something of this name."""
         if name not in self._found.offers:
             offers = ", ".join((*self._found.offers, "members"))
-            raise AttributeError(f"a prediction of {self.task} has no {name!r}; it has {offers}.")
+            raise AttributeError(
+                f"a prediction of {self.task} has no {name!r}; it has {offers}.{did_you_mean(name, self._found.offers)}"
+            )
         return self._found
 
     def _of(self, name: str, inner: str | None = None) -> Tensor:
