@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 import choral
-from choral.cluster.objects import RemoteObjects
+from choral.cluster.storage import RemoteStorage
 from choral.engine import files
 from choral.plan import Adam
 from choral.recipes import make
@@ -77,7 +77,7 @@ def whole(tmp_path):
 
 
 def members(url):
-    objects = RemoteObjects(url)
+    objects = RemoteStorage(url)
     return {name.removeprefix("members/"): objects.get(name) for name in objects.names("members")}
 
 
@@ -106,7 +106,7 @@ def test_leaves_of_a_store_are_listed_and_trained_by_themselves(whole):
         assert path in [row["path"] for row in choral.leaves(url) if row["state"] == "ready"]
         choral.run_leaf(url, path, build, (X, Y), recipe(), **OPTIONS)
     assert members(url) == whole
-    RemoteObjects(url).remove("members/00001.safetensors")
+    RemoteStorage(url).remove("members/00001.safetensors")
     with pytest.warns(UserWarning, match="1 of 2 networks are missing"):
         choral.load(url, build, partial=True)
 
@@ -205,7 +205,7 @@ def test_names_in_a_manifest_that_lead_elsewhere_are_not_followed(tmp_path):
     from choral.engine.files import read_json, write_json
 
     choral.fit(build, (X, Y), recipe(), run_dir="memory://run", **OPTIONS)
-    objects = RemoteObjects("memory://run")
+    objects = RemoteStorage("memory://run")
     local = tmp_path / "manifest.json"
     local.write_bytes(objects.get("leaves/2.f0/manifest.json"))
     held = read_json(local)

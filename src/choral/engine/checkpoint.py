@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from choral.base.errors import RunError
 from choral.engine.files import (
@@ -119,28 +119,6 @@ class Snapshot:
     open: dict[Place, Branch] = field(default_factory=dict)
 
 
-class Keeper(Protocol):
-    """Where checkpoints are kept, as a run sees it."""
-
-    messages: list[str]
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        ...
-
-    def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
-        """Keep where a run stands."""
-        ...
-
-    def latest(self) -> Snapshot | None:
-        """Return the newest checkpoint that is whole."""
-        ...
-
-    def clear(self) -> None:
-        """Remove all of them."""
-        ...
-
-
 def pack_branches(branches: Sequence[Branch]) -> list[Part]:
     """Return the file of a stack: the states of its branches, then the best and the chosen ones of those that are validated."""
     states = [branch.state for branch in branches] + [b.watch.state if b.watch else None for b in branches]
@@ -182,20 +160,6 @@ def failed_list(failed: dict[Place, str]) -> list[dict[str, Any]]:
 def failed_from(content: Iterable[dict[str, Any]]) -> dict[Place, str]:
     """Return what `failed_list` wrote."""
     return {Place.from_list(one["place"]): one["message"] for one in content}
-
-
-def read_snapshot(content: dict[str, Any], branches: Iterable[Branch], log_bytes: int) -> Snapshot:
-    """Return where a run stood by what a checkpoint says of it, with the branches that were open."""
-    return Snapshot(
-        position=content["position"],
-        epoch=content["epoch"],
-        failed=failed_from(content["failed"]),
-        counted=content["counted"],
-        stopped=content["stopped"],
-        log_bytes=log_bytes,
-        whole=content.get("whole"),
-        open={branch.place: branch for branch in branches},
-    )
 
 
 @dataclass
@@ -283,7 +247,8 @@ class Checkpoints:
                 branches += unpack_branches(data, entry["file"], places)
             else:
                 self._trusted = [path]
-                return read_snapshot(content, branches, content["log_bytes"])
+                read = {"failed": failed_from(content["failed"]), "open": {branch.place: branch for branch in branches}}
+                return Snapshot(**content | read)
         if self._manifests():
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None

@@ -191,6 +191,11 @@ def checksum(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def digest_of(content: Any) -> str:
     """Return the SHA-256 of plain content, whatever the order of its keys.
 
