@@ -28,7 +28,7 @@ from choral.engine.checkpoint import (
 )
 from choral.engine.events import Callback
 from choral.engine.executor import choose_kernel
-from choral.engine.files import digest_of, expect, read_json, sha256, write_bytes, write_json
+from choral.engine.files import digest_of, expect, read_checked, read_json, sha256, write_bytes, write_json
 from choral.engine.folder import run_of
 from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
@@ -160,9 +160,7 @@ def whole_manifest(storage: Storage, plan: dict[str, Any], leaf: Leaf) -> tuple[
 def read_whole(storage: Storage, name: str, digest: str) -> bytes | None:
     """Return the bytes of a file if they have the SHA-256 that a manifest gives them, else None."""
     storage.pull(name)
-    path = storage.folder / name
-    data = path.read_bytes() if path.is_file() else b""
-    return data if sha256(data) == digest else None
+    return read_checked(storage.folder / name, digest)
 
 
 def _state(leaf: Leaf) -> str:
@@ -259,9 +257,8 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
         log.close()
     state = None
     if leaf.is_parent:
-        data = b"".join(pack_branches([replace(branch, watch=None) for branch in stack.branches]))
-        write_bytes(storage.folder / _state(leaf), data, within=storage.folder)
-        state = sha256(data)
+        parts = pack_branches([replace(branch, watch=None) for branch in stack.branches])
+        state = write_bytes(storage.folder / _state(leaf), parts, within=storage.folder)
     made = Manifest(
         _members(checkpoints.store, leaf),
         state,
