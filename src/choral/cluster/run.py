@@ -102,7 +102,7 @@ def settle_leaves(
             "was begun, or use another run_dir (--out), or on_existing='overwrite' (--overwrite)."
         )
     held = plan.get("leaves", {}).get("stack")
-    if stack is not None and held is not None and held != stack:
+    if held is not None and stack not in (None, held) and plan["executor"] != "sequential":
         raise RunError(
             f"{folder} is cut into leaves of at most {held} network(s), now {stack} are asked for; leave stack out, or use another run_dir."
         )
