@@ -1,6 +1,7 @@
 """Runs in a store that is not a disk: the same bytes, and nothing half written is ever read, however badly the store behaves."""
 
 import errno
+import json
 import os
 import time
 
@@ -152,6 +153,8 @@ def test_a_store_that_loses_every_call_from_a_moment_on_costs_no_more_than_that(
     assert all("bad://run" in said for said in failures)
     Bad.before = staticmethod(lambda call, path: None)
     assert members("bad://run") == whole
+    log = [json.loads(line) for line in RemoteStorage("bad://run").get("log.jsonl").splitlines()]
+    assert [event["counted"]["epochs"] for event in log if event["kind"] == "epoch"] == list(range(1, 10))
 
 
 def test_a_store_that_hangs_is_waited_for_only_so_long():

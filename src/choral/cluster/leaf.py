@@ -6,7 +6,6 @@ was settled, and the leaf's path. A manifest or checkpoint with another key belo
 names with its SHA-256, and nothing else.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -174,6 +173,7 @@ class LeafCheckpoints(Checkpoints):
         self.storage, self.leaf, self.store = field.storage, leaf, field.store
         self.name = f"{leaf.folder}/{key_of(field.plan, leaf)}/"
         super().__init__(field.storage.folder / self.name)
+        self.storage.pull(self.name, *self._beside)  # before the log is opened
 
     @property
     def _beside(self) -> list[str]:
@@ -187,7 +187,6 @@ class LeafCheckpoints(Checkpoints):
 
     def latest(self) -> Snapshot | None:
         """Return the newest checkpoint that is whole; none if a member collected before it is not."""
-        self.storage.pull(self.name, *self._beside)
         found = super().latest()
         if found is None:
             return None
@@ -206,8 +205,6 @@ class LeafCheckpoints(Checkpoints):
         """Remove all of them."""
         super().clear()
         self.storage.push(self.name)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
 
 
 def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -> Field:

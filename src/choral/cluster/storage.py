@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.engine.compute import Store, is_far
-from choral.engine.files import sha256, write_bytes
+from choral.engine.files import write_bytes
 from choral.engine.folder import RUN_FILES
 
 R = TypeVar("R")
@@ -64,7 +64,7 @@ class RemoteStorage(Storage):
         self.store = Store(store) if isinstance(store, str) else store
         super().__init__(Path(tempfile.mkdtemp(prefix="choral-")), self.store.url.rstrip("/"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._known: dict[str, str] = {}  # SHA-256 of files as the URL has them
+        self._known: dict[str, tuple[int, int]] = {}  # files that the URL has, as they were then
         self._system, self._root = self._call("it cannot be opened", self._open)
 
     def _open(self) -> tuple[Any, str]:
@@ -79,33 +79,30 @@ class RemoteStorage(Storage):
 
     def pull(self, *names: str) -> None:
         """Bring files of the mirror up to date."""
-        for name in names:
-            if name.endswith("/"):
-                there = self.names(name)
-                self.pull(*{*there, *super().names(name)})
-                continue
+        inside = {
+            one for name in names if name.endswith("/") for one in (*self.names(name), *Storage.names(self, name))
+        }
+        for name in [*inside, *(name for name in names if not name.endswith("/"))]:
             data, path = self.get(name), self.folder / name
             if data is None:
                 path.unlink(missing_ok=True)
                 self._known.pop(name, None)
-            elif self._known.get(name) != sha256(data) or not path.exists():
+                continue
+            if not path.exists() or path.read_bytes() != data:
                 write_bytes(path, data)
-                self._known[name] = sha256(data)
+            self._known[name] = _stamp(path)
 
     def push(self, *names: str) -> None:
         """Write files that changed, those that name others last, and remove those that are gone from a folder named."""
-        inside = [one for name in names if name.endswith("/") for one in super(RemoteStorage, self).names(name)]
-        for name in sorted(
-            [*(n for n in names if not n.endswith("/")), *inside], key=lambda name: name.endswith("json")
-        ):
-            path = self.folder / name
-            data = path.read_bytes() if path.exists() else None
-            if data is not None and self._known.get(name) != sha256(data):
-                self.put(name, data)
-                self._known[name] = sha256(data)
         folders = tuple(name for name in names if name.endswith("/"))
-        gone = [name for name in self._known if name.startswith(folders or "\0") and name not in inside]
-        self.remove(*gone)
+        inside = {one for name in folders for one in Storage.names(self, name)}
+        for name in sorted(inside.union(names).difference(folders), key=lambda name: (name.endswith("json"), name)):
+            path = self.folder / name
+            if path.exists() and self._known.get(name) != _stamp(path):
+                stamp = _stamp(path)
+                self.put(name, path.read_bytes())
+                self._known[name] = stamp
+        self.remove(*(name for name in self._known if name.startswith(folders) and name not in inside))
 
     def clear(self) -> None:
         """Remove what the URL holds of a run."""
@@ -169,6 +166,12 @@ class RemoteStorage(Storage):
         raise RunError(
             f"{self.where}: {what} ({said}), {self.store.tries} times; look at the store and the network, then run the same command again."
         ) from error
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return the time at which a file was last written, and its size."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size
 
 
 def _answer(act: Callable[[], R], seconds: float) -> R:
