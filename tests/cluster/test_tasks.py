@@ -61,7 +61,8 @@ class Fake:
 
     def __init__(self):
         self.up, self.cancelled, self.begun, self.dies = False, [], [], 0
-        self.worker = ThreadPoolExecutor(1)
+        self.worker, self.goes_on = ThreadPoolExecutor(1), threading.Event()
+        self.goes_on.set()
 
     def is_initialized(self):
         return self.up
@@ -96,6 +97,7 @@ class Fake:
         args = [arg.future.result() if isinstance(arg, Ref) else arg for arg in args]  # or what the task before raised
         for _ in range(retries + 1):
             self.begun.append(args[2])
+            assert args[2] == "start" or self.goes_on.wait(60)
             try:
                 found = function(*args)
             except choral.ChoralError as error:
@@ -122,6 +124,7 @@ def ray(monkeypatch):
     fake = Fake()
     monkeypatch.setitem(sys.modules, "ray", fake)
     yield fake
+    fake.goes_on.set()
     fake.worker.shutdown()
 
 
@@ -177,6 +180,7 @@ def test_tasks_are_cancelled_when_the_call_is_interrupted(ray, tmp_path):
     def stop(event):
         raise InterruptedError
 
+    ray.goes_on.clear()
     with pytest.raises(InterruptedError):
         choral.fit(
             build,
@@ -186,7 +190,7 @@ def test_tasks_are_cancelled_when_the_call_is_interrupted(ray, tmp_path):
             callbacks=stop,
             compute=replace(OPTIONS["compute"], cluster=choral.Ray()),
         )
-    assert len(ray.cancelled) <= 3
+    assert 2 <= len(ray.cancelled) <= 3  # the first may have been done
     assert not ray.up
 
 
