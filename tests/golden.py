@@ -2,7 +2,8 @@
 
 Three problems (rows; images of three channels with BatchNorm; tokens), explicit settings, the sequential and the
 vectorized executor, and a run that is stopped in the middle and resumed. Digests depend on the machine, so the record
-is written on the commit before a change and compared after it, on the same machine:
+is written on the commit before a change and compared after it, on the same machine. Resumed runs keep members in
+files, where pruned weights of -0.0 become 0.0, so their digests differ from those of sparse members in memory.
 
     python tests/golden.py write golden.json
     python tests/golden.py compare golden.json

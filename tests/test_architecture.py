@@ -63,7 +63,7 @@ BUDGETS = {
     "data": 2138,
     "tables": 2460,
     "engine": 7400,
-    "cluster": 2158,
+    "cluster": 1305,
     "ensemble": 1840,
     "testing": 339,
     "report": 1235,
@@ -158,6 +158,17 @@ def test_importing_the_public_names_loads_nothing_heavy_beyond_torch():
         "import sys, choral; choral.fit, choral.recipes, choral.models, choral.compare, choral.metrics, choral.layers;"
         "heavy = ['torchmetrics', 'sklearn', 'pandas', 'matplotlib', 'pyarrow', 'scipy', 'rich', 'typer', 'torchvision', 'torch_pruning', 'ray', 'onnx'];"
         "print([h for h in heavy if h in sys.modules])"
+    )
+    assert fresh(code).strip() == "[]"
+
+
+def test_a_fit_without_a_url_or_cluster_does_not_load_the_cluster_package():
+    code = (
+        "import sys, tempfile, torch, choral; x = torch.randn(8, 2); y = torch.arange(8) % 2\n"
+        "for run_dir in (None, tempfile.mkdtemp()):\n"
+        "    choral.fit(lambda: torch.nn.Linear(2, 2), (x, y), choral.recipes.single(epochs=1), run_dir=run_dir)\n"
+        "choral.load(run_dir, lambda: torch.nn.Linear(2, 2))\n"
+        "print([name for name in sys.modules if name.startswith('choral.cluster')])"
     )
     assert fresh(code).strip() == "[]"
 

@@ -28,7 +28,7 @@ _WHERE = {
     "Reset": "choral.plan",
     "SGD": "choral.plan",
     "Start": "choral.plan",
-    "Store": "choral.cluster.objects",
+    "Store": "choral.engine.compute",
     "Train": "choral.plan",
     "Training": "choral.recipes.training",
     "compare": "choral.comparison.compare",
@@ -38,11 +38,11 @@ _WHERE = {
     "fit": "choral.fit",
     "fit_table": "choral.tables.fit",
     "fork": "choral.plan",
-    "leaves": "choral.cluster.calls",
+    "leaves": "choral.cluster.run",
     "load": "choral.fit",
-    "prepare": "choral.cluster.calls",
+    "prepare": "choral.cluster.run",
     "repeat": "choral.plan",
-    "run_leaf": "choral.cluster.calls",
+    "run_leaf": "choral.cluster.run",
     "seq": "choral.plan",
     "show": "choral.preview",
 }
@@ -104,12 +104,11 @@ __all__ = [  # defined by __getattr__
 
 if TYPE_CHECKING:
     from choral.base.errors import ChoralError
-    from choral.cluster.calls import leaves, prepare, run_leaf
-    from choral.cluster.objects import Store
     from choral.cluster.ray import Ray
+    from choral.cluster.run import leaves, prepare, run_leaf
     from choral.comparison.compare import compare
     from choral.comparison.comparison import Comparison
-    from choral.engine.compute import Compute
+    from choral.engine.compute import Compute, Store
     from choral.ensemble.converted import converted
     from choral.ensemble.ensemble import Ensemble
     from choral.ensemble.ensemble_of import ensemble_of

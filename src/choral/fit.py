@@ -4,7 +4,8 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,12 @@ from choral.base.arguments import guarded
 from choral.base.errors import InputError, RunError, unknown_argument
 from choral.base.types import Build, Builds
 from choral.callbacks import watched
-from choral.cluster.calls import Asked, Call, call_of, carry_out_leaves, check_cluster, cut_for, train_apart
-from choral.cluster.objects import Store, is_far
-from choral.cluster.sites import absolute, fetched, opened, publish
 from choral.data.inputs import Transforms
-from choral.engine.compute import Compute, OnExisting
+from choral.engine.compute import Compute, OnExisting, Store, is_far
 from choral.engine.events import Callback
 from choral.engine.folder import claimed, run_of
-from choral.engine.job import Job
-from choral.engine.parts import parts_of
+from choral.engine.job import Call, Job, call_of
+from choral.engine.parts import Parts, parts_of
 from choral.engine.preparation import settle
 from choral.engine.resume import carry_out, in_agreement
 from choral.engine.store import MemberStore
@@ -152,13 +150,20 @@ def train(
     overwrite, extend, compute, seed = on_existing == "overwrite", on_existing == "extend", call.compute, call["seed"]
     parts, chosen = parts_of(compute), call.recipe
     if compute.cluster is not None:
+        from choral.cluster.run import check_cluster, train_apart
+
         asked = {"time_limit": compute.time_limit, "on_existing": on_existing if extend else None}
         check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
         call = replace(call, options=call.options | {"compute": replace(compute, cluster=None)})
         with watched(chosen, callbacks, progress) as hear:
-            train_apart([Asked(call, absolute(run_dir), hear, overwrite)], compute.cluster)
-        callbacks, progress, overwrite = None, False, False  # all is trained; what follows puts it together
-    with opened(run_dir if parts.writes else None) as (folder, objects):
+            train_apart([(call, run_dir, hear, overwrite)], compute.cluster)
+        callbacks, progress, on_existing, overwrite = (
+            None,
+            False,
+            "resume",
+            False,
+        )  # all is trained; what follows puts it together
+    with _opened(run_dir, call, parts) as (folder, storage, cut):
         job = in_agreement(parts, lambda: call.job(parts), seed=seed, executor=compute.executor)
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
@@ -171,7 +176,7 @@ def train(
                 overwrite=overwrite,
                 extend=extend,
                 threads=compute.threads,
-                cut=cut_for(call, run_dir, parts),
+                cut=cut,
             )
             lacking = warning(job.recipe.plan, job.source.points)
             if lacking:
@@ -181,9 +186,10 @@ def train(
                 watched(job.recipe, callbacks, progress if parts.writes else False) as hear,
             ):
                 if "leaves" in plan:
-                    publish(objects, folder, overwrite=overwrite)
+                    from choral.cluster.run import carry_out_leaves
+
                     store, costs = carry_out_leaves(
-                        call, job, folder, objects, plan, hear, extend=extend, started=started
+                        call, job, storage or folder, plan, hear, on_existing=on_existing, started=started
                     )
                 else:
                     seconds = compute.checkpoint_seconds
@@ -200,6 +206,25 @@ def train(
             with using(compute.threads or plan["environment"]["threads"]):
                 warn_if_constant(ensemble, seen, held_out=held_out)
     return ensemble
+
+
+@contextmanager
+def _opened(run_dir: Any, call: Call, parts: Parts) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the folder in which a run's files are written; for a URL, also its storage and how a run there is cut into leaves."""
+    if not is_far(run_dir):
+        # absolute, since callbacks may change the working folder, and members are read later
+        yield None if run_dir is None or not parts.writes else Path(run_dir).absolute(), None, None
+        return
+    for name in ("time_limit", "data_parallel"):
+        if (value := getattr(call.compute, name)) not in (None, False):
+            raise InputError(
+                f"{name} is {value!r}, which a run in {run_dir} cannot have; leave it out, or give a path."
+            )
+    from choral.cluster.run import cut_by
+    from choral.cluster.storage import opened
+
+    with opened(run_dir) as storage:
+        yield storage.folder, storage, cut_by(call.recipe.plan, None)
 
 
 def _put_together(call: Call, job: Job, store: MemberStore, costs: dict[str, Any], table: Table | None) -> Ensemble:
@@ -244,6 +269,8 @@ def load(
             False trusts `build` as long as the weights fit.
     """
     if is_far(path):
+        from choral.cluster.run import fetched
+
         with fetched(path) as folder:
             saved = in_memory(load_folder(folder, build, partial=partial, output=output, likelihood=likelihood))
         return _ensemble(saved, str(path), build, check_build)

@@ -48,7 +48,6 @@ WRONG = {
     "a leaf of nowhere": (["run-leaf", "nowhere", "f0"], "nowhere"),
     "a stack without leaves": ([*FIT, "--stack", "2"], "--prepare"),
     "an empty stack": ([*FIT, "--prepare", "--stack", "0"], "--stack"),
-    "a stack of one after the other": ([*FIT, "--prepare", "--stack", "2", "--executor", "sequential", "--out", "r2"], "sequential"),
     "leaves with a clock": ([*FIT, "--prepare", "--time-limit", "3"], "--time-limit"),
     "leaves on a cluster": ([*FIT, "--prepare", "--cluster", "ray"], "--prepare"),
     "a cluster with a clock": ([*FIT, "--cluster", "ray", "--time-limit", "3"], "--time-limit"),

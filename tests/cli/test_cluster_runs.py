@@ -95,8 +95,8 @@ def test_folders_that_hold_something_else_are_said(table, tmp_path, monkeypatch)
     again = choral(*words(table, epochs=9), "--out", "whole", "--prepare", expect=2)
     assert "holds this run already, trained as a whole" in again.stderr
     assert "whole holds a run that is not cut into leaves" in refused("run-leaf", "whole", "f0")
-    assert "points.csv is a file" in refused("leaves", "points.csv")
-    assert "points.csv is a file" in refused("run-leaf", "points.csv", "f0")
+    assert "Not a directory" in refused("leaves", "points.csv")
+    assert "Not a directory" in refused("run-leaf", "points.csv", "f0")
     assert "nowhere holds no run" in refused("run-leaf", "nowhere", "f0")
     choral(*words(table, epochs=9), "--out", "run", "--prepare")
     other = choral(*words(table, epochs=9), "--out", "run", "--prepare", "--seed", "3", expect=2)
@@ -108,12 +108,9 @@ def test_folders_that_hold_something_else_are_said(table, tmp_path, monkeypatch)
     choral("run-leaf", "../moved", "f0", "--quiet")
     manifest = tmp_path / "moved" / "leaves" / "f0" / "manifest.json"
     whole = manifest.read_bytes()
-    for damaged in (b"", b"\x00\xff", whole[:50], whole.replace(b"f0", b"f1")):
+    for damaged in (b"", b"\x00\xff", whole[:50], whole.replace(b"members/00000", b"members/00001")):
         manifest.write_bytes(damaged)
         assert "f0" in choral("leaves", "../moved", "--ready").stdout
-    manifest.unlink()
-    manifest.mkdir()
-    assert "manifest.json cannot be read (Is a directory)" in refused("leaves", "../moved")
 
 
 def test_a_run_at_a_url_is_prepared_trained_and_put_together(table, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import inspect
 
 import choral
-from choral.cluster.calls import OPTIONS
+from choral.engine.job import OPTIONS
 
 HERE = {  # of the call that puts a run together, not of its members
     "build", "data", "recipe", "run_dir", "callbacks", "progress", "on_existing", "device",

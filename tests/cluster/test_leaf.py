@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import choral
+from choral.cluster import leaf
 from choral.plan import Adam, Constant
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -278,4 +279,25 @@ def test_a_member_lost_behind_a_checkpoint_is_made_again(tmp_path):
     (tmp_path / "cut" / "members" / "00000.safetensors").unlink()
     (tmp_path / "cut" / "members" / "00001.safetensors").write_bytes(b"half a file")
     choral.run_leaf(tmp_path / "cut", "start", build, (X, Y), recipe, **OPTIONS)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("left", ["manifest.json", "state.safetensors"])
+def test_a_leaf_that_was_killed_behind_its_last_checkpoint_hands_on_its_state(left, tmp_path, monkeypatch):
+    recipe = make("prune_and_tune", budget=9, members=2, training=QUICK)
+    choral.fit(build, (X, Y), recipe, run_dir=tmp_path / "whole", **OPTIONS)
+    choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "cut", **OPTIONS)
+
+    def killed(path, *args, **options):
+        if path.name == left:
+            raise InterruptedError
+        return write(path, *args, **options)
+
+    name = "write_json" if left.endswith("json") else "write_bytes"
+    write = getattr(leaf, name)
+    monkeypatch.setattr(leaf, name, killed)
+    with pytest.raises(InterruptedError):
+        choral.run_leaf(tmp_path / "cut", "start", build, (X, Y), recipe, **OPTIONS)
+    monkeypatch.undo()
+    train(tmp_path / "cut", recipe, **OPTIONS)
     assert files(tmp_path / "cut") == files(tmp_path / "whole")

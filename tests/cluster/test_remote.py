@@ -1,6 +1,7 @@
 """Runs in a store that is not a disk: the same bytes, and nothing half written is ever read, however badly the store behaves."""
 
 import errno
+import json
 import os
 import time
 
@@ -11,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 import choral
-from choral.cluster.objects import RemoteObjects
+from choral.cluster.storage import RemoteStorage
 from choral.engine import files
 from choral.plan import Adam
 from choral.recipes import make
@@ -77,7 +78,7 @@ def whole(tmp_path):
 
 
 def members(url):
-    objects = RemoteObjects(url)
+    objects = RemoteStorage(url)
     return {name.removeprefix("members/"): objects.get(name) for name in objects.names("members")}
 
 
@@ -106,7 +107,7 @@ def test_leaves_of_a_store_are_listed_and_trained_by_themselves(whole):
         assert path in [row["path"] for row in choral.leaves(url) if row["state"] == "ready"]
         choral.run_leaf(url, path, build, (X, Y), recipe(), **OPTIONS)
     assert members(url) == whole
-    RemoteObjects(url).remove("members/00001.safetensors")
+    RemoteStorage(url).remove("members/00001.safetensors")
     with pytest.warns(UserWarning, match="1 of 2 networks are missing"):
         choral.load(url, build, partial=True)
 
@@ -152,6 +153,8 @@ def test_a_store_that_loses_every_call_from_a_moment_on_costs_no_more_than_that(
     assert all("bad://run" in said for said in failures)
     Bad.before = staticmethod(lambda call, path: None)
     assert members("bad://run") == whole
+    log = [json.loads(line) for line in RemoteStorage("bad://run").get("log.jsonl").splitlines()]
+    assert [event["counted"]["epochs"] for event in log if event["kind"] == "epoch"] == list(range(1, 10))
 
 
 def test_a_store_that_hangs_is_waited_for_only_so_long():
@@ -205,7 +208,7 @@ def test_names_in_a_manifest_that_lead_elsewhere_are_not_followed(tmp_path):
     from choral.engine.files import read_json, write_json
 
     choral.fit(build, (X, Y), recipe(), run_dir="memory://run", **OPTIONS)
-    objects = RemoteObjects("memory://run")
+    objects = RemoteStorage("memory://run")
     local = tmp_path / "manifest.json"
     local.write_bytes(objects.get("leaves/2.f0/manifest.json"))
     held = read_json(local)

@@ -156,7 +156,7 @@ def test_a_second_kill_after_a_damaged_checkpoint_loses_nothing_and_the_warning_
         fit(build, (X, Y), recipe, **call, callbacks=stopping(15))
     folder = tmp_path / "run" / "checkpoints"
     newest = max(folder.glob("manifest-*.json"), key=lambda p: int(p.stem.split("-")[1]))
-    for stack in json.loads(json.loads(newest.read_text())["content"])["open"]:
+    for stack in json.loads(newest.read_text())["open"]:
         flip(folder / stack["file"])
     shutil.copy(newest, folder / "manifest-7 (conflicted copy).json")
     (folder / "notes.safetensors").write_bytes(b"somebody's")

@@ -228,8 +228,8 @@ def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, da
             callbacks=stop,
         )
     manifests = sorted((folder / "checkpoints").glob("manifest-*"), key=lambda p: int(p.stem.split("-")[1]))
-    files = {f["file"] for f in json.loads(json.loads(manifests[-1].read_text())["content"])["open"]}
-    older = {f["file"] for f in json.loads(json.loads(manifests[-2].read_text())["content"])["open"]}
+    files = {f["file"] for f in json.loads(manifests[-1].read_text())["open"]}
+    older = {f["file"] for f in json.loads(manifests[-2].read_text())["open"]}
     targets = {
         "newest file": [folder / "checkpoints" / f for f in files - older],
         "newest manifest": [manifests[-1]],

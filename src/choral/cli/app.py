@@ -205,9 +205,8 @@ def fit(
 ) -> None:
     """Train one ensemble and save it."""
     started = context.obj or time.perf_counter()
-    from choral.cluster.objects import is_far
     from choral.engine import validation
-    from choral.engine.compute import Compute
+    from choral.engine.compute import Compute, is_far
     from choral.tables.fit import METHOD, check_one_process
 
     _check_words(method, members, running)

@@ -110,7 +110,7 @@ def results_only(cluster: str | None) -> Iterator[None]:
 
 def places(out: str | None, usual: Path) -> tuple[str | Path, Path]:
     """Return where a run goes, and the folder of this machine for what is made of it: the usual one if the run is at a URL."""
-    from choral.cluster.objects import is_far
+    from choral.engine.compute import is_far
 
     if out is not None and is_far(out):
         return out, usual
@@ -119,14 +119,14 @@ def places(out: str | None, usual: Path) -> tuple[str | Path, Path]:
 
 def tell_prepared(words: Words, ready: Any, place: str | Path, apart: Apart, running: Running) -> None:
     """Make a run folder without training, keep the words it was made by, and list its leaves."""
-    from choral.cluster.calls import prepare
-    from choral.cluster.sites import opened
+    from choral.cluster.run import prepare
+    from choral.cluster.storage import opened
     from choral.engine.files import write_json as keep
 
     what, options = words.arguments(ready)
     rows = prepare(*what, run_dir=place, stack=apart.stack, on_existing=running.on_existing, **options)
-    with opened(place) as (folder, _):
-        keep(folder / _COMMAND, words.to_dict(), within=folder)
+    with opened(place) as storage:
+        keep(storage.folder / _COMMAND, words.to_dict(), within=storage.folder)
     _show(str(place), rows, json=running.json)
 
 
@@ -162,7 +162,7 @@ def leaves(
     json: Json = False,
 ) -> None:
     """List the leaves of a prepared run: which are ready, which wait for another, which are done."""
-    from choral.cluster.calls import leaves as found
+    from choral.cluster.run import leaves as found
 
     rows = found(run)
     if ready:
@@ -190,8 +190,8 @@ def run_leaf(
     shown: Progress = None,
 ) -> None:
     """Train one leaf of a prepared run, or find it trained; killed and called again, it goes on."""
-    from choral.cluster.calls import leaves as found
-    from choral.cluster.calls import run_leaf as train
+    from choral.cluster.run import leaves as found
+    from choral.cluster.run import run_leaf as train
 
     rows = found(run)  # first of all: whether it is a run
     words, chosen = _command(run, data), _chosen(run, rows, path, index)
@@ -209,11 +209,11 @@ def run_leaf(
 def _command(run: str, data: str | None) -> Words:
     """Return the words by which a run was prepared, perhaps with the data at another place."""
     from choral.base.errors import RunError
-    from choral.cluster.sites import opened
+    from choral.cluster.storage import opened
     from choral.engine.files import read_json
 
-    with opened(run) as (folder, _):
-        held = read_json(folder / _COMMAND)
+    with opened(run) as storage:
+        held = read_json(storage.folder / _COMMAND)
     try:
         if held is not None:
             return Words.from_dict(held if data is None else held | {"data": data})
@@ -249,7 +249,7 @@ def _await(run: str, path: str, seconds: float) -> None:
     """Wait while a leaf waits for another, at most some seconds."""
     import time
 
-    from choral.cluster.calls import leaves as found
+    from choral.cluster.run import leaves as found
 
     until = time.monotonic() + seconds
     while time.monotonic() < until and any(row["path"] == path and row["state"] == "waiting" for row in found(run)):

@@ -1,213 +1,77 @@
-"""Train one leaf, with its checkpoints and its log.
+"""Train one leaf: find its newest checkpoint, go on from it, write its members, then the manifest that names them.
 
-Train one leaf: find its newest checkpoint, go on from it, write its members, then the manifest that names them.
-
-Doing so again does nothing. Two processes at the same leaf write the same bytes, and the first manifest stays.
-
-Where a leaf rests: its checkpoints and its events, written by one attempt at a time or by several that do not know of each other.
-
-Every attempt writes under a name of its own. A new one looks at the checkpoints of all before it and goes on from the one that came
-furthest; those that its own has passed are removed.
+Doing so again does nothing. Checkpoints, members and the log are the engine's, in a folder of the leaf. Two processes at the same leaf
+write the same bytes; the checkpoint of either is one to go on from. A leaf is known by a key: the plan with its data and seed, how it
+was settled, and the leaf's path. A manifest or checkpoint with another key belongs to another run. A reader trusts what a manifest
+names with its SHA-256, and nothing else.
 """
 
-import json
-import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from choral.base.errors import ChoralError, RunError
-from choral.cluster.leaves import Leaf
-from choral.cluster.manifest import (
-    Manifest,
-    commit,
-    is_own,
-    key_of,
-    member_name,
-    read_manifest,
-    states_of,
-    whole_manifest,
-)
-from choral.cluster.objects import Objects, get_json, get_whole, put_json, put_same, sha256
+from choral.cluster.leaves import Leaf, leaves_of
+from choral.cluster.storage import Storage
 from choral.engine.checkpoint import (
     FAILED,
     Branch,
+    Checkpoints,
     Snapshot,
     Stack,
+    failed_from,
     failed_list,
     pack_branches,
-    read_snapshot,
     unpack_branches,
 )
 from choral.engine.events import Callback
 from choral.engine.executor import choose_kernel
-from choral.engine.files import expect
+from choral.engine.files import digest_of, expect, read_checked, read_json, sha256, write_bytes, write_json
 from choral.engine.folder import run_of
 from choral.engine.identity import identity_of
-from choral.engine.job import Job
+from choral.engine.job import Call, Job
 from choral.engine.preparation import check_same, environment
-from choral.engine.run import Run
-from choral.engine.store import Log, MemberStore
+from choral.engine.resume import run_for
+from choral.engine.store import Log, MemberStore, file_name
 from choral.engine.threads import using
+from choral.plan.phases import Collect
 from choral.plan.walk import Place
 
-_PAUSE = 5.0  # seconds between two writings of a log, where an object cannot grow
 _CONTENT = {
     "key": str,
-    "position": int,
-    "epoch": int,
-    "file": str,
-    "sha256": str,
     "members": {str: str},
+    "state": (None, str),
     "failed": FAILED,
     "counted": {str: float},
     "stopped": [dict],
-    "log": {"name": str, "sha256": str, "bytes": int},
+    "environment": dict,
 }
 
 
-def new_attempt() -> str:
-    """Return a name that no other attempt has."""
-    return os.urandom(6).hex()
+@dataclass(frozen=True)
+class Manifest:
+    """What a trained leaf left.
 
-
-class Journal:
-    """The events of one attempt, as lines of JSON.
-
-    Args:
-        objects: where they go.
-        name: of the object.
-        listener: is told every event too.
+    Attributes:
+        members: names of its members' files, each with its SHA-256.
+        state: SHA-256 of the file that other leaves go on from; None if none do.
+        failed: branches that diverged, each with a message.
+        counted, stopped: as in a run's ledger.
+        environment: what decides the last bits of sums, where it was trained.
     """
 
-    def __init__(self, objects: Objects, name: str, listener: Callable[[dict[str, Any]], None] | None = None):
-        self.objects, self.name, self.listener = objects, name, listener
-        self.text = bytearray()
-        self._written = self._heard = 0
-        self._wrote_at = time.monotonic()
+    members: dict[str, str]
+    state: str | None
+    failed: dict[Place, str]
+    counted: dict[str, float]
+    stopped: list[dict[str, Any]]
+    environment: dict[str, Any]
 
-    def hear(self, event: dict[str, Any]) -> None:
-        """Write an event."""
-        if self.listener is not None:
-            self.listener(event)
-        self.text += (json.dumps({"time": round(time.time(), 3), **event}) + "\n").encode()
-        if self.objects.grows or time.monotonic() - self._wrote_at > _PAUSE:
-            self.write()
-
-    def begin(self, text: bytes) -> None:
-        """Begin with the events of an attempt before."""
-        self.text[:] = text
-
-    def write(self) -> dict[str, Any]:
-        """Write what was heard since; return the object's name, its SHA-256 and its length."""
-        if self._written < len(self.text):
-            if self.objects.grows:
-                self.objects.append(self.name, bytes(self.text[self._written :]))
-            else:
-                self.objects.put(self.name, bytes(self.text))
-            self._written, self._wrote_at = len(self.text), time.monotonic()
-        return {"name": self.name, "sha256": sha256(bytes(self.text)), "bytes": len(self.text)}
-
-
-class LeafCheckpoints:
-    """The checkpoints of a leaf, as its run sees them.
-
-    Args:
-        objects: where they go.
-        key: of the leaf.
-        leaf: the leaf.
-        journal: the events of this attempt; a checkpoint keeps those before it.
-        attempt: its name.
-    """
-
-    def __init__(self, objects: Objects, key: str, leaf: Leaf, journal: Journal, attempt: str):
-        self.objects, self.key, self.leaf, self.journal, self.attempt = objects, key, leaf, journal, attempt
-        self.folder = f"{leaf.folder}/checkpoints"
-        self.messages: list[str] = []
-        self.members: dict[str, str] = {}  # written so far, each with its SHA-256
-        self._own: list[str] = []
-        self._count = 0
-
-    def __bool__(self) -> bool:
-        return any(name.endswith(".json") for name in self.objects.names(self.folder))
-
-    def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
-        """Write the stack and the events, then the manifest that names them; keep the two newest."""
-        (stack,) = open_stacks
-        name = f"{self.folder}/{self.attempt}-{self._count}"
-        self._count += 1
-        data = b"".join(pack_branches(stack.branches))
-        self.objects.put(f"{name}.safetensors", data)
-        content = {
-            "key": self.key,
-            "position": now.position,
-            "epoch": now.epoch,
-            "file": f"{name}.safetensors",
-            "sha256": sha256(data),
-            "members": dict(self.members),
-            "failed": failed_list(now.failed),
-            "counted": now.counted,
-            "stopped": now.stopped,
-            "log": self.journal.write(),
-        }
-        put_json(self.objects.put, f"{name}.json", content)
-        if not self._own:
-            self._forget_passed((now.position, now.epoch))
-        self._own.append(name)
-        for old in self._own[:-2]:
-            self._remove(old)
-        self._own = self._own[-2:]
-
-    def _remove(self, name: str) -> None:
-        self.objects.remove(f"{name}.json")  # the one that names the other
-        self.objects.remove(f"{name}.safetensors")
-
-    def _forget_passed(self, reached: tuple[int, int]) -> None:
-        """Remove the checkpoints of other attempts that this one has passed."""
-        for name, content in self._found():
-            if (content["position"], content["epoch"]) < reached and content["file"].count(self.attempt) == 0:
-                self._remove(name)
-
-    def _found(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the whole manifests of this leaf, the furthest first, each with its name."""
-        found: list[tuple[str, dict[str, Any]]] = []
-        for name in self.objects.names(self.folder):
-            content: Any = get_json(self.objects, name) if name.endswith(".json") else None
-            try:
-                if content is None or content.get("key") != self.key:
-                    continue
-                expect(content, _CONTENT, name)
-                if is_own(self.leaf, content["file"]) and is_own(self.leaf, content["log"]["name"]):
-                    found.append((name.removesuffix(".json"), content))
-            except RunError:
-                continue
-        return sorted(found, key=lambda one: (one[1]["position"], one[1]["epoch"]), reverse=True)
-
-    def latest(self) -> Snapshot | None:
-        """Return the checkpoint that came furthest, of those whose objects are all whole."""
-        for name, content in self._found():
-            data = get_whole(self.objects, content["file"], content["sha256"])
-            lost = [n for n, digest in content["members"].items() if get_whole(self.objects, n, digest) is None]
-            if data is None or lost:
-                what = content["file"] if data is None else lost[0]
-                self.messages.append(
-                    f"{what} is damaged or missing; leaf '{self.leaf.path}' goes back to a checkpoint before"
-                )
-                continue
-            log = (self.objects.get(content["log"]["name"]) or b"")[: content["log"]["bytes"]]
-            self.journal.begin(log if sha256(log) == content["log"]["sha256"] else b"")
-            self.members = dict(content["members"])
-            return read_snapshot(content, unpack_branches(data, name, self.leaf.branches), log_bytes=0)
-        return None
-
-    def clear(self) -> None:
-        """Remove the checkpoints of all attempts, and the events of those that did not finish."""
-        for name in self.objects.names(self.folder):
-            self.objects.remove(name)
-        for name in self.objects.names(self.leaf.folder):
-            if name.endswith(".jsonl") and name != self.journal.name:
-                self.objects.remove(name)
+    @property
+    def digest(self) -> str:
+        """One SHA-256 for all its members."""
+        return digest_of(self.members)
 
 
 @dataclass(frozen=True)
@@ -215,84 +79,214 @@ class Field:
     """All that the leaves of a run have in common.
 
     Attributes:
-        objects: where everything lies.
+        storage: where everything lies; run_dir: the same, as other processes understand it.
         plan: the settled plan.
+        call: the arguments of the run, for another process to understand.
         job: what is trained, understood in this process.
-        leaves: all leaves by their paths.
-        seconds: least time between two checkpoints.
     """
 
-    objects: Objects
+    storage: Storage
+    run_dir: Any
     plan: dict[str, Any]
+    call: Call
     job: Job
-    leaves: dict[str, Leaf]
-    seconds: float = 5.0
+
+    @cached_property
+    def leaves(self) -> dict[str, Leaf]:
+        """All leaves by their paths."""
+        return {leaf.path: leaf for leaf in leaves_of(self.plan, self.job.recipe)}
+
+    @property
+    def store(self) -> MemberStore:
+        """The members of the run in its folder."""
+        return MemberStore(self.storage.folder / "members", run=run_of(self.plan))
+
+    def manifest(self, leaf: Leaf) -> Manifest | None:
+        """Return the manifest of a leaf, if there is one."""
+        return read_manifest(self.storage, self.plan, leaf)
 
 
-def admit(objects: Objects, plan: dict[str, Any], job: Job, *, seed: int, executor: str) -> None:
-    """Check that a job is the one a plan was settled for, on a torch of the same version, and run it by the kernel settled on."""
-    identity = identity_of(job.task, job.source, job.recipe, seed=seed, executor=executor, watched=job.watched)
-    check_same(objects.where, plan["identity"], identity)
-    begun, now = plan["environment"], environment(plan["environment"]["threads"]) | job.task.parts.environment
+@dataclass(frozen=True)
+class Plot:
+    """The leaves of one run that are to be trained, in plan order; `hear` is told every event, with the leaf's path."""
+
+    field: Field
+    waiting: list[Leaf]
+    hear: Callable[[str, dict[str, Any]], None]
+
+
+def key_of(plan: dict[str, Any], leaf: Leaf) -> str:
+    """Return the key of a leaf."""
+    settled = {name: plan.get(name) for name in ("identity", "environment", "executor", "kernel", "leaves")}
+    return digest_of({**settled, "leaf": leaf.path})[:32]
+
+
+def member_name(number: int) -> str:
+    """Return the name of a member's file.
+
+    >>> member_name(7)
+    'members/00007.safetensors'
+    """
+    return f"members/{file_name(number)}"
+
+
+def read_manifest(storage: Storage, plan: dict[str, Any], leaf: Leaf) -> Manifest | None:
+    """Return the manifest of a leaf; None if there is none, or none that is whole and of this run."""
+    name = f"{leaf.folder}/manifest.json"
+    storage.pull(name)
+    try:
+        content = read_json(storage.folder / name)
+        if content is None or content.pop("key", None) != key_of(plan, leaf):
+            return None
+        expect(content | {"key": ""}, _CONTENT, name)
+    except RunError:
+        return None
+    if not content["members"].keys() <= {member_name(number) for number in leaf.members}:
+        return None  # names that lead elsewhere
+    return Manifest(**content | {"failed": failed_from(content["failed"])})
+
+
+def whole_manifest(storage: Storage, plan: dict[str, Any], leaf: Leaf) -> tuple[Manifest | None, str]:
+    """Return the manifest of a leaf if all it names is there, else None; and what is wrong with it, if anything is."""
+    manifest = read_manifest(storage, plan, leaf)
+    if manifest is None:
+        return None, ""
+    named = manifest.members | ({} if manifest.state is None else {_state(leaf): manifest.state})
+    lost = [name for name, digest in named.items() if read_whole(storage, name, digest) is None]
+    return (None, f"{storage.where}/{lost[0]} is missing or damaged") if lost else (manifest, "")
+
+
+def read_whole(storage: Storage, name: str, digest: str) -> bytes | None:
+    """Return the bytes of a file if they have the SHA-256 that a manifest gives them, else None."""
+    storage.pull(name)
+    return read_checked(storage.folder / name, digest)
+
+
+def _state(leaf: Leaf) -> str:
+    return f"{leaf.folder}/state.safetensors"
+
+
+class LeafCheckpoints(Checkpoints):
+    """The engine's checkpoints in a folder of a leaf; members that were collected before one must be there to go on from it."""
+
+    def __init__(self, field: Field, leaf: Leaf):
+        self.storage, self.leaf, self.store = field.storage, leaf, field.store
+        self.name = f"{leaf.folder}/{key_of(field.plan, leaf)}/"
+        super().__init__(field.storage.folder / self.name)
+        self.storage.pull(self.name, *self._beside)  # before the log is opened
+
+    @property
+    def _beside(self) -> list[str]:
+        return [f"{self.leaf.folder}/log.jsonl", *map(member_name, self.leaf.members)]
+
+    def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
+        """Keep where the leaf stands, its members and its log."""
+        super().save(open_stacks, now)
+        self.storage.push(*self._beside)
+        self.storage.push(self.name)
+
+    def latest(self) -> Snapshot | None:
+        """Return the newest checkpoint that is whole; none if a member collected before it is not."""
+        found = super().latest()
+        if found is None:
+            return None
+        passed = sum(isinstance(phase, Collect) for phase, _ in self.leaf.steps[: found.position])
+        for number, place in zip(self.leaf.members, self.leaf.branches * passed):
+            if any(lost.holds(place) for lost in found.failed):
+                continue
+            try:
+                self.store.get(number)
+            except RunError as error:
+                self.messages.append(f"{error} Leaf '{self.leaf.path}' starts from its beginning.")
+                return None
+        return found
+
+    def clear(self) -> None:
+        """Remove all of them."""
+        super().clear()
+        self.storage.push(self.name)
+
+
+def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -> Field:
+    """Return what the leaves of a run have in common; RunError unless the call is the one its plan was settled for, on the same torch."""
+    job = call.job()
+    task, source, recipe = job.task, job.source, job.recipe
+    identity = identity_of(task, source, recipe, seed=call["seed"], executor=call.compute.executor, watched=job.watched)
+    check_same(storage.where, plan["identity"], identity)
+    begun, now = plan["environment"], environment(plan["environment"]["threads"]) | task.parts.environment
     if begun != now:
         raise RunError(
-            f"{objects.where} was begun with {begun}, and here is {now}: members would not be the same to the last bit; install the same "
+            f"{storage.where} was begun with {begun}, and here is {now}: members would not be the same to the last bit; install the same "
             "versions on every machine."
         )
-    choose_kernel(job.task, job.source, job.recipe.plan, settled=plan.get("kernel"))
+    choose_kernel(task, source, recipe.plan, settled=plan.get("kernel"))
+    return Field(storage, run_dir, plan, call, job)
 
 
 def train_leaf(field: Field, path: str, listener: Callback | None = None) -> Manifest:
     """Train a leaf, or find it trained; return its manifest. Errors name the leaf."""
     leaf = field.leaves[path]
-    key = key_of(field.plan, leaf)
-    held, damage = whole_manifest(field.objects, key, leaf)
+    held, _ = whole_manifest(field.storage, field.plan, leaf)
     if held is not None:
         return held
     try:
-        if damage:
-            field.objects.remove(f"{leaf.folder}/manifest.json")
         with using(field.plan["environment"]["threads"]):
-            return _trained(field, leaf, key, listener)
+            return _trained(field, leaf, listener)
     except ChoralError as error:
         raise type(error)(f"leaf '{path}': {error}") from error
 
 
-def _trained(field: Field, leaf: Leaf, key: str, listener: Callback | None) -> Manifest:
-    objects, attempt = field.objects, new_attempt()
+def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
+    storage, checkpoints = field.storage, LeafCheckpoints(field, leaf)
     origins, failed = _origins(field, leaf)
-    journal = Journal(objects, f"{leaf.folder}/{attempt}.jsonl", listener)
-    checkpoints = LeafCheckpoints(objects, key, leaf, journal, attempt)
-
-    def keep(number: int, data: bytes) -> None:
-        name = member_name(number)
-        checkpoints.members[name] = put_same(objects, name, data)
-
-    run = _run(field, MemberStore(run=run_of(field.plan), keep=keep), checkpoints, Log(None, journal.hear))
-    run.ledger.failed = dict(failed)
-    stack = Stack([run.branch(place, origin) for place, origin in zip(leaf.branches, origins)])
-    run.begin()
-    run.follow(leaf.steps, stack)
+    folder = storage.folder / leaf.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    log = Log(folder / "log.jsonl", listener)
+    try:
+        run = run_for(
+            field.job, field.plan, checkpoints=checkpoints, store=checkpoints.store, log=log, **_settings(field)
+        )
+        run.ledger.failed = dict(failed)
+        stack = Stack([run.branch(at, origin) for at, origin in zip(leaf.branches, origins)])
+        run.begin()
+        run.follow(leaf.steps, stack)
+    finally:
+        log.close()
     state = None
     if leaf.is_parent:
-        data = b"".join(pack_branches([replace(branch, watch=None) for branch in stack.branches]))
-        state = {"name": f"{leaf.folder}/{attempt}.safetensors", "sha256": sha256(data)}
-        objects.put(state["name"], data)
-    log = {name: value for name, value in journal.write().items() if name != "bytes"}
+        parts = pack_branches([replace(branch, watch=None) for branch in stack.branches])
+        state = write_bytes(storage.folder / _state(leaf), parts, within=storage.folder)
     made = Manifest(
-        leaf.path,
-        dict(checkpoints.members),
+        _members(checkpoints.store, leaf),
         state,
-        log,
         run.ledger.failed,
         run.counted,
         run.ledger.stopped,
         environment(field.plan["environment"]["threads"]),
     )
-    found = commit(objects, key, leaf, made)
-    if found.log == log:
-        checkpoints.clear()
-    return found
+    storage.push(*made.members, _state(leaf), f"{leaf.folder}/log.jsonl")
+    content = {**vars(made), "key": key_of(field.plan, leaf), "failed": failed_list(made.failed)}
+    write_json(folder / "manifest.json", content, within=storage.folder)
+    storage.push(f"{leaf.folder}/manifest.json")
+    checkpoints.clear()
+    return made
+
+
+def _settings(field: Field) -> dict[str, Any]:
+    """Return what all runs of leaves have in common: one stack, with checkpoints as often as asked for."""
+    return {"seed": field.call["seed"], "seconds": field.call.compute.checkpoint_seconds, "width": lambda *_: 1}
+
+
+def empty_run(field: Field, store: MemberStore) -> Any:
+    """Return a run that trains nothing, to count what its members cost."""
+    return run_for(field.job, field.plan, checkpoints=None, store=store, log=Log(), **_settings(field))
+
+
+def _members(store: MemberStore, leaf: Leaf) -> dict[str, str]:
+    """Return the files of a leaf's members, each with its SHA-256; those of branches that diverged are missing."""
+    missing = store.missing(max(leaf.members, default=-1) + 1)
+    there = [number for number in leaf.members if number not in missing]
+    return {member_name(number): sha256(store.path(number).read_bytes()) for number in there}
 
 
 def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
@@ -300,31 +294,13 @@ def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
     if leaf.after is None:
         return [Branch(place) for place in leaf.branches], {}
     before = field.leaves[leaf.after]
-    manifest = read_manifest(field.objects, key_of(field.plan, before), before)
+    manifest = field.manifest(before)
     if manifest is None:
         raise RunError(f"it goes on from leaf '{leaf.after}', which is not trained yet; run that one first.")
-    states = {branch.place: branch for branch in states_of(field.objects, before, manifest)}
+    data = read_whole(field.storage, _state(before), manifest.state or "")
+    if data is None:
+        raise RunError(
+            f"{field.storage.where}/{_state(before)} is missing or damaged; run the leaf '{leaf.after}' again."
+        )
+    states = {branch.place: branch for branch in unpack_branches(data, _state(before), before.branches)}
     return [states[place] for place in leaf.origins], manifest.failed
-
-
-def _run(field: Field, store: MemberStore, checkpoints: LeafCheckpoints | None, log: Log) -> Run:
-    job = field.job
-    return Run(
-        job.task,
-        job.source,
-        job.recipe.plan,
-        seed=field.plan["identity"]["seed"],
-        width=lambda fork, branches: 1,
-        store=store,
-        checkpoints=checkpoints,
-        log=log,
-        seconds=field.seconds,
-        validation=job.validation,
-        rules=job.rules,
-        apart=field.plan["executor"] == "sequential",
-    )
-
-
-def empty_run(field: Field, store: MemberStore) -> Run:
-    """Return a run that trains nothing, to count what its members cost."""
-    return _run(field, store, None, Log())

@@ -15,7 +15,7 @@ from choral.plan.walk import Place, Visitor, trainings, walk
 from choral.recipes.recipe import Recipe
 
 
-@dataclass(frozen=True)
+@dataclass
 class Leaf:
     """What one process trains at a time.
 
@@ -23,8 +23,8 @@ class Leaf:
         path: its name: where its first branch begins; `+3` for three more stacked with it, `@1` behind the first fork in it.
         branches: where its branches begin.
         origins: the branches of `after` that each of them goes on from.
-        steps: its phases, each with its place from where the branches begin.
         after: path of the leaf it goes on from, None if it begins from nothing.
+        steps: its phases, each with its place from where the branches begin.
         members: numbers of the members it collects.
         is_parent: whether other leaves go on from it.
     """
@@ -32,10 +32,10 @@ class Leaf:
     path: str
     branches: tuple[Place, ...]
     origins: tuple[Place, ...]
-    steps: tuple[tuple[Phase, Place], ...]
     after: str | None
-    members: tuple[int, ...]
-    is_parent: bool
+    steps: list[tuple[Phase, Place]] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
+    is_parent: bool = False
 
     @property
     def folder(self) -> str:
@@ -54,26 +54,13 @@ class Leaf:
 
 
 @dataclass
-class _Part:
-    """A leaf on its way."""
-
-    path: str
-    branches: tuple[Place, ...]
-    origins: tuple[Place, ...]
-    after: "_Part | None"
-    steps: list[tuple[Phase, Place]] = field(default_factory=list)
-    members: list[int] = field(default_factory=list)
-    is_parent: bool = False
-
-
-@dataclass
 class _Stack:
     """A stack on its way: where its branches begin, what they go on from, and the leaf it is in, None right behind a fork."""
 
     branches: tuple[Place, ...]
     origins: tuple[Place, ...]
-    latest: _Part | None = None
-    open: _Part | None = None
+    latest: Leaf | None = None
+    open: Leaf | None = None
     parts: int = 0
 
     @property
@@ -94,15 +81,16 @@ def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
     >>> [(leaf.path, leaf.after) for leaf in cut(prune_and_tune(epochs=9, members=2).plan, 1)]
     [('start', None), ('2/f0', 'start'), ('2/f1', 'start')]
     """
-    parts: list[_Part] = []
+    leaves: list[Leaf] = []
     numbers: dict[Place, int] = {}
     walk(plan, None, Visitor(collect=lambda _, place, __: numbers.update({place: len(numbers)})))
 
     def act(phase: Phase, suffix: Place, stack: _Stack) -> _Stack:
         if stack.open is None:
-            stack.open = _Part(stack.name, stack.branches, stack.origins, stack.latest)
+            after = None if stack.latest is None else stack.latest.path
+            stack.open = Leaf(stack.name, stack.branches, stack.origins, after)
             stack.parts += 1
-            parts.append(stack.open)
+            leaves.append(stack.open)
         stack.open.steps.append((phase, suffix))
         if isinstance(phase, Collect):
             stack.open.members += [numbers[place + suffix] for place in stack.branches]
@@ -122,22 +110,10 @@ def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
 
     root = _Stack((Place(),), (Place(),))
     walk(plan, root, Visitor(start=act, change=act, train=act, collect=act, branches=branches))
-    for part in parts:
-        if part.after is not None:
-            part.after.is_parent = True
-    return [_leaf(part) for part in parts]
-
-
-def _leaf(part: _Part) -> Leaf:
-    return Leaf(
-        part.path,
-        part.branches,
-        part.origins,
-        tuple(part.steps),
-        None if part.after is None else part.after.path,
-        tuple(part.members),
-        part.is_parent,
-    )
+    parents = {leaf.after for leaf in leaves}
+    for leaf in leaves:
+        leaf.is_parent = leaf.path in parents
+    return leaves
 
 
 def leaves_of(plan: dict[str, Any], recipe: Recipe | None = None) -> list[Leaf]:

@@ -1,124 +1,293 @@
-"""All leaves of a run: where each stands, training them, and the run put together from what their manifests name."""
+"""Runs in leaves: prepare one, list its leaves, train one or all of them, and put the run together."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from choral.base.errors import ChoralError, RunError
-from choral.cluster.leaf import Field, empty_run, train_leaf
+from torch import nn
+
+from choral.base.arguments import guarded
+from choral.base.errors import ChoralError, DivergedError, InputError, RunError, did_you_mean
+from choral.base.types import Build
+from choral.callbacks import one_of
+from choral.cluster.leaf import (
+    Field,
+    Manifest,
+    Plot,
+    admitted,
+    empty_run,
+    read_manifest,
+    read_whole,
+    train_leaf,
+    whole_manifest,
+)
 from choral.cluster.leaves import Leaf, leaves_of
-from choral.cluster.manifest import Manifest, key_of, read_manifest, whole_manifest
-from choral.cluster.objects import Objects, get_whole
+from choral.cluster.ray import Ray
+from choral.cluster.storage import Storage, opened, publish
+from choral.engine.compute import OnExisting, Store, is_far
 from choral.engine.events import Callback
-from choral.engine.files import unpack_tensors, write_bytes
-from choral.engine.folder import run_of
+from choral.engine.executor import Settled
+from choral.engine.files import write_bytes
+from choral.engine.folder import claimed, read_plan
+from choral.engine.job import Call, Job, call_of
+from choral.engine.preparation import settle
 from choral.engine.resume import kept_costs, write_costs
-from choral.engine.store import Log, MemberStore, state_from
+from choral.engine.run import WIDEST
+from choral.engine.store import Log, MemberStore, events_in
+from choral.plan.phases import Fork, Phase
+from choral.plan.walk import Visitor, walk
+from choral.recipes.recipe import Recipe
 
-Hears = Callable[[str, dict[str, Any]], None]
+Asked = tuple[Call, Any, Callback | None, bool]
+"""A run that is to be trained on a cluster: what makes it what it is, where it goes, its listener, whether it starts again."""
 
 
-@dataclass(frozen=True)
-class Plot:
-    """The leaves of one run that are to be trained.
+def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
+    """Return the call of a run in leaves; InputError for what only one process, or a cluster, can be asked for."""
+    call = call_of(build, data, recipe, options)
+    for name in ("time_limit", "data_parallel", "cluster"):
+        if getattr(call.compute, name):
+            raise InputError(
+                f"compute has {name}={getattr(call.compute, name)!r}, which a run in leaves cannot; leave it out."
+            )
+    return call
 
-    Attributes:
-        field: what they have in common.
-        call: the arguments of the run, for another process to understand; run_dir: where it is, as the user said it.
-        waiting: those that are not trained, in plan order.
-        hear: is told every event, with the leaf's path.
+
+def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], dict[str, Any]]:
+    """Return what says how a run is cut: branches stacked in a leaf, at most.
+
+    Args:
+        plan: the plan.
+        stack: as many as the user asked for; None takes all that fit into memory, or shares them out.
+        slots: leaves that can be trained at once, among which the branches of the largest fork are shared.
     """
+    forks = [1]
 
-    field: Field
-    call: Any
-    run_dir: Any
-    waiting: list[Leaf]
-    hear: Hears
+    def note(phase: Phase, place: Any) -> None:
+        if isinstance(phase, Fork):
+            forks.append(phase.branches)
 
+    walk(plan, None, Visitor(enter=note))
 
-class Workers(Protocol):
-    """Whoever trains leaves."""
+    def cut(settled: Settled) -> dict[str, Any]:
+        if settled.name == "sequential":
+            return {"stack": 1}
+        most = settled.width(Fork(branches=WIDEST, body=plan), WIDEST)
+        shared = -(-max(forks) // slots) if slots else WIDEST
+        return {"stack": min(most, stack or shared)}
 
-    def train(self, plots: Sequence[Plot]) -> dict[str, str]:
-        """Train the leaves of runs, each after the one it goes on from; return those that could not be, with the reason."""
-        ...
-
-
-class Here:
-    """This process: one leaf after the other."""
-
-    def train(self, plots: Sequence[Plot]) -> dict[str, str]:
-        """Train them in plan order; what goes on from one that could not be trained is left."""
-        failed: dict[str, str] = {}
-        for plot in plots:
-            own: dict[str, str] = {}
-            for leaf in plot.waiting:
-                own |= {leaf.path: ""} if leaf.after in own else self._tried(plot, leaf)
-            failed |= {f"{plot.run_dir} {path}": why for path, why in own.items()}
-        return failed
-
-    def _tried(self, plot: Plot, leaf: Leaf) -> dict[str, str]:
-        try:
-            train_leaf(plot.field, leaf.path, lambda event: plot.hear(leaf.path, event))
-        except ChoralError as error:
-            return {leaf.path: str(error)}
-        return {}
+    return cut
 
 
-def states(objects: Objects, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return where every leaf stands.
+def settle_leaves(
+    call: Call, job: Job, folder: Path, *, stack: int | None, slots: int | None = None, overwrite: bool = False
+) -> dict[str, Any]:
+    """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
+    plan, _ = settle(
+        folder,
+        job,
+        seed=call["seed"],
+        table=call["table"],
+        executor=call.compute.executor,
+        threads=call.compute.threads,
+        overwrite=overwrite,
+        cut=cut_by(call.recipe.plan, stack, slots),
+    )
+    if "leaves" not in plan and not (folder / "results.json").exists():
+        raise RunError(
+            f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
+            "was begun, or use another run_dir (--out), or on_existing='overwrite' (--overwrite)."
+        )
+    held = plan.get("leaves", {}).get("stack")
+    if held is not None and stack not in (None, held) and plan["executor"] != "sequential":
+        raise RunError(
+            f"{folder} is cut into leaves of at most {held} network(s), now {stack} are asked for; leave stack out, or use another run_dir."
+        )
+    return plan
 
-    'done': a manifest says so ('diverged' if it lost branches); 'begun': there is a checkpoint; 'ready': it can be trained; 'waiting':
-    the leaf it goes on from is not done.
+
+@guarded
+def prepare(
+    build: Build | nn.Module,
+    data: Any,
+    recipe: Recipe | str,
+    *,
+    run_dir: str | Path | Store,
+    stack: int | None = None,
+    on_existing: OnExisting = "resume",
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Make a run folder without training: the plan, settled once for all, cut into leaves. Return where each leaf stands.
+
+    Args:
+        build, data, recipe: as in `choral.fit`.
+        run_dir: a folder that every process that trains a leaf can see, or the URL of one ('s3://bucket/run', `choral.Store`).
+        stack: networks that one leaf trains together, at most, where the executor stacks them; None: as many as fit.
+        on_existing: 'overwrite' starts again in a folder that holds another run.
+        options: as in `choral.fit`: seed, validation, compute and so on.
     """
-    leaves = leaves_of(plan)
-    found = {leaf.path: read_manifest(objects, key_of(plan, leaf), leaf) for leaf in leaves}
+    call, overwrite = _leaf_call(build, data, recipe, options), on_existing == "overwrite"
+    if on_existing == "extend":
+        raise InputError("on_existing is 'extend', which a run in leaves cannot be; give 'resume' or 'overwrite'.")
+    with opened(run_dir) as storage:
+        job = call.job()
+        with claimed(storage.folder):
+            plan = settle_leaves(call, job, storage.folder, stack=stack, overwrite=overwrite)
+            if "leaves" not in plan:
+                raise RunError(
+                    f"{storage.where} holds this run already, trained as a whole: choral.load gives it; use another run_dir (--out), or "
+                    "on_existing='overwrite' (--overwrite) to start again."
+                )
+            publish(storage, overwrite=overwrite)
+        return _states(storage, plan)
+
+
+@guarded
+def leaves(run_dir: str | Path | Store) -> list[dict[str, Any]]:
+    """Return the leaves of a prepared run: path, state, number of networks, members, the leaf each goes on from, epochs.
+
+    A leaf is 'ready', 'begun' (there is a checkpoint), 'waiting' for the one it goes on from, 'done', or 'diverged'.
+    """
+    with opened(run_dir) as storage:
+        return _states(storage, _planned(storage))
+
+
+def _states(storage: Storage, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return where every leaf stands."""
+    found = [(leaf, read_manifest(storage, plan, leaf)) for leaf in leaves_of(plan)]
+    done = {leaf.path for leaf, manifest in found if manifest is not None}
     rows = []
-    for leaf in leaves:
-        manifest = found[leaf.path]
+    for leaf, manifest in found:
         if manifest is not None:
             state = "diverged" if manifest.failed else "done"
-        elif leaf.after is not None and found[leaf.after] is None:
+        elif leaf.after is not None and leaf.after not in done:
             state = "waiting"
         else:
-            state = "begun" if objects.names(f"{leaf.folder}/checkpoints") else "ready"
+            state = "begun" if any("/manifest-" in name for name in storage.names(leaf.folder)) else "ready"
         about = {"members": list(leaf.members), "after": leaf.after, "epochs": leaf.epochs}
         rows.append({"path": leaf.path, "state": state, "networks": len(leaf.branches), **about})
     return rows
 
 
-class Chorus:
-    """One listener for the events of all leaves: what they have counted is added up."""
+@guarded
+def run_leaf(
+    run_dir: str | Path | Store,
+    path: str,
+    build: Build | nn.Module,
+    data: Any,
+    recipe: Recipe | str,
+    *,
+    callbacks: Callback | Sequence[Callback] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train one leaf of a prepared run, or find it trained; return its members' files, each with its SHA-256.
 
-    def __init__(self, listener: Callback | None):
-        self.listener = listener
-        self.counted: dict[str, dict[str, float]] = {}
+    Killed and called again, here or elsewhere, it goes on from its newest checkpoint.
 
-    def count(self, path: str, counted: dict[str, float]) -> None:
-        """Note what a leaf has counted so far."""
-        self.counted[path] = counted
+    Args:
+        run_dir: the folder.
+        path: the leaf, as `choral.leaves` names it.
+        build, data, recipe: as they were given to `choral.prepare`; anything else is refused.
+        callbacks: called with every event, as in `choral.fit`.
+        options: as they were given to `choral.prepare`.
+    """
+    call = _leaf_call(build, data, recipe, options)
+    with opened(run_dir) as storage:
+        plan = _planned(storage)
+        known = [leaf.path for leaf in leaves_of(plan)]
+        if path not in known:
+            shown = f"{', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
+            raise InputError(f"{storage.where} has no leaf {path!r}; it has {shown}.{did_you_mean(path, known)}")
+        manifest = train_leaf(admitted(call, storage, run_dir, plan), path, one_of(callbacks))
+    if manifest.failed:
+        raise DivergedError(f"leaf {path!r}: {'; '.join(manifest.failed.values())}; its other members are kept.")
+    return {"leaf": path, "members": manifest.members, "digest": manifest.digest}
 
-    def hear(self, path: str, event: dict[str, Any]) -> None:
-        """Pass an event on, with the counts of all leaves."""
-        if "counted" in event:
-            self.count(path, event["counted"])
-            event = event | {"counted": total(self.counted.values())}
-        if self.listener is not None:
-            self.listener(event)
+
+def _planned(storage: Storage) -> dict[str, Any]:
+    """Return the plan of a run in leaves; RunError if there is none."""
+    plan = read_plan(storage.folder)
+    if plan is None or "leaves" not in plan:
+        what = "no run" if plan is None else "a run that is not cut into leaves"
+        raise RunError(f"{storage.where} holds {what}; make one with choral.prepare or choral fit --prepare.")
+    return plan
 
 
-@contextmanager
-def logged(folder: Path, listener: Callback | None) -> Iterator[Callback]:
-    """Yield a listener that writes events to log.jsonl while they come; `conclude` puts them in plan order."""
+def carry_out_leaves(
+    call: Call,
+    job: Job,
+    where: Storage | Path,
+    plan: dict[str, Any],
+    listener: Callback | None,
+    *,
+    on_existing: OnExisting,
+    started: float,
+) -> tuple[MemberStore, dict[str, Any]]:
+    """Train what is not yet trained of a run in leaves, one leaf after the other; return its members and what it cost.
+
+    Args:
+        call, job: what is to be done, as it was said and as it was understood.
+        where: where its leaves are.
+        plan: the settled plan.
+        listener: called with every event.
+        on_existing: 'overwrite' starts again; 'extend' is refused.
+        started: when the call began, by time.perf_counter.
+    """
+    storage = where if isinstance(where, Storage) else Storage(where)
+    if on_existing == "extend" or job.task.parts.group is not None:
+        what = "extended" if on_existing == "extend" else "trained by processes that share batches (data_parallel)"
+        raise RunError(f"{storage.where} is a run in leaves, which cannot be {what}; use another run_dir.")
+    publish(storage, overwrite=on_existing == "overwrite")
+    field = Field(storage, None, plan, call, job)
+    with _logged(storage.folder, listener) as hear:
+        plot = _plot_of(field, hear)
+        failed: dict[str, str] = {}
+        for leaf in plot.waiting:
+            if leaf.after in failed:
+                failed[leaf.path] = ""
+                continue
+            try:
+                train_leaf(field, leaf.path, lambda event, path=leaf.path: plot.hear(path, event))  # type: ignore[misc]
+            except ChoralError as error:
+                failed[leaf.path] = str(error)
+        _refuse([plot], failed)
+    return _conclude(field, started=started)
+
+
+@contextlib.contextmanager
+def _logged(folder: Path, listener: Callback | None) -> Iterator[Callback]:
+    """Yield a listener that writes events to log.jsonl while they come; `_conclude` puts them in plan order."""
     log = Log(folder / "log.jsonl", listener)
     try:
         log.rewind(0)
         yield lambda event: log.event(**event)
     finally:
         log.close()
+
+
+def _plot_of(field: Field, listener: Callback) -> Plot:
+    """Return the leaves of a run that are not trained yet, or of which something is lost; counts of all leaves are added up."""
+    counted: dict[str, dict[str, float]] = {}
+    waiting: list[Leaf] = []
+
+    def hear(path: str, event: dict[str, Any]) -> None:
+        if "counted" in event:
+            counted[path] = event["counted"]
+            event = event | {"counted": total(counted.values())}
+        listener(event)
+
+    for leaf in field.leaves.values():
+        manifest, damage = whole_manifest(field.storage, field.plan, leaf)
+        if damage:
+            listener({"kind": "warning", "message": f"{damage}; leaf '{leaf.path}' is trained again"})
+        if manifest is None:
+            waiting.append(leaf)
+        else:
+            counted[leaf.path] = manifest.counted
+    return Plot(field, waiting, hear)
 
 
 def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
@@ -134,103 +303,108 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def plot_of(field: Field, call: Any, run_dir: Any, listener: Callback | None) -> Plot:
-    """Return the leaves of a run that are not trained yet; one of which something is lost is not."""
-    chorus, waiting = Chorus(listener), list[Leaf]()
-    for leaf in field.leaves.values():
-        manifest, damage = whole_manifest(field.objects, key_of(field.plan, leaf), leaf)
-        if damage:
-            chorus.hear(leaf.path, {"kind": "warning", "message": f"{damage}; leaf '{leaf.path}' is trained again"})
-        if manifest is None:
-            waiting.append(leaf)
-        else:
-            chorus.count(leaf.path, manifest.counted)
-    return Plot(field, call, run_dir, waiting, chorus.hear)
-
-
-def train_all(plots: Sequence[Plot], workers: Workers) -> None:
-    """Train all that is waiting; RunError names the leaves that could not be."""
-    waiting = [plot for plot in plots if plot.waiting]
-    failed = workers.train(waiting) if waiting else {}
-    if failed:
-        _refuse(plots, failed)
-
-
-def manifests_of(field: Field) -> dict[str, Manifest]:
-    """Return the manifests of all leaves; RunError if one is missing."""
-    return {path: _manifest(field, leaf) for path, leaf in field.leaves.items()}
-
-
-def _manifest(field: Field, leaf: Leaf) -> Manifest:
-    found = read_manifest(field.objects, key_of(field.plan, leaf), leaf)
-    if found is None:
-        raise RunError(
-            f"{field.objects.where}: the manifest of leaf '{leaf.path}' is gone; run the same command again."
-        )
-    return found
-
-
 def _refuse(plots: Sequence[Plot], failed: dict[str, str]) -> None:
-    """Raise RunError for leaves that could not be trained; the first is told whole."""
-    reasons = [why for why in failed.values() if why]
-    count, where = sum(len(plot.field.leaves) for plot in plots), ", ".join(plot.field.objects.where for plot in plots)
+    """Raise RunError if leaves could not be trained; the first reason is told whole."""
+    if not failed:
+        return
+    reason = next(why for why in failed.values() if why)
+    count = sum(len(plot.field.leaves) for plot in plots)
+    where = ", ".join(plot.field.storage.where for plot in plots)
     more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""
     raise RunError(
-        f"{reasons[0].rstrip('.')}{more}. All that is trained is kept in {where}; the same command goes on from there."
+        f"{reason.rstrip('.')}{more}. All that is trained is kept in {where}; the same command goes on from there."
     )
 
 
-def conclude(
-    field: Field, folder: Path, manifests: dict[str, Manifest], *, started: float
-) -> tuple[MemberStore, dict[str, Any]]:
-    """Put a run together: its members, its log in plan order, and what it cost.
-
-    Args:
-        field: what the leaves have in common.
-        folder: where the files of the run are written; the run folder itself if it is a local one.
-        manifests: of all leaves, in plan order.
-        started: when the call began, by time.perf_counter.
-    """
-    run = empty_run(field, _members(field, folder, manifests))
+def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, Any]]:
+    """Put a run together: return its members and what it cost, and write its log in plan order."""
+    storage, manifests = field.storage, dict[str, Manifest]()
+    for path, leaf in field.leaves.items():
+        found = field.manifest(leaf)
+        if found is None:
+            raise RunError(f"{storage.where}: the manifest of leaf '{path}' is gone; run the same command again.")
+        manifests[path] = found
+    store = field.store
+    if storage.is_far:  # members outlive the copies of their files
+        store = MemberStore(run=field.store.run)
+        for number in (n for leaf in field.leaves.values() for n in leaf.members):
+            if field.store.path(number).exists():
+                store.put(number, field.store.get(number))
+    run = empty_run(field, store)
     for manifest in manifests.values():
         run.ledger.failed |= manifest.failed
         run.ledger.stopped += manifest.stopped
-    _write_log(field, folder, manifests)
+    _write_log(field, manifests)
     run.refuse_lost()
     run.counted = total(m.counted for m in manifests.values())
-    costs = kept_costs(folder, Log()) or write_costs(run, folder, started=started)
-    return run.store, costs
+    folder = storage.folder
+    return store, kept_costs(folder, Log()) or write_costs(run, folder, started=started)
 
 
-def _members(field: Field, folder: Path, manifests: dict[str, Manifest]) -> MemberStore:
-    """Return the store of all members: their files, or the members themselves if they are far away."""
-    run = run_of(field.plan)
-    if not field.objects.is_far:
-        return MemberStore(folder / "members", run=run)
-    store = MemberStore(run=run)
-    for manifest in manifests.values():
-        for name, digest in manifest.members.items():
-            data = get_whole(field.objects, name, digest)
-            if data is None:
-                raise RunError(f"{field.objects.where}/{name} is missing or damaged; run the same command again.")
-            tensors, header = unpack_tensors(data, name)
-            store.put(header["number"], state_from(tensors, header.get("form"), name))
-    return store
-
-
-def _write_log(field: Field, folder: Path, manifests: dict[str, Manifest]) -> None:
+def _write_log(field: Field, manifests: dict[str, Manifest]) -> None:
     """Write log.jsonl: the events of all leaves in plan order, each with what was counted up to it."""
-    lines: list[str] = []
-    before: dict[str, float] = {}
+    storage, lines, before = field.storage, list[str](), dict[str, float]()
     for path, manifest in manifests.items():
-        data = get_whole(field.objects, manifest.log["name"], manifest.log["sha256"]) or b""
-        for line in data.decode().splitlines():
-            event = json.loads(line)
+        name = f"{field.leaves[path].folder}/log.jsonl"
+        storage.pull(name)
+        log = storage.folder / name
+        for event in events_in(log.read_bytes() if log.exists() else b""):
             if "counted" in event:
                 event["counted"] = total([before, event["counted"]])
             lines.append(json.dumps(event | {"leaf": path}))
         before = total([before, manifest.counted])
-    text = "".join(f"{line}\n" for line in lines).encode()
-    path_of = folder / "log.jsonl"
-    if not path_of.exists() or path_of.read_bytes() != text:
-        write_bytes(path_of, text, within=folder)
+    text, held = "".join(f"{line}\n" for line in lines).encode(), storage.folder / "log.jsonl"
+    if not held.exists() or held.read_bytes() != text:
+        write_bytes(held, text, within=storage.folder)
+
+
+@contextlib.contextmanager
+def fetched(run_dir: Any) -> Iterator[Path]:
+    """Yield a folder with what a URL holds of a run; it is gone afterwards. Members that are not whole are left out."""
+    with opened(run_dir) as storage:
+        plan = _planned(storage)
+        (storage.folder / "members").mkdir()
+        for leaf in leaves_of(plan):
+            manifest = read_manifest(storage, plan, leaf)
+            for name, digest in () if manifest is None else manifest.members.items():
+                if read_whole(storage, name, digest) is None:
+                    (storage.folder / name).unlink(missing_ok=True)
+        yield storage.folder
+
+
+def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
+    """Raise InputError for a cluster that is none, and for what a run on one cannot have.
+
+    Args:
+        cluster: what the user gave.
+        run_dir: the place of the run.
+        refused: further arguments that must be left out.
+    """
+    if not isinstance(cluster, Ray):
+        raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
+    if run_dir is None or str(run_dir).startswith("memory://"):
+        raise InputError(f"run_dir is {run_dir}; a cluster needs run_dir, a folder or URL that all its machines see.")
+    given = [name for name, value in refused.items() if value]
+    if given:
+        raise InputError(f"{given[0]} is {refused[given[0]]!r}, which a run on a cluster cannot have; leave it out.")
+
+
+def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
+    """Train the leaves of runs side by side on a cluster; RunError names those that could not be."""
+    with contextlib.ExitStack() as stack:
+        workers = stack.enter_context(cluster.connected())
+        plots: list[Plot] = []
+        for call, run_dir, listener, overwrite in asked:
+            if call.compute.threads is None:
+                compute = replace(call.compute, threads=max(1, int(cluster.cpus)))
+                call = replace(call, options=call.options | {"compute": compute})
+            storage = stack.enter_context(opened(run_dir))
+            stack.enter_context(claimed(storage.folder))  # until all are trained
+            job = call.job()
+            plan = settle_leaves(call, job, storage.folder, stack=None, slots=workers.slots, overwrite=overwrite)
+            publish(storage, overwrite=overwrite)
+            if "leaves" in plan:  # else one process has trained it
+                hear = stack.enter_context(_logged(storage.folder, listener))
+                run_dir = run_dir if is_far(run_dir) else Path(run_dir).resolve()
+                plots.append(_plot_of(Field(storage, run_dir, plan, call, job), hear))
+        _refuse(plots, workers.train(plots))

@@ -15,8 +15,6 @@ from choral.base.arguments import guarded, is_whole
 from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
 from choral.base.types import Build
 from choral.callbacks import one_of
-from choral.cluster.calls import OPTIONS, Asked, call_of, check_cluster, train_apart
-from choral.cluster.objects import is_far
 from choral.comparison.budget import Spending, within
 from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
 from choral.comparison.evaluation import (
@@ -32,10 +30,11 @@ from choral.comparison.evaluation import (
 from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
-from choral.engine.compute import Compute
+from choral.engine.compute import Compute, is_far
 from choral.engine.events import Callback
 from choral.engine.files import read_json, write_json
 from choral.engine.folder import folder_name
+from choral.engine.job import OPTIONS, Call, call_of
 from choral.fit import check_options, train
 from choral.plan.cost import warning
 from choral.recipes import METHODS, recipe_of
@@ -178,6 +177,8 @@ def compared(
     folders = {own: place / f"seed-{own}" if several and place is not None else place for own in owns}
     if compute.cluster is not None:
         extends = options.get("on_existing") == "extend"
+        from choral.cluster.run import check_cluster, train_apart
+
         check_cluster(
             compute.cluster, run_dir, time_limit=compute.time_limit, on_existing="extend" if extends else None
         )
@@ -258,7 +259,7 @@ def _asked(
     folders: dict[int, Path | None],
     hearing: Callable[[str], Callback] | None,
     options: dict[str, Any],
-) -> list[Asked]:
+) -> list[tuple[Call, Path, Callback | None, bool]]:
     """Return the runs of all methods and seeds, for a cluster to train."""
     found = []
     data, known = problem.points, {n: v for n, v in options.items() if n in (*OPTIONS, "device")}
@@ -268,7 +269,7 @@ def _asked(
             call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
             hear = one_of(options.get("callbacks")) if hearing is None else hearing(name)
             place = (folder / folder_name(name)).resolve()
-            found.append(Asked(call, place, hear, options.get("on_existing") == "overwrite"))
+            found.append((call, place, hear, options.get("on_existing") == "overwrite"))
     return found
 
 

@@ -6,23 +6,23 @@ safetensors file, written again only when it changed. The two newest manifests a
 files, so a damaged one is noticed and the one before is used.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from choral.base.errors import RunError
 from choral.engine.files import (
     Part,
-    checksum,
     expect,
     pack_parts,
-    parse_json,
     read_checked,
+    read_json,
+    sha256,
     unpack_tensors,
     write_bytes,
+    write_json,
 )
 from choral.plan.state import State
 from choral.plan.variants import Variant
@@ -99,7 +99,7 @@ class Stack:
     def name(self) -> str:
         """A file name for this stack, from the places of its branches."""
         text = repr([branch.place.words for branch in self.branches])
-        return f"{checksum(text.encode())[:12]}-{self.version[0]}-{self.version[1]}"
+        return f"{sha256(text.encode())[:12]}-{self.version[0]}-{self.version[1]}"
 
 
 @dataclass
@@ -117,28 +117,6 @@ class Snapshot:
     log_bytes: int = 0
     whole: list[int] | None = None
     open: dict[Place, Branch] = field(default_factory=dict)
-
-
-class Keeper(Protocol):
-    """Where checkpoints are kept, as a run sees it."""
-
-    messages: list[str]
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        ...
-
-    def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
-        """Keep where a run stands."""
-        ...
-
-    def latest(self) -> Snapshot | None:
-        """Return the newest checkpoint that is whole."""
-        ...
-
-    def clear(self) -> None:
-        """Remove all of them."""
-        ...
 
 
 def pack_branches(branches: Sequence[Branch]) -> list[Part]:
@@ -184,20 +162,6 @@ def failed_from(content: Iterable[dict[str, Any]]) -> dict[Place, str]:
     return {Place.from_list(one["place"]): one["message"] for one in content}
 
 
-def read_snapshot(content: dict[str, Any], branches: Iterable[Branch], log_bytes: int) -> Snapshot:
-    """Return where a run stood by what a checkpoint says of it, with the branches that were open."""
-    return Snapshot(
-        position=content["position"],
-        epoch=content["epoch"],
-        failed=failed_from(content["failed"]),
-        counted=content["counted"],
-        stopped=content["stopped"],
-        log_bytes=log_bytes,
-        whole=content.get("whole"),
-        open={branch.place: branch for branch in branches},
-    )
-
-
 @dataclass
 class Checkpoints:
     """The checkpoint folder of a run.
@@ -228,7 +192,7 @@ class Checkpoints:
                 data = pack_branches(stack.branches)
                 self._whole[file] = write_bytes(self.folder / file, data, within=self.folder.parent)
             places = [branch.place.to_list() for branch in stack.branches]
-            entries.append({"file": file, "checksum": self._whole[file], "places": places})
+            entries.append({"file": file, "sha256": self._whole[file], "places": places})
         manifests = self._manifests()
         number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
         content = {
@@ -241,10 +205,8 @@ class Checkpoints:
             "log_bytes": now.log_bytes,
         }
         content |= {} if now.whole is None else {"whole": now.whole}
-        body = json.dumps(content, sort_keys=True)
         path = self.folder / f"manifest-{number}.json"
-        outer = json.dumps({"content": body, "checksum": checksum(body.encode())})
-        write_bytes(path, outer.encode(), within=self.folder.parent)
+        write_json(path, content, within=self.folder.parent)
         self._trusted = [*self._trusted[-1:], path]
         self._forget(self._trusted)
 
@@ -272,18 +234,19 @@ class Checkpoints:
                 continue
             branches: list[Branch] = []
             for entry in content["open"]:
-                data = read_checked(self.folder / entry["file"], entry["checksum"])
+                data = read_checked(self.folder / entry["file"], entry["sha256"])
                 if data is None:
                     self.messages.append(
                         f"checkpoint file {entry['file']} is damaged or missing; going back to the checkpoint before"
                     )
                     break
-                self._whole[entry["file"]] = entry["checksum"]
+                self._whole[entry["file"]] = entry["sha256"]
                 places = [Place.from_list(place) for place in entry["places"]]
                 branches += unpack_branches(data, entry["file"], places)
             else:
                 self._trusted = [path]
-                return read_snapshot(content, branches, content["log_bytes"])
+                read = {"failed": failed_from(content["failed"]), "open": {branch.place: branch for branch in branches}}
+                return Snapshot(**content | read)
         if self._manifests():
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
@@ -294,7 +257,7 @@ _STACK = re.compile(r"[0-9a-f]{12}-(-?\d+)-\d+\.safetensors")
 _CONTENT = {
     "position": int,
     "epoch": int,
-    "open": [{"file": str, "checksum": str, "places": [PLACE]}],
+    "open": [{"file": str, "sha256": str, "places": [PLACE]}],
     "failed": FAILED,
     "counted": {str: float},
     "stopped": [dict],
@@ -306,10 +269,7 @@ _CONTENT = {
 def _manifest(path: Path) -> dict[str, Any]:
     """Return a manifest's content, or an empty dict if it is damaged."""
     try:
-        outer = expect(parse_json(path.read_bytes(), str(path)), {"content": str, "checksum": str}, str(path))
-        if checksum(outer["content"].encode()) != outer["checksum"]:
-            return {}
-        content = expect(parse_json(outer["content"].encode(), str(path)), _CONTENT, str(path))
-    except (OSError, RunError):
+        content: dict[str, Any] = expect(read_json(path), _CONTENT, str(path))
+    except RunError:
         return {}
     return content if all(_STACK.fullmatch(f["file"]) for f in content["open"]) else {}

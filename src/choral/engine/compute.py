@@ -1,6 +1,6 @@
-"""Compute: where a run is trained, and how its arithmetic is done."""
+"""Compute: where a run is trained, and how its arithmetic is done. Store: a run folder at a URL."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -59,3 +59,45 @@ class Compute(Value):
             raise InputError(f"time_limit is {self.time_limit!r}; give a number of seconds above 0.")
         if not is_number(self.checkpoint_seconds, 0):
             raise InputError(f"checkpoint_seconds is {self.checkpoint_seconds!r}; give 0 or more.")
+
+
+@dataclass(frozen=True)
+class Store(Value):
+    """A run folder that is not a path of this machine, and how long it is waited for.
+
+    Args:
+        url: as fsspec knows it, such as 's3://bucket/run'.
+        timeout_seconds: after which a call counts as failed.
+        tries: of each call, before it is an error.
+        options: what the file system is told, such as endpoint_url; the words of fsspec's storage options.
+
+    >>> Store("memory://run").url
+    'memory://run'
+    """
+
+    url: str
+    timeout_seconds: float = 60.0
+    tries: int = 4
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if "://" not in self.url:
+            raise InputError(
+                f"Store: url is {self.url!r}; give one with ://, such as 's3://bucket/run', or a path as run_dir."
+            )
+        if not self.timeout_seconds > 0 or self.tries < 1:
+            raise InputError(
+                f"Store: timeout_seconds is {self.timeout_seconds!r}, tries is {self.tries!r}; give more than 0 seconds and 1 try or more."
+            )
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def is_far(run_dir: Any) -> bool:
+    """Return whether a run folder is a URL rather than a path of this machine.
+
+    >>> is_far("s3://bucket/run"), is_far("runs/one")
+    (True, False)
+    """
+    return isinstance(run_dir, Store) or (isinstance(run_dir, str) and "://" in run_dir)

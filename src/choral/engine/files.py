@@ -99,7 +99,7 @@ _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 
 
 def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None = None) -> str:
-    """Write a file aside, force it to disk, then rename it into place; return its checksum.
+    """Write a file aside, force it to disk, then rename it into place; return its SHA-256.
 
     Args:
         path: where to; a link of this name is replaced, not followed.
@@ -107,7 +107,7 @@ def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None
         within: a folder that must not be left on the way: a folder below it that is a link to elsewhere is refused.
     """
     parts = [data] if isinstance(data, bytes) else data
-    state = hashlib.blake2b(digest_size=16)
+    state = hashlib.sha256()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_within(path.parent, within)
@@ -186,9 +186,9 @@ def sweep(folder: Path, name: str = "", *, seconds: float = 0.0) -> None:
                 path.unlink()
 
 
-def checksum(data: bytes) -> str:
-    """Return a short checksum."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def digest_of(content: Any) -> str:
@@ -367,9 +367,9 @@ def _broken(name: str, size: int) -> RunError:
 
 
 def read_checked(path: Path, expected: str) -> bytes | None:
-    """Return a file's bytes if they have the expected checksum, else None."""
+    """Return a file's bytes if they have the expected SHA-256, else None."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    return data if checksum(data) == expected else None
+    return data if sha256(data) == expected else None

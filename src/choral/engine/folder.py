@@ -117,8 +117,6 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     )
     plan = read_json(folder / "plan.json", advice=advice)
     if plan is not None:
-        if "way" in plan:  # its name before
-            plan["kernel"] = plan.pop("way")
         return dict(expect(plan, _PLAN, str(folder / "plan.json")))
     held = ["members"] if MemberStore(folder / "members").any_files() else []
     held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []

@@ -6,17 +6,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from choral.base.arguments import is_whole
-from choral.base.errors import InputError, PlanError
+from choral.base.errors import InputError, PlanError, unknown_argument
 from choral.data.parts import partition
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
+from choral.engine.compute import Compute
 from choral.engine.flops import rehearse
 from choral.engine.folds import Folds
 from choral.engine.inspect import left_plain
+from choral.engine.parts import Parts, parts_of
 from choral.engine.task import Task, check_runnable, make_task, some_points
-from choral.engine.validation import Rules, Validation, chosen, rules_of, set_apart, wants_validation
+from choral.engine.validation import AUTO, Rules, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.plan.early_stopping import EarlyStopping
 from choral.plan.walk import trainings
+from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 
 _LOG = logging.getLogger("choral")
@@ -133,3 +136,70 @@ def _say_doubt(task: Task, source: Source) -> None:
     doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
     if doubt:
         warnings.warn(f"y: {doubt}", stacklevel=4)
+
+
+OPTIONS: dict[str, Any] = {
+    "seed": 0,
+    "transforms": (),
+    "target": None,
+    "output": None,
+    "sample_weight": None,
+    "likelihood": None,
+    "validation": AUTO,
+    "cv": None,
+    "early_stopping": None,
+    "compute": Compute(),
+    "table": None,
+}
+"""What `fit` takes that decides the members of a run, or how they are trained, and what it is if it is left out."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments that make a run what it is, as `fit` got them: any process can understand them again."""
+
+    build: Any
+    data: Any
+    recipe: Recipe
+    options: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.options[name]
+
+    @property
+    def compute(self) -> Compute:
+        """Where and how it is trained."""
+        found: Compute = self["compute"]
+        return found
+
+    def job(self, parts: Parts | None = None) -> Job:
+        """Return what is to be done; raises InputError or PlanError where it cannot be.
+
+        Args:
+            parts: how batches are taken, by one process if None.
+        """
+        names = ("target", "sample_weight", "validation", "cv", "seed", "early_stopping", "output", "likelihood")
+        compute = self.compute
+        return understood(
+            self.build,
+            self.data,
+            self.recipe,
+            **{name: self[name] for name in names},
+            time_limit=compute.time_limit,
+            inputs=self["transforms"],
+            device=compute.device,
+            precision=compute.precision,
+            parts=parts or parts_of(replace(compute, data_parallel=False)),
+        )
+
+
+def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
+    """Return the call that arguments of `fit` make; InputError for one that there is not."""
+    options = dict(options)
+    compute, device = options.get("compute") or Compute(), options.pop("device", None)
+    options["compute"] = compute if device is None else replace(compute, device=device)
+    for name in options:
+        if name not in OPTIONS:
+            raise InputError(unknown_argument("fit", name, OPTIONS))
+    recipe, (folds, _) = recipe_of(recipe), folds_of(options.get("cv"))
+    return Call(build, data, recipe if folds is None else recipe.in_folds(folds), OPTIONS | options)

@@ -98,6 +98,19 @@ def mend(run: Run, lost: Mapping[int, str], *, until: float = math.inf, failed: 
         twin.walk()
 
 
+def run_for(job: Job, plan: dict[str, Any], **options: Any) -> Run:
+    """Return the run of a job by its settled plan; `options` are those of `Run`."""
+    return Run(
+        job.task,
+        job.source,
+        job.recipe.plan,
+        validation=job.validation,
+        rules=job.rules,
+        apart=plan["executor"] == "sequential",
+        **options,
+    )
+
+
 def carry_out(
     job: Job,
     folder: Path | None,
@@ -122,20 +135,7 @@ def carry_out(
         started: when the call began, by time.perf_counter.
     """
     with _stores(folder, plan, listener) as (store, checkpoints, log):
-        run = Run(
-            job.task,
-            job.source,
-            job.recipe.plan,
-            seed=seed,
-            width=width,
-            store=store,
-            checkpoints=checkpoints,
-            log=log,
-            seconds=seconds,
-            validation=job.validation,
-            rules=job.rules,
-            apart=plan["executor"] == "sequential",
-        )
+        run = run_for(job, plan, seed=seed, width=width, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
         if job.rules.time_limit is not None:
             run.setup = job.task.parts.agreed(time.perf_counter() - started)
         return store, complete(run, folder, plan, started=started)

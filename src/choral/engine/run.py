@@ -16,7 +16,7 @@ from choral.base import rng
 from choral.base.errors import DivergedError, RunError
 from choral.data.sources import Source
 from choral.engine.accounting import Ledger
-from choral.engine.checkpoint import Branch, Keeper, Snapshot, Stack
+from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
 from choral.engine.context import applied, begun
 from choral.engine.epochs import Epochs, Setting, alike
 from choral.engine.flops import Flops
@@ -60,7 +60,7 @@ class Run:
         seed: int,
         width: Callable[[Fork, int], int],
         store: MemberStore,
-        checkpoints: Keeper | None,
+        checkpoints: Checkpoints | None,
         log: Log,
         seconds: float,
         validation: Watcher | None = None,
@@ -162,6 +162,8 @@ class Run:
         """
         for phase, suffix in steps:
             walk(phase, stack, self._visitor, suffix)
+        if self.snapshot is not None:  # a checkpoint behind the last phase
+            self._restore(stack)
 
     @property
     def _visitor(self) -> Visitor[Stack]:

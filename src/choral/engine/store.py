@@ -1,11 +1,12 @@
 """Where a run's results go: members as files or in memory, events as lines."""
 
+import contextlib
 import copy
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ class MemberStore:
         folder: where member files are; None keeps them in memory.
         run: the digest of the run they belong to, written into each file.
         numbers: which of them this store shows, as its members 0, 1, ...; all if None.
-        keep: takes the number and the file of each member in place of the folder: they go elsewhere.
     """
 
     def __init__(
@@ -39,9 +39,8 @@ class MemberStore:
         *,
         run: str | None = None,
         numbers: Sequence[int] | None = None,
-        keep: Callable[[int, bytes], None] | None = None,
     ):
-        self.folder, self.run, self.numbers, self.keep = folder, run, numbers, keep
+        self.folder, self.run, self.numbers = folder, run, numbers
         self._held: dict[int, State] = {}
 
     def path(self, number: int) -> Path:
@@ -53,9 +52,7 @@ class MemberStore:
         """Keep what prediction needs of a state: parameters, buffers, form, mask and share."""
         slots = ({MASK: state.mask} if state.mask else {}) | {s: v for s, v in state.slots.items() if s == SHARE}
         kept = State(state.params, state.buffers, slots, {}, state.form)
-        if self.keep is not None:
-            self.keep(number, encode_member(kept, number=number, run=self.run))
-        elif self.folder is None:
+        if self.folder is None:
             self._held[number] = kept
         else:
             data = encode_member(kept, number=number, run=self.run)
@@ -223,11 +220,16 @@ class Log:
 def last_counted(log: Path) -> dict[str, float]:
     """Return what the last epoch in a log had counted, empty if it does not say."""
     found: dict[str, float] = {}
-    for line in log.read_bytes().splitlines() if log.exists() else ():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):  # a line that was cut short or damaged
-            continue
-        if isinstance(event, dict) and event.get("kind") == "epoch" and isinstance(event.get("counted"), dict):
+    for event in events_in(log.read_bytes() if log.exists() else b""):
+        if event.get("kind") == "epoch" and isinstance(event.get("counted"), dict):
             found = event["counted"]
     return found
+
+
+def events_in(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events of a log; lines that were cut short or damaged are passed over."""
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event

@@ -17,12 +17,10 @@ from choral.base import rng
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.errors import InputError
 from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
-from choral.cluster.calls import check_cluster
-from choral.cluster.objects import is_far
 from choral.comparison.compare import recipes_for
 from choral.data.problems import Problem, balanced
 from choral.data.sources import Source, source_of
-from choral.engine.compute import Compute, OnExisting
+from choral.engine.compute import Compute, OnExisting, is_far
 from choral.engine.validation import Limit, set_apart
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options, train
@@ -415,6 +413,8 @@ def choose(
     if on_existing == "extend":
         raise InputError("on_existing is 'extend', which adds members of one method; name one, such as deep_ensemble.")
     if cluster is not None:
+        from choral.cluster.run import check_cluster
+
         check_cluster(cluster, run_dir, time_limit=time_limit)
     source, judge, known = _held_out(ready, seed)
     known |= {"early_stopping": ready.early_stopping, "likelihood": problem.likelihood, "table": problem.table}

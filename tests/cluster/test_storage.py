@@ -1,7 +1,7 @@
 import shutil
 import threading
 
-from choral.cluster.objects import LocalObjects
+from choral.cluster.storage import Storage
 
 
 def test_names_are_listed_while_others_remove_folders(tmp_path):
@@ -21,7 +21,7 @@ def test_names_are_listed_while_others_remove_folders(tmp_path):
     other = threading.Thread(target=come_and_go)
     other.start()
     try:
-        found = {tuple(LocalObjects(tmp_path).names("leaves")) for _ in range(200)}
+        found = {tuple(Storage(tmp_path).names("leaves")) for _ in range(200)}
     finally:
         ended.set()
         other.join()

@@ -1,0 +1,220 @@
+"""Where a run is: a folder that all its processes see, or a URL that each of them mirrors in a folder.
+
+All else reads and writes that folder. `pull` and `push` copy files from and to the URL, through fsspec: whole reads, whole writes,
+listings and removals, each with a time limit and a few tries. Nothing is renamed or locked there. What a process wrote counts once a
+manifest names it with its SHA-256, and the manifest is written last.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from choral.base.errors import ChoralError, InputError, RunError
+from choral.engine.compute import Store, is_far
+from choral.engine.files import write_bytes
+from choral.engine.folder import RUN_FILES
+
+R = TypeVar("R")
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class Storage:
+    """A folder that all processes of a run see. Names are relative; those that end with a slash are folders.
+
+    Args:
+        folder: where files are read and written.
+        where: what to call it in messages.
+    """
+
+    is_far = False
+
+    def __init__(self, folder: Path, where: str = ""):
+        self.folder, self.where = folder, where or str(folder)
+
+    def pull(self, *names: str) -> None:
+        """Bring files of the folder up to date."""
+
+    def push(self, *names: str) -> None:
+        """Write files of the folder that changed since they were pulled or pushed, and remove those that are gone from a folder named."""
+
+    def clear(self) -> None:
+        """Remove what a URL holds of a run."""
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of all files in a folder and below it, sorted; those being written are none yet."""
+        found: list[str] = []
+        for root, _, files in os.walk(self.folder / folder):  # which leaves out folders that others remove meanwhile
+            found += [str((Path(root) / name).relative_to(self.folder)) for name in files if not name.startswith(".")]
+        return sorted(found)
+
+
+class RemoteStorage(Storage):
+    """A URL, mirrored in a temporary folder."""
+
+    is_far = True
+
+    def __init__(self, store: Store | str):
+        self.store = Store(store) if isinstance(store, str) else store
+        super().__init__(Path(tempfile.mkdtemp(prefix="choral-")), self.store.url.rstrip("/"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._known: dict[str, tuple[int, int]] = {}  # files that the URL has, as they were then
+        self._system, self._root = self._call("it cannot be opened", self._open)
+
+    def _open(self) -> tuple[Any, str]:
+        try:
+            import fsspec
+
+            return fsspec.core.url_to_fs(self.where, **self.store.options)
+        except (ImportError, ValueError) as error:
+            raise InputError(
+                f"run_dir {self.where} cannot be used: {error}; install what fsspec needs for it, or give another place."
+            ) from error
+
+    def pull(self, *names: str) -> None:
+        """Bring files of the mirror up to date."""
+        inside = {
+            one for name in names if name.endswith("/") for one in (*self.names(name), *Storage.names(self, name))
+        }
+        for name in [*inside, *(name for name in names if not name.endswith("/"))]:
+            data, path = self.get(name), self.folder / name
+            if data is None:
+                path.unlink(missing_ok=True)
+                self._known.pop(name, None)
+                continue
+            if not path.exists() or path.read_bytes() != data:
+                write_bytes(path, data)
+            self._known[name] = _stamp(path)
+
+    def push(self, *names: str) -> None:
+        """Write files that changed, those that name others last, and remove those that are gone from a folder named."""
+        folders = tuple(name for name in names if name.endswith("/"))
+        inside = {one for name in folders for one in Storage.names(self, name)}
+        for name in sorted(inside.union(names).difference(folders), key=lambda name: (name.endswith("json"), name)):
+            path = self.folder / name
+            if path.exists() and self._known.get(name) != _stamp(path):
+                stamp = _stamp(path)
+                self.put(name, path.read_bytes())
+                self._known[name] = stamp
+        self.remove(*(name for name in self._known if name.startswith(folders) and name not in inside))
+
+    def clear(self) -> None:
+        """Remove what the URL holds of a run."""
+        self.remove(*RUN_FILES, *self.names("leaves"), *self.names("members"))
+        self._known.clear()
+
+    def remove(self, *names: str) -> None:
+        """Remove files that are there."""
+        for name in sorted(names, key=lambda name: not name.endswith("json")):  # what names others first
+            self._call(f"{name} cannot be removed", self._absent(self._system.rm_file, f"{self._root}/{name}"))
+            self._known.pop(name, None)
+
+    def get(self, name: str) -> bytes | None:
+        """Return the bytes of a file, None if there is none."""
+        return self._call(f"{name} cannot be read", self._absent(self._system.cat_file, f"{self._root}/{name}"))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file."""
+        path = f"{self._root}/{name}"
+
+        def write() -> None:
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._system.pipe_file(path, data)
+
+        self._call(f"{name} cannot be written", write)
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of all files in a folder and below it."""
+        self._system.invalidate_cache()
+        found = self._call(
+            f"{folder} cannot be listed", self._absent(self._system.find, f"{self._root}/{folder.rstrip('/')}")
+        )
+        start = len(self._root.lstrip("/")) + 1
+        return sorted(path.lstrip("/")[start:] for path in found or ())
+
+    @staticmethod
+    def _absent(act: Callable[[str], Any], path: str) -> Callable[[], Any]:
+        """Return a call that gives None for a file that is not there."""
+
+        def call() -> Any:
+            try:
+                return act(path)
+            except _MISSING:
+                return None
+
+        return call
+
+    def _call(self, what: str, act: Callable[[], R]) -> R:
+        """Return what a call gives; tried again if it fails or does not answer in time, then RunError."""
+        error: Exception | None = None
+        for number in range(self.store.tries):
+            if number:
+                time.sleep(min(0.05 * 4**number, 5.0))
+            try:
+                return _answer(act, self.store.timeout_seconds)
+            except InputError:
+                raise
+            except Exception as failed:  # a file system of anybody's may fail in any way
+                error = failed
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunError(
+            f"{self.where}: {what} ({said}), {self.store.tries} times; look at the store and the network, then run the same command again."
+        ) from error
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return the time at which a file was last written, and its size."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size
+
+
+def _answer(act: Callable[[], R], seconds: float) -> R:
+    """Return what a call gives; TimeoutError if it takes longer than some seconds, and it is left to itself."""
+    results: list[R] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(act())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # the process ends without it
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]
+
+
+def storage_of(run_dir: Any) -> Storage:
+    """Return the storage of a run."""
+    return RemoteStorage(run_dir) if is_far(run_dir) else Storage(Path(run_dir).absolute())
+
+
+@contextlib.contextmanager
+def opened(run_dir: Any) -> Iterator[Storage]:
+    """Yield the storage of a run; changed files of the run are written back at the end, and errors name the URL."""
+    storage = storage_of(run_dir)
+    try:
+        storage.pull(*RUN_FILES)
+        yield storage
+        storage.push(*RUN_FILES)
+    except ChoralError as error:
+        said = str(error).replace(str(storage.folder), storage.where)
+        raise (error if said == str(error) else type(error)(said)) from error
+
+
+def publish(storage: Storage, *, overwrite: bool = False) -> None:
+    """Write the files of a run that was settled; `overwrite` removes what a URL holds of another first."""
+    if overwrite:
+        storage.clear()
+    storage.push(*RUN_FILES)
