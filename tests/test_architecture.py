@@ -67,9 +67,9 @@ BUDGETS = {
     "ensemble": 1845,
     "testing": 339,
     "report": 1235,
-    "comparison": 1574,
+    "comparison": 1435,
     "sklearn": 950,
-    "cli": 1999,
+    "cli": 1794,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 
