@@ -50,7 +50,7 @@ BUDGETS = {
     "base": 2865,
     "masks": 765,
     "corruptions": 742,
-    "metrics": 1752,
+    "metrics": 1318,
     "calibration": 945,
     "predictions": 1830,
     "objectives": 2087,
