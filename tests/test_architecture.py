@@ -66,8 +66,8 @@ BUDGETS = {
     "cluster": 2158,
     "ensemble": 1845,
     "testing": 339,
-    "report": 1235,
-    "comparison": 1435,
+    "report": 1081,
+    "comparison": 1403,
     "sklearn": 950,
     "cli": 1794,
 }

@@ -156,6 +156,7 @@ def mixture_interval(
 
     Shapes: means and variances (member, batch, ...) -> two of (batch, ...).
     """
+    _check_level(level)
     tail = 0.5 * (1.0 - level)
     lower = mixture_quantile(means, variances, tail, weights=weights)
     return lower, mixture_quantile(means, variances, 1.0 - tail, weights=weights)
