@@ -71,7 +71,7 @@ def methods(json: Json = False) -> None:
     if json:
         write_json(rows)
     else:
-        brief = [row | {"paper": re.sub(r'"[^"]*", ', "", row["paper"]).split(";")[0]} for row in rows]
+        brief = [row | {"paper": re.sub(r'"[^"]*", ', "", row["paper"]).split(";")[0].split(" (")[0]} for row in rows]
         table("Methods", ["name", "family", "summary", "paper"], brief)
         say("choral plan NAME shows what a method does; choral methods --json has the papers in full.")
 
