@@ -363,7 +363,7 @@ def _data() -> Iterator[Row]:
 def _calls() -> Iterator[Row]:
     fit = {"build": net, "data": (X, Y), "recipe": ONE}
     options: dict[str, tuple[Any, ...]] = {
-        "build": (None, 3, "net", nn.Linear), "data": (None, X, (X,), (X, Y[:3]), (X * NAN, Y), "file.csv"), "recipe": (None, 3, "singel"),
+        "build": (None, 3, "net"), "data": (None, X, (X,), (X, Y[:3]), (X * NAN, Y), "file.csv"), "recipe": (None, 3, "singel"),
         "run_dir": (3, ""), "seed": ("a", 1.5, None), "transforms": (3, (3,)), "target": ("label",), "output": ("logits", 1.5), "sample_weight": (Y[:3], -Y - 1.0, "w", 5),
         "likelihood": (3, "gausian", nn.MSELoss()), "validation": (2.0, -0.1, "a", (X[:, :2], Y)), "cv": (1, "a", (3,)),
         "early_stopping": (3, "soon"), "device": ("warp", 3), "compute": (3, "cpu"), "callbacks": (3,), "progress": ("yes",), "on_existing": WORD, "sead": (1,),

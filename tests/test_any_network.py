@@ -208,11 +208,6 @@ def test_inputs_of_other_rows_names_or_kinds_are_refused():
         found.predict(x | {"tokens": x["tokens"] + 7})
 
 
-def test_a_build_that_needs_arguments_is_refused():
-    with pytest.raises(InputError, match=r"build\(\) failed: .*without arguments"):
-        choral.fit(nn.Linear, (X, Y), ONE)
-
-
 def test_transforms_by_key():
     x = {"tokens": torch.zeros(40, 4, dtype=torch.long), "age": X[:, :1] * 5 + 3}
     scale = {"age": (Normalize(mean=(3.0,), std=(5.0,)),)}

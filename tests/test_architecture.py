@@ -47,29 +47,29 @@ ORDER = [
 
 BUDGETS = {
     "": 1136,  # the modules beside the packages; 350 are choral.plots
-    "base": 2865,
-    "masks": 765,
+    "base": 2955,
+    "masks": 755,
     "corruptions": 742,
     "metrics": 1318,
     "calibration": 945,
     "predictions": 1852,
     "objectives": 2087,
-    "layers": 4548,
+    "layers": 4547,
     "compaction": 1610,
-    "structures": 1563,
+    "structures": 1534,
     "models": 1167,
     "plan": 3492,
     "recipes": 2711,
     "data": 2138,
     "tables": 2460,
-    "engine": 7660,
+    "engine": 7400,
     "cluster": 2158,
-    "ensemble": 1866,
+    "ensemble": 1840,
     "testing": 339,
     "report": 1081,
-    "comparison": 1403,
+    "comparison": 1402,
     "sklearn": 950,
-    "cli": 1794,
+    "cli": 1786,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 

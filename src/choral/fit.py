@@ -191,10 +191,14 @@ def train(
                         job, folder, plan, width, hear, seed=seed, seconds=seconds, started=started
                     )
             ensemble = _put_together(call, job, store, costs, table)
-            settle_last = settle_noise if call["cv"] is None else settle_folds
-            settle_last(ensemble, job.judged_on, folder, run=run_of(plan))
+            if call["cv"] is None:
+                seen, held_out = job.judged_on, job.validation is not None
+                settle_noise(ensemble, seen, folder, run=run_of(plan))
+            else:  # folds keep targets as they are in the data
+                seen, held_out = job.source, False
+                settle_folds(ensemble, job.judged_on, folder, run=run_of(plan))
             with using(compute.threads or plan["environment"]["threads"]):
-                warn_if_constant(ensemble, job.judged_on, held_out=job.validation is not None)
+                warn_if_constant(ensemble, seen, held_out=held_out)
     return ensemble
 
 

@@ -56,8 +56,7 @@ def show(
         return "\n".join(text)
     if source is None:
         return "\n".join([*text, _sizes(recipe, build)])
-    from choral.engine.flops import Flops
-    from choral.engine.forecast import forecast
+    from choral.engine.flops import Flops, forecast
     from choral.engine.task import make_task
 
     options: dict[str, Any] = {"output": output, "inputs": transforms, "likelihood": likelihood}

@@ -5,7 +5,7 @@ import torch
 
 from choral import Compute, models
 from choral.data.sources import TensorSource
-from choral.engine.forecast import forecast
+from choral.engine.flops import forecast
 from choral.engine.task import make_task
 from choral.fit import fit
 from choral.masks import erk_densities

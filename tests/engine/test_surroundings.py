@@ -125,15 +125,6 @@ def test_the_default_type_of_numbers_is_the_type_of_networks():
         torch.set_default_dtype(torch.float32)
 
 
-class Complex(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 2, dtype=torch.complex64))
-
-    def forward(self, x):
-        return (x.to(torch.complex64) @ self.weight).abs()
-
-
 def with_weight_norm():
     return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 2)))
 
@@ -155,8 +146,6 @@ def growing():
         (growing, "another network each time: parameter '0.weight'"),
         (lambda: torch.jit.script(nn.Linear(3, 2)), "torch.jit"),
         (lambda: lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 2))), "module '0' is compiled"),
-        (lambda: Complex, "parameter 'weight' is complex64"),
-        (Complex, "parameter 'weight' is complex64"),
         (lambda: with_weight_norm, "parametrizations.weight_norm"),
         (with_weight_norm, "parametrizations.weight_norm"),
     ],

@@ -1,5 +1,6 @@
 """Cross-validation ensembles: members never see what they hold out, and what they say about it is honest."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,11 @@ def test_what_does_not_go_together_is_refused() -> None:
         fitted(data, cv=5)
     with pytest.raises(InputError, match="2 or more"):
         fitted(data, cv=1)
+
+
+def test_folds_of_targets_in_their_own_units_raise_no_false_alarm() -> None:
+    x, y = line(60)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no better than")
+        ensemble = fitted((x, 1000 + 100 * y), epochs=120)
+    assert ensemble.info["out_of_fold"]["scores"]["rmse"] < 100 * float(y.std())

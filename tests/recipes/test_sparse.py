@@ -193,6 +193,9 @@ def test_a_half_masked_member_is_stored_in_at_most_0_56_of_the_dense_bytes():
         def example(self):
             return torch.zeros(2, 64)
 
+        def calls(self, state):
+            return ()
+
         def generator(self, purpose):
             return torch.Generator().manual_seed(0)
 

@@ -7,10 +7,11 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import ConversionError, InputError
+from choral.engine.inspect import check_independence
 from choral.layers.convert import swap
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import PackedLayer
-from choral.structures import BatchEnsemble, Independent, Masksembles, Packed, Patched, check_independence
+from choral.structures import BatchEnsemble, Independent, Masksembles, Packed, Patched
 from choral.structures.independence import _sets
 
 

@@ -10,8 +10,9 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.values import from_dict
+from choral.engine.inspect import check_independence
 from choral.layers.joint.network import KERNELS, Joint
-from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TabM, TreeNet, check_independence
+from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TabM, TreeNet
 
 STARTS = {"lenet": "conv2", "chain": "2", "resnet": "layer1.1", "vit": "norm2", "concatenating": "join"}
 

@@ -5,6 +5,7 @@ from torch import nn
 from choral.base.draws import keyed
 from choral.base.errors import ConversionError
 from choral.base.interface import Interface, detach
+from choral.engine.inspect import check_independence
 from choral.layers.bayesian.sampling import at_means
 from choral.structures import (
     BatchEnsemble,
@@ -16,7 +17,6 @@ from choral.structures import (
     RankOneGaussian,
     Stochastic,
     TreeNet,
-    check_independence,
 )
 
 JOINT = [

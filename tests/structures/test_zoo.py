@@ -5,8 +5,9 @@ import torch
 from tests.structures.networks import NETWORKS, generator
 
 from choral import models
+from choral.engine.inspect import check_independence
 from choral.layers.packed.networks import ends_of
-from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TreeNet, check_independence
+from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TreeNet
 
 IMAGES = (3, 16, 16)
 ZOO = {

@@ -18,15 +18,8 @@ def main() -> None:
 
 def _run() -> int:
     started = time.perf_counter()  # of a time limit: loading torch counts
-    import typer
-
     from choral.cli.app import app
     from choral.cli.torchrun import processes
 
-    command = typer.main.get_command(app)
-    try:  # not app(), which hides what interrupted it
-        with processes(), command.make_context("choral", sys.argv[1:], obj=started) as context:
-            command.invoke(context)
-    except typer.Exit as end:
-        return end.exit_code
-    return 0
+    with processes():
+        return app(standalone_mode=False, obj=started) or 0

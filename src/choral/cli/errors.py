@@ -26,11 +26,9 @@ from choral.cli.output import note
 
 _USAGE: Any = typer.BadParameter.__mro__[2]  # the base of every error about words of the command line
 _LONGEST = 1000  # characters of a sentence
+_INTERRUPTED = 130
+_AGAIN = "run the same command again to go on from the last checkpoint."
 _MISTAKES = (ValueError, RuntimeError, ImportError, EOFError, zipfile.BadZipFile)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived."""
 
 
 def guarded(run: Callable[[], int]) -> int:
@@ -38,6 +36,8 @@ def guarded(run: Callable[[], int]) -> int:
     with _ended_by_signals(), _warnings_said():
         try:
             code = run()
+            if code == _INTERRUPTED:  # typer has caught it
+                raise KeyboardInterrupt
             sys.stdout.flush()
             return code
         except BaseException as error:
@@ -60,9 +60,7 @@ def said(error: BaseException) -> tuple[int, str]:
     (2, 'a.csv cannot be used (No such file or directory); check the path, its permissions and the space left.')
     """
     if any(isinstance(e, KeyboardInterrupt) for e in _chain(error)):
-        terminated = any(isinstance(e, Terminated) for e in _chain(error))
-        again = "run the same command again to go on from the last checkpoint."
-        return (143, f"terminated; {again}") if terminated else (130, f"interrupted; {again}")
+        return _INTERRUPTED, f"interrupted; {_AGAIN}"
     if isinstance(error, ChoralError):
         return 2, _line(str(error))
     if isinstance(error, _USAGE):
@@ -109,7 +107,8 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: Any) -> None:
-    raise Terminated
+    note(f"choral: terminated; {_AGAIN}")
+    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,7 @@ from torch import nn
 from choral.base.errors import InputError
 from choral.base.types import Build
 from choral.data.sources import source_of
-from choral.engine.flops import Flops
-from choral.engine.forecast import forecast
+from choral.engine.flops import Flops, forecast
 from choral.engine.task import make_task
 from choral.plan.cost import short
 from choral.recipes import FEW, METHODS, make

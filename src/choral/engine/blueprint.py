@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,9 @@ from choral import models
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import is_processor
-from choral.base.errors import ChoralError, InputError
+from choral.base.errors import InputError
 from choral.base.interface import Interface, is_lazy
-from choral.base.order import with_ends
+from choral.base.order import evaluating, with_ends
 from choral.base.portrait import Function
 from choral.base.types import Build, Builds, Params
 from choral.engine.fingerprint import fingerprint
@@ -44,15 +44,7 @@ def bare(build: Build | nn.Module) -> nn.Module:
         return copy.deepcopy(build, memo)
     if not callable(build):
         raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
-    try:
-        network = build()
-    except ChoralError:
-        raise
-    except Exception as error:  # code of the user's may fail in any way
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"build() failed: {said}; give a function without arguments that returns a new nn.Module, such as lambda: nn.Linear(3, 2)."
-        ) from error
+    network = build()
     if not isinstance(network, nn.Module):
         raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
     network = uncompiled(network)
@@ -68,11 +60,6 @@ def uncompiled(network: nn.Module) -> nn.Module:
 
 def _refuse_uncopied(network: nn.Module) -> None:
     """Raise InputError for networks that torch cannot copy, or cannot run with other weights."""
-    unmade = next((n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta), None)
-    if unmade is not None:
-        raise InputError(
-            f"build: {unmade!r} of the network is on the device meta, without numbers; build it on the cpu, or call to_empty and load weights."
-        )
     watched = next((n for n, p in network.named_parameters() if p._backward_hooks or _accumulates(p)), None)
     if watched is not None:
         raise InputError(
@@ -105,18 +92,6 @@ def _accumulates(parameter: Tensor) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Run a block with the network in evaluation mode; every module has its own mode again afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
     """Return all that a network without hooks returns for a batch, in evaluation mode and without gradients."""
     with evaluating(network), torch.no_grad():
@@ -139,6 +114,7 @@ class Blueprint:
         images: whether inputs are images, which convolutions read with channels last unless the interface avoids it.
         interface: how the plain network is called, and which of its outputs counts.
         floats: the type that joint networks are brought to; None leaves them as they are built.
+        built: a plain network that `build` made, which spares building another one where one is looked at.
     """
 
     def __init__(
@@ -150,6 +126,7 @@ class Blueprint:
         images: bool,
         interface: Interface = _PLAIN,
         floats: torch.dtype | None = None,
+        built: nn.Module | None = None,
     ):
         self._builds = tuple(build) if isinstance(build, tuple | list) else (build,)
         build = self._builds[0] if self._builds else build
@@ -162,7 +139,9 @@ class Blueprint:
         self._floats = floats
         with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
             self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
-        self._build = build
+        self._build, self._built = build, built
+        self._brings: bool | None = None
+        self._spec: tuple[dict[str, Any] | None, ...] = () if built is None else (models.spec_of(built),)
         self._skeletons: dict[str, nn.Module] = {}
 
     def plain(self, *, kept: bool = False) -> nn.Module:
@@ -173,11 +152,13 @@ class Blueprint:
                 redraw(network)
         else:
             network = self._with_sizes(bare(self._build))
+            if self._built is not None:  # two builds under two seeds
+                self._brings, self._built = _are_alike(self._built, network), None
         for _, layer in layers_of(network, (nn.Embedding, nn.EmbeddingBag)):
             setattr(layer, "sparse", False)  # noqa: B010  # mypy takes it for a tensor; the same gradients, in a form that penalties, clipping and stacks take
         return self.interface.attach(as_linear(network))
 
-    @cached_property
+    @property
     def brings_weights(self) -> bool:
         """Whether the user hands over trained weights: in a network, or by a function that returns most weights alike under two seeds.
 
@@ -185,11 +166,9 @@ class Blueprint:
         """
         if self.parent is not None:
             return self.has_learned or all(p.numel() < _TELLING for p in self.parent.parameters())
-        one, other = (self._seeded(word) for word in ("one", "other"))
-        pairs = [(a, b) for a, b in zip(one.parameters(), other.parameters()) if a.requires_grad and a.shape == b.shape]
-        drawn = [(a, b) for a, b in pairs if a.numel() > 1 and not bool((a == a.flatten()[0]).all())]
-        alike = sum(a.numel() for a, b in drawn if torch.equal(a, b))
-        return 2 * alike > sum(a.numel() for a, _ in drawn)
+        if self._brings is None:
+            self._brings = _are_alike(*(self._seeded(word) for word in ("one", "other")))
+        return self._brings
 
     @cached_property
     def has_learned(self) -> bool:
@@ -215,7 +194,7 @@ class Blueprint:
         """Return the name and arguments by which choral's own zoo builds the plain network, of each if there are several; None for others."""
         with rng.seeded(0, "spec"):
             if len(self._builds) == 1:
-                return models.spec_of(self.plain())
+                return self._spec[0] if self._spec else models.spec_of(self.plain())
             found = [models.spec_of(bare(build)) for build in self._builds]
         known = [spec for spec in found if spec is not None]
         return known if len(known) == len(found) else None
@@ -338,6 +317,14 @@ class Blueprint:
             for name, t in (*network.named_parameters(), *network.named_buffers()):
                 t.copy_(state.params[name] if name in state.params else state.buffers[name])
         return network
+
+
+def _are_alike(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether most of the drawn weights of two networks are the same."""
+    pairs = [(a, b) for a, b in zip(one.parameters(), other.parameters()) if a.requires_grad and a.shape == b.shape]
+    drawn = [(a, b) for a, b in pairs if a.numel() > 1 and not bool((a == a.flatten()[0]).all())]
+    alike = sum(a.numel() for a, b in drawn if torch.equal(a.to(b), b))
+    return 2 * alike > sum(a.numel() for a, _ in drawn)
 
 
 def state_of(network: nn.Module, *, here: bool = False) -> State:

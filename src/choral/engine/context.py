@@ -1,6 +1,6 @@
 """What an operator is lent while it acts on one branch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -8,6 +8,7 @@ from torch import nn
 from choral.base import draws, rng
 from choral.base.batches import Batch, moved
 from choral.base.errors import PlanError
+from choral.base.order import Called, executed
 from choral.base.types import Params
 from choral.data.parts import partition
 from choral.data.sources import Source
@@ -18,6 +19,7 @@ from choral.plan.phases import Operator, Starter
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
+from choral.structures.base import Independent
 
 _BATCH = 256
 
@@ -107,6 +109,11 @@ class BranchContext:
         """Return the first training inputs as the joint network reads them."""
         with draws.keyed(rng.key(self._seed, *self._place, "example")):
             return self._ready(self._source.example()[0])
+
+    def calls(self, state: State) -> Sequence[Called]:
+        """Return the calls of modules: those that the inspection saw, where the joint network is the plain one."""
+        known = self._task.findings.calls if isinstance(self._task.structure, Independent) and not state.form else ()
+        return known or executed(self.network(state), self.example())
 
     def _ready(self, x: Batch) -> Batch:
         ready = self._task.prepared(moved(x, self._task.device), training=False)

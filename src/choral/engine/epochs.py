@@ -24,8 +24,7 @@ from choral.engine.context import BranchContext, applied
 from choral.engine.flops import Flops
 from choral.engine.sampling import for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.task import Task
-from choral.engine.telling import telling
-from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, explained
 from choral.engine.validation import Rules, Validation, Watcher
 from choral.plan.cost import batches_in
 from choral.plan.optimizer_step import steps_of
@@ -149,7 +148,7 @@ class Group:
             progress = step / self.steps if phase.annealing else 1.0
             own = None if self.weights is None else picked(self.weights, order, start, y)
             x, y, own = self._by_branch(x, y, own)
-            with telling(f"in epoch {epoch + 1}, batch {i + 1},", x, stacked=isinstance(trainer, StackedTrainer)):
+            with explained(f"in epoch {epoch + 1}, batch {i + 1},", x, stacked=isinstance(trainer, StackedTrainer)):
                 trainer.step(x, y, Pace(step, progress, phase.schedule.rate(step, self.steps)), own, part)
             if step == 0:
                 self._say_undropped()

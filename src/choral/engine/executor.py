@@ -16,15 +16,15 @@ from torch import nn
 
 from choral.base import batches, devices
 from choral.base.errors import ChoralError, InputError
+from choral.base.order import Calls
 from choral.base.types import Params
 from choral.data.sources import Source
-from choral.engine.looking import running_in
+from choral.engine.blueprint import state_of
 from choral.engine.run import WIDEST
 from choral.engine.sampling import for_members
 from choral.engine.task import Task
-from choral.engine.telling import telling
-from choral.engine.threads import operations, threads_for
-from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer
+from choral.engine.threads import threads_for
+from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, explained
 from choral.layers.convert import holds
 from choral.plan.cost import batches_in
 from choral.plan.phases import Fork, Phase, Train
@@ -91,7 +91,7 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
             _check_stackable(task, source, plan)
         return Settled("vectorized", together)
     found = _first_train(plan)
-    if found is None or widest == 1 or not found[0].optimizer.elementwise or task.ragged or task.remembers:
+    if found is None or widest == 1 or not found[0].optimizer.elementwise or task.ragged or task.findings.remembers:
         return Settled("sequential", _sequential)
     if devices.is_processor(task.device) and (numbers >= STACKED or _convolves(task)):
         return Settled("sequential", _sequential)
@@ -107,14 +107,14 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
     found = _first_train(plan)
     if found is None:
         return
-    if task.remembers:
+    if task.findings.remembers:
         raise InputError(
-            f"executor='vectorized' cannot train this network: its attribute {task.remembers!r}, a tensor, changes when it is called; make it "
+            f"executor='vectorized' cannot train this network: its attribute {task.findings.remembers!r}, a tensor, changes when it is called; make it "
             "a buffer (register_buffer), or use executor='sequential'."
         )
-    state = task.blueprint.fresh(0, "measure")
+    state = state_of(task.blueprint.network())
     order = torch.arange(min(source.points, found[0].batch_size))
-    with running_in(task.blueprint.network()) as modules:
+    with Calls(task.blueprint.network()) as running:
         try:
             many = _tried(StackedTrainer, task, source, found[0], [state] * 2, order.expand(2, -1), steps=1)
         except ChoralError:
@@ -122,7 +122,7 @@ def _check_stackable(task: Task, source: Source, plan: Phase) -> None:
         except UNMAPPED as error:
             said = str(error).strip().splitlines()[0]
             raise InputError(
-                f"executor='vectorized' cannot train this network: in {modules[-1] if modules else 'its loss'}, torch.func.vmap stops "
+                f"executor='vectorized' cannot train this network: in {running.where or 'its loss'}, torch.func.vmap stops "
                 f"with '{said}'; use executor='sequential'."
             ) from error
     one = _tried(PlainTrainer, task, source, found[0], [state], order, steps=1, last=1)
@@ -150,7 +150,7 @@ def choose_kernel(
         return None, measured
     phase = phases[0]
     if settled is None:
-        state = task.blueprint.fresh(0, "measure")
+        state = state_of(network)
         order = torch.arange(min(source.points, phase.batch_size))
         for kernel in kernels:
             task.structure.run_by(network, kernel)
@@ -171,10 +171,7 @@ def choose_threads(task: Task, source: Source, plan: Phase, *, stacked: bool) ->
         return most
     found = _first_train(plan) if stacked else None
     phase, branches = (phases[0], 1) if found is None else found
-    network = task.blueprint.network().eval()
-    few = max(4, 2 * task.structure.members)  # a batch that splits over members
-    each = operations(network, min(few, source.points), lambda: task.outputs(network, source.example(few)[0]))
-    return threads_for(each, min(phase.batch_size, source.points), together=branches)
+    return threads_for(task.findings.operations, min(phase.batch_size, source.points), together=branches)
 
 
 def _convolves(task: Task) -> bool:
@@ -246,7 +243,7 @@ def _tried(
     best = float("inf")
     for step in range(steps):
         started = time.perf_counter()
-        with telling("on a first batch,", x) if kind is PlainTrainer else nullcontext():
+        with explained("on a first batch,", x) if kind is PlainTrainer else nullcontext():
             trainer.step(x, y, Pace(step, 0.0, 0.0))
         devices.synchronize(task.device)
         if step:

@@ -2,22 +2,30 @@
 
 Masked weights do nothing, so their products are left out: a layer that keeps half of its weights counts half, in the forward
 pass and in both of its gradients. What is kept whole (biases, norms, layers without a mask) counts in full.
+
+`forecast` walks a plan without its training: what it will cost, and what its operators refuse.
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.flop_counter import shape_wrapper
 
 from choral.base import batches, draws, rng
+from choral.base.order import Calls
 from choral.data.sources import Source
+from choral.engine.blueprint import state_of
+from choral.engine.context import BranchContext
 from choral.engine.task import Task
+from choral.engine.threads import Counting
+from choral.plan.cost import batches_in
+from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
+from choral.plan.walk import Place, Visitor, first, once, walk
 
 _ALL = "*"
 
@@ -84,15 +92,18 @@ def _added_by_vector(_: Any, matrix: Any, *__: Any, **___: Any) -> int:
 
 _KERNELS = {torch.ops.aten.mkldnn_rnn_layer: _recurrent, torch.ops.aten._cudnn_rnn: _recurrent}
 _FORMULAS = {
-    torch.ops.aten.convolution_backward: _convolution_backward,
-    **_KERNELS,
-    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
-    torch.ops.aten._cudnn_rnn_backward: _recurrent_backward,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    torch.ops.aten._trilinear: _trilinear,
-    torch.ops.aten.mv: _by_vector,
-    torch.ops.aten.addmv: _added_by_vector,
+    kernel: shape_wrapper(formula)
+    for kernel, formula in {
+        torch.ops.aten.convolution_backward: _convolution_backward,
+        **_KERNELS,
+        torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
+        torch.ops.aten._cudnn_rnn_backward: _recurrent_backward,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        torch.ops.aten._trilinear: _trilinear,
+        torch.ops.aten.mv: _by_vector,
+        torch.ops.aten.addmv: _added_by_vector,
+    }.items()
 }
 
 
@@ -163,108 +174,43 @@ class Flops:
         return self._known[repr(form)]
 
     def _count(self, form: dict[str, Any] | None) -> _Counts:
-        network = self.task.blueprint.network(form)
+        """Run a network once in evaluation, and once forwards and backwards; it is left as it was."""
+        network, task = self.task.blueprint.network(form), self.task
         saved = {n: b.detach().clone() for n, b in network.named_buffers()}
         mode = network.training
-        try:
-            return self._counted(network)
-        except (
-            RuntimeError,
-            AssertionError,
-        ) as error:  # torch's counter cannot follow gradients that forward takes itself, for one
-            said = str(error).strip().splitlines()[0]
-            warnings.warn(
-                f"torch cannot count the operations of this network ('{said}'); two for each parameter and point are assumed.",
-                stacklevel=2,
-            )
-            return _assumed(network)
-        finally:
-            network.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for name, b in network.named_buffers():
-                    b.copy_(saved[name])
-            network.train(mode)
-
-    def _counted(self, network: nn.Module) -> _Counts:
-        """Run a network forwards and backwards, and once more in evaluation, under torch's counter."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        x, y = self.source.example(max(4, 2 * self.task.structure.members))  # a batch that splits over members
-        x, y = batches.moved(x, self.task.device), y.to(self.task.device)
-        if self.task.structure.members > 1:  # a joint network looks once at every new number of rows
+        x, y = self.source.example(max(4, 2 * task.structure.members))  # a batch that splits over members
+        x, y = batches.moved(x, task.device), y.to(task.device)
+        calls = Calls(network)
+        predict, train = Counting(calls, _FORMULAS), Counting(calls, _FORMULAS)
+        with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad(), calls, predict:
+            network.eval()(task.structure.feed(task.prepared(x, training=False), None)[0])
+        if task.structure.members > 1:  # a joint network looks once at every new number of rows
             with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad():
-                self.task.forward_loss(network.train(), x, y)
-        with (
-            rng.seeded(0, "flops"),
-            draws.keyed(0),
-            FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
-        ):
-            with _gradients_of(network) as passes:
-                loss = self.task.forward_loss(network.train(), x, y)
-            forward = _by_module(counter, network)
-            loss.backward()
-            train = counter.get_total_flops()
-        with (
-            rng.seeded(0, "flops"),
-            draws.keyed(0),
-            FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
-            torch.no_grad(),
-        ):
-            inputs, _ = self.task.structure.feed(self.task.prepared(x, training=False), None)
-            network.eval()(inputs)
-            predict, evaluated = counter.get_total_flops(), _by_module(counter, network)
-        points = len(y)
-        weights, again = _by_weight(network, forward, passes), _by_weight(network, evaluated, {})
+                task.forward_loss(network.train(), x, y)
+        with rng.seeded(0, "flops"), draws.keyed(0), torch.enable_grad(), calls, train:
+            task.forward_loss(network.train(), x, y).backward()
+        # how often the operations of a module are done: forwards, and for each gradient that is needed
+        learns = {n: any(p.requires_grad for p in m.parameters()) for n, m in network.named_modules()}
+        passes = {n: 1 + given + learns[n] for n, given in calls.called.items()}
+        network.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, b in network.named_buffers():
+                b.copy_(saved[name])
+        network.train(mode)
+        weights, again = _by_weight(network, train.modules, passes), _by_weight(network, predict.modules, {})
         return _Counts(
-            train / points,
-            predict / points,
-            {n: (weights[n] / points, again.get(n, 0.0) / points) for n in weights},
-            {n: sum(ops.values()) * passes.get(n, 1) / points for n, ops in forward.items()},
+            train.total / len(y),
+            predict.total / len(y),
+            {n: (weights[n] / len(y), again.get(n, 0.0) / len(y)) for n in weights},
+            {n: sum(ops.values()) * passes.get(n, 1) / len(y) for n, ops in train.modules.items()},
             _sizes(network),
         )
-
-
-def _assumed(network: nn.Module) -> _Counts:
-    """Return the operations of a network that multiplies each point once by every parameter."""
-    sizes = _sizes(network)
-    weights = {n: (6.0 * p.numel(), 2.0 * p.numel()) for n, p in network.named_parameters()}
-    layers = {n: 6.0 * size for n, size in sizes.items() if n != _ALL}
-    return _Counts(6.0 * sizes[_ALL], 2.0 * sizes[_ALL], weights, layers, sizes)
 
 
 def _sizes(network: nn.Module) -> dict[str, int]:
     """Return the parameters of each layer, and of all."""
     own = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
     return own | {_ALL: sum(p.numel() for p in network.parameters())}
-
-
-def _by_module(counter: Any, network: nn.Module) -> dict[str, dict[Any, int]]:
-    """Return the operations counted so far by module and kind."""
-    root = type(network).__name__
-    return {n.removeprefix(root).removeprefix("."): dict(c) for n, c in counter.get_flop_counts().items()}
-
-
-@contextmanager
-def _gradients_of(network: nn.Module) -> Iterator[dict[str, int]]:
-    """Find out how often each module's operations are done in training: forward, and for each gradient that is needed.
-
-    torch attributes backward operations to modules too, but takes all of a block for its shortcut's.
-    """
-    found: dict[str, int] = {}
-
-    def watch(name: str) -> Any:
-        def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            given = any(isinstance(i, Tensor) and i.requires_grad for i in (*inputs, *named.values()))
-            found[name] = 1 + given + any(p.requires_grad for p in module.parameters())
-
-        return before
-
-    hooks = [m.register_forward_pre_hook(watch(n), with_kwargs=True) for n, m in network.named_modules()]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _by_weight(
@@ -274,11 +220,8 @@ def _by_weight(
     names = {id(p): n for n, p in network.named_parameters()}
     found: dict[str, float] = {}
     for name, ops in counted.items():
-        if name not in dict(network.named_modules()):
-            continue
         module = network.get_submodule(name)
-        below = [n for n in counted if n.startswith(f"{name}.") or (not name and n)]
-        if any(sum(counted[n].values()) for n in below):
+        if any(n.startswith(f"{name}.") or (not name and n) for n in counted):
             continue  # its layers are counted on their own
         weights = [p for p in module.parameters() if p.dim() > 1]
         products = sum(count for op, count in ops.items() if op in _PRODUCTS) * passes.get(name, 1)
@@ -286,3 +229,82 @@ def _by_weight(
             part = products * p.numel() / sum(w.numel() for w in weights)
             found[names[id(p)]] = found.get(names[id(p)], 0.0) + part
     return found
+
+
+@dataclass
+class Forecast:
+    """Counts of a plan that has not run.
+
+    Attributes:
+        train_flops: operations of all training.
+        predict_flops: operations of one predicted point by all members, every draw counted.
+        parameters: stored parameters; masked ones do not count.
+    """
+
+    train_flops: float = 0.0
+    predict_flops: float = 0.0
+    parameters: int = 0
+
+
+def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
+    """Return what a plan costs, by counting the networks it will train.
+
+    Operators whose effect on cost is known beforehand are applied to a network that is not trained; one branch of a fork
+    stands for all of them. What depends on training (gates that close) counts as if it never came.
+    """
+    flops, found = Flops(task, source), Forecast()
+
+    def train(phase: Train, place: Place, reached: _Reached) -> _Reached:
+        state, times = reached
+        found.train_flops += times * phase.epochs * _points(phase, state, source) * flops.train(state)
+        return reached
+
+    def collect(phase: Collect, place: Place, reached: _Reached) -> _Reached:
+        state, times = reached
+        assert state is not None
+        found.parameters += times * state.stored
+        found.predict_flops += times * task.structure.draws * flops.predict(state)
+        return reached
+
+    walk(plan, _Reached(None, 1), replace(_untrained(task, source), train=train, collect=collect))
+    return found
+
+
+def rehearse(task: Task, source: Source, plan: Phase) -> None:
+    """Raise what operators say about the network (it has nothing to prune, say) before anything is trained for them."""
+    found: list[bool] = []
+    walk(plan, None, Visitor(change=lambda phase, _, __: found.append(phase.foreseen), rounds=once, branches=first))
+    if any(found):
+        walk(plan, _Reached(None, 1), replace(_untrained(task, source), rounds=once))
+
+
+def _untrained(task: Task, source: Source) -> "Visitor[_Reached]":
+    """Return a visitor that applies to an untrained network what does not depend on training."""
+
+    def change(phase: Operator, place: Place, reached: _Reached) -> _Reached:
+        state = reached.state
+        if state is None or not phase.foreseen or not set(phase.needs) <= state.slots.keys():
+            return reached
+        return reached._replace(state=phase.apply(state, BranchContext(task, source, 0, place)))
+
+    def start(phase: Starter, place: Place, reached: _Reached) -> _Reached:
+        return reached._replace(state=state_of(task.blueprint.network()))
+
+    def branches(node: Fork, place: Place, reached: _Reached) -> Iterator[tuple[Place, _Reached]]:
+        return first(node, place, reached._replace(times=reached.times * node.branches))
+
+    return Visitor(change=change, start=start, branches=branches)
+
+
+class _Reached(NamedTuple):
+    """The network that a phase is reached with, and how many there are of its kind."""
+
+    state: State | None
+    times: int
+
+
+def _points(phase: Train, state: State | None, source: Source) -> int:
+    """Return the points of one epoch: those of the member's own part, without a last batch that is left out."""
+    own = None if state is None else state.subset
+    points = source.drawn(own)
+    return min(batches_in(points, phase.batch_size) * phase.batch_size, points)

@@ -10,13 +10,11 @@ from choral.base.errors import InputError, PlanError
 from choral.data.parts import partition
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
+from choral.engine.flops import rehearse
 from choral.engine.folds import Folds
-from choral.engine.forecast import rehearse
-from choral.engine.reaching import left_plain
+from choral.engine.inspect import left_plain
 from choral.engine.task import Task, check_runnable, make_task, some_points
-from choral.engine.trying import say_what_is_lost, try_training
 from choral.engine.validation import Rules, Validation, chosen, rules_of, set_apart, wants_validation
-from choral.engine.wholeness import refuse_whole
 from choral.plan.early_stopping import EarlyStopping
 from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
@@ -95,10 +93,9 @@ def understood(
         )
     source = source.reading(task.likelihood.read)
     rules = replace(rules, score=task.likelihood.prediction.score)
-    say_what_is_lost(task, recipe)
-    task = replace(task, remembers=try_training(task, source, recipe.plan))
+    for doubt in task.findings.doubts:
+        warnings.warn(doubt, stacklevel=3)
     rehearse(task, source, recipe.plan)
-    refuse_whole(task, source, recipe.plan)
     word = recipe.combination.word
     if folds is not None:
         _check_watched_apart(recipe)

@@ -5,8 +5,9 @@ batch, so the gradient is that of the whole batch to rounding. Processes take th
 same weights; only the first one writes.
 """
 
+import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from choral.base import batches
+from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
@@ -309,3 +310,60 @@ def is_batch_norm(module: nn.Module) -> bool:
     instance = any(isinstance(one, nn.modules.instancenorm._InstanceNorm) for one in (module, *plain))
     ours = type(module).__module__.startswith("choral.layers.")
     return (ours or isinstance(module, kind)) and not instance
+
+
+def refuse_whole(
+    parts: Parts,
+    network: nn.Module,
+    loss: Callable[[nn.Module, Batch, Tensor], Tensor],
+    x: Batch,
+    y: Tensor,
+    likelihood: Likelihood,
+    close: float,
+) -> None:
+    """Raise InputError for a network, or a loss, that looks at a batch as a whole, where batches are taken in parts.
+
+    Args:
+        parts: how batches are taken.
+        network: the joint network, which is copied.
+        loss: of a network on inputs and targets.
+        x, y: a few rows.
+        likelihood: what the loss is a mean of.
+        close: what gradients may differ by, as a share of the largest.
+    """
+    if (parts.group is None and parts.accumulate == 1) or len(y) < 2:
+        return
+
+    def tried(count: int) -> nn.Module:
+        """Return a copy of the network after a batch in so many parts; BatchNorm, whose statistics are seen to, keeps those that it has."""
+        made = copy.deepcopy(network).train()
+        for module in made.modules():
+            module.training = not is_batch_norm(module) or not any(name in module._buffers for name in STATISTICS)
+        for piece in Parts(accumulate=count).of(x, y, None, likelihood, None):
+            if not piece.first and parts.accumulate == 1:  # of another process
+                for name, buffer in made.named_buffers():
+                    buffer.copy_(network.get_buffer(name))
+            with torch.enable_grad(), draws.keyed(0, part=piece.part):
+                total = loss(made, batches.mapped(torch.clone, piece.x), piece.y.clone()).sum()
+                (total * piece.share).backward()
+        return made
+
+    with rng.seeded(0, "try") as lent:
+        one, other = tried(1), tried(2)
+    for name, buffer in one.named_buffers():
+        if not torch.equal(buffer, other.get_buffer(name)):
+            raise InputError(
+                f"buffer {name.removeprefix('network.')!r} is changed by every call of the network in training, so that parts of a batch would leave another one than the whole "
+                "batch; train without data_parallel and accumulate, or keep the buffer as it is in forward."
+            )
+    found = [
+        torch.cat([torch.zeros(1), *(p.grad.reshape(-1) for p in made.parameters() if p.grad is not None)]).double()
+        for made in (one, other)
+    ]
+    off = found[0] - found[1] if len(found[0]) == len(found[1]) else found[0]
+    # draws that cannot be counted by row are refused when they are made
+    if not lent.count and found[0].isfinite().all() and off.abs().max() > close * found[0].abs().max().clamp_min(1e-12):
+        raise InputError(
+            "the network or the loss looks at a batch as a whole (a mean over its rows, say), so that parts of it, taken one after the other or by "
+            "several processes, would train something else; let each row be computed by itself, or train without data_parallel and accumulate."
+        )

@@ -11,24 +11,34 @@ from torch import Tensor, nn
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, ConversionError, InputError, PlanError
+from choral.base.errors import ChoralError, InputError, PlanError
 from choral.base.types import Build
 from choral.data.inputs import Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint
-from choral.engine.looking import Seen, look, running_in
-from choral.engine.parts import Parts, check_parts
-from choral.engine.reaching import refuse_uncalled
-from choral.layers.bayesian.sampling import at_means
+from choral.engine.inspect import (
+    Findings,
+    Plain,
+    check_alone,
+    inspect_plain,
+    inspect_training,
+    lost_weights,
+    outputs_together,
+)
+from choral.engine.parts import Parts, check_parts, refuse_whole
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.objectives.penalties import Objective, matches
+from choral.plan.cost import batches_in
+from choral.plan.phases import Phase
+from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
-from choral.structures.independence import check_independence
 
 _WHOLE = Parts()
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NOTHING = Findings()
+_ROWS = 4  # that the network is tried on
 _LOOKED_AT = 256  # items of a dataset whose targets decide what the task is
 
 
@@ -47,7 +57,7 @@ class Task:
     floats: torch.dtype = torch.float32  # in which networks read real numbers
     ragged: bool = False  # whether batches of equally many points may have different shapes
     parts: Parts = _WHOLE  # how batches are taken
-    remembers: str | None = None  # a tensor attribute that the network changes in training, which no stack can carry
+    findings: Findings = _NOTHING  # what is kept of the inspection of the network
     # recorded stacked steps
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(default_factory=dict, compare=False)
 
@@ -194,68 +204,71 @@ def make_task(
         raise InputError(
             f"precision is {precision!r}; networks are trained in 'fp32', 'bf16' or 'fp16', and in double if build returns them so."
         )
-    place = usable(device)
-    seen = look(build, source, recipe.structure, inputs=inputs, output=output, device=place)
-    blueprint, shape = _converted(build, recipe.structure, source, seen)
-    network = blueprint.network().eval()
-    _check_trainable(network)
-    check_parts(parts, recipe.structure, network, source.drawn(), recipe.plan)
-    _check_patterns(recipe, network)
+    place, structure = usable(device), recipe.structure
+    plain = inspect_plain(build, source, structure, inputs=inputs, output=output, device=place)
     targets, weights = _targets(source)
-    whole = source.targets() is not None
-    given = likelihood or recipe.objective.likelihood
-    decided = resolve(given, targets, shape, standardize=standardize, weights=weights, whole=whole)
-    return Task(
-        blueprint,
-        recipe.structure,
-        recipe.objective,
-        decided,
-        seen.transforms,
-        place,
-        precision,
-        shape,
-        seen.floats,
-        source.is_ragged,
-        parts,
+    given, whole = likelihood or recipe.objective.likelihood, source.targets() is not None
+    decided = resolve(given, targets, plain.shape, standardize=standardize, weights=weights, whole=whole)
+    images = plain.interface.reads is not None and any(
+        t.dim() == 4 for t in batches.leaves(plain.ready(source.example()[0]))
     )
-
-
-def _converted(build: Any, structure: Structure, source: Source, seen: Seen) -> tuple[Blueprint, tuple[int, ...]]:
-    """Return the blueprint of joint networks that compute what their members compute alone, and the shape of an output.
-
-    A kernel that fails or computes something else is left out, where the choice is choral's: it is an optimization.
-    """
-    x, more = (seen.ready(source.example(rows)[0]) for rows in (2, 4))
-    images = any(t.dim() == 4 for t in batches.leaves(x))
-    interface = seen.interface
+    interface = plain.interface
     while True:
-        blueprint = Blueprint(build, structure, device=seen.device, images=images, interface=interface)
-        network = blueprint.network().eval()
+        options: dict[str, Any] = {"device": place, "images": images, "interface": interface, "built": plain.network}
+        task = Task(
+            Blueprint(build, structure, **options),
+            structure,
+            recipe.objective,
+            decided,
+            plain.transforms,
+            place,
+            precision,
+            plain.shape,
+            plain.floats,
+            source.is_ragged,
+            parts,
+        )
+        network = task.blueprint.network().eval()
+        _check_trainable(network)
+        check_parts(parts, structure, network, source.drawn(), recipe.plan)
+        _check_patterns(recipe, network)
         try:
-            with at_means():
-                outputs = _outputs(network, structure, x)
-            refuse_uncalled(network, structure, x, blueprint.plain)
-            _check_alone(network, structure, x, outputs)
-            check_independence(structure, network, more)
-            return blueprint, tuple(outputs.shape[2:])
+            return replace(task, findings=_inspected(task, source, recipe, plain))
         except ChoralError:
+            # a kernel that fails or computes something else is left out, where the choice is choral's: it is an optimization
             if not isinstance(network, Joint) or not network.is_open or network.kernel == "loop":
                 raise
             interface = replace(interface, avoids=(*interface.avoids, network.kernel))
 
 
-def _check_alone(network: nn.Module, structure: Structure, x: Batch, together: Tensor) -> None:
-    """Raise ConversionError if the first or last member computes something else alone than within the joint network."""
-    for i in {0, structure.members - 1} if structure.members > 1 else ():
-        with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
-            alone = structure.member(network, i).eval()(x)
-        near = torch.finfo(alone.dtype).eps ** 0.5 * float(alone.abs().nan_to_num(0, 0, 0).amax())
-        if not torch.allclose(alone, together[i], rtol=0, atol=near, equal_nan=True):
-            raise ConversionError(
-                f"member {i} of {type(structure).__name__} alone is another network than within the joint one: members are laid side by "
-                "side on the first or second axis of the input, and forward moves these axes before the first layer; use a method whose "
-                "members are networks of their own."
-            )
+def _inspected(task: Task, source: Source, recipe: Recipe, plain: Plain) -> Findings:
+    """Return what the inspection of a joint network finds; raises what would fail or train something else."""
+    network = task.blueprint.network()
+    rows = min(_smallest(source.drawn(), recipe.plan), _ROWS)
+    x, y = source.reading(task.likelihood.read).example(rows or _ROWS)
+    x, y = batches.moved(x, task.device), y.to(task.device)
+    shared = task.structure.members > 1
+    together = outputs_together(network, task.structure, plain.ready(x)) if shared else None
+
+    def loss(network: Callable[[Batch], Any]) -> Tensor:
+        if rows:
+            return task.forward_loss(network, batches.mapped(torch.clone, x), y.clone())
+        return task.run(network, task.structure.feed(plain.ready(x), None)[0])
+
+    found = inspect_training(network, task.structure, plain, loss, rows=rows and len(y), link=task.likelihood.link)
+    if together is not None:
+        check_alone(network, task.structure, plain.ready(x), together)
+    if rows > 1 and not task.structure.own_batches:
+        close = 1e-3 if task.precision == "fp32" and task.floats in (torch.float32, torch.float64) else 0.1
+        refuse_whole(task.parts, network, task.forward_loss, x, y, task.likelihood, close)
+    lost = lost_weights(task.blueprint, recipe)
+    return replace(found, doubts=(lost, *found.doubts)) if lost else found
+
+
+def _smallest(points: int, plan: Phase) -> int:
+    """Return the rows of the smallest batch of a plan, 0 if it trains nothing."""
+    sizes = [t.batch_size or points for t in trainings(plan) if t.epochs]
+    return min((min(n, points - (batches_in(points, n) - 1) * n) for n in sizes), default=0)
 
 
 def some_points(source: Source, most: int = _LOOKED_AT) -> tuple[Batch, Tensor, Tensor | None]:
@@ -277,27 +290,3 @@ def _check_trainable(network: nn.Module) -> None:
             "build: no parameter of the network is to be trained (all are frozen by requires_grad=False, or there are none); "
             "leave at least the last layer free."
         )
-
-
-def _outputs(network: nn.Module, structure: Structure, x: Batch) -> Tensor:
-    """Return what the joint network makes of a few points (member, batch, ...)."""
-    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
-        ready, _ = structure.feed(x, None)
-        with running_in(network) as modules:
-            try:
-                outputs = structure.unfold(network(ready))
-            except ChoralError:
-                raise
-            except Exception as error:  # forward code of the user's may fail in any way
-                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise ConversionError(
-                    f"the plain network reads a batch {batches.in_words(x)}, but not as {type(structure).__name__} converts it: "
-                    f"{modules[-1] if modules else 'its output'} gives the error '{said}'; use another method, or change that layer."
-                ) from error
-    rows = batches.rows(x)
-    if outputs.shape[:2] != (structure.members, rows):
-        raise InputError(
-            f"the network gave outputs of shape {tuple(outputs.shape)} for {rows} points; the first axes must be "
-            f"(member, batch) = ({structure.members}, {rows}); make the network return (batch, outputs)."
-        )
-    return outputs

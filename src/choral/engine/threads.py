@@ -5,8 +5,9 @@ many networks go together) that takes longer than they gain: a perceptron of 3 x
 than with one on a free machine, and 3.7 times on a busy one. The rule looks at sizes alone, so that equal calls give equal bits.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from choral.base.errors import InputError
+from choral.base.order import Calls
 
 _SMALL = 1 << 25  # operations of one forward pass below which one thread is enough
 _SMALL_STACK = 1 << 23  # the same where products of many networks are one operation
@@ -49,18 +51,32 @@ def checked(threads: int | None) -> int | None:
     return threads
 
 
-class _Counting(TorchDispatchMode):
-    """Counts the operations of this thread; torch's own counter would put hooks into the modules of all threads."""
+class Counting(TorchDispatchMode):
+    """Counts the floating-point operations of this thread; torch's own counter would put hooks into the modules of all threads.
 
-    def __init__(self) -> None:
+    Args:
+        calls: names the module that operations belong to.
+        formulas: of operations, besides those that torch has.
+
+    Attributes:
+        total: all operations.
+        modules: those of each module, without the modules within it, by kind.
+    """
+
+    def __init__(self, calls: Calls | None = None, formulas: Mapping[Any, Any] | None = None):
         super().__init__()
-        self.total = 0.0
+        self._calls, self._formulas = calls, flop_registry | dict(formulas or {})
+        self.total, self.modules = 0.0, dict[str, Counter[Any]]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
+        formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=made)
+            with suppress(Exception):  # a count is not worth an error
+                count = formula(*args, **(kwargs or {}), out_val=made)
+                self.total += count
+                if self._calls is not None and self._calls.stack:
+                    self.modules.setdefault(self._calls.name, Counter())[func._overloadpacket] += count
         return made
 
 
@@ -73,7 +89,7 @@ def operations(network: nn.Module, rows: int, run: Callable[[], Any]) -> float:
     >>> operations(layer, 5, lambda: layer(torch.ones(5, 3)))
     24.0
     """
-    with _Counting() as counted:
+    with Counting() as counted:
         run()
     return max(counted.total / rows, 2.0 * sum(p.numel() for p in network.parameters()))
 

@@ -5,8 +5,8 @@ A trainer holds the networks of one training phase: `mount` puts states in, `ste
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch.func import grad_and_value
 from choral.base import batches, devices, draws, rng, tree
 from choral.base.batches import Batch
 from choral.base.draws import Part
-from choral.base.errors import InputError
+from choral.base.errors import ChoralError, InputError, RunError
 from choral.base.tree import vmap
 from choral.base.types import Params
 from choral.engine import gradients
@@ -36,6 +36,39 @@ from choral.plan.variants import Variant
 _RECORDED_FROM = 100  # steps of a phase that repay recording them
 UNMAPPED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 """What torch.func stops with, or code of the user's under it, where networks cannot be trained stacked."""
+
+_MAPPED = ("vmap", "functorch")
+_GROUP = ("gloo/", "Connection closed by peer", "NCCL", "ProcessGroup")  # in what torch says of processes that are gone
+_JOINT = "members of this method are mapped by torch.func.vmap, which such code does not allow; use a method whose members are networks of their own"
+_STACKED = "members are trained together here, which such code may not allow; use executor='sequential'"
+_OWN = "mend it and give the same call again; finished parts of a run folder are kept"
+
+
+@contextmanager
+def explained(where: str, x: Batch, *, stacked: bool = False) -> Iterator[None]:
+    """Raise InputError for any error of a block that is not choral's own.
+
+    Args:
+        where: in the training.
+        x: what the network reads there.
+        stacked: whether members are trained together.
+    """
+    try:
+        yield
+    except ChoralError:
+        raise
+    except Exception as error:  # code of the user's may fail in any way
+        said = (str(error).strip().splitlines() or [""])[0]
+        if any(word in str(error) for word in _GROUP):
+            raise RunError(
+                f"training stopped {where} where another process of the group was no longer heard of ({said}): it died, or stopped with an error of its "
+                "own; start all of them again, and the run goes on from its last checkpoint."
+            ) from error
+        advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
+        raise InputError(
+            f"training stopped {where} where the network or the loss gave {type(error).__name__} {said!r} for a batch {batches.in_words(x)}; "
+            f"{advice}."
+        ) from error
 
 
 class Pace(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from choral.base import draws, rng
 from choral.base.errors import InputError, RunError
+from choral.base.order import evaluating
 from choral.base.types import Build
 from choral.data.inputs import Transforms
 from choral.data.sources import Source, source_of
@@ -134,14 +135,9 @@ class _Kind:
         x, _ = source.example(_TRIED)
         own = self.task.outputs(self.task.blueprint.holding(state_of(network)), x)
         given = item if isinstance(item, nn.Module) else network
-        modes = [(module, module.training) for module in given.modules()]
         interface, ready = self.task.blueprint.interface, self.task.prepared(x, training=False)
-        try:
-            with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
-                wanted = interface.call(given.eval(), ready)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), evaluating(given):
+            wanted = interface.call(given, ready)
         if bool(wanted.isnan().any()):
             raise InputError(
                 "a network gives NaN for the rows of data that it was tried on; look for NaN in its weights."

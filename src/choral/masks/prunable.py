@@ -7,7 +7,6 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
 from choral.base.order import Called, executed
@@ -26,6 +25,7 @@ def prunable(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     example_input: Batch | tuple[Any, ...] | None = None,
+    calls: Sequence[Called] | None = None,
 ) -> list[str]:
     """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
 
@@ -42,13 +42,16 @@ def prunable(
         exclude: patterns of parameters to leave out; they win over all else. Frozen parameters are always left out.
         example_input: with it, first and last mean the order of execution, else the order in which the network
             declares its layers.
+        calls: of the network's modules on such an input, where they are known.
 
     >>> prunable(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
     ['0.weight', '2.weight']
     """
     cells_of({}, unit)  # refuses an unknown unit
     layers = _layers(network)
-    called = [] if example_input is None else _executed(network, layers, example_input)
+    if calls is None:
+        calls = () if example_input is None else executed(network, example_input)
+    called = [call for call in calls if call.layer in layers]
     order = [call.layer for call in called if call.needed] or list(layers)
     aside = {call.layer for call in called} - set(order)  # their outputs are not used
     fitting = [name for name in layers if name not in aside and _fits(network, name, unit)]
@@ -106,16 +109,3 @@ def _fits(network: nn.Module, layer: str, unit: Unit) -> bool:
     )
     apart = (nn.MultiheadAttention, _ConvTransposeNd, *_RECURRENT)
     return not isinstance(module, apart) and not inside_attention
-
-
-def _executed(network: nn.Module, layers: dict[str, list[str]], example_input: Batch | tuple[Any, ...]) -> list[Called]:
-    """Return the calls of layers in a forward pass in evaluation mode."""
-    modes = {module: module.training for module in network.modules()}
-    arguments = example_input if isinstance(example_input, tuple) else (example_input,)
-    try:
-        network.eval()
-        with draws.keyed(0):
-            return executed(network, list(layers), lambda: network(*arguments))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -6,7 +6,7 @@ A starter makes a network's first state, an operator turns one state into anothe
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from choral.base.batches import Batch
 from choral.base.errors import InputError
+from choral.base.order import Called
 from choral.base.types import Params
 from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
@@ -88,6 +89,10 @@ class Context(Protocol):
 
     def example(self) -> Batch:
         """Return a few training inputs as the joint network reads them."""
+        ...
+
+    def calls(self, state: State) -> Sequence[Called]:
+        """Return the calls of modules in a pass of the joint network in evaluation mode, in their order."""
         ...
 
     def inputs(self, points: int | None = None) -> Iterator[Batch]:

@@ -5,6 +5,7 @@ Resize: branches of a fork that differ in depth and width, in networks of equal 
 
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from choral.base.batches import Batch, leaves
 from choral.base.errors import InputError, PlanError
+from choral.base.order import Called
 from choral.base.types import Params
 from choral.base.values import Value
 from choral.compaction import compact, neuron_param_mask, tied_groups
@@ -186,9 +188,10 @@ class Prune(Operator):
         """Return the state with its mask, removed weights at zero."""
         network, example = context.network(state), context.example()
         whole = _is_rows(example) if self.keep_first is None else self.keep_first
-        names = self._names(network, example, keep_first=whole)
+        calls = context.calls(state)
+        names = self._names(network, calls, keep_first=whole)
         if not names and self.keep_first is None:
-            names = self._names(network, example, keep_first=False)
+            names = self._names(network, calls, keep_first=False)
         if not names:
             raise InputError(self._nothing())
         groups = tied_groups(network, example) if self.unit == "neuron" else []
@@ -213,7 +216,7 @@ class Prune(Operator):
             "prune, such as deep_ensemble or snapshot."
         )
 
-    def _names(self, network: nn.Module, example: Batch, *, keep_first: bool) -> list[str]:
+    def _names(self, network: nn.Module, calls: Sequence[Called], *, keep_first: bool) -> list[str]:
         return prunable(
             network,
             unit=self.unit,
@@ -221,7 +224,7 @@ class Prune(Operator):
             keep_first=keep_first,
             include=self.include,
             exclude=self.exclude,
-            example_input=example,
+            calls=calls,
         )
 
 

@@ -4,7 +4,6 @@ from choral.structures.base import Independent, Structure
 from choral.structures.batch_ensemble import BatchEnsemble
 from choral.structures.bayesian import Gaussian, RankOneGaussian, SpikeSlab
 from choral.structures.dropout import Stochastic
-from choral.structures.independence import check_independence
 from choral.structures.masksembles import Masksembles
 from choral.structures.mimo import Mimo
 from choral.structures.packed import Packed
@@ -26,5 +25,4 @@ __all__ = [
     "Structure",
     "TabM",
     "TreeNet",
-    "check_independence",
 ]

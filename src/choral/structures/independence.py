@@ -1,57 +1,43 @@
-"""Check that the members of a joint network do not see each other.
+"""Check that the members of a joint network do not see each other, by the autograd graph of one pass in training mode.
 
-One forward pass in training mode, and a backward pass from each of a few sets of members: no gradient may reach the tensors, or
-the inputs, that belong to a member outside the set. Of 32 members it takes 7 passes, of 1000 it takes 13, and any two that are mixed
-are found. It is meant to be run once before training, on a few rows of data; nothing in the network is changed.
+A backward pass from each of a few sets of members: no gradient may reach the tensors, or the inputs, that belong to a member outside
+the set. Of 32 members it takes 7 passes, of 1000 it takes 13, and any two that are mixed are found.
 """
 
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from itertools import combinations, count, islice
 from math import comb
 from typing import NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from choral.base import batches, draws, rng
-from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.layers.joint.network import Joint
 from choral.layers.packed.networks import PackedNetwork
-from choral.structures.base import Structure
-
-ROWS = 4
 
 
-def check_independence(structure: Structure, network: nn.Module, x: Batch) -> None:
-    """Raise ConversionError if a member's output depends on what belongs to another member.
+def stacked_of(network: Joint) -> dict[str, Tensor]:
+    """Return the parameters that hold a part for each member, which require gradients from now on."""
+    return {
+        n: p.requires_grad_() for n, p in network.named_parameters() if n.removeprefix("network.") in network.stacked
+    }
 
-    Structures without tensors of their own for each member (`Mimo`, `Patched`, `Stochastic`, ...) have nothing to check.
+
+def refuse_mixed(network: Joint, outputs: Tensor, inputs: list[Tensor], order: list[str]) -> None:
+    """Raise ConversionError if a member's output depends on what belongs to another member, by the graph of one pass.
 
     Args:
-        structure: the structure that converted the network.
-        network: the joint network.
-        x: some rows of data as the plain network reads them; the first few are used.
-
-    The message names the last layer, in the order in which layers run, whose tensors another member's output depends on:
-    the members are mixed in it or right behind it.
+        network: ran in training mode, with gradients for all its `stacked_of`.
+        outputs: (member, batch, ...)
+        inputs: what members read, (member, batch, ...), where each has inputs of its own.
+        order: the names of the modules in the order in which they ran.
     """
-    if not isinstance(network, Joint) or network.members == 1:
+    own = stacked_of(network)
+    sought = [*own.values(), *inputs]
+    if not sought or network.members == 1:
         return
-    inputs, _ = structure.feed(batches.part(x, slice(ROWS)), None)
-    watched: list[Tensor] = []
-    if network.own_inputs:
-        inputs = batches.mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
-        watched = [leaf for leaf in batches.leaves(inputs) if leaf.requires_grad]
-    # a copy, since what backward computes again reads the module's own tensors, not those of a call
-    copy = deepcopy(network)
-    own = {n: p.requires_grad_() for n, p in copy.named_parameters() if n.removeprefix("network.") in network.stacked}
-    sought = [*own.values(), *watched]
-    if not sought:
-        return
-    order, outputs = _run(structure, copy, inputs)
     weights = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
     weighed = (outputs * weights).flatten(1).sum(1)  # (member,)
 
@@ -114,28 +100,15 @@ def _foreign(gradient: Tensor | None, members: list[int]) -> bool:
     return bool((gradient[others] != 0).any())
 
 
-def _run(structure: Structure, network: Joint, inputs: Batch) -> tuple[list[str], Tensor]:
-    """Return the names of modules in the order in which they ran, and the outputs by member."""
-    order: list[str] = []
-    hooks = [
-        module.register_forward_pre_hook(lambda *_, name=name: None if name in order else order.append(name))
-        for name, module in network.named_modules()
-    ]
-    network.train()
-    try:
-        with rng.seeded(0, "look"), draws.keyed(0), torch.enable_grad():
-            return order, structure.unfold(network(inputs))
-    except RuntimeError as error:
-        if "running_mean" in str(error):
-            raise ConversionError(
-                "the joint network cannot run: forward code draws by member (F.dropout, for example) before a normalization that all "
-                "members share; make the dropout a layer of its own (nn.Dropout), or let the branches begin before it."
-            ) from error
-        report = f"\n{network.report()}" if isinstance(network, PackedNetwork) else ""
-        raise ConversionError(
-            f"the joint network cannot run on this data: {error}. If its forward code states a width as a number, or widths were "
-            f"rounded up where tensors are added or concatenated, choose members so that they divide the widths.{report}"
-        ) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
+def why_not_run(network: Joint, error: Exception) -> ConversionError:
+    """Return what to raise for an error that a joint network gives in training mode."""
+    if "running_mean" in str(error):
+        return ConversionError(
+            "the joint network cannot run: forward code draws by member (F.dropout, for example) before a normalization that all "
+            "members share; make the dropout a layer of its own (nn.Dropout), or let the branches begin before it."
+        )
+    report = f"\n{network.report()}" if isinstance(network, PackedNetwork) else ""
+    return ConversionError(
+        f"the joint network cannot run on this data: {error}. If its forward code states a width as a number, or widths were "
+        f"rounded up where tensors are added or concatenated, choose members so that they divide the widths.{report}"
+    )

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
+from choral.base.order import evaluating
 from choral.base.tree import vmap
 from choral.layers.convert import call_with, holds, swap, ties_of
 from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
@@ -197,23 +198,21 @@ class Joint(nn.Module):
         if self.training and rows not in self._cut:  # a pass in training mode cannot be taken back
             self._cut[rows] = self._is_cut(x, rows)
         try:
-            return self._loop(x) if self._cut.get(rows) else self._folded(x, rows)
+            outputs = self._loop(x) if self._cut.get(rows) else self._folded(x, rows)
         except CutError:
             if self.training:
                 raise
+            self._cut[rows] = True
             return self._loop(x)
+        self._cut.setdefault(rows, False)
+        return outputs
 
     def _is_cut(self, x: Batch, rows: int) -> bool:
-        modes = [(module, module.training) for module in self.network.modules()]
-        self.network.eval()
         try:
-            with torch.no_grad(), draws.keyed(0):
+            with evaluating(self.network), torch.no_grad(), draws.keyed(0):
                 self._folded(x, rows)
         except CutError:
             return True
-        finally:
-            for module, mode in modes:
-                module.training = mode
         return False
 
     def _folded(self, x: Batch, rows: int) -> Tensor:

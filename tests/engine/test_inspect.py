@@ -1,7 +1,9 @@
-"""Copies and conversions compute what was given, or are refused by name."""
+"""A network is looked at once before a run; copies and conversions compute what was given, or are refused by name."""
 
+import importlib
 import types
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 import choral
 from choral.base.errors import ConversionError, InputError
+from choral.base.order import Calls, executed
 from choral.recipes import deep_ensemble, make
 from choral.recipes.training import Training
 
@@ -130,7 +133,6 @@ class Token(nn.Module):
         return out
 
 
-@pytest.mark.filterwarnings("ignore:torch cannot count the operations")
 def test_an_expanded_parameter_is_no_obstacle():
     assert choral.fit(Token, (X, Y), deep_ensemble(members=2, budget=4)).members == 2
 
@@ -205,11 +207,12 @@ class Inner(nn.Module):
         return gradient[:, :2]
 
 
-def test_a_network_that_takes_gradients_itself_is_trained_and_its_operations_assumed():
-    with pytest.warns(UserWarning, match="two for each parameter"):
-        ensemble = choral.fit(Inner, (X, Y), deep_ensemble(members=2, budget=4), validation=None)
-    parameters = sum(p.numel() for p in Inner().parameters())
-    assert ensemble.info["counted"]["train_flops"] == 6 * parameters * 40 * 4
+def test_a_network_that_takes_gradients_itself_is_trained_and_its_operations_counted():
+    ensemble = choral.fit(Inner, (X, Y), deep_ensemble(members=2, budget=4), validation=None)
+    products = (
+        6 * 8 + 8
+    )  # of one point in a forward pass, which is done at least five times: with its gradients, and theirs
+    assert 5 * 2 * products * 40 * 4 < ensemble.info["counted"]["train_flops"] < 9 * 2 * products * 40 * 4
 
 
 class Elsewhere(nn.Module):
@@ -261,3 +264,103 @@ def test_a_converted_parameter_that_is_read_from_a_dict_is_named():
     with pytest.raises(ConversionError, match="parameter 'scale' is converted for Packed, but forward reads"):
         choral.fit(Scaled, (X, Y), make("packed", budget=2, members=2))
     choral.fit(Scaled, (X, Y), make("batch_ensemble", budget=2, members=2))
+
+
+class Counted(nn.Module):
+    """Counts how often it is built and called."""
+
+    built, called = 0, 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Counted.built += 1
+        self.body, self.head = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.called += 1
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+class Reached(Exception):
+    """The first training step is about to be taken."""
+
+
+@pytest.mark.parametrize("method", ["deep_ensemble", "prune_and_tune", "packed", "batch_ensemble", "bnn"])
+def test_two_builds_and_four_passes_come_before_the_first_step(method, monkeypatch):
+    def stop(*_, **__):
+        raise Reached
+
+    monkeypatch.setattr(importlib.import_module("choral.fit"), "carry_out", stop)
+    Counted.built = Counted.called = 0
+    with pytest.raises(Reached):
+        choral.fit(Counted, (X, Y), make(method, budget=8), compute=choral.Compute(threads=1))
+    assert Counted.built <= 2
+    assert Counted.called <= 4
+
+
+@pytest.mark.parametrize("method", ["deep_ensemble", "packed"])
+def test_an_inspection_draws_nothing_that_a_caller_or_a_member_draws(method):
+    def build() -> nn.Module:
+        network = small()
+        with torch.no_grad():
+            network.get_parameter("0.bias").add_(torch.from_numpy(np.random.rand(8)))
+        return network
+
+    recipe = make(method, budget=4, members=2)
+    states = np.random.get_state()[1].copy(), torch.random.get_rng_state()
+    one, other = (choral.fit(build, (X, Y), recipe) for _ in range(2))
+    assert np.array_equal(states[0], np.random.get_state()[1])
+    assert torch.equal(states[1], torch.random.get_rng_state())
+    assert torch.equal(one.outputs(X), other.outputs(X))
+
+
+class Borrowing(nn.Module):
+    """Uses a layer that only a function knows of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.before = lambda x: layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.before(x)))
+        return out
+
+
+def test_a_layer_that_only_a_function_knows_of_is_refused():
+    with pytest.raises(InputError, match="where torch does not see them"):
+        choral.fit(Borrowing, (X, Y), deep_ensemble(members=2, budget=4))
+
+
+class Frozen(nn.Module):
+    """Declares its layers in another order than it calls them, and the first of them is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.aside, self.body, self.stem = (
+            nn.Linear(8, 2),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.Linear(6, 8),
+        )
+        self.stem.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.body(F.relu(self.stem(x), inplace=True)), inplace=True)
+        self.aside(h)
+        out: Tensor = self.head(h)
+        return out
+
+
+def test_the_order_of_calls_is_that_of_the_pass():
+    network = Frozen()
+    found = [(call.layer, call.needed) for call in executed(network, X)]
+    assert found == [("stem", True), ("body", True), ("aside", False), ("head", True), ("", True)]
+    with Calls(network, ["head", "aside", "body", "stem"]) as calls:
+        output = network(X)
+    assert [call.layer for call in calls.of(output) if call.reads_input] == ["stem", ""]
+    assert [name for name, p in network.named_parameters() if not p.requires_grad] == ["stem.weight", "stem.bias"]
+    pruned = choral.fit(Frozen, (X, Y), make("prune_and_tune", budget=8, members=2))
+    masked = {name for state in pruned.states() for name in state.mask}
+    assert masked == {"body.weight"}

@@ -1,0 +1,588 @@
+"""Inspect a network before a run: what it reads and returns, and whether members, copies and conversions compute what it does.
+
+The plain network is built once and runs once, in evaluation mode, with its calls and its autograd graph recorded (`inspect_plain`). The
+joint network runs once in training mode, forwards and backwards, on as many rows as the smallest batch has, at most four
+(`inspect_training`). Members of a shared network are compared once with the last of them alone (`check_alone`). Every check is a function over
+these records; it refuses or warns of what would otherwise give wrong members without a word.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from choral.base import batches, draws, rng
+from choral.base.batches import Batch
+from choral.base.errors import ChoralError, ConversionError, InputError
+from choral.base.interface import Interface, described, is_lazy, pick, why_not_read
+from choral.base.order import Called, Calls, evaluating, parameters_of
+from choral.base.portrait import Function
+from choral.base.types import Build
+from choral.data.datasets import global_states, moved
+from choral.data.inputs import Transforms, checked_transforms, prepare
+from choral.data.sources import Source
+from choral.engine.blueprint import Blueprint, bare, called_once, floats_of
+from choral.engine.fingerprint import attributes, held_tensors
+from choral.engine.threads import Counting
+from choral.layers.bayesian.sampling import at_means
+from choral.layers.convert import holds
+from choral.layers.joint.network import Joint, channels_last
+from choral.layers.packed.networks import ends_of
+from choral.plan.walk import Visitor, walk
+from choral.recipes.recipe import Recipe
+from choral.structures.base import Independent, Structure
+from choral.structures.independence import refuse_mixed, stacked_of, why_not_run
+
+_ROWS = 4  # that members are compared on
+_RESHAPES = ("View", "Squeeze", "Unsqueeze", "Reshape", "UnsafeView")
+_TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a weight, or none that are trained
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What the pass of the plain network showed.
+
+    Attributes:
+        network: as it was built.
+        interface: how the network is called, and which of its outputs counts.
+        transforms: of input batches, checked.
+        floats: the type in which it reads real numbers.
+        device: where it runs.
+        shape: of the output of one point.
+        calls: of its modules, in their order; none where gradients could not be followed.
+        needed: the parameters that the output depends on.
+        ending: the kind of the operation that gave the output.
+    """
+
+    network: nn.Module
+    interface: Interface
+    transforms: Transforms
+    floats: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    calls: tuple[Called, ...]
+    needed: frozenset[str]
+    ending: str
+
+    def ready(self, x: Batch) -> Batch:
+        """Return a batch as the plain network reads it."""
+        return prepare(batches.moved(x, self.device), self.transforms, training=False, floats=self.floats)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a run keeps of the inspection of its network.
+
+    Attributes:
+        calls: of the modules of the plain network.
+        operations: floating-point operations of one row in a forward pass of the joint network.
+        remembers: a tensor attribute that the network changes in training, which no stack can carry.
+        doubts: warnings to be given.
+    """
+
+    calls: tuple[Called, ...] = ()
+    operations: float = 0.0
+    remembers: str | None = None
+    doubts: tuple[str, ...] = ()
+
+
+def inspect_plain(
+    build: Build | nn.Module,
+    source: Source,
+    structure: Structure,
+    *,
+    inputs: Any,
+    output: Any,
+    device: torch.device,
+) -> Plain:
+    """Build the plain network and run it on the first points; the source gives real numbers in its type from now on.
+
+    Args:
+        build: the factory, or a network.
+        source: training data.
+        structure: how members will share the network.
+        inputs: transforms as the user gave them.
+        output: which part of the outputs counts, as the user gave it.
+        device: where to run.
+    """
+    with rng.seeded(0, "look"), draws.keyed(0):
+        with rng.elsewhere(rng.key(0, "look")):
+            network = nn.Module.to(bare(build), device)  # a network may have a `to` of its own
+        _refuse_modules(network, structure)
+        floats = floats_of(network)
+        source.settle(floats)
+        x, y = source.example()
+        transforms = checked_transforms(inputs, x)
+        batch = prepare(batches.moved(x, device), transforms, training=False, floats=floats)
+        reads = Interface(
+            spread=not isinstance(batch, Tensor),
+            output=_chosen(output),
+            reads=batches.described(batch),
+            columns=source.columns,
+            target=tuple(y.shape[1:]),
+            scale=_scale(x),
+        )
+        if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 2 and holds(network, nn.Embedding):
+            warnings.warn(
+                "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images: give tokens as x.long().",
+                stacklevel=2,
+            )
+        reads, found, calls, wrote = _called(network, reads, batch)
+    if structure.members > 1 and wrote:
+        raise InputError(
+            f"the network writes into its input, which the {structure.members} members of {type(structure).__name__} share; let "
+            "forward begin with a copy of it (x = x.clone()), or use a method whose members are networks of their own."
+        )
+    outputs = pick(found, reads.output)
+    if not outputs.dim() or len(outputs) != batches.rows(batch):
+        raise InputError(
+            f"the network gave outputs of shape {tuple(outputs.shape)} for {batches.rows(batch)} points; make it return (batch, outputs), "
+            "one row for each point."
+        )
+    interface = replace(reads, column=outputs.dim() == 1)
+    names = {id(p): name for name, p in network.named_parameters()}
+    used = parameters_of(outputs)
+    _refuse_hidden(network, [p for p in used if isinstance(p, nn.Parameter) and id(p) not in names])
+    made = tuple(calls.of(outputs)) if outputs.requires_grad else ()
+    shape = tuple(interface.picked(found).shape[1:])
+    needed = frozenset(names[id(p)] for p in used if id(p) in names)
+    interface = _with_ends(network, interface, made)
+    return Plain(network, interface, transforms, floats, device, shape, made, needed, _ending(outputs))
+
+
+def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interface, Any, Calls, bool]:
+    """Return how a network is called, what it returns for a batch, its calls, and whether it writes into its input.
+
+    Images are given in plain memory order if it cannot read channels last, and gradients are left out if it fails with them.
+    """
+    images = any(t.dim() == 4 for t in batches.leaves(batch))
+    layouts = [reads, replace(reads, avoids=("channels_last",))] if images else [reads]
+    failed: Exception | None = None
+    for gradients in (True, False):
+        for way in layouts:
+            given = batches.mapped(batches.in_order if way.avoids else torch.clone, batches.mapped(torch.clone, batch))
+            try:
+                if is_lazy(network):
+                    called_once(network, way, batches.mapped(torch.clone, given))
+                if images:
+                    (_in_order if way.avoids else channels_last)(network)
+                calls = Calls(network, [name for name, _ in ends_of(network)])
+                with evaluating(network), torch.set_grad_enabled(gradients), calls:
+                    return way, way.called(network, given), calls, not batches.equal(batch, given)
+            except ChoralError:
+                raise
+            except Exception as error:  # forward code of the user's may fail in any way
+                failed = failed or error
+    assert failed is not None
+    raise InputError(why_not_read(network, batch, failed)) from failed
+
+
+def _in_order(network: nn.Module) -> None:
+    """Lay the tensors of a network out in plain memory order."""
+    for t in (*network.parameters(), *network.buffers()):
+        t.data = t.data.contiguous()
+
+
+def _scale(x: Any) -> str:
+    """Return what numbers a single input holds, as `Interface` has it."""
+    if not isinstance(x, Tensor) or not x.numel():
+        return ""
+    if x.dtype == torch.uint8:
+        return "bytes"
+    return "" if not x.is_floating_point() else "unit" if float(x.min()) >= 0 and float(x.max()) <= 1 else "free"
+
+
+def _chosen(output: Any) -> str | int | Function | None:
+    if output is None or isinstance(output, str | Function) or type(output) is int:
+        return output
+    if callable(output):
+        return Function.of(output)
+    raise InputError(
+        f"output is {output!r}; give the name or position of the network's output among what it returns, or a function."
+    )
+
+
+def _refuse_modules(network: nn.Module, structure: Structure) -> None:
+    """Raise for what copies, saved members or conversions of a network would lose."""
+    for name, module in network.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise InputError(
+                f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which members are not saved "
+                "with; register it as a buffer instead."
+            )
+        if isinstance(module, nn.SyncBatchNorm) and not isinstance(structure, Independent):
+            raise ConversionError(
+                f"layer {name!r} (SyncBatchNorm) would mix the statistics of members; build the network with nn.BatchNorm2d (or 1d, 3d): "
+                "Compute(data_parallel=True) takes its statistics over the whole batch of all processes."
+            )
+        forward = vars(module).get("forward")
+        if forward is not None and getattr(forward, "__self__", None) is not module:
+            _refuse_remembered(f"the forward of module {name!r}")
+
+
+def _refuse_remembered(what: str) -> NoReturn:
+    raise InputError(
+        f"build: every member is a copy of the network, and {what} was replaced by a function, or calls one, that remembers the network it was made "
+        "for, so that a copy does not compute with its own parameters; write it as a method of the module's class."
+    )
+
+
+def _refuse_hidden(network: nn.Module, strange: Sequence[Tensor]) -> None:
+    """Raise InputError for layers kept where torch does not see them, such as a list, and needed: they would not be trained, copied or saved.
+
+    Args:
+        network: as its maker wrote it.
+        strange: parameters that the output depends on, and that are not the network's.
+    """
+    if not strange:
+        return
+    sought = {id(p) for p in strange}
+    where = (
+        kept for module in network.modules() for kept, m in _kept_in(module) if sought & {id(p) for p in m.parameters()}
+    )
+    raise InputError(
+        f"build: forward uses layers that are kept in {next(where, 'another object')}, where torch does not see them, so they would not be trained, "
+        "copied or saved with the network; keep them in an nn.ModuleList or nn.ModuleDict."
+    )
+
+
+def _kept_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules in lists, tuples and dicts that a module has as attributes."""
+    for name, value in vars(module).items():
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        yield from ((f"self.{name} of {type(module).__name__}", m) for m in held if isinstance(m, nn.Module))
+
+
+def _with_ends(network: nn.Module, interface: Interface, calls: Sequence[Called]) -> Interface:
+    """Return the interface with the layers that read a network's inputs and give its output, where others are declared first and last."""
+    names = [name for name, _ in ends_of(network)]
+    needed = [call for call in calls if call.needed and call.layer in names]
+    if len(names) < 2 or not calls:
+        return interface
+    first = tuple(dict.fromkeys(call.layer for call in needed if call.reads_input)) or ("",)
+    return replace(
+        interface,
+        first=first if needed and first != (names[0],) else (),
+        last=needed[-1].layer if needed and needed[-1].layer != names[-1] else "",
+    )
+
+
+def _ending(outputs: Tensor) -> str:
+    """Return the kind of the operation that gave outputs, but for their shape."""
+    node = outputs.grad_fn
+    while node is not None and type(node).__name__.startswith(_RESHAPES):
+        node = node.next_functions[0][0]
+    return type(node).__name__.removesuffix("Backward0")
+
+
+class _Reads(TorchFunctionMode):
+    """Notes which layers' weights are computed with while neither the layer nor another module of choral's runs."""
+
+    def __init__(self, layers: dict[str, nn.Module], running: Calls):
+        super().__init__()
+        self._owners = {id(p): (name, layer) for name, layer in layers.items() for p in layer.parameters()}
+        self._stack, self.found = running.stack, set[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        outside = bool(self._stack) and not _is_ours(self._stack[-1])
+        if outside and isinstance(result, Tensor) and getattr(func, "__name__", "") not in _TYPES:
+            read = [self._owners[id(a)] for a in args if id(a) in self._owners]
+            self.found |= {name for name, layer in read if layer not in self._stack}
+        return result
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("choral.layers.")
+
+
+def inspect_training(
+    network: nn.Module,
+    structure: Structure,
+    plain: Plain,
+    loss: Callable[[Callable[[Batch], Any]], Tensor],
+    *,
+    rows: int,
+    link: str,
+) -> Findings:
+    """Run a copy of the joint network as training will; raise what would fail, or what would train something else without a word.
+
+    Args:
+        network: the joint network, in evaluation mode.
+        structure: what converted it.
+        plain: what the pass of the plain network showed.
+        loss: calls the network it is given on the first rows and returns their loss; where nothing is trained, the outputs.
+        rows: how many these are; 0 where nothing is trained.
+        link: the function that the likelihood puts outputs through.
+    """
+    trial = _Trial(network, structure, loss, training=rows > 0 or isinstance(network, Joint))
+    generators, before, held = global_states(), attributes(trial.network), held_tensors(trial.network)
+    buffers = {n: b.clone() for n, b in trial.network.named_buffers()}
+    try:
+        value = trial.call()
+        _refuse_past(trial, plain)
+        if isinstance(trial.network, Joint):
+            refuse_mixed(trial.network, structure.unfold(trial.outputs), trial.inputs, list(trial.running.called))
+        if rows:
+            _refuse_constant(trial, value)
+            value.sum().backward()
+    except ChoralError:
+        raise
+    except Exception as error:  # code of the user's may fail in any way
+        if not trial.network.training:  # it need not run under gradients
+            return Findings(plain.calls)
+        raise _why_not_trained(trial, error, rows) from error
+    operations = max(trial.operations / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
+    if not rows:
+        return Findings(plain.calls, operations)
+    remembers, attribute = _changed(trial, before, held, buffers, value)
+    drawn, generators = moved(generators, ("numpy", "random")), global_states()
+    if drawn:  # once more, since other threads may draw too
+        trial.call()
+    doubts = [
+        f"the network draws from {'numpy.random' if name == 'numpy' else 'the module random'} when it is called, which no seed of "
+        "choral's decides: two runs, and a resumed one, will differ; draw with torch instead."
+        for name in moved(generators, drawn)
+    ]
+    if link and plain.ending == link:
+        doubts.append(
+            f"the network ends with {link.lower()}, and its outputs are read as logits, which go through {link.lower()} once more: probabilities "
+            f"then hardly leave the middle; leave the last {link.lower()} out."
+        )
+    if attribute:
+        doubts.append(
+            f"{attribute}: all members share it, and checkpoints do not keep it, so members and resumed runs may differ; make it a buffer "
+            "(register_buffer)."
+        )
+    return Findings(plain.calls, operations, remembers, tuple(doubts))
+
+
+class _Trial:
+    """A copy of a joint network, and what its last call showed.
+
+    Attributes:
+        trained: the names of the parameters that are trained.
+        layers: those that a structure converted, by name.
+        running: the modules that ran.
+        past: the converted layers whose weights were read past their call.
+        inputs: what members read, where each has inputs of its own.
+        outputs: what the network returned.
+        operations: floating-point operations of the call.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        structure: Structure,
+        loss: Callable[[Callable[[Batch], Any]], Tensor],
+        *,
+        training: bool,
+    ):
+        self.network, self.structure, self._loss = copy.deepcopy(network).train(training), structure, loss
+        self.trained = {name for name, p in network.named_parameters() if p.requires_grad}
+        converted = not isinstance(structure, Independent)
+        self.layers = {n: m for n, m in self.network.named_modules() if n and converted and _is_ours(m)}
+        self.inputs: list[Tensor] = []
+        self.outputs: Any = None
+        self.past, self.operations = set[str](), 0.0
+        if isinstance(self.network, Joint):
+            stacked_of(self.network)
+
+    def call(self) -> Tensor:
+        """Return the loss of the first rows; the same draws in every call."""
+        self.running = Calls(self.network)
+        reads = _Reads(self.layers, self.running)
+        with torch.enable_grad(), rng.seeded(0, "try"), draws.keyed(0), Counting() as counted, self.running, reads:
+            value = self._loss(self._run)
+        self.past, self.operations = reads.found, counted.total
+        return value
+
+    def _run(self, ready: Batch) -> Any:
+        if isinstance(self.network, Joint) and self.network.own_inputs:
+            ready = batches.mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), ready)
+            self.inputs = [leaf for leaf in batches.leaves(ready) if leaf.requires_grad]
+        self.outputs = self.network(ready)
+        return self.outputs
+
+
+def check_independence(structure: Structure, network: nn.Module, x: Batch) -> None:
+    """Raise ConversionError if a member's output depends on what belongs to another member; x are rows as the plain network reads them."""
+    if not isinstance(network, Joint):
+        return
+    inputs, _ = structure.feed(batches.part(x, slice(_ROWS)), None)
+    trial = _Trial(network, structure, lambda run: structure.unfold(run(inputs)), training=True)
+    try:
+        outputs = trial.call()
+    except RuntimeError as error:
+        raise why_not_run(network, error) from error
+    assert isinstance(trial.network, Joint)
+    refuse_mixed(trial.network, outputs, trial.inputs, list(trial.running.called))
+
+
+def _refuse_past(trial: _Trial, plain: Plain) -> None:
+    """Raise for a copy that computes with parameters of another network, and for converted layers that are read past their call."""
+    own = {id(p): name for name, p in trial.network.named_parameters()}
+    leaves = parameters_of(trial.outputs)
+    strange = any(isinstance(p, nn.Parameter) and id(p) not in own for p in leaves)
+    used = {own[id(p)] for p in leaves if id(p) in own}
+    within = "network." if _is_ours(trial.network) else ""
+    running = [name for name in trial.layers if name in trial.running.called]
+    for name in trial.layers:
+        short = name.removeprefix(within)
+        idle = name not in running and not any(name.startswith(f"{other}.") for other in running)
+        elsewhere = used if not strange else used | {within + p for p in plain.needed}
+        if name in trial.past or (idle and any(p.startswith(f"{name}.") for p in elsewhere)):
+            raise ConversionError(
+                f"layer {short!r} is converted for {type(trial.structure).__name__}, but the network reads its weights past its call (by "
+                f"torch.nn.functional, say), where the conversion does nothing; let forward use self.{short}(...) alone, or use another method."
+            )
+    stale = [n.removeprefix(within) for n in trial.trained - used if n.removeprefix(within) in plain.needed]
+    if strange and stale and trial.layers:
+        raise ConversionError(
+            f"parameter {min(stale)!r} is converted for {type(trial.structure).__name__}, but forward reads what it was before from a "
+            "list, dict or other object; let forward read it from the module that it is registered in, or use another method."
+        )
+    if strange:
+        _refuse_remembered("its forward")
+
+
+def _refuse_constant(trial: _Trial, loss: Tensor) -> None:
+    named = {id(p) for name, p in trial.network.named_parameters() if name in trial.trained}
+    if named.isdisjoint(map(id, parameters_of(loss))):
+        raise InputError(
+            "the loss depends on no parameter of the network that is to be trained, so nothing would be learned; leave the tensors of "
+            "forward and of the loss attached (no detach, item, numpy or no_grad on the way)."
+        )
+
+
+def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
+    """Return what to raise for an error of a training call."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if trial.outputs is not None and not isinstance(trial.outputs, Tensor):
+        return InputError(
+            f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) with a "
+            "function that takes the output from both."
+        )
+    if rows == 1:
+        advice = (
+            "layers that normalize over a batch need two rows in each: give more rows, or a batch_size of 2 or more."
+        )
+        return InputError(f"the network cannot be trained on a batch of 1 row(s): '{said}'; {advice}")
+    if trial.outputs is None and isinstance(trial.network, Joint):
+        return why_not_run(trial.network, error)
+    if trial.outputs is None and not isinstance(trial.structure, Independent):
+        return _why_not_converted(trial.structure, trial.running, error)
+    return InputError(
+        f"the network cannot be trained on a batch of {rows} row(s): '{said}'; give data and a loss that fit its outputs."
+    )
+
+
+def _why_not_converted(structure: Structure, running: Calls, error: Exception) -> ConversionError:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ConversionError(
+        f"the plain network reads these data, but not as {type(structure).__name__} converts it: {running.where or 'its output'} gives the "
+        f"error '{said}'; use another method, or change that layer."
+    )
+
+
+def _changed(
+    trial: _Trial, before: dict[str, str], held: dict[str, Tensor], buffers: dict[str, Tensor], loss: Tensor
+) -> tuple[str | None, str]:
+    """Return the tensor attribute that carries something from call to call, if there is one; and what changed, in words.
+
+    A tensor that is only left behind, such as the last activations, is the same after another call on the same rows.
+
+    Args:
+        trial: called once.
+        before, held, buffers: its attributes, tensor attributes and buffers before that call.
+        loss: what the call gave.
+    """
+    plainly, after = attributes(trial.network), held_tensors(trial.network)
+    changed = [n for n in after if n not in held or not _is_same(held[n], after[n])]
+    remembers = None
+    if changed:
+        with torch.no_grad():
+            for name, b in trial.network.named_buffers():
+                if name in buffers and b.shape == buffers[name].shape:
+                    b.copy_(buffers[name])
+        again, last = trial.call(), held_tensors(trial.network)
+        moving = [n for n in changed if n not in last or not _is_same(after[n], last[n])]
+        remembers = next(iter(moving), None) if _is_same(loss.detach(), again.detach()) else (moving or changed)[0]
+    name = remembers or next((n for n in plainly if plainly[n] != before.get(n)), "")
+    how = "a tensor" if remembers else f"{before.get(name, 'absent')} became {plainly.get(name)}"
+    return remembers, f"the attribute {name!r} of the network changes when it is called ({how})" if name else ""
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, equal_nan=True)
+
+
+def outputs_together(network: nn.Module, structure: Structure, x: Batch) -> Tensor:
+    """Return what a joint network in evaluation mode makes of a few points, as the plain network reads them (member, batch, ...)."""
+    running, rows = Calls(network), batches.rows(x)
+    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), at_means(), running:
+        try:
+            outputs = structure.unfold(network(structure.feed(x, None)[0]))
+        except ChoralError:
+            raise
+        except Exception as error:  # forward code of the user's may fail in any way
+            raise _why_not_converted(structure, running, error) from error
+    if outputs.shape[:2] != (structure.members, rows):
+        raise InputError(
+            f"the network gave outputs of shape {tuple(outputs.shape)} for {rows} points; the first axes must be "
+            f"(member, batch) = ({structure.members}, {rows}); make the network return (batch, outputs)."
+        )
+    return outputs
+
+
+def check_alone(network: nn.Module, structure: Structure, x: Batch, together: Tensor) -> None:
+    """Raise ConversionError if the last member computes something else alone than within the joint network (`outputs_together`)."""
+    last = structure.members - 1
+    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
+        alone = structure.member(network, last).eval()(x)
+    near = torch.finfo(alone.dtype).eps ** 0.5 * float(alone.abs().nan_to_num(0, 0, 0).amax())
+    if not torch.allclose(alone, together[last], rtol=0, atol=near, equal_nan=True):
+        raise ConversionError(
+            f"member {last} of {type(structure).__name__} alone is another network than within the joint one: members are laid side by "
+            "side on the first or second axis of the input, and forward moves these axes before the first layer; use a method whose "
+            "members are networks of their own."
+        )
+
+
+def left_plain(network: nn.Module, structure: Structure) -> list[str]:
+    """Return the layers, with their kinds, whose weights a structure that is meant to convert all of them left as they are."""
+    within = "network." if _is_ours(network) else ""
+    ours = tuple(
+        f"{name}." for name, module in network.named_modules() if name not in ("", within[:-1]) and _is_ours(module)
+    )
+    found: dict[str, str] = {}
+    for name, p in network.named_parameters() if structure.converts_all else ():
+        layer = name.rpartition(".")[0].partition(".parametrizations")[0]
+        if p.dim() > 1 and p.requires_grad and not name.startswith(ours):
+            found[layer.removeprefix(within)] = type(network.get_submodule(layer)).__name__
+    return [f"{layer!r} ({kind})" if layer else f"parameters of {kind}" for layer, kind in found.items()]
+
+
+def lost_weights(blueprint: Blueprint, recipe: Recipe) -> str:
+    """Return what to say if the user hands over trained weights that the recipe does not start from; else nothing."""
+    structure, taken = blueprint.structure, list[bool]()
+    walk(recipe.plan, None, Visitor(start=lambda phase, _, __: taken.append(phase.takes_given)))
+    resized = structure.draws_anew
+    redrawn = blueprint.parent is not None and not any(taken) and structure.keeping() == structure
+    loaded = blueprint.parent is None and resized and blueprint.brings_weights
+    if not loaded and not ((redrawn or resized) and blueprint.has_learned):
+        return ""
+    advice = (
+        "since members have layers of other sizes; use a method that keeps whole layers, such as batch_ensemble or treenet."
+        if resized
+        else "and all members start afresh; use a recipe that starts from them (pretrained=True, or parent_epochs=0, where there is one), or give "
+        "a function that builds the network."
+    )
+    return f"the network handed over has weights of its own, but '{recipe.name}' draws its weights anew, {advice}"
