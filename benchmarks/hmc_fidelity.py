@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from choral import Compute, metrics, models
+import fidelity
+from choral import Compute, models
 from choral.data import Normalize, Transform, prepare
 from choral.engine.blueprint import Blueprint
 from choral.engine.store import MemberStore
@@ -119,8 +120,8 @@ def judge(name: str, problem: Problem, label: str, epochs: int, recipe: Recipe, 
         "epochs": epochs,
         "members": len(members),
         "complete": len(members) == recipe.members,
-        "agreement": metrics.agreement(probs, truth),
-        "tv": metrics.total_variation(probs, truth),
+        "agreement": fidelity.agreement(probs, truth),
+        "tv": fidelity.total_variation(probs, truth),
         "accuracy": float((probs.argmax(1) == y).double().mean()),
         "nll": float(-probs[torch.arange(len(y)), y].clamp(min=1e-12).log().mean()),
         "member_accuracy": float((members.argmax(2) == y).double().mean()),

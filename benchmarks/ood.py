@@ -23,7 +23,7 @@ from choral.corruptions import COMMON, corrupt
 from choral.data.images import from_images, strange, to_images
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit, load
-from choral.metrics import ScoreStream, evaluate_ood
+from choral.metrics import evaluate_ood, ood_scores
 from choral.recipes import make
 from choral.tables.defaults import factory, training_for
 from choral.tables.problems import load_problem
@@ -46,11 +46,9 @@ MEASURES = ("auroc", "aupr_out", "fpr95_out")
 
 def scores(ensemble: Ensemble, x: np.ndarray, *, batch: int = 2000) -> dict[str, torch.Tensor]:
     """Return the five scores of every row, batch by batch."""
-    stream = ScoreStream()
-    for start in range(0, len(x), batch):
-        prediction = ensemble._predictive(x[start : start + batch])
-        stream.update(prediction.member_probs, member_logits=prediction.logits)
-    return stream.compute()
+    made = [ensemble._predictive(x[start : start + batch]) for start in range(0, len(x), batch)]
+    parts = [ood_scores(p.member_probs, member_logits=p.logits) for p in made]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def hardest(x: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

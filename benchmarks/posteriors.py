@@ -20,8 +20,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import fidelity
 import reference_posterior as nuts
-from choral import Compute, metrics, models
+from choral import Compute, models
 from choral.base import draws
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
@@ -94,10 +95,10 @@ def uci_row(functions: torch.Tensor, truth: torch.Tensor, data: nuts.Data) -> di
     samples, wanted = predictive(functions, 1), predictive(truth, 2)
     error = functions.mean(0) * data.y_std + data.y_mean - torch.as_tensor(data.y_test)
     return {
-        "w1": metrics.w1(samples, wanted),
-        "w2": metrics.w2(samples, wanted),
-        "function_w1": metrics.w1(functions, truth),
-        "function_w2": metrics.w2(functions, truth),
+        "w1": fidelity.w1(samples, wanted),
+        "w2": fidelity.w2(samples, wanted),
+        "function_w1": fidelity.w1(functions, truth),
+        "function_w2": fidelity.w2(functions, truth),
         "function_std": float(functions.std(0).mean()) if len(functions) > 1 else 0.0,
         "rmse": float(error.square().mean().sqrt()),
     }
@@ -118,8 +119,8 @@ def uci(arguments: argparse.Namespace) -> None:
             found = reference(arguments, problem, data)
             truth = torch.as_tensor(found["mean"])
             half = len(truth) // 2
-            floor = {"w1": metrics.w1(predictive(truth[:half], 3), predictive(truth[half:], 4))}
-            floor |= {"w2": metrics.w2(predictive(truth[:half], 3), predictive(truth[half:], 4))}
+            floor = {"w1": fidelity.w1(predictive(truth[:half], 3), predictive(truth[half:], 4))}
+            floor |= {"w2": fidelity.w2(predictive(truth[:half], 3), predictive(truth[half:], 4))}
             rmse = float(np.sqrt(((found["mean"].mean(0) * data.y_std + data.y_mean - data.y_test) ** 2).mean()))
             references.append(
                 {"problem": problem, "r_hat": float(found["r_hat"].max()), "ess": float(np.median(found["ess"]))}
@@ -194,8 +195,8 @@ def digits(arguments: argparse.Namespace) -> None:
     truth = truth / truth.sum(1, keepdim=True)
     chains = torch.as_tensor(found["logits"]).double().softmax(-1).unflatten(0, (arguments.chains, -1)).mean(1)
     between = {
-        "agreement": metrics.agreement(chains[0], chains[-1]),
-        "tv": metrics.total_variation(chains[0], chains[-1]),
+        "agreement": fidelity.agreement(chains[0], chains[-1]),
+        "tv": fidelity.total_variation(chains[0], chains[-1]),
     }
     y_test = torch.as_tensor(data.y_test)
     x_test = torch.as_tensor(data.x_test, dtype=torch.float32)
@@ -234,7 +235,7 @@ def digits(arguments: argparse.Namespace) -> None:
             nll = -probs[torch.arange(len(probs)), y_test].clamp(min=1e-12).log().mean()
             rows.append(
                 {"method": label, "epochs": recipe.epochs, "seed": seed, "members": ensemble.members}
-                | {"agreement": metrics.agreement(probs, truth), "tv": metrics.total_variation(probs, truth)}
+                | {"agreement": fidelity.agreement(probs, truth), "tv": fidelity.total_variation(probs, truth)}
                 | {"accuracy": float((probs.argmax(1) == y_test).double().mean()), "nll": float(nll)}
                 | {"negative_elbo": negative_elbo(ensemble, data), "open": open_gates(ensemble)}
             )

@@ -60,13 +60,13 @@ def _metrics() -> Iterator[Row]:
         wrong = {"probs": BAD_PROBS, "labels": BAD_LABELS}
         binned = "bins" in inspect.signature(function).parameters
         yield function, {"probs": PROBS, "labels": LABELS}, wrong | ({"bins": COUNT} if binned else {})
-    for function in (metrics.mean_probs, metrics.mutual_information, metrics.expected_entropy, metrics.variation_ratio):
+    for function in (metrics.mutual_information, metrics.expected_entropy, metrics.variation_ratio):
         yield (
             function,
             {"member_probs": MEMBERS},
             {"member_probs": BAD_MEMBERS, "weights": (torch.ones(3), -torch.ones(4), "a")},
         )
-    for function in (metrics.disagreement, metrics.disagreement_matrix, metrics.kl_matrix, metrics.pairwise_kl):
+    for function in (metrics.disagreement, metrics.disagreement_matrix):
         yield function, {"member_probs": MEMBERS}, {"member_probs": BAD_MEMBERS}
     for function in (metrics.crps, metrics.mixture_nll, metrics.gaussian_log_scores):
         wrong = {"means": (REALS * NAN, "a"), "variances": (-SPREADS, SPREADS[:2], "a"), "targets": BAD_REALS}
@@ -87,17 +87,6 @@ def _metrics() -> Iterator[Row]:
     yield metrics.fpr95, {"scores_in": TARGETS, "scores_out": TARGETS + 1}, {"positive": WORD, "recall": SHARE}
     yield metrics.aupr, {"scores_in": TARGETS, "scores_out": TARGETS + 1}, {"positive": WORD}
     yield (
-        metrics.w1,
-        {"samples": REALS, "reference_samples": REALS},
-        {"samples": (REALS * NAN, "a"), "reference_samples": (REALS[:, :3], None)},
-    )
-    yield (
-        metrics.total_variation,
-        {"probs": PROBS, "reference_probs": PROBS},
-        {"probs": BAD_PROBS, "reference_probs": (PROBS[:3],)},
-    )
-    yield metrics.agreement, {"probs": PROBS, "reference_probs": PROBS}, {"probs": BAD_PROBS}
-    yield (
         metrics.evaluate_classification,
         {"member_probs": MEMBERS, "labels": LABELS},
         {"member_probs": BAD_MEMBERS, "labels": BAD_LABELS},
@@ -111,8 +100,8 @@ def _metrics() -> Iterator[Row]:
     yield metrics.average_draws, {"values": REALS, "learners": (0, 0, 1, 1)}, {"learners": ((0, 1), "ab", None)}
     yield (
         metrics.class_report,
-        {"predicted": LABELS, "labels": LABELS, "classes": 3},
-        {"classes": COUNT, "labels": (LABELS[:4], LABELS + 5)},
+        {"probs": PROBS, "labels": LABELS},
+        {"probs": BAD_PROBS, "labels": (LABELS[:4], LABELS + 5)},
     )
     yield (
         metrics.interval_coverage,

@@ -50,9 +50,9 @@ BUDGETS = {
     "base": 2955,
     "masks": 755,
     "corruptions": 742,
-    "metrics": 1752,
+    "metrics": 1318,
     "calibration": 945,
-    "predictions": 1830,
+    "predictions": 1852,
     "objectives": 2087,
     "layers": 4547,
     "compaction": 1610,
@@ -66,10 +66,10 @@ BUDGETS = {
     "cluster": 1305,
     "ensemble": 1840,
     "testing": 339,
-    "report": 1235,
-    "comparison": 1574,
+    "report": 1081,
+    "comparison": 1402,
     "sklearn": 950,
-    "cli": 1999,
+    "cli": 1786,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 

@@ -189,9 +189,11 @@ def test_places_that_cannot_be_written(place, tmp_path):
     assert "t.csv" in refused(*fit, place / "t.csv" / "run")
     assert "t.csv" in refused(*fit, place / "t.csv")
     predict = ["predict", place / "arrays", place / "good.npz", "--out"]
-    assert "no folder" in refused(*predict, tmp_path / "nofolder" / "p.csv")
-    assert "is a folder" in refused(*predict, tmp_path)
-    assert "cannot be written" in refused(*predict, "/dev/full/p.csv")
+    choral(*predict, tmp_path / "new" / "p.csv")
+    assert len(pd.read_csv(tmp_path / "new" / "p.csv")) == 10
+    (tmp_path / "p.csv").mkdir()
+    assert "a folder" in refused(*predict, tmp_path / "p.csv")
+    assert "/dev/full" in refused(*predict, "/dev/full/p.csv")
     assert "t.csv" in refused("report", place / "arrays", "--out", place / "t.csv")
 
 

@@ -53,4 +53,3 @@ def test_commands_offer_all_that_their_values_have(command):
             (wanted, option), (found, shown) = get_args(field.type), get_args(offered[field.name])
             assert found == wanted
             assert (shown.param_decls, shown.help) == (option.param_decls, option.help)
-            assert shown.rich_help_panel == kind.PANEL

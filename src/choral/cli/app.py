@@ -1,8 +1,8 @@
 """The commands methods, plan, fit and compare; others are in modules of their own. Each imports what it needs when it runs."""
 
 import math
+import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,33 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from choral import __version__
+from choral.base.errors import InputError
 from choral.cli import cluster_runs, prediction, reports
-from choral.cli.inputs import (
-    baseline_note,
-    check_executor,
-    ended_note,
-    folds_note,
-    prepare,
-    prepare_fit,
-)
+from choral.cli.inputs import baseline_note, ended_note, folds_note, prepare, prepare_fit
 from choral.cli.options import (
-    Accumulate,
     Apart,
-    Bound,
     Budget,
     Data,
-    Equal,
-    Extend,
-    Given,
+    Epochs,
     Json,
-    Limit,
     Members,
     OnCluster,
     Reading,
     Running,
     Settings,
     Watching,
-    Weighing,
     given,
     spread,
 )
@@ -73,15 +61,19 @@ def top(
 
 @app.command()
 def methods(json: Json = False) -> None:
-    """List every method: its family, what it does and its paper."""
+    """List every method: its family, what it does and its paper.
+
+    Example: choral methods
+    """
     from choral.recipes import METHODS
 
     rows = [{"name": n, "family": m.family, "summary": m.summary, "paper": m.paper} for n, m in METHODS.items()]
     if json:
         write_json(rows)
     else:
-        table("Methods", ["name", "family", "summary"], rows)
-        say("choral plan NAME shows what a method does; papers are in choral methods --json.")
+        brief = [row | {"paper": re.sub(r'"[^"]*", ', "", row["paper"]).split(";")[0].split(" (")[0]} for row in rows]
+        table("Methods", ["name", "family", "summary", "paper"], brief)
+        say("choral plan NAME shows what a method does; choral methods --json has the papers in full.")
 
 
 @app.command()
@@ -92,7 +84,7 @@ def plan(
         str | None, typer.Argument(help="Data as for fit: what fit would do with it, and what it costs.")
     ] = None,
     *,
-    epochs: Bound = None,
+    epochs: Epochs = None,
     budget: Budget = None,
     members: Members = None,
     watching: Watching,
@@ -100,7 +92,10 @@ def plan(
     settings: Settings,
     json: Json = False,
 ) -> None:
-    """Show what a method would do with a budget, before any training; with DATA, exactly what fit would do."""
+    """Show what a method would do with a budget, before any training; with DATA, exactly what fit would do.
+
+    Example: choral plan snapshot houses.csv --target price --budget 60
+    """
     from choral.plan import EarlyStopping
     from choral.preview import show
     from choral.recipes import make
@@ -110,14 +105,15 @@ def plan(
     check_members(known.name, members)
     if data is None:
         stop = None if watching.patience is None else EarlyStopping(patience=watching.patience)
-        _need_data(reading, settings, Watching(cv=watching.cv))
+        typed = given(replace(reading, holdout=Reading.holdout), settings, Watching(cv=watching.cv))
+        if typed:
+            raise InputError(f"{typed[0]} changes what fit does with data; add the data, or leave it out.")
         recipe = make(known.name, epochs=epochs, budget=budget, members=None if members == 1 else members)
         stops = {} if stop is None else {"early_stopping": stop.to_dict()}
         write_json(recipe.describe() | stops) if json else say(show(recipe, early_stopping=stop))
         return
-    length: dict[str, Any] = {"epochs": epochs, "budget": budget}
-    ready = prepare_fit(data, reading, settings, watching, method=name, **length, members=members, quiet=json)
-    _show_plan(ready, reading.likelihood, json=json)
+    asked: dict[str, Any] = {"method": name, "epochs": epochs, "budget": budget, "members": members}
+    _show_plan(prepare_fit(data, reading, settings, watching, quiet=json, **asked), reading.likelihood, json=json)
 
 
 def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
@@ -132,13 +128,10 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     )
     if json:
         read = problem.table.describe() if problem.table else []
-        stops: dict[str, Any] = (
-            {}
-            if ready.early_stopping is None
-            else {"early_stopping": ready.early_stopping.to_dict(), "validation": ready.validation}
-        )
         about = {"training": ready.training.to_dict(), "columns": read, "text": text}
-        write_json(ready.planned.describe() | stops | about)
+        if ready.early_stopping is not None:
+            about |= {"early_stopping": ready.early_stopping.to_dict(), "validation": ready.validation}
+        write_json(ready.planned.describe() | about)
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
     if isinstance(ready.validation, float):
@@ -151,14 +144,6 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     say(text)
 
 
-def _need_data(reading: Reading, settings: Settings, watching: Watching) -> None:
-    from choral.base.errors import InputError
-
-    typed = given(replace(reading, holdout=Reading.holdout), settings, watching)
-    if typed:
-        raise InputError(f"{next(iter(typed))} changes what fit does with data; add the data, or leave it out.")
-
-
 def _network(network: Any) -> str:
     from choral import models
 
@@ -169,47 +154,53 @@ def _network(network: Any) -> str:
     return f"{spec['name']}({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
 
-def _columns(scores: Sequence[str]) -> list[str]:
-    return ["method", "members", "epochs", *scores, "parameters", "train_flops", "train_seconds", "predict_seconds"]
-
-
 @app.command()
 @spread
 def fit(
     context: typer.Context,
-    data: Given,
+    data: Data,
     *,
     reading: Reading,
     method: Annotated[
         str | None,
         typer.Option(
-            "--method",
-            help="The method (see choral methods), or auto, which chooses by rows held out: the default of tables.",
+            help="The method (see choral methods), or auto, which chooses by rows held out: the default of tables."
         ),
     ] = None,
     out: Annotated[
-        str | None,
-        typer.Option("--out", help="Run folder or URL; the same command resumes. Default: runs/DATA-METHOD."),
+        str | None, typer.Option(help="Run folder or URL; the same command resumes. Default: runs/DATA-METHOD.")
     ] = None,
-    epochs: Bound = None,
+    epochs: Epochs = None,
     budget: Budget = None,
     members: Members = None,
     settings: Settings,
     watching: Watching,
-    class_weights: Weighing = None,
-    time_limit: Limit = None,
-    accumulate: Accumulate = 1,
-    extend: Extend = False,
+    class_weight: Annotated[
+        str | None, typer.Option(help="What rows of each class count in training: balanced, or 'yes=5,no=1'.")
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(help="Seconds of wall time for all of it; auto uses them, and training ends with what is there."),
+    ] = None,
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Parts of each batch, taken one after the other for less memory.")
+    ] = 1,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Add members to the run in the folder: --members, and --epochs by as much.")
+    ] = False,
     apart: Apart,
     running: Running,
 ) -> None:
-    """Train one ensemble and save it."""
+    """Train one ensemble and save it.
+
+    Example: choral fit houses.csv --target price
+    """
     started = context.obj or time.perf_counter()
     from choral.engine import validation
     from choral.engine.compute import Compute, is_far
-    from choral.tables.fit import METHOD, check_one_process
+    from choral.tables.fit import AUTO, METHOD, check_one_process
 
-    _check_words(method, members, running)
+    _check_method(METHOD if method in (None, AUTO) else method, members)
     made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
     limit = None if time_limit is None else validation.Limit.of(time_limit, started)
     compute = Compute(**made, device=running.device, time_limit=limit)
@@ -218,7 +209,7 @@ def fit(
     shared = joined()
     apart_or_far = apart.prepare or apart.cluster is not None or extend or shared.several or is_far(out or "")
     method = METHOD if method is None and apart_or_far else method  # what is chosen is chosen within one process
-    asked = {"method": method, "epochs": epochs, "budget": budget, "members": members, "class_weights": class_weights}
+    asked = {"method": method, "epochs": epochs, "budget": budget, "members": members, "class_weights": class_weight}
     words = cluster_runs.Words(data, reading, settings, watching, asked, running.seed, made)
     ready = words.understood(quiet=silent)
     problem = ready.problem
@@ -244,16 +235,14 @@ def fit(
         _tell(ensemble, problem, folder, ends, told=bar.is_seen, quiet=silent, json=running.json)
 
 
-def _check_words(method: str | None, members: int | None, running: Running) -> None:
-    """Refuse a method, members or an executor that there are none of, before data is read."""
+def _check_method(name: str, members: int | None = None) -> None:
+    """Refuse a method that there is not, or members that it has not, before data is read."""
     from choral.recipes import METHODS, make
-    from choral.tables.fit import AUTO, METHOD, check_members
+    from choral.tables.fit import check_members
 
-    named = METHOD if method in (None, AUTO) else method
-    if named not in METHODS:
-        make(named)
-    check_members(named, members)
-    check_executor(running.executor)
+    if name not in METHODS:
+        make(name)  # raises
+    check_members(name, members)
 
 
 def _tell(ensemble: Any, problem: Any, folder: Path, ends: float, *, told: bool, quiet: bool, json: bool) -> None:
@@ -282,7 +271,8 @@ def _tell(ensemble: Any, problem: Any, folder: Path, ends: float, *, told: bool,
         write_json(row | {"run_dir": str(folder), "saved": str(saved), "task": problem.task} | read | classes)
         return
     title = f"{problem.name}: {len(problem.x_test)} rows held out"
-    table(title, _columns(ensemble.likelihood.prediction.shown), [row])
+    costs = ("parameters", "train_flops", "train_seconds", "predict_seconds")
+    table(title, ["method", "members", "epochs", *ensemble.likelihood.prediction.shown, *costs], [row])
     say(f"saved {saved}; predict with: choral predict {saved} NEW.csv; look at it with: choral report {folder}")
 
 
@@ -301,40 +291,45 @@ def _stem(data: str) -> str:
 def compare(
     data: Data = "digits",
     *,
-    methods: Annotated[str, typer.Option("--methods", help="Names with commas, or all.")] = "all",
-    budget: Annotated[int, typer.Option("--budget", min=1, help="Of each method, in epochs of one network.")] = 60,
-    equal: Equal = "operations",
+    methods: Annotated[str, typer.Option(help="Names with commas, or all.")] = "all",
+    budget: Annotated[int, typer.Option(min=1, help="Of each method, in epochs of one network.")] = 60,
+    equal: Annotated[
+        str, typer.Option(help="What is the same for all methods: operations of training, or epochs.")
+    ] = "operations",
     members: Members = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=2, help="Seeds, counted from --seed: means, spread, and what is noise.")
+        int | None, typer.Option(min=2, help="Seeds, counted from --seed: means, spread, and what is noise.")
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", help="Folder of the comparison and its report; the same command resumes. Default: none."),
+        typer.Option(help="Folder of the comparison and its report; the same command resumes. Default: none."),
     ] = None,
     reading: Reading,
     settings: Settings,
     cluster: OnCluster = None,
     running: Running,
 ) -> None:
-    """Train several methods with the same budget and print one table."""
+    """Train several methods with the same budget and print one table.
+
+    Example: choral compare houses.csv --target price --methods single,deep_ensemble,snapshot
+    """
     from choral.comparison.compare import compared, recipes_for, spending_of
     from choral.engine.compute import Compute
 
     names = _named(methods)
-    check_executor(running.executor)
-    cluster_runs.check_place(cluster, out)
-    silent = running.json or running.quiet
-    problem, build, training = prepare(data, reading, settings, quiet=silent)
-    spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
-    recipes = recipes_for(names, budget=budget, members=members, training=training, spending=spending)
-    known = {recipe.name: recipe for recipe in recipes}
+    if cluster is not None and out is None:
+        raise InputError("--cluster needs --out, a folder that all its machines see; give one.")
     compute = Compute(
         executor=running.executor,  # type: ignore[arg-type]  # checked by Compute
         device=running.device,
         precision=running.precision,  # type: ignore[arg-type]  # checked by Compute
         cluster=cluster_runs.cluster_of(cluster),
     )
+    silent = running.json or running.quiet
+    problem, build, training = prepare(data, reading, settings, quiet=silent)
+    spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
+    recipes = recipes_for(names, budget=budget, members=members, training=training, spending=spending)
+    known = {recipe.name: recipe for recipe in recipes}
     with progress(silent, running.shown) as bar, cluster_runs.results_only(cluster):
         comparison = compared(
             build,
@@ -363,8 +358,7 @@ def compare(
 
 def _named(methods: str) -> list[str]:
     """Return the methods that a text names with commas."""
-    from choral.base.errors import InputError
-    from choral.recipes import METHODS, make
+    from choral.recipes import METHODS
 
     if methods.strip() == "all":
         return list(METHODS)
@@ -374,11 +368,9 @@ def _named(methods: str) -> list[str]:
         what = f"{twice[0]} twice" if twice else "no method"
         raise InputError(f"--methods names {what}; give each once, such as single,deep_ensemble, or all.")
     for name in names:
-        if name not in METHODS:
-            make(name)
+        _check_method(name)
     return names
 
 
-app.command()(prediction.predict)
-reports.register(app)
-cluster_runs.register(app)
+for command in (prediction.predict, reports.evaluate, reports.report, cluster_runs.leaves, cluster_runs.run_leaf):
+    app.command()(command)

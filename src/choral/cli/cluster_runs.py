@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from choral.base.errors import InputError, RunError, did_you_mean
 from choral.cli.inputs import prepare_fit
 from choral.cli.options import Apart, Json, Progress, Quiet, Reading, Running, Settings, Watching
 from choral.cli.output import progress, say, table, write_json
@@ -54,38 +56,22 @@ class Words:
     @staticmethod
     def from_dict(held: dict[str, Any]) -> "Words":
         """Return what `to_dict` gave."""
-        values = {name: kind(**held[name]) for name, kind in _VALUES.items()}
-        return Words(**(held | values))
-
-
-_VALUES = {"reading": Reading, "settings": Settings, "watching": Watching}
+        kinds = {"reading": Reading, "settings": Settings, "watching": Watching}
+        return Words(**(held | {name: kind(**held[name]) for name, kind in kinds.items()}))
 
 
 def check_apart(apart: Apart, time_limit: float | None, *, extend: bool, overwrite: bool) -> None:
     """Raise InputError for options that do not go together."""
-    from choral.base.errors import InputError
-
     if extend and overwrite:
         raise InputError("--overwrite starts again and --extend adds members to what is there; give one of them.")
-    if apart.cluster is not None and (apart.prepare or time_limit is not None):
-        other = "--prepare" if apart.prepare else "--time-limit"
-        raise InputError(f"--cluster trains the run on a cluster, which cannot go with {other}; leave one of them out.")
     if apart.stack is not None and not apart.prepare:
         raise InputError("--stack says how a run is cut into leaves; add --prepare, or leave it out.")
-    if apart.prepare and extend:
+    given = {"--prepare": apart.prepare, "--cluster": apart.cluster is not None, "--time-limit": time_limit is not None}
+    named = [name for name, here in given.items() if here] + ["--extend"] * (extend and apart.prepare)
+    if len(named) > 1:
         raise InputError(
-            "--extend adds members to a run that was trained as a whole, --prepare begins one in leaves; leave one of them out."
+            f"{named[0]} trains in other processes, which cannot go with {named[1]}; leave one of them out."
         )
-    if apart.prepare and time_limit is not None:
-        raise InputError("--time-limit is a clock of one process, and --prepare is for several; leave one of them out.")
-
-
-def check_place(cluster: str | None, out: str | None) -> None:
-    """Raise InputError for a comparison on a cluster without a folder that its machines see."""
-    from choral.base.errors import InputError
-
-    if cluster is not None and out is None:
-        raise InputError("--cluster needs --out, a folder that all its machines see; give one.")
 
 
 def cluster_of(word: str | None) -> Any:
@@ -161,7 +147,10 @@ def leaves(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the leaves of a prepared run: which are ready, which wait for another, which are done."""
+    """List the leaves of a prepared run: which are ready, which wait for another, which are done.
+
+    Example: choral leaves runs/houses --ready
+    """
     from choral.cluster.run import leaves as found
 
     rows = found(run)
@@ -176,20 +165,17 @@ def leaves(
 def run_leaf(
     run: Run,
     path: Annotated[str | None, typer.Argument(help="The leaf, as choral leaves names it.")] = None,
-    index: Annotated[
-        int | None, typer.Option("--index", min=0, help="The leaf by its number in the list, for job arrays.")
-    ] = None,
-    wait: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds to wait, at most, for the leaf it goes on from.")
-    ] = 0.0,
-    data: Annotated[
-        str | None, typer.Option("--data", help="Where the data is on this machine, if it is elsewhere.")
-    ] = None,
+    index: Annotated[int | None, typer.Option(min=0, help="The leaf by its number, for job arrays.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait, at most, for the leaf it goes on from.")] = 0.0,
+    data: Annotated[str | None, typer.Option(help="Where the data is on this machine, if it is elsewhere.")] = None,
     json: Json = False,
     quiet: Quiet = False,
     shown: Progress = None,
 ) -> None:
-    """Train one leaf of a prepared run, or find it trained; killed and called again, it goes on."""
+    """Train one leaf of a prepared run, or find it trained; killed and called again, it goes on.
+
+    Example: choral run-leaf runs/houses --index 0
+    """
     from choral.cluster.run import leaves as found
     from choral.cluster.run import run_leaf as train
 
@@ -208,7 +194,6 @@ def run_leaf(
 
 def _command(run: str, data: str | None) -> Words:
     """Return the words by which a run was prepared, perhaps with the data at another place."""
-    from choral.base.errors import RunError
     from choral.cluster.storage import opened
     from choral.engine.files import read_json
 
@@ -228,8 +213,6 @@ def _command(run: str, data: str | None) -> Words:
 
 
 def _chosen(run: str, rows: list[dict[str, Any]], path: str | None, index: int | None) -> dict[str, Any]:
-    from choral.base.errors import InputError, did_you_mean
-
     if (path is None) == (index is None):
         raise InputError(
             f"give one leaf of {run}: its path, or its number with --index; choral leaves {run} lists them."
@@ -247,16 +230,8 @@ def _chosen(run: str, rows: list[dict[str, Any]], path: str | None, index: int |
 
 def _await(run: str, path: str, seconds: float) -> None:
     """Wait while a leaf waits for another, at most some seconds."""
-    import time
-
     from choral.cluster.run import leaves as found
 
     until = time.monotonic() + seconds
     while time.monotonic() < until and any(row["path"] == path and row["state"] == "waiting" for row in found(run)):
         time.sleep(min(1.0, seconds))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(leaves)
-    app.command("run-leaf")(run_leaf)

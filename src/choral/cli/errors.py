@@ -2,7 +2,7 @@
 
 0    done
 2    a mistake of the user, or something the machine refused (no space, no memory, no permission): one sentence
-1    a mistake of choral: one sentence, and a file with the traceback
+1    a mistake of choral: the traceback and a sentence
 130  interrupted by the keyboard
 143  ended by SIGTERM
 
@@ -43,9 +43,9 @@ def guarded(run: Callable[[], int]) -> int:
         except BaseException as error:
             if isinstance(error, SystemExit):
                 return error.code if isinstance(error.code, int) else int(bool(error.code))
-            if os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
-                traceback.print_exc()
             code, text = said(error)
+            if code == 1 or os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
+                traceback.print_exc()
             if text:
                 note(f"choral: {text}")
             return code
@@ -79,8 +79,8 @@ def said(error: BaseException) -> tuple[int, str]:
         )
     if isinstance(error, _MISTAKES):
         reason = _line(str(error)) or type(error).__name__
-        return 2, f"{reason.rstrip('.')} (an error of {_place(error)}; CHORAL_DEBUG=1 shows where)."
-    return 1, f"{_internal(error)}; it is a mistake of choral, please report it."
+        return 2, f"{reason.rstrip('.')} (CHORAL_DEBUG=1 shows where)."
+    return 1, _line(f"unexpected {type(error).__name__}: {error}; it is a mistake of choral, please report it.")
 
 
 def _line(text: str) -> str:
@@ -96,38 +96,14 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _place(error: BaseException) -> str:
-    """Return the package in which an error arose."""
-    frames = traceback.extract_tb(error.__traceback__)
-    parts = frames[-1].filename.replace("\\", "/").split("/") if frames else ["choral"]
-    after = [parts[i + 1] for i, p in enumerate(parts[:-1]) if p in ("site-packages", "src")]
-    return after[-1] if after else parts[-1]
-
-
-def _internal(error: BaseException) -> str:
-    """Write the traceback aside and return what to say of it."""
-    import tempfile
-
-    text = _line(f"{type(error).__name__}: {error}")
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="choral-", suffix=".txt", delete=False, encoding="utf8") as handle:
-            traceback.print_exception(error, file=handle)
-    except OSError:
-        return f"unexpected {text} (CHORAL_DEBUG=1 shows where)"
-    return f"unexpected {text} (the traceback is in {handle.name}; CHORAL_DEBUG=1 shows it)"
-
-
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Let SIGTERM end a command as the keyboard does: with a sentence, after files are closed."""
-    before = signal.getsignal(signal.SIGTERM)
-    with contextlib.suppress(ValueError):  # signals are for the main thread
-        signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _terminate(number: int, frame: Any) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError
 from choral.cli.options import Reading, Settings, Watching
 from choral.cli.output import note, table
 
@@ -48,28 +48,24 @@ def prepare_fit(
     settings: Settings,
     watching: Watching,
     *,
-    method: str | None,
-    epochs: int | None,
-    budget: int | None = None,
-    members: int | None,
     quiet: bool,
     class_weights: str | None = None,
+    **asked: Any,
 ) -> Any:
-    """Return what `choral fit` does with some data, a `choral.tables.fit.Ready`; say how a table is read."""
+    """Return what `choral fit` does with some data, a `choral.tables.fit.Ready`; say how a table is read.
+
+    Args:
+        data, reading, settings, watching, class_weights: as typed.
+        quiet: do not print how columns are read.
+        asked: method, epochs, budget and members.
+    """
     from choral.tables.fit import prepared
 
     problem = _problem(data, reading, quiet=quiet)
     if class_weights is not None:
         problem = _weighed(problem, class_weights)
-    said: dict[str, Any] = {
-        "method": method,
-        "epochs": epochs,
-        "budget": budget,
-        "members": members,
-        "model": reading.model,
-    }
     watched = asdict(watching)
-    return prepared(problem, **said, folds=watched.pop("cv"), **watched, **asdict(settings))
+    return prepared(problem, **asked, model=reading.model, folds=watched.pop("cv"), **watched, **asdict(settings))
 
 
 def _weighed(problem: Any, asked: str) -> Any:
@@ -110,25 +106,11 @@ def _problem(data: str, reading: Reading, *, quiet: bool) -> Any:
                 "remove repeated rows, or keep them together with --group."
             )
         if not quiet:
-            show_columns(data, read)
+            rows = read.describe()
+            table(f"{Path(data).name}: how its columns are read", ["column", "read_as", "detail"], rows[:_SHOWN])
+            if len(rows) > _SHOWN:
+                note(f"choral: {len(rows) - _SHOWN:,} more columns are listed with --json.")
     return problem
-
-
-def show_columns(data: str, read: Any) -> None:
-    """Print how each column of a table is read."""
-    rows = read.describe()
-    table(f"{Path(data).name}: how its columns are read", ["column", "read_as", "detail"], rows[:_SHOWN])
-    if len(rows) > _SHOWN:
-        note(f"choral: {len(rows) - _SHOWN:,} more columns are listed with --json.")
-
-
-def check_executor(name: str) -> None:
-    """Raise InputError for an executor there is not, before a folder is made."""
-    from choral.engine.compute import Executor
-
-    known = get_args(Executor)
-    if name not in known:
-        raise InputError(f"--executor is {name!r}; give {', '.join(known)}.{did_you_mean(name, known)}")
 
 
 def baseline_note(found: dict[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ is taken out here, in `say`, `note` and `table`, through which everything goes.
 """
 
 import json
+import math
 import os
 import sys
 import textwrap
@@ -38,55 +39,21 @@ SPARE = (
 
 
 def write_json(content: Any) -> None:
-    """Print JSON on standard output (numbers that JSON lacks become null)."""
+    """Print JSON on standard output."""
     sys.stdout.write(json_text(content))
 
 
 def json_text(content: Any) -> str:
-    """Return content as JSON, a line of its own at the end."""
-    return json.dumps(_finite(content), indent=1) + "\n"
+    """Return content as JSON; numbers that JSON lacks become null, and what is no JSON type becomes text."""
+    return json.dumps(_finite(content), indent=1, default=str) + "\n"
 
 
 def _finite(item: Any) -> Any:
-    if (isinstance(item, float) and item != item) or item in (float("inf"), float("-inf")):
-        return None
     if isinstance(item, dict):
         return {k: _finite(v) for k, v in item.items()}
     if isinstance(item, list | tuple):
         return [_finite(v) for v in item]
-    return item
-
-
-def write_csv(handle: Any, rows: Sequence[dict[str, Any]], *, separator: str = ",") -> None:
-    """Write rows under a header; text that a spreadsheet would take for a formula is quoted."""
-    import csv
-
-    writer = csv.writer(handle, delimiter=separator)
-    writer.writerow([plain_cell(name) for name in rows[0]])
-    writer.writerows([_exact(plain_cell(value)) for value in row.values()] for row in rows)
-
-
-def _exact(value: Any) -> Any:
-    """Return a number as the shortest text that is read as the same number again.
-
-    >>> _exact(1700000000.123), _exact(1 / 3), _exact(7.0), _exact(-0.0), _exact("7.0")
-    ('1700000000.123', '0.3333333333333333', '7', '0', '7.0')
-    """
-    return repr(value + 0.0).removesuffix(".0") if isinstance(value, float) else value
-
-
-def plain_cell(value: Any) -> Any:
-    """Return a value as a cell that no spreadsheet takes for a formula.
-
-    >>> [plain_cell(v) for v in ("=1+1", "@a", "-1", "- a", -0.5, "b")]
-    ["'=1+1", "'@a", '-1', "'- a", -0.5, 'b']
-    """
-    if isinstance(value, str) and value.lstrip(" ")[:1] in ("=", "+", "-", "@", "\t", "\r", "\n") and value.strip(" "):
-        try:
-            float(value)
-        except ValueError:
-            return "'" + value
-    return value
+    return None if isinstance(item, float) and not math.isfinite(item) else item
 
 
 def say(text: str) -> None:

@@ -10,7 +10,7 @@ from choral.base.errors import InputError
 from choral.cli.inputs import baseline_note
 from choral.cli.options import Json, Saved
 from choral.cli.output import note, say, table, write_json
-from choral.cli.prediction import predicted
+from choral.cli.prediction import check_kind, predicted
 
 _LISTED = 40  # columns of a table of importance
 
@@ -18,18 +18,10 @@ _LISTED = 40  # columns of a table of importance
 def evaluate(
     ensemble: Saved,
     data: Annotated[str, typer.Argument(help="Labeled data: a built-in name, an .npz file or a table.")],
-    ood: Annotated[str | None, typer.Option("--ood", help="Other data, to see whether it is told apart.")] = None,
-    corruptions: Annotated[
-        str | None, typer.Option("--corruptions", help="all, or names with commas; images only.")
-    ] = None,
+    ood: Annotated[str | None, typer.Option(help="Other data, to see whether it is told apart.")] = None,
+    corruptions: Annotated[str | None, typer.Option(help="all, or names with commas; images only.")] = None,
     holdout: Annotated[
-        float,
-        typer.Option(
-            "--holdout",
-            min=0.01,
-            max=0.9,
-            help="Part of built-in data kept for testing, as given to fit: the scores are of these rows.",
-        ),
+        float, typer.Option(min=0.01, max=0.9, help="Part of built-in data kept for testing, as given to fit.")
     ] = 0.25,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Score only the rows of a table that fit kept for testing (--holdout).")
@@ -41,7 +33,10 @@ def evaluate(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the result in the run folder, for choral report.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure a saved ensemble on labeled data."""
+    """Measure a saved ensemble on labeled data.
+
+    Example: choral evaluate runs/houses-auto houses.csv --held-out
+    """
     from choral.comparison.evaluation import judge, make_trial, row_of
     from choral.comparison.evaluation import keep as write
     from choral.comparison.importance import importance as weigh
@@ -85,11 +80,7 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
         rows = [
             {"class": name, "rows": held["counts"][i], "recall": held["recall"][i], "precision": held["precision"][i]}
             | ({"average_precision": held["average_precision"][i]} if "average_precision" in held else {})
-            | {
-                f"said {other}": held["confusion"][i][j]
-                for j, other in enumerate(held["names"])
-                if len(held["names"]) <= 6
-            }
+            | {f"said {n}": k for n, k in zip(held["names"], held["confusion"][i]) if len(held["names"]) <= 6}
             for i, name in enumerate(held["names"][:50])
         ]
         table("by class", list(rows[0]), rows)
@@ -129,32 +120,23 @@ def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[
     from choral.tables.reading import ending, read_table
     from choral.tables.table import with_target
 
-    fitted_on_table = loaded.table is not None and bool(loaded.table.columns)
+    check_kind(loaded, data)
     if ending(Path(data)):
-        if not fitted_on_table:
-            raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file.")
         frame = read_table(Path(data))
         if targets:
             frame = with_target(frame, loaded.table.target, data)
         x = loaded.table.inputs(frame, path=data)
         return x, loaded.table.targets(frame, path=data) if targets else None, None
     if Path(data).suffix.lower() == ".npz" and Path(data).exists():
-        found: tuple[Any, Any] = read_labeled(Path(data)) if targets else (read_inputs(Path(data)), None)
-        shape = None
-    else:
-        problem = load_problem(data, holdout=holdout)
-        origin = loaded.table.origin if loaded.table is not None else ""
-        if origin.startswith(f"{data} ") and origin != origin_of(data, holdout):
-            raise InputError(
-                f"this ensemble was fitted on {origin}, and --holdout {holdout:g} would scale the rows in another way and take "
-                "rows it was trained on; give the same."
-            )
-        found, shape = (problem.x_test, problem.y_test), problem.image_shape
-    if fitted_on_table:
+        return *(read_labeled(Path(data)) if targets else (read_inputs(Path(data)), None)), None
+    problem = load_problem(data, holdout=holdout)
+    origin = loaded.table.origin if loaded.table is not None else ""
+    if origin.startswith(f"{data} ") and origin != origin_of(data, holdout):
         raise InputError(
-            f"{data} holds arrays, but this ensemble was fitted on a table; give a table with its columns."
+            f"this ensemble was fitted on {origin}, and --holdout {holdout:g} would scale the rows in another way and take "
+            "rows it was trained on; give the same."
         )
-    return *found, shape
+    return problem.x_test, problem.y_test, problem.image_shape
 
 
 def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, *, alone: bool) -> tuple[Any, Any]:
@@ -187,28 +169,25 @@ def _check_labels(loaded: Any, x: Any, y: Any, data: str) -> None:
             what = "real numbers" if real else f"the class {int(y.max())}"
             raise InputError(f"{data} holds {what} as targets, but the ensemble knows the classes 0 to {classes - 1}.")
     elif loaded.task == "regression" and not real:
-        raise InputError(
-            f"{data} holds classes as targets, but the ensemble predicts real numbers; give data like its own."
-        )
+        raise InputError(f"{data} holds classes as targets, but the ensemble predicts numbers; give data like its own.")
     prediction.targets(y[:1])
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, a comparison, or several runs.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write to; the folder itself if left out.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; the folder itself if left out.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Json = False,
 ) -> None:
-    """Write one HTML page with every table and figure of a run or comparison."""
+    """Write one HTML page with every table and figure of a run or comparison.
+
+    Example: choral report runs/houses-auto --open
+    """
     from choral.report import write_report
 
     page = write_report(folder, out=out)
     if json:
-        write_json(
-            {"report": str(page), "figures": str(page.parent / "figures"), "results": str(page.parent / "report.json")}
-        )
+        write_json({"report": page, "figures": page.parent / "figures", "results": page.parent / "report.json"})
     else:
         say(f"report: {page}")
     if show:
@@ -231,16 +210,13 @@ def measured(ensemble: Any, problem: Any, folder: Path, ends: float) -> tuple[di
     columns = problem.table.columns if problem.table is not None else ()
     row = row_of(ensemble, found)
     if 0 < len(columns) <= _LISTED and len(problem.x_test) and "importance" not in found:
-        predictions = 5 * len(columns) + 20 * min(
-            len(columns), 6
-        )  # of exchanges and curves; scores of members take as long
+        # predictions of exchanges and curves; scores of members take as long
+        predictions = 5 * len(columns) + 20 * min(len(columns), 6)
         if time.perf_counter() + 2 * predictions * row["predict_seconds"] < ends:
             found["importance"] = importance(ensemble, problem.x_test, problem.y_test)
             keep(folder, ensemble, found, trial)
         else:
-            note(
-                "choral: the importance of columns is left out for want of time; choral evaluate --importance shows it."
-            )
+            note("choral: no time is left for the importance of columns; choral evaluate --importance shows it.")
     return row, found
 
 
@@ -252,9 +228,7 @@ def report_of_comparison(folder: Path) -> str | None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        note(
-            "choral: no report was written because matplotlib is missing; pip install 'choral[plots]', then choral report."
-        )
+        note("choral: no report was written: matplotlib is missing; pip install 'choral[plots]', then choral report.")
         return None
     from choral.report import write_report
 
@@ -262,9 +236,3 @@ def report_of_comparison(folder: Path) -> str | None:
     if page.exists() and page.stat().st_mtime_ns >= compared.stat().st_mtime_ns:
         return str(page)
     return str(write_report(folder))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(evaluate)
-    app.command()(report)

@@ -1,5 +1,6 @@
 """compare: several methods on the same network and data at equal budget, in one table."""
 
+import contextlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,17 +62,10 @@ def recipes_for(
     `said` are settings that replace also those that a method depends on, `points` how many there are to train on where `spending` does
     not tell.
     """
-    if not isinstance(training, Training):
-        raise InputError(f"training is {training!r}; give choral.Training(lr=0.01, optimizer='adam'), or leave it out.")
     if isinstance(methods, str | Recipe):
         methods = list(METHODS) if methods == "all" else [methods]
-    if not isinstance(methods, Sequence):
-        raise InputError(f"methods is {methods!r}; give names of methods, recipes, or 'all'.")
     found = []
     for method in methods:
-        if isinstance(method, Recipe):
-            found.append(method)
-            continue
         if not isinstance(method, str):
             found.append(recipe_of(method))
             continue
@@ -306,10 +300,9 @@ def _measured(
 
 def _write_changes(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file unless it says all that already: what was made from it is then still good."""
-    try:
+    held: dict[str, Any] = {}
+    with contextlib.suppress(RunError):  # all that a damaged file says is said again
         held = read_json(path) or {}
-    except RunError:  # all that it says is said again
-        held = {}
     said = json.loads(json.dumps(content))
     if any(held.get(key) != value for key, value in said.items()):
         write_json(path, content, within=path.parent)

@@ -5,8 +5,6 @@ Comparison: the table of several methods, over one seed or several, as text, fra
 Findings: what a comparison says in words, with differences that may be noise called so.
 """
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +29,6 @@ MEASURES = {
 POINT = ("accuracy", "rmse")
 CALIBRATION = ("ece", "coverage_error")
 _TOLERATED = 0.02  # of either, beyond the baseline's
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # of 95 %, for 2, 3, ... seeds
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,13 @@ def difference(name: str, own: Sequence[float], other: Sequence[float]) -> Diffe
     >>> difference("nll", [0.10, 0.11, 0.12], [0.20, 0.20, 0.23]).word, difference("nll", [0.1, 0.3], [0.2, 0.2]).word
     ('better', 'level')
     """
+    from scipy.special import stdtrit
+
     sign = 1 if grows(name) else -1
     pairs = [sign * (a - b) for a, b in zip(own, other)]
     if len(pairs) < 2:
         return Difference(pairs[0], None)
-    wide = _STUDENT[len(pairs) - 2] if len(pairs) - 2 < len(_STUDENT) else 2.0
+    wide = float(stdtrit(len(pairs) - 1, 0.975))  # Student's t
     return Difference(statistics.fmean(pairs), wide * statistics.stdev(pairs) / math.sqrt(len(pairs)))
 
 
@@ -175,8 +174,7 @@ class Comparison:
     Attributes:
         rows: one flat dict for each method; over several seeds, of means.
         settings: data, budget, seed and training.
-        details: evaluation (by method, see `choral.comparison.evaluation.judge`), map (members in function space),
-            corruption_errors; over several seeds, deviations and differences (`choral.comparison.comparison.over_seeds`).
+        details: evaluation (by method, see `choral.comparison.evaluation.judge`), corruption_errors; over several seeds, deviations and differences (`choral.comparison.comparison.over_seeds`).
     """
 
     rows: list[dict[str, Any]]
@@ -210,21 +208,15 @@ class Comparison:
 
     def to_frame(self) -> Any:
         """Return the rows as a pandas DataFrame, one line for each method; deviations over seeds in columns `<measure>_std`."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise InputError("to_frame needs pandas; pip install pandas, or use to_csv.") from error
-        return pandas.DataFrame(self._whole_rows())
+        import pandas
+
+        stds = self.deviations
+        rows = [row | {f"{n}_std": s for n, s in stds.get(row["method"], {}).items()} for row in self.rows]
+        return pandas.DataFrame(rows)
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Return the rows as CSV, every measure in a column; with a path, write them there too."""
-        rows = self._whole_rows()
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        out = io.StringIO()
-        writer = csv.DictWriter(out, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return _kept(out.getvalue(), path)
+        return _kept(self.to_frame().to_csv(index=False, lineterminator="\n"), path)
 
     def to_latex(self, path: str | Path | None = None, *, measures: Sequence[str] | None = None) -> str:
         """Return a table for LaTeX with the package booktabs, the best of each measure bold; with a path, write it too.
@@ -245,10 +237,6 @@ class Comparison:
             bold = [f"\\textbf{{{c}}}" if row.get(n) == best[n] else c for n, c in zip(names, cells)]
             lines.append(" & ".join([str(row["method"]).translate(_MARKS), *bold]) + r" \\")
         return _kept("\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n", path)
-
-    def _whole_rows(self) -> list[dict[str, Any]]:
-        stds = self.deviations
-        return [row | {f"{n}_std": s for n, s in stds.get(row["method"], {}).items()} for row in self.rows]
 
     def _cell(self, row: Mapping[str, Any], name: str, joint: str) -> str:
         spread = self.deviations.get(str(row["method"]), {}).get(name)

@@ -1,15 +1,10 @@
-"""Evaluation of one ensemble as plain numbers: test rows, scores, shifts, and maps of function space.
+"""Everything that is measured about one ensemble, as plain numbers.
 
-Evaluation: everything a report shows about one ensemble, as plain numbers.
-
-`judge` turns an ensemble and the rows it is judged by (a `choral.comparison.evaluation.Trial`) into a dict of JSON types; `evaluate` also
-makes the rows, for one ensemble.
-
-Trial: the rows ensembles are judged by - clean, strange and corrupted ones - made once so that all see the same.
-
-Maps of function space: members as points in a plane, by what they predict, and the paths training took.
+A `Trial` is the rows that ensembles are judged by: clean ones, out-of-distribution ones and corrupted ones, made once so that all see the
+same. `judge` returns the measures of an ensemble on a trial as a dict of JSON types; `evaluate` also makes the trial.
 """
 
+import contextlib
 import hashlib
 import json
 import time
@@ -164,11 +159,9 @@ def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:
 
     if isinstance(corruptions, str):
         corruptions = COMMON if corruptions == "all" else tuple(n.strip() for n in corruptions.split(","))
-    if not isinstance(corruptions, Sequence):
-        raise InputError(f"corruptions is {corruptions!r}; give names of corruptions, or 'all'.")
+    known = COMMON + EXTRA
     for name in corruptions:
-        if name not in COMMON + EXTRA:
-            known = COMMON + EXTRA
+        if name not in known:
             raise InputError(
                 f"there is no corruption '{name}'; known: all, {', '.join(known)}.{did_you_mean(name, known)}"
             )
@@ -199,7 +192,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     """Return everything that is measured about an ensemble on a trial.
 
     Keys: task, rows, members, scores, cost, reliability or coverage and intervals, sizes (measures with members added
-    one by one, all draws of a stochastic member at once), diversity (between members, draws averaged), map, and with a second set or corruptions: histograms, ood, corruptions.
+    one by one, all draws of a stochastic member at once), diversity (between members, draws averaged), and with a second set or corruptions: histograms, ood, corruptions.
     With weights of the rows, scores are the means by weight; what is no mean over rows, curves of calibration among them, is left out.
     """
     prediction, seconds = _timed(ensemble, trial.x, batch_size)
@@ -215,12 +208,12 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         "cost": _cost(ensemble, seconds),
         "sizes": sizes(prediction, targets, weights),
         "diversity": {"measure": measure, "matrix": plain(matrix)},
-        **(
-            {"weighted": True}
-            if weights is not None
-            else plain(prediction.details(targets) | risk(prediction, targets))
-        ),
     }
+    found |= (
+        {"weighted": True}
+        if trial.weights is not None
+        else plain(prediction.details(targets) | risk(prediction, targets))
+    )
     if trial.corrupted:
         found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
     other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
@@ -281,7 +274,9 @@ def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Tr
 
 def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, Any]:
     """Return the evaluation that the run folder keeps if it is of the same members and rows; else judge, and keep it."""
-    stored = (None if folder is None else _kept(folder)) or {}
+    stored: dict[str, Any] = {}
+    with contextlib.suppress(RunError):  # all that a damaged file says is said again
+        stored = (None if folder is None else read_json(folder / "evaluation.json")) or {}
     found = stored.get("evaluation", {}).get(ensemble.recipe.name)
     known = stored.get("judged_by") == trial.digest and stored.get("ensemble") == ensemble._digest
     if found is None or not known:
@@ -289,13 +284,6 @@ def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, A
         if folder is not None:
             keep(folder, ensemble, found, trial)
     return found
-
-
-def _kept(folder: Path) -> dict[str, Any] | None:
-    try:
-        return read_json(folder / "evaluation.json")
-    except RunError:  # all that it says is said again
-        return None
 
 
 def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: str) -> dict[str, Any] | None:
@@ -314,18 +302,17 @@ def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: st
     errors = {n: {c: [1 - cell["accuracy"] for cell in cells] for c, cells in t.items()} for n, t in tables.items()}
     clean = {n: 1 - evaluations[n]["corruptions"]["clean"]["accuracy"] for n in tables}  # of the same rows
     own = errors[baseline]
-    all_of = [c for c in own if sum(own[c]) > 0]
-    hurt = [c for c in own if sum(own[c]) / len(own[c]) - clean[baseline] >= 0.005]
-    found: dict[str, dict[str, float]] = {}
+    wrong = {c: own[c] for c in own if sum(own[c]) > 0}
+    hurt = {c: own[c] for c in own if sum(own[c]) / len(own[c]) - clean[baseline] >= 0.005}
+    found: dict[str, dict[str, float]] = {name: {} for name in errors}
     for name, table in errors.items():
-        found[name] = {}
-        if all_of:
-            pair = [{c: t[c] for c in all_of} for t in (table, own)]
-            found[name]["corruption_error"] = metrics.mean_corruption_error(*pair)
+        if wrong:
+            part = {c: table[c] for c in wrong}
+            found[name]["corruption_error"] = metrics.mean_corruption_error(part, wrong)
         if hurt:
-            pair = [{c: t[c] for c in hurt} for t in (table, own)]
+            part = {c: table[c] for c in hurt}
             found[name]["relative_corruption_error"] = metrics.relative_mean_corruption_error(
-                *pair, clean_error=clean[name], baseline_clean_error=clean[baseline]
+                part, hurt, clean_error=clean[name], baseline_clean_error=clean[baseline]
             )
     return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
 

@@ -356,10 +356,6 @@ class Ensemble:
         """Return what raw outputs (row, batch, ...) predict, with all corrections."""
         return corrections.correct(self._uncorrected(outputs), self.posthoc)
 
-    def _built(self) -> nn.Module:
-        """Return a plain network as its members were before they were trained, or converted."""
-        return detach(self._blueprint.plain())
-
     @property
     def _numbers(self) -> list[int]:
         """The places of its networks in the plan: all of them, unless the time was up before."""

@@ -9,15 +9,13 @@ from choral.metrics.classification import (
     ReliabilityTable,
     accuracy,
     adaptive_ece,
-    average_precision,
+    average_precisions,
     brier,
     class_report,
     ece,
     logits_nll,
     mce,
     nll,
-    precision_curves,
-    precision_recall,
     reliability_table,
 )
 from choral.metrics.corruption import (
@@ -32,12 +30,10 @@ from choral.metrics.diversity import (
     correlation_matrix,
     disagreement,
     disagreement_matrix,
-    kl_matrix,
     member_correlation,
-    pairwise_kl,
+    pair_matrices,
 )
-from choral.metrics.evaluate import ClassificationStream, ScoreStream, evaluate_classification, evaluate_regression
-from choral.metrics.fidelity import agreement, total_variation, w1, w2, wasserstein_rows
+from choral.metrics.evaluate import evaluate_classification, evaluate_regression
 from choral.metrics.inputs import PROB_FLOOR
 from choral.metrics.regression import (
     coverage,
@@ -63,8 +59,6 @@ from choral.metrics.uncertainty import (
     expected_entropy,
     fpr95,
     max_logit_score,
-    max_probability_score,
-    mean_probs,
     mutual_information,
     ood_scores,
     variation_ratio,
@@ -72,17 +66,14 @@ from choral.metrics.uncertainty import (
 
 __all__ = [
     "PROB_FLOOR",
-    "ClassificationStream",
     "ReliabilityTable",
-    "ScoreStream",
     "accuracy",
     "adaptive_ece",
-    "agreement",
     "aleatoric_variance",
     "aupr",
     "auroc",
     "average_draws",
-    "average_precision",
+    "average_precisions",
     "brier",
     "class_report",
     "correlation_matrix",
@@ -105,13 +96,10 @@ __all__ = [
     "gaussian_log_scores",
     "interval_coverage",
     "interval_width",
-    "kl_matrix",
     "logits_nll",
     "max_logit_score",
-    "max_probability_score",
     "mce",
     "mean_corruption_error",
-    "mean_probs",
     "member_correlation",
     "mixture_cdf",
     "mixture_interval",
@@ -120,18 +108,12 @@ __all__ = [
     "mutual_information",
     "nll",
     "ood_scores",
-    "pairwise_kl",
-    "precision_curves",
-    "precision_recall",
+    "pair_matrices",
     "relative_corruption_errors",
     "relative_mean_corruption_error",
     "reliability_table",
     "rmse",
-    "total_variation",
     "variation_ratio",
-    "w1",
-    "w2",
-    "wasserstein_rows",
 ]
 
 globals().update(offered(__all__, globals()))

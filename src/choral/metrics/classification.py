@@ -1,16 +1,10 @@
-"""Scores of predicted probabilities: accuracy, likelihood, Brier, calibration, and counts by class.
-
-Scores of predicted probabilities against labels: accuracy, negative log likelihood, Brier.
+"""Scores of predicted probabilities against labels: accuracy, likelihood, Brier, calibration, and counts by class.
 
 The `_rows` functions give one number for each row; the others their mean. A true class whose probability is exactly 0
 is charged -log(PROB_FLOOR) = 87.3 nats, so every score is finite.
 
-Calibration: does a confidence of 0.8 come true 80 times in 100?
-
-Rows are sorted by confidence (the largest probability) into bins of equal width, left open and right closed, as in the
-papers; the adaptive error uses bins of equal count. The sums of a bin can be added, so streaming gives equal numbers.
-
-What becomes of each class: counts, recall, precision and their curve, the confusion matrix, and the baseline of naming one class.
+For calibration, rows are sorted by confidence (the largest probability) into bins of equal width, left open and right closed, as in the
+papers; the adaptive error uses bins of equal count.
 """
 
 from dataclasses import dataclass
@@ -138,22 +132,16 @@ class ReliabilityTable:
         return float(kept.max()) if len(kept) else 0.0
 
 
-def bin_sums(confidence: Tensor, correct: Tensor, *, bins: int) -> Tensor:
-    """Return (3, bins): each bin's count, summed confidence and summed correctness. Sums of parts add up."""
+def binned(confidence: Tensor, correct: Tensor, *, bins: int) -> ReliabilityTable:
+    """Return the reliability table of rows."""
     if bins < 1:
         raise InputError(f"bins is {bins}; it must be at least 1.")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     index = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)  # bin r holds (edge r, edge r + 1]
     sums = torch.zeros(3, bins, dtype=torch.float64, device=confidence.device)
-    return sums.index_add_(1, index, torch.stack([torch.ones_like(confidence), confidence, correct]))
-
-
-def table_of_sums(sums: Tensor) -> ReliabilityTable:
-    """Return the reliability table of sums made by `bin_sums`."""
-    counts, confidence, correct = sums
-    edges = torch.linspace(0, 1, sums.shape[1] + 1, dtype=torch.float64, device=sums.device)
+    counts, sure, right = sums.index_add_(1, index, torch.stack([torch.ones_like(confidence), confidence, correct]))
     rows = counts.clamp_min(1)
-    return ReliabilityTable(edges=edges, counts=counts, confidence=confidence / rows, accuracy=correct / rows)
+    return ReliabilityTable(edges=edges, counts=counts, confidence=sure / rows, accuracy=right / rows)
 
 
 def equal_count_gap(confidence: Tensor, correct: Tensor, *, bins: int) -> float:
@@ -166,8 +154,7 @@ def equal_count_gap(confidence: Tensor, correct: Tensor, *, bins: int) -> float:
 
 
 def _confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    probs = checked_probs(probs)
-    labels = checked_labels(labels, batch=len(probs), classes=probs.shape[-1]).to(probs.device)
+    probs, labels = _checked(probs, labels)
     return probs.max(-1).values, correct_rows(probs, labels)
 
 
@@ -176,7 +163,7 @@ def reliability_table(probs: Tensor, labels: Tensor, *, bins: int = 15) -> Relia
 
     Shapes: probs (batch, class), labels (batch,).
     """
-    return table_of_sums(bin_sums(*_confidence_and_correct(probs, labels), bins=bins))
+    return binned(*_confidence_and_correct(probs, labels), bins=bins)
 
 
 def ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
@@ -222,36 +209,25 @@ def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
     return equal_count_gap(*_confidence_and_correct(probs, labels), bins=bins)
 
 
-_MATRIX = 100  # classes of a confusion matrix, at most
-_CURVES, _POINTS = 20, 60  # classes whose curves are kept, at most, and points of each
+_MATRIX = 100  # classes of a confusion matrix and of average precisions, at most
 
 
-def class_report(predicted: Tensor, labels: Tensor, classes: int) -> dict[str, Any]:
+def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return how well each class is told, and how well naming the commonest one every time would do.
 
     Keys: counts, recall and precision of each class (None for a class without rows, or never named), balanced_accuracy
-    (the mean recall of classes that have rows), majority (the commonest class) and majority_accuracy, and confusion (rows
-    are true classes, columns named ones) for up to 100 classes.
+    (the mean recall of classes that have rows), majority (the commonest class) and majority_accuracy, and for up to 100 classes
+    confusion (rows are true classes, columns named ones) and average_precision.
 
-    Args:
-        predicted: the class named for each point.
-        labels: the true ones.
-        classes: how many there are.
+    Shapes: probs (batch, class), labels (batch,).
 
-    >>> found = class_report(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1]), 2)
+    >>> found = class_report(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.1, 0.9]]), torch.tensor([0, 0, 1, 1]))
     >>> found["confusion"], found["recall"], found["balanced_accuracy"]
     ([[2, 0], [1, 1]], [1.0, 0.5], 0.75)
     """
-    if classes < 1 or predicted.shape != labels.shape or not labels.numel():
-        raise InputError(
-            f"class_report: {classes} classes, predictions {tuple(predicted.shape)} and labels {tuple(labels.shape)}; give 1 class or more, and as "
-            "many of both."
-        )
-    if min(int(labels.min()), int(predicted.min())) < 0 or max(int(labels.max()), int(predicted.max())) >= classes:
-        raise InputError(
-            f"class_report: labels or predictions are not all from 0 to {classes - 1}; renumber them, or give more classes."
-        )
-    pairs = labels.flatten() * classes + predicted.flatten()
+    probs, labels = _checked(probs, labels)
+    classes = probs.shape[1]
+    pairs = labels * classes + probs.argmax(-1)
     matrix = torch.bincount(pairs, minlength=classes * classes).view(classes, classes).double()
     counts, named, right = matrix.sum(1), matrix.sum(0), matrix.diagonal()
     recall = right / counts
@@ -264,76 +240,26 @@ def class_report(predicted: Tensor, labels: Tensor, classes: int) -> dict[str, A
         "majority": commonest,
         "majority_accuracy": float(counts[commonest] / counts.sum()),
     }
-    return found | ({"confusion": matrix.long().tolist()} if classes <= _MATRIX else {})
+    if classes <= _MATRIX:
+        found |= {"confusion": matrix.long().tolist(), "average_precision": average_precisions(probs, labels)}
+    return found
 
 
 def _known(values: Tensor) -> list[float | None]:
     return [None if value != value else value for value in values.tolist()]
 
 
-def precision_recall(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return recall, precision and threshold when all points that score at least the threshold are named, for every score there is.
+def average_precisions(probs: Tensor, labels: Tensor) -> list[float | None]:
+    """Return how well each class is told from all others: its average precision (scikit-learn's), None for a class without rows.
 
-    Points of equal score are named together. Thresholds fall, so recall rises.
-
-    Args:
-        scores: higher for points that are rather positive (batch,).
-        positive: which points are (batch,), at least one.
-
-    >>> recall, precision, _ = precision_recall(
-    ...     torch.tensor([0.9, 0.8, 0.8, 0.1]), torch.tensor([True, False, True, False])
-    ... )
-    >>> recall.tolist(), [round(p, 2) for p in precision.tolist()]
-    ([0.5, 1.0, 1.0], [1.0, 0.67, 0.5])
-    """
-    scores, positive = scores.flatten().double(), positive.flatten().bool()
-    if scores.shape != positive.shape or not bool(positive.any()):
-        raise InputError(
-            f"there are {len(scores)} scores and {int(positive.sum())} positive of {len(positive)} points; give as many of both, at least "
-            "one of them positive."
-        )
-    ordered, order = scores.sort(descending=True, stable=True)
-    last = torch.cat([ordered[1:] != ordered[:-1], torch.ones(1, dtype=torch.bool, device=scores.device)])
-    found = positive[order].cumsum(0)[last]
-    named = torch.arange(1, len(scores) + 1, device=scores.device)[last]
-    return found.double() / positive.sum(), found.double() / named, ordered[last]
-
-
-def average_precision(scores: Tensor, positive: Tensor) -> float:
-    """Return the mean precision over recall, as a step function: the share of positives for scores that say nothing, 1 for perfect ones.
-
-    Unlike accuracy and AUROC it does not look good only because positives are rare. Arguments as in `precision_recall`.
-
-    >>> round(average_precision(torch.tensor([0.9, 0.8, 0.8, 0.1]), torch.tensor([True, False, True, False])), 4)
-    0.8333
-    """
-    recall, precision, _ = precision_recall(scores, positive)
-    return float((recall.diff(prepend=recall.new_zeros(1)) * precision).sum())
-
-
-def precision_curves(probs: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return how well each class is told from all others: average_precision of each (None without rows), and points of its curve.
-
-    `curves` holds up to 60 pairs (recall, precision) of each class, none for a class without rows; it is there for up to 20 classes, and
-    nothing is for more than 100.
+    Unlike accuracy and AUROC it does not look good only because a class is rare: probabilities that say nothing have its share of the rows.
 
     Shapes: probs (batch, class), labels (batch,).
     """
-    probs = checked_probs(probs)
-    classes = probs.shape[1]
-    if classes > _MATRIX:
-        return {}
-    labels = checked_labels(labels, batch=len(probs), classes=classes).to(probs.device)
-    average: list[float | None] = []
-    curves: list[list[list[float]]] = []
-    for i in range(classes):
-        positive = labels == i
-        if not bool(positive.any()):
-            average.append(None)
-            curves.append([])
-            continue
-        recall, precision, _ = precision_recall(probs[:, i], positive)
-        average.append(float((recall.diff(prepend=recall.new_zeros(1)) * precision).sum()))
-        kept = torch.linspace(0, len(recall) - 1, min(len(recall), _POINTS)).round().long()
-        curves.append([[float(r), float(p)] for r, p in zip(recall[kept], precision[kept])])
-    return {"average_precision": average} | ({"curves": curves} if classes <= _CURVES else {})
+    from sklearn.metrics import average_precision_score
+
+    probs, labels = (values.cpu() for values in _checked(probs, labels))
+    return [
+        float(average_precision_score(labels == i, own)) if (labels == i).any() else None
+        for i, own in enumerate(probs.T)
+    ]

@@ -1,100 +1,46 @@
 """How different members are from one another: disagreement, divergence, correlation.
 
 Each measure has a matrix form (member, member) and a scalar form, the mean over ordered pairs of different members
-(0 for a single member). Matrices are made of sums over rows, so batches can be added up (see `choral.metrics.evaluate`).
+(0 for a single member).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_member_probs, row_chunks
-from choral.metrics.uncertainty import mutual_information
-
-__all__ = [
-    "average_draws",
-    "correlation_matrix",
-    "disagreement",
-    "disagreement_matrix",
-    "kl_matrix",
-    "member_correlation",
-    "mutual_information",
-    "pairwise_kl",
-]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairSums:
-    """Sums over rows from which every pairwise matrix follows; sums of parts add up.
+def pair_matrices(member_probs: Tensor) -> dict[str, Tensor]:
+    """Return the (member, member) matrices `disagreement`, `pairwise_kl` and `member_correlation`, from sums over blocks of rows.
 
-    Args:
-        rows: how many rows were summed.
-        entries: how many values of each member were summed (rows times classes).
-        agree: (member, member) rows on which both name the same class.
-        cross: (member, member) sums of p_i log p_j.
-        first: (member,) sums of p_i - 1 / classes.
-        second: (member, member) sums of (p_i - 1 / classes) (p_j - 1 / classes).
+    `disagreement` is the share of rows on which two members name different classes, `pairwise_kl` the mean over rows of
+    KL(row member || column member) in nats, with probabilities of the second raised to `PROB_FLOOR`, and `member_correlation` Pearson's
+    correlation of probabilities over rows and classes.
+
+    Shapes: member_probs (member, batch, class).
     """
-
-    rows: int
-    entries: int
-    agree: Tensor
-    cross: Tensor
-    first: Tensor
-    second: Tensor
-
-    def __add__(self, other: "PairSums") -> "PairSums":
-        return PairSums(
-            rows=self.rows + other.rows,
-            entries=self.entries + other.entries,
-            agree=self.agree + other.agree,
-            cross=self.cross + other.cross,
-            first=self.first + other.first,
-            second=self.second + other.second,
-        )
-
-    def disagreement(self) -> Tensor:
-        """Return the share of rows on which two members name different classes."""
-        return 1.0 - self.agree / self.rows
-
-    def kl(self) -> Tensor:
-        """Return the mean over rows of KL(p_i || p_j)."""
-        own = self.cross.diagonal().unsqueeze(1)
-        return ((own - self.cross) / self.rows).clamp_min(0.0).fill_diagonal_(0.0)
-
-    def correlation(self) -> Tensor:
-        """Return Pearson's correlation of the members' probabilities over all rows and classes."""
-        return _correlation(self.first, self.second, self.entries)
-
-
-def pair_sums(member_probs: Tensor) -> PairSums:
-    """Return the sums of checked float64 probabilities (member, batch, class)."""
     members, batch, classes = member_probs.shape
-    votes = torch.nn.functional.one_hot(member_probs.argmax(-1), classes).double().reshape(members, -1)
-    flat = member_probs.reshape(members, -1)
-    centered = flat - 1.0 / classes  # a shift leaves the correlation as it is and keeps its sums small
-    return PairSums(
-        rows=batch,
-        entries=batch * classes,
-        agree=votes @ votes.T,
-        cross=flat @ flat.clamp_min(PROB_FLOOR).log().T,
-        first=centered.sum(1),
-        second=centered @ centered.T,
-    )
-
-
-def _all_pair_sums(member_probs: Tensor) -> PairSums:
-    member_probs = checked_member_probs(member_probs)
-    members, batch, classes = member_probs.shape
-    total: PairSums | None = None
+    sums: list[Any] = [0.0, 0.0, 0.0]
+    first: Any = 0.0
     for rows in row_chunks(batch, width=members * classes):
-        part = pair_sums(member_probs[:, rows])
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+        probs = checked_member_probs(member_probs[:, rows])
+        votes = torch.nn.functional.one_hot(probs.argmax(-1), classes).double().flatten(1)
+        flat = probs.flatten(1)
+        centered = flat - 1.0 / classes  # a shift leaves the correlation as it is and keeps its sums small
+        first += centered.sum(1)
+        logs = flat.clamp_min(PROB_FLOOR).log()
+        parts = (votes @ votes.T, flat @ logs.T, centered @ centered.T)
+        sums = [total + part for total, part in zip(sums, parts)]
+    agree, cross, second = sums
+    return {
+        "disagreement": 1.0 - agree / batch,
+        "pairwise_kl": ((cross.diagonal().unsqueeze(1) - cross) / batch).clamp_min(0.0).fill_diagonal_(0.0),
+        "member_correlation": _correlation(first, second, batch * classes),
+    }
 
 
 def _correlation(first: Tensor, second: Tensor, entries: int) -> Tensor:
@@ -144,7 +90,7 @@ def disagreement_matrix(member_probs: Tensor) -> Tensor:
 
     Shapes: member_probs (member, batch, class) -> (member, member), symmetric, 0 on the diagonal.
     """
-    return _all_pair_sums(member_probs).disagreement()
+    return pair_matrices(checked_member_probs(member_probs))["disagreement"]
 
 
 def disagreement(member_probs: Tensor) -> float:
@@ -156,24 +102,6 @@ def disagreement(member_probs: Tensor) -> float:
     0.5
     """
     return mean_of_pairs(disagreement_matrix(member_probs))
-
-
-def kl_matrix(member_probs: Tensor) -> Tensor:
-    """Return KL(row member || column member) averaged over rows, in nats.
-
-    Probabilities of the second member are raised to `PROB_FLOOR`, so the divergence is finite (at most about 87).
-
-    Shapes: member_probs (member, batch, class) -> (member, member), 0 on the diagonal.
-    """
-    return _all_pair_sums(member_probs).kl()
-
-
-def pairwise_kl(member_probs: Tensor) -> float:
-    """Return the mean Kullback-Leibler divergence over ordered pairs of different members.
-
-    Shapes: member_probs (member, batch, class).
-    """
-    return mean_of_pairs(kl_matrix(member_probs))
 
 
 def correlation_matrix(values: Tensor) -> Tensor:

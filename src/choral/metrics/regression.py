@@ -131,8 +131,7 @@ def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights:
     >>> round(float(mixture_quantile(torch.zeros(1, 1), torch.ones(1, 1), 0.975)), 4)
     1.96
     """
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    _check_level(level)
     means, variances, _ = checked_regression(means, variances, means[0])
     weights = checked_weights(weights, members=len(means), like=means)
     scales = variances.sqrt()

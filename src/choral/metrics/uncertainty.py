@@ -1,14 +1,10 @@
-"""Uncertainty of predictions (total, aleatoric, epistemic) and detection of out-of-distribution inputs.
-
-How uncertain each prediction is, and why: total, aleatoric (noise) and epistemic (members differ).
+"""How uncertain each prediction is: total, aleatoric (noise) and epistemic (members differ); and out-of-distribution detection.
 
 Classification: H(mean of members) = mean of H(member) + mutual information. Regression, by the law of total variance:
 variance of the mixture = mean of the members' variances + variance of the members' means.
 
-Out-of-distribution detection: scores that are higher for stranger inputs, and how well they separate two sets.
-
-`scores_in` are of rows like the training data, `scores_out` of rows from elsewhere. Where a measure depends on which
-set counts as positive, the name says so: `out` (finding strangers) or `in` (recognizing friends).
+`scores_in` are of rows like the training data, `scores_out` of rows from elsewhere; scores are higher for stranger rows. Where a measure
+depends on which set counts as positive, the name says so: `out` (finding strangers) or `in` (recognizing friends).
 """
 
 import math
@@ -18,17 +14,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.metrics.inputs import checked_finite, checked_member_probs, checked_probs, checked_weights, double
-
-
-def mean_probs(member_probs: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Return the members' (weighted) average probabilities in float64.
-
-    Shapes: member_probs (member, batch, class), weights (member,) -> (batch, class).
-    """
-    member_probs = checked_member_probs(member_probs)
-    weights = checked_weights(weights, members=len(member_probs), like=member_probs)
-    return torch.einsum("m,mbc->bc", weights, member_probs)
+from choral.metrics.inputs import checked_finite, checked_member_probs, checked_weights, double
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -63,11 +49,7 @@ def mutual_information(member_probs: Tensor, *, weights: Tensor | None = None) -
     >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])).tolist()
     [0.6931471805599453]
     """
-    return information_of(checked_member_probs(member_probs), weights)
-
-
-def information_of(member_probs: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mutual information of checked float64 probabilities."""
+    member_probs = checked_member_probs(member_probs)
     weights = checked_weights(weights, members=len(member_probs), like=member_probs)
     total = entropy(torch.einsum("m,mbc->bc", weights, member_probs))
     return information_gap(total, torch.einsum("m,mb->b", weights, entropy(member_probs)))
@@ -127,11 +109,6 @@ def epistemic_variance(means: Tensor, *, weights: Tensor | None = None) -> Tenso
 Side = Literal["in", "out"]
 
 
-def max_probability_score(probs: Tensor) -> Tensor:
-    """Return 1 - the largest probability of each row. Shapes: probs (batch, class) -> (batch,)."""
-    return 1.0 - checked_probs(probs).max(-1).values
-
-
 def max_logit_score(member_logits: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Return minus the largest of the members' (weighted) average logits of each row.
 
@@ -164,7 +141,7 @@ def ood_scores(
     scores = {
         "max_probability": 1.0 - mean.max(-1).values,
         "entropy": entropy(mean),
-        "mutual_information": information_of(member_probs, weights),
+        "mutual_information": mutual_information(member_probs, weights=weights),
         "variation_ratio": votes_outside_mode(member_probs, weights),
     }
     if member_logits is not None:
@@ -262,7 +239,7 @@ def evaluate_ood(scores_in: dict[str, Tensor], scores_out: dict[str, Tensor]) ->
     """Return `evaluate_scores` of every score both dicts hold: one row of the table for each score.
 
     Args:
-        scores_in: what `ood_scores` or `choral.metrics.ScoreStream` gave for the familiar set.
+        scores_in: what `ood_scores` gave for the familiar set.
         scores_out: the same for the strange set.
     """
     if set(scores_in) != set(scores_out):

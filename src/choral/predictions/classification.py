@@ -281,7 +281,7 @@ class Classification(Predictive):
         probs, labels = self._flat(self.probs, targets)
         table, count = metrics.reliability_table(probs, labels), probs.shape[-1]
         classes = {"names": list(self.names or map(str, range(count)))}
-        told = metrics.class_report(probs.argmax(-1), labels, count) | metrics.precision_curves(probs, labels)
+        told = metrics.class_report(probs, labels)
         return {
             "reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")},
             "classes": classes | told,
@@ -473,7 +473,7 @@ class MultiLabel(Predictive):
         found = {"reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")}}
         if self.probs[0].numel() > 1:
             return found
-        told = metrics.class_report(probs.argmax(-1), labels, 2) | metrics.precision_curves(probs, labels)
+        told = metrics.class_report(probs, labels)
         return found | {"classes": {"names": list(self.names or ("0", "1"))} | told}
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:

@@ -16,7 +16,7 @@ from choral.base.text import short, visible
 from choral.comparison.comparison import difference
 from choral.engine.files import write_bytes, write_json
 from choral.plots import label
-from choral.report.content import Content, collect, is_number, misfit
+from choral.report.content import WRONG, Content, collect, is_number
 from choral.report.figures import COLORS, Picture, look, picture, settings, variables
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def verdict(content: Content) -> str:
     """Return what was found in one or two sentences: which method to use, or how well the target is predicted."""
     if content.alone is None:
         said = content.results.get("findings")
-        return short(said[0], 400) if said and misfit(said, [str]) is None else ""
+        return short(str(said[0]), 400) if said else ""
     found = content.evaluations.get(content.alone, {})
     scores, base, rows = found.get("scores", {}), found.get("baseline", {}), found.get("rows")
     name, unit = _target(content)
@@ -249,9 +249,8 @@ def _notes(content: Content) -> Iterator[str]:
         yield "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds what is measured on test data."
     if content.left_out:
         listed = ", ".join(short(p) for p in content.left_out[:5]) + (" and more" if len(content.left_out) > 5 else "")
-        yield f"Left out, because the folder does not hold there what it should: {listed}."
-    warned = said.get("below")
-    for name, why in warned.items() if misfit(warned, {str: str}) is None else ():
+        yield f"Left out, because the folder does not hold what it should: {listed}."
+    for name, why in said.get("below", {}).items():
         yield f"{short(name)}: {short(why, 300)}"
     for row in content.results["rows"]:
         if isinstance(row.get("diverged"), str):
@@ -285,20 +284,12 @@ def _first(content: Content) -> str:
 def sections_of(content: Content) -> Iterator[Section]:
     """Yield the sections that the content has numbers for; those of a page about one ensemble, or of a comparison."""
     subjects = [content.alone] if content.alone else content.methods
-    if content.alone is None:
-        yield from _grid(content)
-    for build in (
-        _numbers,
-        _calibration,
-        _worst,
-        _importance,
-        _columns,
-        _classes,
-        _strange,
-        _corrupted,
-        _members,
-    ):
-        yield from build(content, subjects)
+    parts = (_grid, _numbers, _calibration, _worst, _importance, _columns, _classes, _strange, _corrupted, _members)
+    for build in parts:
+        try:
+            yield from list(build(content, subjects))
+        except WRONG:
+            content.left_out.append(build.__name__.lstrip("_"))
     yield _engine(content)
 
 
@@ -332,22 +323,13 @@ def _over_seeds(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray | None]:
     return np.mean(same, axis=0), np.std(same, axis=0, ddof=1) if len(same) > 1 else None
 
 
-def _grid(content: Content) -> Iterator[Section]:
-    rows, seeds = {m: content.row(m) for m in content.methods}, content.results.get("by_seed", {})
-    known = seeds and misfit(seeds, {str: [{"method": str}]}) is None
-    by_seed = list(seeds.values()) if known else [list(rows.values())]
-    wanted = (
-        content.score,
-        "accuracy",
-        "rmse",
-        "ece",
-        "coverage_95",
-        "c_nll",
-        "ood_auroc",
-        "train_flops",
-        "predict_flops",
-    )
-    names = [n for n in wanted if any(row.get(n) is not None for row in rows.values())]
+def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
+    if content.alone is not None:
+        return
+    rows = {m: content.row(m) for m in content.methods}
+    by_seed = list(content.results.get("by_seed", {}).values()) or [list(rows.values())]
+    wanted = ("accuracy", "rmse", "ece", "coverage_95", "c_nll", "ood_auroc", "train_flops", "predict_flops")
+    names = [n for n in (content.score, *wanted) if any(row.get(n) is not None for row in rows.values())]
     told = str(content.results["settings"].get("baseline"))
     base = next((m for m in (told, "single") if m in rows), content.methods[-1])
 
@@ -391,7 +373,6 @@ def _cost(content: Content, rows: Sequence[dict[str, Any]], cost: str) -> Callab
     names = (cost, content.score)
     sound = [{"method": r["method"]} | {n: r.get(n) if is_number(r.get(n)) else None for n in names} for r in rows]
     spreads = content.results.get("deviations")
-    spreads = spreads if misfit(spreads, {str: {str: float}}) is None else None
     return lambda ax: plots.cost_vs_score(sound, cost=cost, score=content.score, spreads=spreads, ax=ax)
 
 
@@ -415,7 +396,7 @@ def _each(
 
 def _numbers(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     """Yield predicted and actual numbers, and their intervals."""
-    drawn = [m for m in subjects if m in content.evaluated("intervals")]
+    drawn = [m for m in subjects if content.parts(m, "intervals")]
     if not drawn:
         return
     held, unit = {m: content.parts(m, "intervals")[0] for m in drawn}, _target(content)[1]

@@ -3,19 +3,6 @@
 import torch
 from torch import Tensor
 
-from choral.base.errors import InputError
-from choral.metrics.inputs import checked_finite, checked_probs
-
-
-def _checked_pair(probs: Tensor, reference_probs: Tensor) -> tuple[Tensor, Tensor]:
-    probs, reference = checked_probs(probs), checked_probs(reference_probs, name="reference_probs")
-    if probs.shape != reference.shape:
-        raise InputError(
-            f"probs has shape {tuple(probs.shape)} and reference_probs {tuple(reference.shape)}; both must be the same "
-            "(batch, class)."
-        )
-    return probs, reference.to(probs.device)
-
 
 def agreement(probs: Tensor, reference_probs: Tensor) -> float:
     """Return the share of rows on which both name the same class.
@@ -25,8 +12,7 @@ def agreement(probs: Tensor, reference_probs: Tensor) -> float:
     Reference: Izmailov et al., "What Are Bayesian Neural Network Posteriors Really Like?", 2021, arXiv:2104.14421;
     equation 3 of Sequential Anchored Ensembles.
     """
-    probs, reference = _checked_pair(probs, reference_probs)
-    return float((probs.argmax(-1) == reference.argmax(-1)).double().mean())
+    return float((probs.argmax(-1) == reference_probs.argmax(-1)).double().mean())
 
 
 def total_variation(probs: Tensor, reference_probs: Tensor) -> float:
@@ -39,8 +25,7 @@ def total_variation(probs: Tensor, reference_probs: Tensor) -> float:
     >>> total_variation(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25, 0.75]]))
     0.75
     """
-    probs, reference = _checked_pair(probs, reference_probs)
-    return float(0.5 * (probs - reference).abs().sum(-1).mean())
+    return float(0.5 * (probs.double() - reference_probs.double()).abs().sum(-1).mean())
 
 
 def wasserstein_rows(samples: Tensor, reference_samples: Tensor, *, order: int) -> Tensor:
@@ -56,15 +41,8 @@ def wasserstein_rows(samples: Tensor, reference_samples: Tensor, *, order: int) 
 
     Shapes: -> (batch, ...).
     """
-    samples, reference = checked_finite(samples, "samples"), checked_finite(reference_samples, "reference_samples")
-    if samples.ndim < 1 or samples.shape[1:] != reference.shape[1:] or not samples.numel() or not reference.numel():
-        raise InputError(
-            f"samples has shape {tuple(samples.shape)} and reference_samples {tuple(reference.shape)}; they must be "
-            "(sample, batch, ...) with at least one sample and equal sizes after the sample axis."
-        )
-    if order < 1:
-        raise InputError(f"order is {order}; it must be 1 or more.")
-    samples, reference = samples.sort(0).values, reference.to(samples.device).sort(0).values
+    samples, reference = samples.double().sort(0).values, reference_samples.double().sort(0).values
+    assert samples.shape[1:] == reference.shape[1:]
     n, m = len(samples), len(reference)
     borders = torch.cat([torch.arange(n + 1) * m, torch.arange(m + 1) * n]).unique()
     masses = (borders.diff().double() / (n * m)).to(samples.device)
