@@ -140,15 +140,18 @@ class TestPredictions:
 
 class TestCalibration:
     def test_intervals_hold_what_they_promise_even_if_the_ensemble_is_wrong(self):
-        draw = np.random.default_rng(1)
-        x, noise = draw.normal(size=(900, 1)), draw.standard_t(2, size=900)
-        y = x[:, 0] + noise
-        model = (
-            regressor(epochs=1, validation_fraction=None).fit(x[:100], 9 * y[:100]).calibrate(x[100:500], y[100:500])
-        )
-        for level, off in ((0.5, 0.12), (0.9, 0.07)):  # 3.5 deviations of what 400 rows and 400 more can tell
-            low, high = model.predict_interval(x[500:], level=level)
-            assert abs(((low <= y[500:]) & (y[500:] <= high)).mean() - level) < off
+        covered = []
+        for seed in (1, 2, 3):
+            draw = np.random.default_rng(seed)
+            x, noise = draw.normal(size=(900, 1)), draw.standard_t(2, size=900)
+            y = x[:, 0] + noise
+            model = regressor(epochs=1, validation_fraction=None).fit(x[:100], 9 * y[:100])
+            model.calibrate(x[100:500], y[100:500])
+            for level in (0.5, 0.9):
+                low, high = model.predict_interval(x[500:], level=level)
+                covered.append(((low <= y[500:]) & (y[500:] <= high)).mean() - level)
+        assert abs(np.mean(covered[::2])) < 0.07  # 3.5 deviations of what three times 400 rows and 400 more can tell
+        assert abs(np.mean(covered[1::2])) < 0.04
         before = high - low
         fresh = model.fit(x[:100], y[:100]).predict_interval(x[500:], level=0.9)
         assert not np.allclose(before, fresh[1] - fresh[0])  # a new fit knows nothing of it
@@ -365,7 +368,8 @@ class TestWeights:
         recall = [(m.predict(x) == y)[y == "rare"].mean() for m in (plain, balanced)]
         assert recall[0] < 0.5 < 0.65 < recall[1]
         heavy = classifier(class_weight={"rare": 1e9, "usual": 1}, epochs=60).fit(x[:99], y[:99])
-        assert (heavy.predict(x) == "rare").all()
+        among = x[:, 0] > x[:99][y[:99] == "rare"].min()  # beyond it, nothing is seen but weights of next to nothing
+        assert (heavy.predict(x[among]) == "rare").all()
 
     def test_wrong_ones_are_refused(self):
         with pytest.raises(
