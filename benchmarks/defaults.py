@@ -283,8 +283,10 @@ def useless(parts: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
     return float((y_test != y.mode().values).float().mean())
 
 
-def row(name: str, method: str, seed: int, part: str, loops: Loops, parts: Any) -> dict[str, Any]:
-    """Return one method on one problem and seed, beside the loops."""
+def row(
+    name: str, method: str, seed: int, part: str, loops: Loops, parts: Any, known: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return one method on one problem and seed, beside the loops; those that are known are not trained again."""
     problem = SETS[name]
     recipe = choral.recipes.make(method, epochs=EPOCHS)
     try:
@@ -298,7 +300,7 @@ def row(name: str, method: str, seed: int, part: str, loops: Loops, parts: Any) 
         "loop": (members, max(1, recipe.epochs // members)),
         "long loop": (members, EPOCHS),
     }.items():
-        nll, point = loops.scores(count, epochs)
+        nll, point = (known[f"{label} nll"], known[f"{label} point"]) if known else loops.scores(count, epochs)
         found |= {f"{label} nll": nll, f"{label} point": point}
     return found
 
@@ -316,10 +318,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(SETS))
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--rows", type=Path, help="file of rows that are kept, so that a stopped run goes on")
+    parser.add_argument(
+        "--loops", type=Path, help="rows of an earlier run, whose loops are the same and not trained again"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     kept = given.rows.read_text().splitlines() if given.rows and given.rows.exists() else []
     rows = [json.loads(line) for line in kept]
+    earlier = [json.loads(line) for line in given.loops.read_text().splitlines()] if given.loops else []
+    known = {key(r): r for r in earlier if "loop nll" in r}
     for name in given.only:
         for seed in range(given.seeds):
             missing = [m for m in given.methods if not any(key(r) == (name, m, seed) for r in rows)]
@@ -328,7 +335,7 @@ def main() -> None:
             parts = SETS[name].split(given.part, seed)
             loops = Loops(SETS[name].build, parts, seed)
             for method in missing:
-                found = row(name, method, seed, given.part, loops, parts)
+                found = row(name, method, seed, given.part, loops, parts, known.get((name, method, seed)))
                 found = {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
                 rows.append(found)
                 print(found, flush=True)
