@@ -64,6 +64,8 @@ def recipes_for(
     """
     if isinstance(methods, str | Recipe):
         methods = list(METHODS) if methods == "all" else [methods]
+    if not isinstance(methods, Sequence):
+        raise InputError(f"methods is {methods!r}; give names of methods, recipes, or 'all'.")
     found = []
     for method in methods:
         if not isinstance(method, str):

@@ -159,6 +159,8 @@ def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:
 
     if isinstance(corruptions, str):
         corruptions = COMMON if corruptions == "all" else tuple(n.strip() for n in corruptions.split(","))
+    if not isinstance(corruptions, Sequence):
+        raise InputError(f"corruptions is {corruptions!r}; give names of corruptions, or 'all'.")
     known = COMMON + EXTRA
     for name in corruptions:
         if name not in known:
