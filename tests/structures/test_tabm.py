@@ -183,7 +183,7 @@ def test_frozen_first_and_tied_layers_are_shared():
 def test_wrong_words_are_refused():
     with pytest.raises(InputError, match="start is 'ones'; give 'auto' or 'signs' or 'normal'"):
         TabM(start="ones")
-    with pytest.raises(InputError, match="adapters='none'; give 'all' or 'first'"):
+    with pytest.raises(InputError, match="adapters is 'none'; give 'all' or 'first'"):
         TabM(adapters="none")
 
 
