@@ -9,6 +9,9 @@ from choral.base.errors import InputError
 from choral.data.sources import Source
 
 
+_FEW = 20  # distinct rows, fewer of which are no sample of anything
+
+
 def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return the numbers of the points to train on and of those to validate on, drawn by the seed.
 
@@ -51,7 +54,7 @@ def _distinct(source: Source, parts: int) -> tuple[Tensor, Tensor]:
         return every, every
     both = (hashes[0] * 31 + hashes[1]).numpy()
     _, first, unit = np.unique(both, return_index=True, return_inverse=True)
-    if len(first) == source.points or len(first) < 2 * parts or len(first) > 1.05 * len(hashes[0].unique()):
+    if len(first) == source.points or len(first) < max(_FEW, 2 * parts) or len(first) > 1.05 * len(hashes[0].unique()):
         return every, every
     order = first.argsort()
     rank = np.empty_like(order)
