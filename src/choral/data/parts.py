@@ -8,7 +8,6 @@ from choral.base import rng
 from choral.base.errors import InputError
 from choral.data.sources import Source
 
-
 _FEW = 20  # distinct rows, fewer of which are no sample of anything
 
 
