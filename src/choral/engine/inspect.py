@@ -341,13 +341,15 @@ def inspect_training(
     if not rows:
         return Findings(plain.calls, operations)
     remembers, attribute = _changed(trial, before, held, buffers, value)
-    drawn, generators = moved(generators, ("numpy", "random")), global_states()
-    if drawn:  # once more, since other threads may draw too
+    drawn = moved(generators, ("numpy", "random"))
+    for _ in range(4 if drawn else 0):  # again, since other threads may draw too
+        generators = global_states()
         trial.call()
+        drawn = moved(generators, drawn)
     doubts = [
         f"the network draws from {'numpy.random' if name == 'numpy' else 'the module random'} when it is called, which no seed of "
         "choral's decides: two runs, and a resumed one, will differ; draw with torch instead."
-        for name in moved(generators, drawn)
+        for name in sorted(drawn)
     ]
     if link and plain.ending == link:
         doubts.append(
