@@ -89,7 +89,7 @@ def speed() -> dict[str, Any]:
             run(validation=0.2, early_stopping=EarlyStopping(patience=None, restore_best=False))
         )
         measure = Measure.of(HalfImproves())
-        stop = EarlyStopping(patience=STOPPED_AFTER, measure=measure)
+        stop = EarlyStopping(patience=STOPPED_AFTER, monitor=measure)
         seconds["half_stopped"].append(run(validation=0.2, early_stopping=replace(stop, restore_best=False)))
     best = {name: min(each) for name, each in seconds.items()}
     return {

@@ -113,7 +113,7 @@ def stopped(members: int = 16) -> dict[str, Any]:
             (x, y),
             Recipe(name="r", plan=plan),
             validation=held,
-            early_stopping=choral.EarlyStopping(patience=1 if slow < 1 else 12, least=1e-4),
+            early_stopping=choral.EarlyStopping(patience=1 if slow < 1 else 12, min_delta=1e-4),
             compute=choral.Compute(executor="vectorized"),
             progress=False,
         )

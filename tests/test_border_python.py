@@ -68,7 +68,7 @@ REFUSED = {
     "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), "methods is empty"),
     "methods of another kind": (lambda: api.compare(build, (X, Y, X, Y), [3]), "3"),
     "too few epochs for a method": (
-        lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], budget=1, training=QUICK), "snapshot: epochs is 1"),
+        lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], budget=1, training=QUICK), "snapshot: 1 epochs in all are too few"),
     "nothing to load": (lambda: api.load("nowhere.choral"), "does not exist"),
     "a load of nothing": (lambda: api.load(None), "path is None"),
     "words in a frame": (

@@ -49,7 +49,7 @@ def show(
     text = [str(recipe)]
     if stop is not None and stop.patience is not None:
         text.append(
-            f"epochs are upper bounds: each training ends after {stop.patience} epochs without a better {stop.measure.name if stop.measure else 'score'} of "
+            f"epochs are upper bounds: each training ends after {stop.patience} epochs without a better {stop.monitor.name if stop.monitor else 'score'} of "
             f"held-out points, by {stop.by}"
         )
     if build is None:

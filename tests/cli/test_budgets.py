@@ -14,7 +14,7 @@ def test_operations_that_are_planned_are_those_that_are_counted(tmp_path):
 
 
 def test_a_budget_that_is_too_small_is_said_before_and_while_training(tmp_path):
-    lacking = "a training of 2 epochs is 10 steps and should be 500; give a budget of at least 400 epochs in all, or fewer members"
+    lacking = "a training of 2 epochs is 10 steps and should be 500; give epochs=100 or more for each member (budget=400), or fewer members"
     words = ["--budget", 8, "--members", 4]
     assert lacking in choral("plan", "deep_ensemble", "wine", *words, "--validation", 0).stdout
     done = choral(

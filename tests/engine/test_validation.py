@@ -234,7 +234,7 @@ def test_own_measures_have_a_direction():
             (X, Y),
             recipe("single", 12),
             validation=0.25,
-            early_stopping=EarlyStopping(patience=2, measure=measure),
+            early_stopping=EarlyStopping(patience=2, monitor=measure),
         )
         found[larger] = ensemble.info.get("stopped", [{"best_epoch": 12}])[0]["best_epoch"]
     assert found[False] == 1
@@ -244,7 +244,7 @@ def test_own_measures_have_a_direction():
         (X, Y),
         recipe("single", 12),
         validation=0.25,
-        early_stopping=EarlyStopping(measure="accuracy", patience=1),
+        early_stopping=EarlyStopping(monitor="accuracy", patience=1),
     )
     assert by_name.info["stopped"][0]["reason"] == "patience"
 
@@ -257,8 +257,8 @@ def test_wrong_wishes_are_refused_before_training():
         fit(build, (X, Y), recipe(), validation=0.2, early_stopping=16)
     with pytest.raises(InputError, match="time_limit is 0; give a number of seconds above 0"):
         fit(build, (X, Y), recipe(), compute=Compute(time_limit=0))
-    with pytest.raises(InputError, match="measure is 'rmse'; for classification give one of accuracy"):
-        fit(build, (X, Y), recipe(), validation=0.2, early_stopping=EarlyStopping(measure="rmse"))
+    with pytest.raises(InputError, match="monitor is 'rmse'; for classification give one of accuracy"):
+        fit(build, (X, Y), recipe(), validation=0.2, early_stopping=EarlyStopping(monitor="rmse"))
     with pytest.raises(InputError, match="class label 7 but the network gives 2 outputs"):
         fit(build, (X, Y), recipe(), validation=(X[:3], torch.tensor([0, 1, 7])))
     with pytest.raises(InputError, match="patience is 0; give 1 or more epochs"):
@@ -370,7 +370,7 @@ HEAVY = torch.tensor([0.0, 1.0, 2.0, 5.0]).repeat(30)
 @pytest.mark.parametrize("by", ["member", "ensemble"])
 @pytest.mark.parametrize("measure", ["nll", "brier"])
 def test_the_measure_counts_held_out_points_by_their_weights_as_if_they_were_repeated(tmp_path, measure, by):
-    stop = EarlyStopping(patience=9, measure=measure, by=by)
+    stop = EarlyStopping(patience=9, monitor=measure, by=by)
     many = HEAVY.long()
     held = {"weighted": (X, Y, HEAVY), "repeated": (X.repeat_interleave(many, 0), Y.repeat_interleave(many))}
     found = {}
@@ -409,12 +409,12 @@ def test_a_measure_that_is_no_mean_over_points_is_said_to_be_taken_without_weigh
             (X, Y),
             recipe("single", epochs=1),
             validation=(X, Y, HEAVY),
-            early_stopping=EarlyStopping(measure="ece"),
+            early_stopping=EarlyStopping(monitor="ece"),
         )
 
 
 def test_nan_of_an_own_measure_is_an_error_and_of_a_score_a_warning(monkeypatch):
-    own = EarlyStopping(patience=2, measure=lambda prediction, y: float("nan"))
+    own = EarlyStopping(patience=2, monitor=lambda prediction, y: float("nan"))
     with pytest.raises(RunError, match="gave NaN after epoch 1 of"):
         fit(build, (X, Y), recipe("single", epochs=3), validation=(X, Y), early_stopping=own)
     monkeypatch.setattr(Regression, "brief", lambda prediction, y: {"nll": float("nan")})
@@ -572,7 +572,7 @@ def test_the_best_epoch_by_exact_matches_is_kept_not_the_worst():
         (x, y),
         make("single", budget=10, training=QUICK),
         validation=(x, y),
-        early_stopping=EarlyStopping(patience=10, measure="exact_match"),
+        early_stopping=EarlyStopping(patience=10, monitor="exact_match"),
         callbacks=lambda event: seen.append(event["validation"][0]) if event["kind"] == "epoch" else None,
     )
     assert max(seen) > min(seen)

@@ -77,6 +77,8 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     hint = HINTS.get(name, "")
+    if hint == HINTS["epochs"] and "budget" in names:
+        hint = "budget=60 is the total of each method, in epochs of one network"
     if function == "Training" and "Training(" in hint:
         hint = f"write {hint[hint.index('choral.Training(') : -1]}"
     instead = hint + "." if hint else f"it takes {', '.join(names)}.{did_you_mean(name, names)}"

@@ -137,7 +137,7 @@ def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> st
         m for m in sound if difference(score, *(_by_method(by_seed, n, score) for n in (m, baseline))).word == "better"
     ]
     if not better:
-        return f"Nothing is better than {baseline} beyond noise at this budget; {best} is ahead by chance or by little."
+        return f"No method is better than {baseline} beyond noise (95 %, {seeds} seeds) at this budget; more seeds show smaller differences."
     best = better[0]
     level = [
         m
@@ -250,7 +250,10 @@ class Comparison:
 
     def __str__(self) -> str:
         diverged = (f"{row['method']} diverged: {row[DIVERGED]}" for row in self.rows if DIVERGED in row)
-        return "\n".join([*text_table(self._cells()), *diverged])
+        return "\n".join([*text_table(self._cells()), *diverged, *self.findings])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return html_table(self._cells(), f"Comparison of {len(self.rows)} methods")

@@ -86,7 +86,7 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
         return _in_memory(data, target) or DatasetSource(data, target=target)
     raise InputError(
         f"data is of type {type(data).__name__}; give a pair (x, y) of arrays or tensors, a dataset with __len__ and __getitem__, "
-        "or a DataLoader over one."
+        "or a DataLoader over one" + ("; choral.fit_table reads a table." if hasattr(data, "columns") else ".")
     )
 
 

@@ -407,7 +407,7 @@ class Epochs:
             if math.isnan(value):
                 self._say_nan(epoch, branch)
             watch = branch.watch = branch.watch or Watch()
-            better = rules.measure.improves(value, watch.best, rules.stop.least if rules.stop else 0.0)
+            better = rules.measure.improves(value, watch.best, rules.stop.min_delta if rules.stop else 0.0)
             if not given <= branch.reached.slots.keys():
                 watch.best_epoch = epoch + 1
             elif better:

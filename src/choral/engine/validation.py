@@ -47,7 +47,7 @@ class Rules:
     @property
     def measure(self) -> Measure:
         """What is measured."""
-        asked = None if self.stop is None else self.stop.measure
+        asked = None if self.stop is None else self.stop.monitor
         return asked or Measure.of(self.score)
 
     def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
@@ -134,7 +134,10 @@ def set_apart(
         x, y, *more = validation
         validation = (arranged(x, source.columns), arranged(y, source.columns, "y"), *more)
         target = weights = None
-    return source, source_of(validation, target, weights)
+    try:
+        return source, source_of(validation, target, weights)
+    except InputError as error:
+        raise InputError(f"validation: {error}") from error
 
 
 class Watcher(Protocol):

@@ -145,14 +145,16 @@ def warning(plan: Phase, points: int) -> str:
     """Return a sentence if a budget is below what a plan needs on so many points, else nothing.
 
     >>> warning(Train(epochs=5, batch_size=32, least_steps=100), 277)
-    'the budget is below what the method needs: a training of 5 epochs is 45 steps and should be 100; give a budget of at least 12 epochs in all'
+    'the budget is below what the method needs: a training of 5 epochs is 45 steps and should be 100; give epochs=12 or more'
     """
     found = short(plan, points)
     if not found:
         return ""
     worst = min(found, key=lambda one: one.steps / one.least_steps)
+    total, trained = cost(raised(plan, points)).epochs, max(1, begun(plan))
+    apart = f" for each member (budget={total})" if trained > 1 else ""
     return (
         f"the budget is below what the method needs: a training of {worst.epochs} epochs is {worst.steps} steps and should be "
-        f"{worst.least_steps}; give a budget of at least {cost(raised(plan, points)).epochs:,} epochs in all"
+        f"{worst.least_steps}; give epochs={-(-total // trained)} or more{apart}"
         + (", or fewer members" if cost(plan).networks > 1 else "")
     )

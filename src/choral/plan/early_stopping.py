@@ -55,7 +55,7 @@ class Measure(Value):
             return Measure(name=given, larger_is_better=grows(given) if larger_is_better is None else larger_is_better)
         if not callable(given):
             raise InputError(
-                f"measure is {given!r}; give the name of a score such as 'nll', or a function (prediction, y)."
+                f"monitor is {given!r}; give the name of a score such as 'nll', or a function (prediction, y)."
             )
         function = Function.of(given)
         return Measure(
@@ -76,7 +76,7 @@ class Measure(Value):
         scores = prediction.scores(targets)
         if self.name not in scores:
             raise InputError(
-                f"measure is {self.name!r}; for {prediction.task} give one of {', '.join(sorted(scores))}, or a function "
+                f"monitor is {self.name!r}; for {prediction.task} give one of {', '.join(sorted(scores))}, or a function "
                 f"(prediction, y) -> float.{did_you_mean(self.name, scores)}"
             )
         return scores[self.name]
@@ -99,27 +99,27 @@ class EarlyStopping(Value):
     Args:
         patience: epochs without improvement after which it ends; None never ends it.
         restore_best: whether the weights that predicted held-out points best are kept; False keeps the last ones.
-        measure: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float; None
+        monitor: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float; None
             for the task's own score: 'pinball' for quantiles, 'loss' for a loss of your own, 'nll' for all others.
         by: 'member' ends each network by itself; 'ensemble' looks at the mean prediction of all that are trained together, and
             ends them together.
-        least: improvement that counts, at least.
+        min_delta: smallest change that counts as an improvement.
         every: epochs between two validations; the last epoch has one too.
 
-    >>> EarlyStopping(patience=5, measure="rmse").measure
+    >>> EarlyStopping(patience=5, monitor="rmse").monitor
     Measure(name='rmse', larger_is_better=False, function=None)
     """
 
     patience: int | None = 16
     restore_best: bool = True
-    measure: Any = None
+    monitor: Any = None
     by: By = "member"
-    least: float = 0.0
+    min_delta: float = 0.0
     every: int = 1
 
     def __post_init__(self) -> None:
-        if self.measure is not None:
-            object.__setattr__(self, "measure", Measure.of(self.measure))
+        if self.monitor is not None:
+            object.__setattr__(self, "monitor", Measure.of(self.monitor))
         for name in ("patience", "every"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -130,8 +130,8 @@ class EarlyStopping(Value):
             )
         if self.by not in get_args(By):
             raise InputError(f"EarlyStopping: by is {self.by!r}; give 'member' or 'ensemble'.")
-        if not self.least >= 0:
-            raise InputError(f"EarlyStopping: least is {self.least!r}; give 0 or more.")
+        if not self.min_delta >= 0:
+            raise InputError(f"EarlyStopping: min_delta is {self.min_delta!r}; give 0 or more.")
 
 
 SHARE = slot("share")

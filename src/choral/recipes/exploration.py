@@ -86,7 +86,7 @@ def split(
         alone = next(total for total in itertools.count(members) if total - _third(total) >= members)
         least = (explore_epochs or 1) + members * (exploit_epochs or 1) if explore_epochs or exploit_epochs else alone
         raise InputError(
-            f"epochs is {epochs}, too few for an exploration and {members} members of at least 1 epoch each; give at least "
+            f"{epochs} epochs in all are too few for an exploration and {members} members of at least 1 epoch each; give at least "
             f"{least} epochs or fewer members."
         )
     if first + members * each != epochs:

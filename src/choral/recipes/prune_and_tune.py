@@ -103,7 +103,7 @@ def _epochs(epochs: int, members: int, parent_epochs: int | None) -> tuple[int, 
     parent = epochs - members * child if parent_epochs is None else parent_epochs
     if parent < 0 or (parent == 0 and parent_epochs is None) or parent + members * child > epochs:
         raise InputError(
-            f"epochs is {epochs}, too few for a parent and {members} children of at least 1 epoch each; "
+            f"{epochs} epochs in all are too few for a parent and {members} children of at least 1 epoch each; "
             f"give at least {members + max(parent_epochs or 1, 1)} epochs or fewer members."
         )
     return child, parent

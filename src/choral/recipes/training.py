@@ -295,8 +295,8 @@ def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:
         raise InputError(f"members is {members}; give 1 or more.")
     if epochs < members:
         raise InputError(
-            f"epochs is {epochs}, too few for {members} members of at least 1 epoch each; "
-            f"give at least {members} epochs or fewer members."
+            f"{epochs} epochs in all are too few for {members} members of at least 1 epoch each; "
+            "give more epochs or fewer members."
         )
     each, longer = divmod(epochs, members)
     return tuple((n, length) for n, length in ((longer, each + 1), (members - longer, each)) if n)

@@ -156,7 +156,7 @@ def stopping(rows: int, batch_size: int | None = None, *, by: By = "member") -> 
     steps = max(-(-rows // (batch_size or 32)), 1)
     if rows >= SMALL:
         return EarlyStopping(patience=max(PATIENCE, -(-WAIT // steps)))
-    return EarlyStopping(patience=max(PATIENCE, -(-SOON // steps)), by=by, least=GAIN, every=max(1, LOOK // steps))
+    return EarlyStopping(patience=max(PATIENCE, -(-SOON // steps)), by=by, min_delta=GAIN, every=max(1, LOOK // steps))
 
 
 def training_ends(time_limit: float) -> float:
