@@ -40,7 +40,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'menagerie or not menagerie'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'full or not full'
 
 browser:
 	command -v chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)

@@ -12,8 +12,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 QUICK = ("new_method", "own_network")
 CASES = [
-    pytest.param(script, id=script.stem, marks=() if script.stem in QUICK else pytest.mark.menagerie)
-    for script in EXAMPLES
+    pytest.param(script, id=script.stem, marks=() if script.stem in QUICK else pytest.mark.full) for script in EXAMPLES
 ]
 
 

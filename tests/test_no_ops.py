@@ -61,7 +61,7 @@ class FrozenTrunk(Heads):
 
 NETWORKS = {Heads: {"output": "classes"}, OutputFirst: {}}
 METHODS = ("treenet", "emp", "masksembles", "mimo", "prune_and_tune")
-OTHERS = [pytest.param(m, marks=pytest.mark.menagerie) for m in ("mc_dropout", "packed", "tabm", "ssbnn")]
+OTHERS = [pytest.param(m, marks=pytest.mark.full) for m in ("mc_dropout", "packed", "tabm", "ssbnn")]
 
 
 @pytest.mark.parametrize("build", NETWORKS)
@@ -255,7 +255,7 @@ def test_a_tree_of_bare_parameters_is_refused_in_a_sentence():
         choral.fit(Bare, (X, Y), make("treenet", budget=2, members=2, training=QUICK))
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_a_schedule_that_a_method_does_not_read_is_refused_at_the_shell(tmp_path):
     pd.DataFrame({"a": range(60), "y": [0.5 * i for i in range(60)]}).to_csv(tmp_path / "t.csv", index=False)
     code = "from choral.cli import main; main()"
@@ -266,7 +266,7 @@ def test_a_schedule_that_a_method_does_not_read_is_refused_at_the_shell(tmp_path
 
 
 @pytest.mark.parametrize(
-    "kernel", ["auto", *(pytest.param(k, marks=pytest.mark.menagerie) for k in ("grouped", "loop", "matmul"))]
+    "kernel", ["auto", *(pytest.param(k, marks=pytest.mark.full) for k in ("grouped", "loop", "matmul"))]
 )
 def test_packed_members_with_group_norm_are_those_alone(kernel):
     images = torch.randn(16, 3, 6, 6, generator=G)

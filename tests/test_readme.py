@@ -75,7 +75,7 @@ def test_what_python_is_shown_runs_as_pasted(tmp_path):
 
 LONG = ("docs/estimators.md",)
 RUN = [
-    pytest.param(page, marks=pytest.mark.menagerie if page in LONG else ())
+    pytest.param(page, marks=pytest.mark.full if page in LONG else ())
     for page in DOCS
     if page != "docs/tour.md" and blocks(page, "python")
 ]
@@ -104,7 +104,7 @@ def test_what_python_the_pages_show_passes_a_type_checker(tmp_path):
     assert status == 0, said + errors
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_the_ensemble_of_the_readme_is_better_than_one_network(tmp_path):
     with contextlib.chdir(tmp_path):
         names: dict[str, Any] = {}

@@ -58,9 +58,7 @@ def stopping(after):
 QUICK = ("deep_ensemble", "mc_dropout")
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=() if m in QUICK else pytest.mark.menagerie) for m in METHODS]
-)
+@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in QUICK else pytest.mark.full) for m in METHODS])
 def test_through_fit_resume_save_and_judge(method, tmp_path):
     data = X | {"labels": Y}
     options = {"target": "labels", "output": "logits", "compute": choral.Compute(executor="sequential")}
@@ -113,7 +111,7 @@ class Rows(torch.utils.data.Dataset):
         return {name: values[index] for name, values in X.items()} | {"labels": Y[index]}
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # what another library warns of is its own affair
 def test_models_of_a_trainer_run_make_an_ensemble(tmp_path):
     pytest.importorskip("accelerate")
@@ -151,7 +149,7 @@ def test_models_of_a_trainer_run_make_an_ensemble(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", ["batch_ensemble", *(pytest.param(m, marks=pytest.mark.menagerie) for m in ("single", "bnn"))]
+    "method", ["batch_ensemble", *(pytest.param(m, marks=pytest.mark.full) for m in ("single", "bnn"))]
 )
 def test_gradient_checkpointing_gives_the_same_members(method):
     def recomputing():

@@ -60,7 +60,7 @@ QUICK = ("single", "packed", "batch_ensemble", "bnn", "prune_and_tune")
 
 
 def sometimes(methods: list[str]) -> list[object]:
-    return [pytest.param(m, marks=() if m in QUICK else pytest.mark.menagerie) for m in methods]
+    return [pytest.param(m, marks=() if m in QUICK else pytest.mark.full) for m in methods]
 
 
 @pytest.mark.parametrize("method", sometimes(METHODS))

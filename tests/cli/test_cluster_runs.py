@@ -39,7 +39,7 @@ def start(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_three_shells_one_of_them_killed_train_the_bytes_of_one_command(table, tmp_path):
     choral(*words(table), "--out", tmp_path / "whole")
     run = tmp_path / "run"

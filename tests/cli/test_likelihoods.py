@@ -31,7 +31,7 @@ def run(*words):
 
 
 LONG = [
-    pytest.param(n, marks=[] if n in ("bernoulli", "ordinal", "poisson", "quantiles") else [pytest.mark.menagerie])
+    pytest.param(n, marks=[] if n in ("bernoulli", "ordinal", "poisson", "quantiles") else [pytest.mark.full])
     for n in TARGETS
 ]
 

@@ -12,7 +12,7 @@ FIT = ["-m", "choral", "fit", "wine", "--method", "packed", "--model", "mlp", "-
 
 
 @pytest.mark.slow
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_torchrun_gives_the_result_of_one_process_once(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 

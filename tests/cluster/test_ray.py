@@ -51,7 +51,7 @@ def members(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.menagerie  # Ray starts and loses a machine by clocks of its own
+@pytest.mark.full  # Ray starts and loses a machine by clocks of its own
 def test_two_machines_give_the_members_of_one_process_though_one_dies(alone, tmp_path):
     done = subprocess.run(
         [*alone, sys.executable, str(SCRIPT), str(tmp_path)],
@@ -75,7 +75,7 @@ def test_two_machines_give_the_members_of_one_process_though_one_dies(alone, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.menagerie  # a minute and a half
+@pytest.mark.full  # a minute and a half
 def test_a_command_that_is_killed_and_one_that_is_interrupted_go_on(alone, tmp_path):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(300, 3))

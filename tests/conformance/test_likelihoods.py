@@ -105,7 +105,7 @@ def shared_out(names, methods, quick):
     pairs = [
         (name, methods[(i * quick + j) % len(methods)], j) for i, name in enumerate(names) for j in range(len(methods))
     ]
-    return [pytest.param(n, m, marks=[pytest.mark.menagerie] if j >= quick else [], id=f"{n}-{m}") for n, m, j in pairs]
+    return [pytest.param(n, m, marks=[pytest.mark.full] if j >= quick else [], id=f"{n}-{m}") for n, m, j in pairs]
 
 
 @pytest.mark.parametrize(("name", "method"), shared_out(list(TASKS), METHODS, 2))

@@ -58,7 +58,7 @@ def test_the_page_names_kinds_and_methods_that_there_are():
     assert set(REFUSED) <= set(itertools.product(MENAGERIE, METHODS))
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("kind", "name"), TAKEN)
 def test_the_whole_suite(kind, name, check):

@@ -76,7 +76,7 @@ def test_rows_do_not_depend_on_their_number(method: str) -> None:
         check(method, list(NORMS)[(start + step) % len(NORMS)])
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_do_not_depend_on_their_number_with_any_norm(method: str, norm: str) -> None:

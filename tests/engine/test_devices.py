@@ -20,7 +20,7 @@ from choral.recipes import METHODS
 
 
 @pytest.mark.slow
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_steps_of_every_method_stay_on_the_device():
     script = Path(__file__).parent / "pretend_device.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

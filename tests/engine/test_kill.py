@@ -21,9 +21,9 @@ def members(folder):
 @pytest.mark.parametrize(
     ("method", "optimizer", "executor", "by"),
     [
-        pytest.param("bagged", "nesterov", "sequential", "", marks=pytest.mark.menagerie),
-        pytest.param("edst", "adamw", "sequential", "", marks=pytest.mark.menagerie),
-        pytest.param("deep_ensemble", "adam", "vectorized", "", marks=pytest.mark.menagerie),
+        pytest.param("bagged", "nesterov", "sequential", "", marks=pytest.mark.full),
+        pytest.param("edst", "adamw", "sequential", "", marks=pytest.mark.full),
+        pytest.param("deep_ensemble", "adam", "vectorized", "", marks=pytest.mark.full),
         ("deep_ensemble", "adam", "vectorized", "member"),
         ("prune_and_tune", "adam", "sequential", "ensemble"),
     ],

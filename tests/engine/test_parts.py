@@ -177,7 +177,7 @@ def _results(method):
 
 
 @pytest.mark.slow
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_a_killed_process_changes_nothing(tmp_path):
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()

@@ -43,7 +43,7 @@ def agrees(ensemble, path, x, rows):
 
 def later(*names):
     """Return what is tried in `make test-all` alone."""
-    return [pytest.param(name, marks=pytest.mark.menagerie) for name in names]
+    return [pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 @pytest.mark.parametrize(

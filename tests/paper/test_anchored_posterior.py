@@ -83,7 +83,7 @@ def test_without_noise_on_the_targets_the_members_are_as_narrow_as_the_formula_s
     assert (found.var(0) < 0.6 * inverse.diagonal()).all()
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_long_sequential_chains_follow_the_exact_posterior_too():
     mean, precision = exact()
     chains, steps = 16, 150
@@ -121,7 +121,7 @@ class Place:
         return torch.Generator().manual_seed(self.seed)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.menagerie)])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_thinned_anchors_of_a_long_chain_pass_a_kolmogorov_smirnov_test_against_the_prior(seed):
     walk = GuidedWalk(step_std=0.3, relative_step=True)
     settings = {"walk": walk, "prior_std": PRIOR_STD}

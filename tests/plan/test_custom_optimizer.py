@@ -73,7 +73,7 @@ def test_an_optimizer_that_mixes_numbers_trains_members_one_at_a_time():
     "optimizer",
     [
         torch.optim.ASGD,
-        pytest.param(lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.1), marks=pytest.mark.menagerie),
+        pytest.param(lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.1), marks=pytest.mark.full),
     ],
 )
 def test_it_passes_the_public_suite(optimizer):

@@ -328,8 +328,8 @@ class Stop(Exception):
     [
         (SGD(momentum=0.9, nesterov=True), "vectorized"),
         (Adam(), "sequential"),
-        pytest.param(SGD(momentum=0.9, nesterov=True), "sequential", marks=pytest.mark.menagerie),
-        pytest.param(Adam(), "vectorized", marks=pytest.mark.menagerie),
+        pytest.param(SGD(momentum=0.9, nesterov=True), "sequential", marks=pytest.mark.full),
+        pytest.param(Adam(), "vectorized", marks=pytest.mark.full),
     ],
 )
 def test_clips_rates_and_carried_momentum_survive_a_stop_byte_for_byte(executor, optimizer, tmp_path):

@@ -67,7 +67,7 @@ def test_a_relative_schedule_is_its_shape_times_the_peak():
 
 
 @pytest.mark.parametrize("name", ["single", "deep_ensemble", "packed", "snapshot"])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.menagerie)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_learned_variance_trains_with_nothing_set(name, seed):
     ensemble = choral.fit(two_outputs, line(seed), make(name, budget=150), seed=seed)
     x, y = line(seed + 10, rows=500)

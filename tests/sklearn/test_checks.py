@@ -20,7 +20,7 @@ def test_it_passes_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 @parametrize_with_checks(estimators(*NAMES))
 def test_others_pass_them_too(estimator, check):
     check(estimator)

@@ -476,7 +476,7 @@ class TestTools:
         pipe.fit(pd.DataFrame(X, columns=["a", "b", "c"]), Y)
         assert pipe[-1].feature_names_in_.tolist() == ["a", "b", "c"]
 
-    @pytest.mark.menagerie
+    @pytest.mark.full
     def test_two_processes_give_what_one_does(self, fitted):
         model = classifier(epochs=20)
         one, two = (cross_val_predict(model, X, WORDS, cv=2, n_jobs=n, method="predict_proba") for n in (1, 2))
@@ -552,7 +552,7 @@ class TestPickles:
         assert twin.feature_names_in_.tolist() == ["town", "b"]
         assert np.array_equal(twin.predict(frame), model.predict(frame))
 
-    @pytest.mark.menagerie
+    @pytest.mark.full
     def test_members_of_several_methods_are_carried_too(self):
         x = DRAW.normal(size=(130, 2))
         model = EnsembleRegressor(random_state=0).fit(x, x[:, 0])

@@ -50,7 +50,7 @@ class RememberingShake(Operator):
         return moved(state, lambda p: torch.full_like(p, COUNT[0]))
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_a_sound_recipe_passes_everything():
     check_recipe(shaken_by(KeyedShake()))
 
