@@ -33,7 +33,7 @@ _MISTAKES = (ValueError, RuntimeError, ImportError, EOFError, zipfile.BadZipFile
 
 def guarded(run: Callable[[], int]) -> int:
     """Return the exit code of a command; every error is said in one sentence on standard error."""
-    with _ended_by_signals(), _warnings_said():
+    with _ended_by_signals() as interrupts, _warnings_said():
         try:
             code = run()
             if code == _INTERRUPTED:  # typer has caught it
@@ -43,7 +43,7 @@ def guarded(run: Callable[[], int]) -> int:
         except BaseException as error:
             if isinstance(error, SystemExit):
                 return error.code if isinstance(error.code, int) else int(bool(error.code))
-            code, text = said(error)
+            code, text = said(KeyboardInterrupt() if interrupts else error)  # an import cut short may raise anything
             if code == 1 or os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
                 traceback.print_exc()
             if text:
@@ -97,13 +97,22 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM end a command as the keyboard does: with a sentence, after files are closed."""
-    before = signal.signal(signal.SIGTERM, _terminate)
+def _ended_by_signals() -> Iterator[list[int]]:
+    """Let SIGTERM end a command as the keyboard does: with a sentence, after files are closed; yield the interrupts seen."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, _terminate)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background of a shell
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        yield interrupts
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(number: int, frame: Any) -> None:
