@@ -190,7 +190,7 @@ def passes(ensemble: Ensemble, splits: Splits, count: int) -> Iterator[Tensor]:
     for first in range(0, count, together):
         chosen = range(first, min(first + together, count))
         keys = [rng.key(0, "uci", i, draw) for i in range(len(states)) for draw in chosen]
-        with torch.no_grad():
+        with torch.no_grad():  # each pass has a draw of its own, so BatchNorm's running statistics serve all of them
             outputs = mapped(params, buffers, draws.words(*keys).view(len(states), -1, 2), x)
         yield outputs.unflatten(0, (splits.count, -1)).flatten(1, 3)
 
@@ -284,8 +284,8 @@ def patched(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any
     training = Training(lr=0.001, optimizer=Adam(weight_decay=0.01), batch_size=100, schedule="constant")
     common: dict[str, Any] = {"epochs": epochs, "training": training}
     methods: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
-        "ecmp": (lambda: small(inputs, norm), make("ecmp", output=False, **common)),
-        "emp": (lambda: small(inputs, norm), make("emp", output=False, **common)),
+        "ecmp": (lambda: small(inputs, norm), make("ecmp", output=False, statistics="shared", **common)),
+        "emp": (lambda: small(inputs, norm), make("emp", output=False, statistics="shared", **common)),
         "dropout": (lambda: small(inputs, lambda _: [nn.Dropout(0.005)]), make("mc_dropout", rate=None, **common)),
         "explicit_ensemble": (
             lambda: small(inputs, lambda _: []),

@@ -7,6 +7,7 @@ from scipy.stats import kstest
 from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.plan.bayes import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
+from choral.recipes.sequential_anchored import GUIDED
 
 WALKS = [
     GuidedWalk(step_std=0.4, relative_step=True),
@@ -62,6 +63,15 @@ def test_metropolis_accepts_as_often_as_theory_says(walk):
     rate = (moved["a.weight"] != anchor["a.weight"]).double().mean().item()
     expected = 2 / math.pi * math.atan(2 * PRIOR_STD / 0.7)
     assert abs(rate - expected) < 4 * (expected * (1 - expected) / 40000) ** 0.5
+
+
+def test_the_default_walk_of_sequential_anchored_spans_the_prior_in_fifty_steps():
+    anchor, memory, generator = start(GUIDED, shape=(20000,))
+    moved = anchor
+    for _ in range(50):
+        moved, memory = GUIDED.step(moved, memory, PRIOR_STD, generator)
+    assert abs(torch.corrcoef(torch.stack([anchor["a.weight"], moved["a.weight"]]))[0, 1]) < 0.4
+    assert abs(moved["a.weight"].std().item() / PRIOR_STD - 1) < 0.03
 
 
 def test_a_guided_walk_never_rejects_uphill_and_turns_only_on_rejection():
