@@ -1,6 +1,18 @@
 """choral: turn one PyTorch network into a calibrated ensemble for about the price of training it once.
 
-Names are loaded when they are first used, so that importing the package, and the command line's help, stay quick.
+    import choral
+
+    ensemble = choral.fit(build, (x, y), choral.recipes.packed(epochs=60))  # build() returns your network
+    prediction = ensemble.predict(x_new)  # probs or mean, entropy or std, epistemic parts
+    prediction.to_frame()
+    ensemble.save("model.choral")
+    choral.load("model.choral", build)
+
+    choral.fit_table("houses.csv", target="price")  # a table instead of a network
+    choral.compare(build, (x, y, x_test, y_test), ["single", "packed", "snapshot"], budget=60)
+
+`choral.recipes` holds the methods, `choral.metrics` and `choral.plots` what to judge them by. Names are loaded when they are
+first used, so that importing the package, and the command line's help, stay quick.
 """
 
 import sys
