@@ -8,7 +8,6 @@ value X_mean + softplus(X_rho) * noise. Means start afresh (Kaiming) or from tra
 Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
 """
 
-from abc import ABC
 from copy import deepcopy
 from typing import Any
 
@@ -16,52 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
-from choral.layers.bayesian.sampling import RHO_START, SampledLayer, add_posterior, copy_means, draw, twin_arguments
+from choral.layers.bayesian.sampling import RHO_START, SAMPLED, SampledLayer, add_posterior, draw
 from choral.layers.functional import own_kind
 
 
-class GaussianLayer(SampledLayer, ABC):
-    """A linear map or convolution with Gaussian weights and bias; use its named kinds.
+class GaussianLayer(SampledLayer):
+    """A linear map or convolution with Gaussian weights and bias.
 
     Args are those of `choral.layers.bayesian.sampling.SampledLayer`.
-    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output under one draw of the weights."""
-        return self.operation(x, draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho))
-
-    def plain(self) -> nn.Module:
-        """Return a plain layer with the posterior means as its weights."""
-        return self.operation.plain(self.weight_mean, self.bias_mean)
-
-
-class GaussianLinear(GaussianLayer):
-    """`nn.Linear` with Gaussian weights and bias.
-
-    >>> layer = GaussianLinear(3, 2)
+    >>> layer = GaussianLayer(nn.Linear(3, 2))
     >>> sorted(name for name, _ in layer.named_parameters())
     ['bias_mean', 'bias_rho', 'weight_mean', 'weight_rho']
     """
 
-    plain_kind = nn.Linear
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output under one draw of the weights."""
+        return self.operate(x, draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho))
 
-
-class GaussianConv1d(GaussianLayer):
-    """`nn.Conv1d` with Gaussian weights and bias."""
-
-    plain_kind = nn.Conv1d
-
-
-class GaussianConv2d(GaussianLayer):
-    """`nn.Conv2d` with Gaussian weights and bias."""
-
-    plain_kind = nn.Conv2d
-
-
-class GaussianConv3d(GaussianLayer):
-    """`nn.Conv3d` with Gaussian weights and bias."""
-
-    plain_kind = nn.Conv3d
+    def plain(self) -> nn.Module:
+        """Return a plain layer with the posterior means as its weights."""
+        return self.plain_layer(self.weight_mean, self.bias_mean)
 
 
 _CHANNEL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
@@ -152,11 +126,6 @@ def _affine_flag(norm: nn.Module) -> str:
     return "elementwise_affine" if isinstance(norm, _TRAILING_NORMS) else "affine"
 
 
-_KINDS: dict[type[nn.Module], type[GaussianLayer]] = {
-    kind.plain_kind: kind for kind in (GaussianLinear, GaussianConv1d, GaussianConv2d, GaussianConv3d)
-}
-
-
 def gaussian_twin(
     layer: nn.Module,
     *,
@@ -174,10 +143,6 @@ def gaussian_twin(
     """
     if _affine_of(layer)[0] is not None:
         return GaussianNorm(layer, rho=rho)
-    kind = own_kind(layer, tuple(_KINDS))
-    if kind is None:
+    if own_kind(layer, SAMPLED) is None:
         return None
-    twin = _KINDS[kind](**twin_arguments(layer), rho=rho, generator=generator)
-    if keep_weights:
-        copy_means(twin, layer)
-    return twin
+    return GaussianLayer(layer, rho=rho, keep_weights=keep_weights, generator=generator)
