@@ -12,6 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,28 +43,12 @@ from choral.base.streams import (
     under,
     uniform,
     words,
-)
+)  # fmt: skip
 
 __all__ = [
-    "Branch",
-    "Kept",
-    "Part",
-    "Rate",
-    "branch",
-    "common",
-    "dropout",
-    "folded",
-    "index",
-    "integers",
-    "keep_mask",
-    "keyed",
-    "normal",
-    "remembered",
-    "repeated",
-    "step",
-    "uniform",
-    "words",
-]
+    "Branch", "Kept", "Part", "Rate", "branch", "common", "dropout", "folded", "index", "integers", "keep_mask", "keyed",
+    "normal", "remembered", "repeated", "step", "uniform", "words",
+]  # fmt: skip
 
 Caught = Callable[..., Tensor]
 
@@ -192,35 +177,51 @@ _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> Any:
-    """Multi-head attention whose dropout follows the running key; torch computes the weights, to which dropout is applied here."""
+    """Multi-head attention as torch's function computes it, whose dropout follows the running key; a mode does not see what it calls."""
     call = _MULTI_HEAD.bind(*args, **kwargs)
     call.apply_defaults()
-    given = call.arguments
-    if not given["training"] or not (given["dropout_p"] or now().dropout):
+    given = SimpleNamespace(**call.arguments)
+    if not (given.training and given.dropout_p) or (given.is_causal and given.attn_mask is None):
         return F.multi_head_attention_forward(*args, **kwargs)
     _note()
-    whole = {"dropout_p": 0.0, "need_weights": True, "average_attn_weights": False}
-    weights = F.multi_head_attention_forward(**given | whole)[1]  # ([row,] head, time, key)
-    assert weights is not None
-    weights = _dropout(weights, given["dropout_p"])
-    joined = (weights @ _head_values(given, weights)).movedim(-2, 0).flatten(-2)  # (time, [row,] feature)
-    averaged = weights.mean(-3) if given["average_attn_weights"] else weights
-    outputs = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"])
-    return outputs, (averaged if given["need_weights"] else None)
+    query, key, value = _heads(given)  # ([row,] head, time, feature)
+    scores = query @ key.transpose(-2, -1) * query.size(-1) ** -0.5
+    if given.attn_mask is not None:
+        mask = given.attn_mask
+        scores = scores + _added(mask.view(*scores.shape[:-2], *mask.shape[1:]) if mask.dim() == 3 else mask, scores)
+    if given.key_padding_mask is not None:
+        scores = scores + _added(given.key_padding_mask.unsqueeze(-2).unsqueeze(-2), scores)
+    weights = dropout(scores.softmax(-1), given.dropout_p)
+    joined = (weights @ value).movedim(-2, 0).flatten(-2)  # (time, [row,] feature)
+    outputs = F.linear(joined.reshape(-1, joined.shape[-1]), given.out_proj_weight, given.out_proj_bias)
+    averaged = weights.mean(-3) if given.average_attn_weights else weights
+    return outputs.view(*joined.shape[:-1], -1), (averaged if given.need_weights else None)
 
 
-def _head_values(given: dict[str, Any], weights: Tensor) -> Tensor:
-    """Return the values that heads attend to ([row,] head, key, feature)."""
-    static, weight, bias = given["static_v"], given["in_proj_weight"], given["in_proj_bias"]
-    if static is not None:
-        found = static.view(*weights.shape[:-2], *static.shape[1:])
+def _heads(given: SimpleNamespace) -> tuple[Tensor, ...]:
+    """Return queries, keys and values of all heads ([row,] head, time, feature)."""
+    read, weight, bias = (given.query, given.key, given.value), given.in_proj_weight, given.in_proj_bias
+    if weight is not None and given.query is given.key is given.value:
+        projected = F.linear(given.query, weight, bias).chunk(3, -1)
     else:
-        own = given["v_proj_weight"] if weight is None else weight.chunk(3)[2]
-        values = F.linear(given["value"], own, None if bias is None else bias.chunk(3)[2])  # (key, [row,] feature)
-        if given["bias_v"] is not None:
-            values = torch.cat([values, given["bias_v"].view(-1).expand_as(values[:1])])
-        found = values.unflatten(-1, (given["num_heads"], -1)).movedim(0, -2)
-    return F.pad(found, (0, 0, 0, 1)) if given["add_zero_attn"] else found
+        own = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight) if weight is None else weight.chunk(3)
+        projected = tuple(map(F.linear, read, own, (None, None, None) if bias is None else bias.chunk(3)))
+    found = []
+    more = ((None, None), (given.bias_k, given.static_k), (given.bias_v, given.static_v))
+    for i, (values, (last, static)) in enumerate(zip(projected, more)):
+        if last is not None:
+            values = torch.cat([values, last.view(-1).expand_as(values[:1])])
+        values = values.unflatten(-1, (given.num_heads, -1)).movedim(0, -2)
+        values = values if static is None else static.view(*values.shape[:-2], *static.shape[1:])
+        found.append(F.pad(values, (0, 0, 0, 1)) if i and given.add_zero_attn else values)
+    return tuple(found)
+
+
+def _added(mask: Tensor, scores: Tensor) -> Tensor:
+    """Return a mask as numbers that are added to scores: minus infinity where a boolean one is True, zero for appended keys."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(mask, float("-inf"))
+    return F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
 
 
 _LENT = {torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.multinomial, torch.poisson} | {
