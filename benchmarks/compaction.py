@@ -34,7 +34,7 @@ def measure(name: str, network: torch.nn.Module) -> dict[str, float | str]:
     with torch.no_grad():
         for n, mask in neuron_param_mask(network, keep, x[:2]).items():
             masked.get_parameter(n).mul_(mask)
-    result = compact(masked, keep, x[:2], repeats=0)
+    result = compact(masked, keep, x[:2])
     small = result.network.eval().to(memory_format=torch.channels_last)
     masked = masked.to(memory_format=torch.channels_last)
     batch = x.to(memory_format=torch.channels_last)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from choral.base import catching, draws, hashing, streams
+from choral.base import draws, streams
 
 LIKE = torch.zeros(())
 
@@ -131,9 +131,9 @@ def test_attention_dropout_is_caught_and_without_dropout_attention_is_torch_s_ow
     assert not torch.equal(a, c)
     q, k, v = torch.randn(3, 2, 4, 6, 8)
     mask = torch.zeros(6, 6).masked_fill(torch.ones(6, 6).triu(1) > 0, float("-inf"))
-    assert torch.allclose(catching._attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask), atol=1e-6)
+    assert torch.allclose(draws._attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask), atol=1e-6)
     assert torch.allclose(
-        catching._attention(q, k, v, is_causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=1e-6
+        draws._attention(q, k, v, is_causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=1e-6
     )
 
 
@@ -200,6 +200,6 @@ def test_draws_hashed_in_blocks_are_those_hashed_at_once(monkeypatch: pytest.Mon
     shape = (3, 1001)
     with draws.keyed(2**40 + 5, 3):
         whole = [draws.uniform(shape, like=torch.zeros(())) for _ in range(2)]
-    monkeypatch.setattr(hashing, "_BLOCK", 128)
+    monkeypatch.setattr(streams, "_BLOCK", 128)
     with draws.keyed(2**40 + 5, 3):
         assert all(torch.equal(draws.uniform(shape, like=torch.zeros(())), w) for w in whole)

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.base.keeping import Kept
-from choral.base.streams import under
+from choral.base.streams import Kept, under
 
 WEIGHT = nn.Parameter(torch.zeros(4), requires_grad=False)
 

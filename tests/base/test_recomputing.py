@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import choral
 from choral.base import draws
-from choral.base.recomputing import replayed
+from choral.base.draws import replayed
 from choral.plan import SGD
 from choral.recipes import make
 from choral.recipes.training import Training

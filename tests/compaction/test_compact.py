@@ -38,7 +38,7 @@ def test_outputs_are_those_of_the_masked_network(name, silent, tied):
         if silent:
             network = silenced(network, keep, x)
         before = copy.deepcopy(network.state_dict())
-        result = compact(network, keep, x, repeats=0)
+        result = compact(network, keep, x)
         assert_same(result.network, zeroed(network, keep), example(name, count=5, seed=9))
         assert all(torch.equal(network.state_dict()[key], value) for key, value in before.items())
         removed_channels(result, keep)
@@ -69,8 +69,6 @@ def test_silenced_neurons_with_equal_masks_on_tied_layers_all_go(name):
     before, after = result.report.parameters
     assert after == sum(p.numel() for p in result.network.parameters()) < 0.75 * before
     assert result.report.flops[1] < 0.75 * result.report.flops[0]
-    assert result.report.seconds is not None
-    assert min(result.report.seconds) > 0
     assert "parameters" in str(result.report)
 
 
@@ -80,7 +78,7 @@ def test_training_goes_on_as_it_would_have_masked(name):
     network = prepared(NETWORKS[name])
     keep = drawn(network, x, 2, tied=True)
     network = silenced(network, keep, x)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     masks = neuron_param_mask(network, keep, x)
     big, small = network.train(), result.network.train()
     for member in (big, small):
@@ -128,7 +126,7 @@ def test_several_inputs_and_outputs():
     network = prepared(Two)
     keep = dict.fromkeys("ab", torch.arange(8) < 5)
     inputs = (torch.randn(3, 4), torch.randn(3, 5))
-    result = compact(network, keep, inputs, repeats=0)
+    result = compact(network, keep, inputs)
     assert result.report.removed == {"a": 3, "b": 3}
     with torch.no_grad():
         torch.testing.assert_close(result.network(*inputs)["out"], zeroed(network, keep)(*inputs)["out"])
@@ -139,7 +137,7 @@ def test_half_the_neurons_take_a_quarter_of_the_file(build):
     network, x = build().eval(), torch.randn(2, 3, 32, 32)
     keep = drawn(network, x, 0, tied=True)
     network = silenced(network, keep, x)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     assert result.report.kept == ()
     form = json.dumps(result.form).encode()
     assert len(save(result.network.state_dict())) + len(form) < 0.35 * len(save(network.state_dict()))
@@ -151,7 +149,7 @@ def test_torch_pruning_finds_the_same_network_where_it_applies():
     network, x = prepared(lambda: resnet_cifar(8)), torch.randn(2, 3, 16, 16)
     keep = drawn(network, x, 0, tied=True)
     network = silenced(network, keep, x)
-    ours = compact(network, keep, x, repeats=0).network
+    ours = compact(network, keep, x).network
     theirs = copy.deepcopy(network)
     graph = tp.DependencyGraph().build_dependency(theirs, example_inputs=x)
     cut = set()
@@ -228,7 +226,7 @@ def test_any_assembly_of_layers(steps, seed, silent, tied, share):
     keep = drawn(network, x, seed, tied=tied, density=share)
     if silent:
         network = silenced(network, keep, x)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     fresh = torch.randn(4, 3, 7, 7, generator=torch.Generator().manual_seed(seed + 1))
     assert_same(result.network, zeroed(network, keep), fresh)
     removed_channels(result, keep)

@@ -28,7 +28,7 @@ def test_a_constant_behind_batch_norm_is_folded_into_the_next_bias():
     network = prepared(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 4, 3)))
     keep = {"0": torch.arange(8) >= 3}
     x = example("", 2)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     assert result.report.removed == {"0": 3}
     norm = network[1]
     emitted = torch.tanh(norm.bias - norm.weight * norm.running_mean / (norm.running_var + norm.eps).sqrt())[:3]
@@ -56,7 +56,7 @@ def test_what_cannot_go_stays_and_is_named(after, reason):
     network = prepared(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), after))
     keep = {"0": torch.arange(8) >= 3}
     x = example("", 2)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     (kept,) = result.report.kept
     assert (kept.layer, kept.channels) == ("0", (0, 1, 2))
     assert reason in kept.reason
@@ -78,9 +78,9 @@ def test_a_layer_used_twice_cannot_take_over_two_constants():
 
     network, x = prepared(Twice), example("")
     keep = dict.fromkeys("ab", torch.arange(8) < 5)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     assert {kept.reason for kept in result.report.kept} == {"it emits a constant, and c.weight is used more than once"}
-    result = compact(silenced(network, keep, x), keep, x, repeats=0)
+    result = compact(silenced(network, keep, x), keep, x)
     assert result.report.removed == {"a": 3, "b": 3}
     assert_same(result.network, silenced(network, keep, x), x)
 
@@ -97,7 +97,7 @@ def test_a_weight_that_is_also_an_embedding_stays():
 
     network, x = prepared(Tied), torch.arange(6).view(2, 3)
     keep = {"inner": torch.arange(8) < 5}
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     (kept,) = result.report.kept
     assert kept.reason == "embedding in Embedding 'words' uses words.weight"
     assert_same(result.network, zeroed(network, keep), x)
@@ -107,7 +107,7 @@ def test_residual_sums_keep_what_is_alive_in_any_layer():
     network = prepared(residual)
     x = example("residual")
     keep = {"0.0": torch.arange(8) >= 4, "2.0.body.2.0": torch.arange(8) >= 2}
-    result = compact(silenced(network, keep, x), keep, x, repeats=0)
+    result = compact(silenced(network, keep, x), keep, x)
     assert result.report.removed == {"0.0": 2, "2.0.body.2.0": 2}
     (kept,) = result.report.kept
     assert kept.channels == (2, 3)
@@ -120,7 +120,7 @@ def test_attention_and_its_norms_are_left_alone_and_hidden_neurons_go():
     g = torch.Generator().manual_seed(1)
     layers = ("patches", "hidden", "back", "attention.out_proj")
     keep = {n: torch.rand(network.get_parameter(f"{n}.weight").shape[0], generator=g) < 0.5 for n in layers}
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     assert result.report.removed == {"hidden": int((~keep["hidden"]).sum())}
     reasons = {kept.layer: kept.reason for kept in result.report.kept}
     assert set(reasons) == {"patches", "back", "attention.out_proj"}
@@ -135,7 +135,7 @@ def test_whole_groups_go_under_group_norm_and_grouped_convolutions():
     network = prepared(lambda: network)
     x = example("")
     keep = {"0": torch.tensor([1, 1, 0, 0, 0, 1, 1, 1]).bool(), "3": torch.arange(12) // 3 != 1}
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     assert result.report.removed == {"0": 2, "3": 3}
     norm, conv = result.network.get_submodule("1"), result.network.get_submodule("3")
     assert (norm.num_groups, conv.groups, conv.in_channels) == (3, 3, 6)
@@ -147,7 +147,7 @@ def test_a_size_written_into_forward_only_costs_the_layer_it_concerns():
     network = prepared(Written)
     x = example("written")
     keep = drawn(network, x, 0, tied=False)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     assert result.report.removed == {"conv1": 3, "fc1": 5}
     (kept,) = result.report.kept
     assert kept.layer == "conv2"
@@ -158,7 +158,7 @@ def test_a_layer_never_loses_its_last_channel():
     network = prepared(nested)
     x = example("nested")
     keep = {"1": torch.zeros(20).bool(), "3.0.0": torch.zeros(16).bool()}
-    result = compact(silenced(network, keep, x), keep, x, repeats=0)
+    result = compact(silenced(network, keep, x), keep, x)
     assert result.report.removed == {"1": 19, "3.0.0": 15}
     assert all("at least one channel" in kept.reason for kept in result.report.kept)
 
@@ -176,7 +176,7 @@ def test_networks_that_cannot_be_traced_stay_whole():
 
     network, x = prepared(Shy), example("")
     keep = {"one": torch.arange(8) < 6}
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     (kept,) = result.report.kept
     assert (kept.layer, kept.channels) == ("one", (6, 7))
     assert "no way through" in kept.reason
@@ -203,7 +203,7 @@ def test_steps_hidden_from_the_tracer_are_caught_by_the_check():
     network = prepared(Network)
     x = example("")
     keep = drawn(network, x, 0, tied=False)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     assert_same(result.network, zeroed(network, keep), x)
     assert result.report.removed.get("three") == 3
     assert "one" in {kept.layer for kept in result.report.kept}
@@ -241,7 +241,7 @@ def test_one_closed_node_carries_the_constants_of_all_through_padding_and_missin
             weight[:, fold.carrier] += (weight[:, fold.channels].movedim(1, -1) * fold.constants).sum(-1)
     assert {fold.weight for fold in folds} == {"two.0.weight", "side.weight"}
     assert_same(shrink(whole, form), zeroed(network, keep), x)
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     assert result.form == form
     (kept,) = result.report.kept
     assert "it carries the constants that others emit into" in kept.reason

@@ -11,8 +11,8 @@ from torch import nn
 
 from choral import Compute, models
 from choral.base.errors import InputError, RunError
-from choral.data.parts import held_out
 from choral.data.sources import source_of
+from choral.data.splitting import held_out
 from choral.engine.validation import Limit
 from choral.fit import fit, load
 from choral.objectives import FixedGaussian

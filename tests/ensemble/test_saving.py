@@ -7,7 +7,6 @@ import os
 import struct
 import time
 import warnings
-import zipfile
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from choral import models
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.calibration import ConformalSets, MemberSelection, StackingWeights, Temperature
 from choral.comparison.compare import compare
-from choral.data import arrays
 from choral.data.arrays import read_arrays
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
 from choral.fit import fit
@@ -377,7 +375,7 @@ def test_names_that_would_lead_out_of_the_folder_are_refused(tmp_path):
     assert not (tmp_path / "escape").exists()
 
 
-def test_arrays_are_looked_at_before_they_are_read(tmp_path, monkeypatch):
+def test_arrays_are_read_without_unpickling(tmp_path):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.ones((3, 2)), y=np.arange(3))
     assert read_arrays(path)["x"].shape == (3, 2)
@@ -385,22 +383,6 @@ def test_arrays_are_looked_at_before_they_are_read(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="never unpickles"):
         read_arrays(path)
 
-    def bomb(shape, *parts):
-        with (
-            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
-            archive.open("x.npy", "w", force_zip64=True) as stream,
-        ):
-            np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
-            for part in parts:
-                stream.write(part)
-
-    bomb((8 * 10**12,), bytes(100))
-    with pytest.raises(InputError, match="says it holds 8,000,000,000,000 bytes"):
-        read_arrays(path)
-    monkeypatch.setattr(arrays, "_BYTES", 1 << 20)
-    bomb((1 << 24,), bytes(1 << 24))
-    with pytest.raises(InputError, match="unpacks from"):
-        read_arrays(path)
     for data in (b"", b"PK", b"\x93NUMPY\x01\x00"):
         path.write_bytes(data)
         with pytest.raises(InputError, match=r"cannot be read as an \.npz"):

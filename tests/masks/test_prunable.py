@@ -69,10 +69,10 @@ def test_patterns_that_fit_nothing_are_refused():
         prunable(network, unit="neuron", include=["0.bias"])
 
 
-def test_neurons_expand_to_rows_biases_and_norms():
+def test_neurons_expand_to_rows_and_biases():
     shapes = {"fc.weight": (3, 2), "fc.bias": (3,), "bn.weight": (3,), "bn.bias": (3,), "conv.weight": (2, 3, 1, 1)}
     keep = {"fc": torch.tensor([True, False, True]), "conv": torch.tensor([False, True])}
-    masks = expand_neurons(shapes, keep, norms={"bn": keep["fc"]})
+    masks = expand_neurons(shapes, keep | {"bn": keep["fc"]})
     assert {name: mask.shape for name, mask in masks.items()} == {n: torch.Size(s) for n, s in shapes.items()}
     assert masks["fc.weight"].tolist() == [[True, True], [False, False], [True, True]]
     assert masks["fc.bias"].tolist() == masks["bn.weight"].tolist() == masks["bn.bias"].tolist() == [True, False, True]

@@ -13,7 +13,7 @@ from choral.data.sources import TensorSource
 from choral.engine.context import BranchContext
 from choral.engine.flops import Flops
 from choral.engine.task import make_task
-from choral.layers.bayesian.sampling import at_means
+from choral.layers.bayesian.sampling import SampledLayer, at_means
 from choral.objectives.kl import gate_keep, std_of
 from choral.objectives.likelihoods import Categorical, FixedGaussian
 from choral.plan import (
@@ -202,8 +202,12 @@ def test_compacted_networks_give_the_outputs_they_had_with_fewer_operations(name
     rebuilt = shrink(task.blueprint.joint(0, "other"), small.form)
     rebuilt.load_state_dict(small.params | small.buffers)
     for module in itertools.chain(rebuilt.modules(), network.modules()):
-        if hasattr(module, "operation"):
-            assert tuple(module.weight_mean.shape) == module.operation.weight_shape
+        if isinstance(module, SampledLayer):
+            outputs, inputs = (
+                getattr(module, f"{end}_{'features' if module.weight.dim() == 2 else 'channels'}")
+                for end in ("out", "in")
+            )
+            assert module.weight_mean.shape[:2] == (outputs, inputs // getattr(module, "groups", 1))
     with torch.no_grad(), at_means():
         assert torch.allclose(rebuilt.eval()(x), after, atol=1e-6)
 

@@ -168,7 +168,7 @@ def test_compacting_a_pruned_network_keeps_its_function():
     network = models.lenet("5", side=16).eval()
     x = torch.randn(3, 3, 16, 16)
     keep = {"conv1": torch.rand(6) < 0.5, "fc1": torch.rand(120) < 0.5}
-    result = compact(network, keep, x, repeats=0)
+    result = compact(network, keep, x)
     with torch.no_grad():
         for layer, vector in keep.items():
             module = network.get_submodule(layer)

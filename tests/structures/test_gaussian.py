@@ -41,9 +41,9 @@ def test_a_nested_network_converts_and_the_original_is_unchanged():
     before = {name: value.clone() for name, value in plain.state_dict().items()}
     joint: Any = Gaussian().convert(plain, torch.Generator())
     kinds = {name: type(module).__name__ for name, module in joint.named_modules()}
-    assert kinds["stem.0"] == "GaussianConv2d"
+    assert kinds["stem.0"] == "GaussianLayer"
     assert kinds["stem.1"] == kinds["parts.1"] == kinds["head.norm"] == "GaussianNorm"
-    assert kinds["head.fc"] == "GaussianLinear"
+    assert kinds["head.fc"] == "GaussianLayer"
     assert kinds["up"] == "ConvTranspose2d"
     assert plain.state_dict().keys() == before.keys()
     assert all(torch.equal(plain.state_dict()[name], value) for name, value in before.items())
@@ -91,7 +91,7 @@ def test_the_generator_decides_fresh_means():
 def test_layers_are_chosen_by_patterns_and_misuse_is_refused():
     joint: Any = Gaussian(exclude=("stem*",)).convert(network(), torch.Generator())
     assert type(joint.stem[0]) is nn.Conv2d
-    assert type(joint.head["fc"]).__name__ == "GaussianLinear"
+    assert type(joint.head["fc"]).__name__ == "GaussianLayer"
     with pytest.raises(ConversionError, match="no layer to make Bayesian"):
         Gaussian().convert(nn.Sequential(nn.ReLU()), torch.Generator())
     with pytest.raises(InputError, match="members"):

@@ -26,11 +26,11 @@ def kinds(structure: SpikeSlab) -> list[str]:
 @pytest.mark.parametrize(
     ("structure", "expected"),
     [
-        (SpikeSlab(), ["SpikeSlabConv2d", "GaussianNorm", "SpikeSlabLinear", "GaussianLinear"]),
-        (SpikeSlab(rest="plain"), ["SpikeSlabConv2d", "SpikeSlabLinear"]),
-        (SpikeSlab(gate_classifier=True, rest="plain"), ["SpikeSlabConv2d", "SpikeSlabLinear", "SpikeSlabLinear"]),
-        (SpikeSlab(ungated=("1.1",)), ["SpikeSlabConv2d", "GaussianNorm", "GaussianLinear", "GaussianLinear"]),
-        (SpikeSlab(exclude=("0*",)), ["SpikeSlabLinear", "GaussianLinear"]),
+        (SpikeSlab(), ["SpikeSlabLayer", "GaussianNorm", "SpikeSlabLayer", "GaussianLayer"]),
+        (SpikeSlab(rest="plain"), ["SpikeSlabLayer", "SpikeSlabLayer"]),
+        (SpikeSlab(gate_classifier=True, rest="plain"), ["SpikeSlabLayer", "SpikeSlabLayer", "SpikeSlabLayer"]),
+        (SpikeSlab(ungated=("1.1",)), ["SpikeSlabLayer", "GaussianNorm", "GaussianLayer", "GaussianLayer"]),
+        (SpikeSlab(exclude=("0*",)), ["SpikeSlabLayer", "GaussianLayer"]),
     ],
     ids=repr,
 )

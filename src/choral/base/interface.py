@@ -49,17 +49,6 @@ class Interface(Value):
     avoids: tuple[str, ...] = ()
     scale: str = ""
 
-    def __post_init__(self) -> None:
-        if self.reads is not None:
-            made_up(self.reads, 0)  # refuses what describes no batch
-        if self.columns is None:
-            return
-        if not isinstance(self.columns, dict):
-            raise InputError(f"columns are {str(self.columns)[:80]}; they must be names by input.")
-        for name, names in self.columns.items():
-            if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
-                raise InputError(f"the columns of {name} are {str(names)[:80]}; they must be names.")
-
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types; what a dry run found is left out where it says nothing."""
         found = super().to_dict()

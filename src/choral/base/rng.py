@@ -34,19 +34,30 @@ def generator(seed: int, *place: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(key(seed, *place))
 
 
-class _Lent(TorchDispatchMode):
-    """Give a generator to every random operation of the block that has none; modes are seen by their own thread alone."""
+class _Draws(TorchDispatchMode):
+    """Note the operations of the block that draw from a global generator, and lend them one if there is one to lend.
 
-    def __init__(self, generator: torch.Generator):
+    Modes are seen by their own thread alone.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None):
         super().__init__()
         self._generator = generator
-        self.count = 0  # operations that were lent it
+        self.names: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """How many operations have drawn."""
+        return len(self.names)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or _has_generator(args, kwargs):
             return func(*args, **kwargs)
-        self.count += _draws(func, args)
+        if _draws(func, args):
+            self.names.append(func.overloadpacket.__name__)
+        if self._generator is None:
+            return func(*args, **kwargs)
         taking = _taking_generator(func)
         if taking is None or _elsewhere(args, kwargs):
             with _borrowed(self._generator):
@@ -73,10 +84,8 @@ def _taking_generator(func: Any) -> Any | None:
 
 def _elsewhere(args: Any, kwargs: Any) -> bool:
     """Return whether an operation runs on a device that a generator of the processor does not serve."""
-    devices = [a.device.type for a in args if isinstance(a, torch.Tensor)] + [
-        torch.device(kwargs["device"]).type for _ in (0,) if kwargs.get("device") is not None
-    ]
-    return any(d not in ("cpu", "meta") for d in devices)
+    devices = [a.device for a in args if isinstance(a, torch.Tensor)] + [torch.device(kwargs.get("device") or "cpu")]
+    return any(device.type not in ("cpu", "meta") for device in devices)
 
 
 _global_generator = threading.Lock()
@@ -95,13 +104,13 @@ def _borrowed(generator: torch.Generator) -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int, *place: int | str) -> Iterator[_Lent]:
+def seeded(seed: int, *place: int | str) -> Iterator[_Draws]:
     """Make code that is not ours and draws from torch's global generator draw from the generator of a place instead.
 
     The numbers are those that `torch.manual_seed(key(seed, *place))` would give. The global generator itself is not touched, so
     other threads neither disturb the block nor are disturbed by it.
     """
-    with _Lent(generator(seed, *place)) as lent:
+    with _Draws(generator(seed, *place)) as lent:
         yield lent
 
 
@@ -125,18 +134,6 @@ def elsewhere(key: int) -> Iterator[None]:
             random.setstate(before[1])
 
 
-class _Watch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.unkeyed: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and not _has_generator(args, kwargs) and _draws(func, args):
-            self.unkeyed.append(func.overloadpacket.__name__)
-        return func(*args, **kwargs)
-
-
 def _draws(func: Any, args: Any) -> bool:
     """Return whether an operation that can draw does: not without values, and some layers for their dropout alone."""
     if any(isinstance(a, torch.Tensor) and a.is_meta for a in args):
@@ -156,6 +153,5 @@ def _draws(func: Any, args: Any) -> bool:
 @contextmanager
 def watched() -> Iterator[list[str]]:
     """Note the operations of the block, of this thread alone, that draw from a global generator of torch."""
-    watch = _Watch()
-    with watch:
-        yield watch.unkeyed
+    with _Draws() as watch:
+        yield watch.names

@@ -1,4 +1,4 @@
-"""Text from outside - names of methods, folders, columns and classes - made fit to be shown to people."""
+"""Names, numbers and tables as they are shown to people."""
 
 import html
 import re
@@ -40,6 +40,18 @@ def number(value: Any) -> str:
     ('0.1235', '3', 'Ulm')
     """
     return f"{value:.4g}" if isinstance(value, float) else short(str(value), 20)
+
+
+_GROWING = ("accuracy", "auroc", "average_precision", "exact_match", "f1", "r2")
+
+
+def grows(name: str) -> bool:
+    """Return whether a measure, whatever stands before its name, grows as predictions get better; all others shrink.
+
+    >>> [grows(n) for n in ("exact_match", "member_accuracy", "ood_auroc", "aupr_out", "nll", "c_nll")]
+    [True, True, True, True, False, False]
+    """
+    return name.endswith(_GROWING) or name.startswith("aupr_")
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:

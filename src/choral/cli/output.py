@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from choral.base.directions import grows
-from choral.base.text import visible
+from choral.base.text import grows, visible
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -15,16 +15,6 @@ from choral.compaction.form import Form, follow, shrink, slice_params
 from choral.compaction.solve import Fold, Kept, neuron_param_mask, tied_groups
 
 __all__ = [
-    "CompactReport",
-    "CompactResult",
-    "Fold",
-    "Form",
-    "Kept",
-    "compact",
-    "follow",
-    "neuron_param_mask",
-    "plan_compaction",
-    "shrink",
-    "slice_params",
-    "tied_groups",
-]
+    "CompactReport", "CompactResult", "Fold", "Form", "Kept", "compact", "follow", "neuron_param_mask",
+    "plan_compaction", "shrink", "slice_params", "tied_groups",
+]  # fmt: skip

@@ -1,7 +1,6 @@
 """Compaction: a network with removed neurons becomes a smaller network with the same outputs."""
 
 import copy
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,7 +22,6 @@ class CompactReport:
     Args:
         parameters: parameters before and after.
         flops: floating-point operations of one forward pass on the example, before and after.
-        seconds: measured time of that pass, before and after; None if it was not measured.
         removed: channels removed, by layer.
         kept: channels that were asked to go but stay, with the reason.
         difference: largest difference between the outputs of both networks on the example.
@@ -31,7 +29,6 @@ class CompactReport:
 
     parameters: tuple[int, int]
     flops: tuple[int, int]
-    seconds: tuple[float, float] | None
     removed: dict[str, int]
     kept: tuple[Kept, ...]
     difference: float
@@ -39,8 +36,6 @@ class CompactReport:
     def __str__(self) -> str:
         lines = [f"parameters {self.parameters[0]:,} -> {self.parameters[1]:,}"]
         lines.append(f"FLOPs {self.flops[0]:,} -> {self.flops[1]:,}")
-        if self.seconds is not None:
-            lines.append(f"seconds {self.seconds[0]:.2g} -> {self.seconds[1]:.2g}")
         lines += [f"kept {len(k.channels)} channels of {k.layer}: {k.reason}" for k in self.kept]
         return "\n".join(lines)
 
@@ -63,9 +58,7 @@ def plan_compaction(network: nn.Module, keep: Mapping[str, Tensor], example_inpu
     return _solve_and_check(network, keep, example_input)[0]
 
 
-def compact(
-    network: nn.Module, keep: Mapping[str, Tensor], example_input: Example, *, repeats: int = 3
-) -> CompactResult:
+def compact(network: nn.Module, keep: Mapping[str, Tensor], example_input: Example) -> CompactResult:
     """Return a smaller network with the outputs that the network has, in evaluation mode, without some neurons.
 
     A removed neuron has zero weights and bias. Rows are removed with the matching columns of all that reads them,
@@ -80,7 +73,6 @@ def compact(
         network: any network; it is not changed.
         keep: True for the output channels that stay, (output channel,) by layer name; other layers stay whole.
         example_input: one input batch, or a tuple of the arguments of the network's `forward`.
-        repeats: how often each network is timed on the example (the best time counts); 0 does not measure.
 
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> small = compact(network, {"0": torch.arange(8) < 5}, torch.randn(3, 4)).network
@@ -93,7 +85,6 @@ def compact(
     report = CompactReport(
         parameters=(_count(network), _count(small)),
         flops=(_flops(before, example_input), _flops(after, example_input)),
-        seconds=_seconds(before, after, example_input, repeats) if repeats else None,
         removed=solution.removed,
         kept=solution.kept,
         difference=difference,
@@ -170,15 +161,3 @@ def _flops(network: nn.Module, example: Example) -> int:
     with FlopCounterMode(display=False) as counter:
         run(network, example)
     return counter.get_total_flops()
-
-
-def _seconds(before: nn.Module, after: nn.Module, example: Example, repeats: int) -> tuple[float, float]:
-    """Return the best time of each; they take turns, so that a busy moment hits both."""
-    best = [float("inf"), float("inf")]
-    for turn in range(repeats + 1):  # the first turn only warms up
-        for i, network in enumerate((before, after)):
-            start = time.perf_counter()
-            run(network, example)
-            if turn:
-                best[i] = min(best[i], time.perf_counter() - start)
-    return best[0], best[1]

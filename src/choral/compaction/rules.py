@@ -1,13 +1,7 @@
 """Rules of the tracer: what each layer or function does to channels, and which it reads.
 
-Rules for layers with weights: what they do to channels, and what they read.
-
 Rules get the tracer, the call and the call's own arguments, and return the channels of the result (None where it has
 none that could be removed), or NotImplemented, which locks all channels that the call reads.
-
-Rules for functions that move, repeat, pool or join channels without mixing them.
-
-Rules for functions that act on every element by itself: activations, dropout, sums and products.
 """
 
 from collections.abc import Sequence

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from choral.base.directions import grows
 from choral.base.errors import InputError
-from choral.base.text import html_table, text_table
+from choral.base.text import grows, html_table, text_table
 from choral.engine.files import write_bytes
 
 MEASURES = {

@@ -13,8 +13,8 @@ from sklearn.inspection import permutation_importance as permuted
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.directions import grows
 from choral.base.errors import InputError, did_you_mean
+from choral.base.text import grows
 from choral.data.sources import as_inputs
 from choral.ensemble.ensemble import Ensemble
 from choral.predictions import means_of

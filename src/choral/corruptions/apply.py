@@ -22,28 +22,7 @@ COMMON: tuple[str, ...] = tuple(name for family, names in FAMILIES.items() if fa
 EXTRA: tuple[str, ...] = FAMILIES["extra"]
 SEVERITIES: tuple[int, ...] = (1, 2, 3, 4, 5)
 
-_FUNCTIONS: tuple[Corruption, ...] = (
-    functions.gaussian_noise,
-    functions.shot_noise,
-    functions.impulse_noise,
-    functions.speckle_noise,
-    functions.defocus_blur,
-    functions.glass_blur,
-    functions.motion_blur,
-    functions.zoom_blur,
-    functions.gaussian_blur,
-    functions.snow,
-    functions.frost,
-    functions.fog,
-    functions.brightness,
-    functions.spatter,
-    functions.contrast,
-    functions.elastic_transform,
-    functions.pixelate,
-    functions.jpeg_compression,
-    functions.saturate,
-)
-_CORRUPTIONS: dict[str, Corruption] = {function.__name__: function for function in _FUNCTIONS}
+_CORRUPTIONS: dict[str, Corruption] = {name: getattr(functions, name) for name in COMMON + EXTRA}
 _BLOCK = 1 << 20  # values of one block of rows
 
 

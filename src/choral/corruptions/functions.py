@@ -1,15 +1,4 @@
-"""The corruptions: noise, blur, weather and digital ones.
-
-Weather: snow, frost, fog, brightness, and spatter on the lens.
-
-Noise: Gaussian, shot, impulse and speckle.
-
-Blurs: Gaussian, defocus, glass, motion and zoom. Lengths are for 32 x 32 images and grow with the image.
-
-Textures made from noise: plasma clouds and frost crystals.
-
-Digital: contrast, saturation, elastic warps, pixelation, JPEG.
-"""
+"""The corruptions: noise, blur, weather and digital ones. Lengths are for 32 x 32 images and grow with the image."""
 
 import io
 from collections.abc import Sequence
@@ -33,7 +22,7 @@ from choral.corruptions.pixels import (
     with_saturation,
     with_value_added,
     zoom_center,
-)
+)  # fmt: skip
 
 _GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
 _SHOT = (500, 250, 100, 75, 50)

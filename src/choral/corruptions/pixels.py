@@ -1,11 +1,4 @@
-"""Operations on images that corruptions share: resampling, color, and random numbers for each row.
-
-Moving pixels: separable resizing, center zooms, free warps, shifted averages. All rows at once.
-
-Random numbers that belong to a row: image i gets the same ones whoever its neighbors are.
-
-Color: value and saturation of RGB images without leaving RGB, and colors for any number of channels.
-"""
+"""Operations on images that corruptions share: resampling, color, and random numbers for each row."""
 
 import numpy as np
 

@@ -24,11 +24,9 @@ from torch.utils.data import (
 )
 
 from choral.base.errors import InputError
-from choral.data.datasets import DatasetSource, collated, is_dataset, parted
+from choral.data.datasets import DatasetSource, collated, is_dataset, is_key, parted, without_weights
 from choral.data.given import as_inputs, as_targets, as_weights
-from choral.data.sampling import Sampling
-from choral.data.tensors import Source, TensorSource
-from choral.data.weighing import is_key, without_weights
+from choral.data.tensors import Sampling, Source, TensorSource
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
 from choral.plan.walk import trainings

@@ -1,19 +1,22 @@
-"""Which rows are held out, and remembering which were not."""
+"""Which rows are held out - for a test, for validation, in folds - and remembering which were trained on."""
 
 import base64
-import binascii
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import Value
+from choral.data.sources import Source
 
 _BITS = 24  # for each row, of which each sets these many: one strange row in 70,000 is taken for a known one
 _PLACES = 12
-_MOST = 1 << 28  # bits
+_FEW = 20  # distinct rows, fewer of which are no sample of anything
 
 
 def split(rows: int, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,14 +82,6 @@ class Seen(Value):
     rows: int
     bits: str
 
-    def __post_init__(self) -> None:
-        if not 0 < 6 * len(self.bits) <= _MOST + 64 or not 0 < self.rows <= _MOST:
-            raise InputError(
-                f"{self.rows:,} rows are remembered in {len(self.bits):,} letters, which is out of bounds."
-            )
-        if len(self._filter) & (len(self._filter) - 1):
-            raise InputError(f"rows are remembered in {len(self._filter):,} bits; it must be a power of two.")
-
     @classmethod
     def of(cls, x: np.ndarray, y: np.ndarray) -> Self:
         """Return the memory of some rows."""
@@ -97,11 +92,7 @@ class Seen(Value):
 
     @cached_property
     def _filter(self) -> np.ndarray:
-        try:
-            data = base64.b85decode(self.bits)
-        except (ValueError, binascii.Error) as error:
-            raise InputError("remembered rows are not written as they should be.") from error
-        return np.unpackbits(np.frombuffer(data, np.uint8))
+        return np.unpackbits(np.frombuffer(base64.b85decode(self.bits), np.uint8))
 
     def find(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return which rows are among those remembered."""
@@ -129,3 +120,119 @@ def _places(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return key ^ (key >> np.uint64(31))
+
+
+def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the points to train on and of those to validate on, drawn by the seed.
+
+    Class labels that are in memory are held out in equal shares, up to one point of each; a class of one point is trained on. Of
+    real numbers in memory, one of every few that lie side by side is held out. Copies of a row stay together (`_distinct`).
+
+    Args:
+        source: all points.
+        share: part that is held out, between 0 and 1.
+        seed: root of every draw.
+    """
+    count = round(share * source.points)
+    if not 0 < share < 1 or not 0 < count < source.points:
+        raise InputError(
+            f"validation is {share}, which would hold out {count} of {source.points} points; give a share above 0 and below 1 that "
+            "leaves at least one point on both sides, or a pair (x, y)."
+        )
+    first, unit = _distinct(source, 2)
+    count = max(1, round(share * len(first)))
+    order = torch.randperm(len(first), generator=rng.generator(seed, "validation"))
+    targets = source.targets()
+    if targets is not None and targets[0].numel() == 1:
+        given = targets.flatten()[first]
+        order = _by_size(order, given, count) if given.is_floating_point() else _by_class(order, given)
+    is_held = torch.zeros(len(first), dtype=torch.bool)
+    is_held[order[:count]] = True
+    return (~is_held[unit]).nonzero().flatten(), is_held[unit].nonzero().flatten()
+
+
+def _distinct(source: Source, parts: int) -> tuple[Tensor, Tensor]:
+    """Return the first point of each distinct row, and the number of the distinct row that each point is.
+
+    Copies of a row in two parts would let a network be scored on what it was trained on. Rows are copies where inputs and targets are
+    equal; a table in which equal inputs have several targets holds few distinct inputs instead, and every point of it counts by
+    itself, as it does where there are too few distinct rows to part.
+    """
+    every = torch.arange(source.points)
+    hashes = source.row_hashes()
+    if hashes is None:
+        return every, every
+    both = (hashes[0] * 31 + hashes[1]).numpy()
+    _, first, unit = np.unique(both, return_index=True, return_inverse=True)
+    if len(first) == source.points or len(first) < max(_FEW, 2 * parts) or len(first) > 1.05 * len(hashes[0].unique()):
+        return every, every
+    order = first.argsort()
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return torch.from_numpy(first[order]), torch.from_numpy(rank[unit])
+
+
+def _by_class(order: Tensor, labels: Tensor) -> Tensor:
+    """Return the order rearranged so that any first part of it holds every class in its share.
+
+    Point k of the n of a class stands where its quantile (k + 1/2) / n is; one of each class comes last of all.
+    """
+    quantile = torch.empty(len(order), dtype=torch.float64)
+    for label in labels.unique():
+        own = order[labels[order] == label]
+        quantile[own] = (torch.arange(len(own), dtype=torch.float64) + 0.5) / len(own)
+        quantile[own[-1]] += 1.0
+    return order[quantile[order].argsort(stable=True)]
+
+
+def _by_size(order: Tensor, values: Tensor, count: int) -> Tensor:
+    """Return the order rearranged so that its first `count` points are one of each of as many runs of neighboring values."""
+    ranks = values[order].argsort(stable=True)  # places in the order, by value; equal values stay in the order drawn
+    runs = torch.empty(len(order), dtype=torch.long)
+    runs[ranks] = torch.arange(len(order)) * count // len(order)
+    places = torch.full((count,), len(order)).scatter_reduce(0, runs, torch.arange(len(order)), "amin")
+    is_first = torch.zeros(len(order), dtype=torch.bool)
+    is_first[places] = True
+    return torch.cat([order[is_first], order[~is_first]])
+
+
+def partition(source: Source, parts: int, seed: int) -> Tensor:
+    """Return the part, from 0 on, that each point belongs to (point,), drawn by the seed.
+
+    Parts differ by at most one distinct row; copies of a row stay together (`_distinct`). Each has its share of every class, and of
+    small and large numbers, where targets are in memory. Points of one group (`source.groups`) stay together; parts are then about equally large.
+
+    Args:
+        source: all points.
+        parts: how many.
+        seed: root of every draw.
+    """
+    if not 2 <= parts <= source.points:
+        raise InputError(f"folds is {parts} for {source.points} points; give 2 or more, at most one for each point.")
+    generator = rng.generator(seed, "folds")
+    if source.groups is not None:
+        return _by_group(source.groups, parts, generator)
+    first, unit = _distinct(source, parts)
+    order = torch.randperm(len(first), generator=generator)
+    targets = source.targets()
+    if targets is not None and targets[0].numel() == 1:
+        order = order[targets.flatten()[first][order].argsort(stable=True)]  # neighbors have equal or similar targets
+    rounds = -(-len(first) // parts)
+    dealt = torch.stack([torch.randperm(parts, generator=generator) for _ in range(rounds)]).flatten()
+    found = torch.empty(len(first), dtype=torch.long)
+    found[order] = dealt[: len(first)]
+    return found[unit]
+
+
+def _by_group(groups: Tensor, parts: int, generator: torch.Generator) -> Tensor:
+    """Return the part of each point: the largest group first, each into the part that has fewest points."""
+    sizes = groups.bincount()
+    if len(sizes) < parts:
+        raise InputError(f"folds is {parts} for {len(sizes)} groups; give at most one fold for each group.")
+    order = torch.randperm(len(sizes), generator=generator)
+    order = order[sizes[order].argsort(descending=True, stable=True)]
+    filled, place = torch.zeros(parts, dtype=torch.long), torch.empty(len(sizes), dtype=torch.long)
+    for group in order.tolist():
+        place[group] = int(filled.argmin())
+        filled[place[group]] += sizes[group]
+    return place[groups]

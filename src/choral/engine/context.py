@@ -10,8 +10,8 @@ from choral.base.batches import Batch, moved
 from choral.base.errors import PlanError
 from choral.base.order import Called, executed
 from choral.base.types import Params
-from choral.data.parts import partition
 from choral.data.sources import Source
+from choral.data.splitting import partition
 from choral.engine.gradients import sharing_of
 from choral.engine.sampling import picked, weights_of
 from choral.engine.task import Task

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from choral.base import batches, devices, draws, rng, tree
 from choral.base.batches import Batch
-from choral.base.keeping import Kept
-from choral.base.streams import under
+from choral.base.streams import Kept, under
 from choral.base.tree import vmap
 from choral.engine.task import Task
 from choral.engine.threads import operations, threads_for, using

@@ -7,9 +7,9 @@ from typing import Any
 
 from choral.base.arguments import is_whole
 from choral.base.errors import InputError, PlanError, unknown_argument
-from choral.data.parts import partition
+from choral.data.datasets import is_key
 from choral.data.sources import Source, check_batches, source_of
-from choral.data.weighing import is_key
+from choral.data.splitting import partition
 from choral.engine.compute import Compute
 from choral.engine.flops import rehearse
 from choral.engine.folds import Folds

@@ -6,9 +6,8 @@ import torch
 
 from choral.base import rng
 from choral.base.draws import Part
-from choral.data.sampling import Sampling
 from choral.data.sources import Source
-from choral.data.tensors import bounds
+from choral.data.tensors import Sampling, bounds
 from choral.plan.state import State
 from choral.structures.base import Structure
 

@@ -19,8 +19,8 @@ from choral.base.errors import ChoralError, InputError, NotFiniteError
 from choral.calibration.selection import Loss
 from choral.data.frames import arranged
 from choral.data.given import cast_targets
-from choral.data.parts import held_out
 from choral.data.sources import Source, source_of
+from choral.data.splitting import held_out
 from choral.engine.evaluate import Evaluator, PlainEvaluator, copied, suited
 from choral.engine.task import Task
 from choral.objectives.likelihoods import About

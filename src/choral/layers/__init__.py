@@ -12,46 +12,18 @@ from choral.layers.convert import layers_of, swap
 from choral.layers.features import Piecewise, piecewise_embedding, quantile_edges
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.joint.masked import MaskedLayer, overlapping_masks
-from choral.layers.joint.network import Joint, tune
+from choral.layers.joint.network import Joint
 from choral.layers.joint.norm import member_norm
 from choral.layers.joint.rank_one import RankOneLayer
 from choral.layers.packed.layers import GroupedLinear, PackedLayer, packed
 from choral.layers.packed.networks import PackedNetwork, pack
 
 __all__ = [
-    "FAMILY",
-    "DropConnect",
-    "Dropped",
-    "DroppedOutput",
-    "FilterResponseNorm",
-    "GaussianLayer",
-    "GroupedLinear",
-    "Joint",
-    "MaskedLayer",
-    "Mixture",
-    "OpenAttention",
-    "PackedLayer",
-    "PackedNetwork",
-    "PatchedLayer",
-    "PatchedNetwork",
-    "Piecewise",
-    "RankOneGaussianLayer",
-    "RankOneLayer",
-    "SpikeSlabLayer",
-    "at_means",
-    "family",
-    "gaussian_twin",
-    "layers_of",
-    "member_norm",
-    "open_attention",
-    "overlapping_masks",
-    "pack",
-    "packed",
-    "piecewise_embedding",
-    "quantile_edges",
-    "rank_one_gaussian_twin",
-    "swap",
-    "tune",
-]
+    "FAMILY", "DropConnect", "Dropped", "DroppedOutput", "FilterResponseNorm", "GaussianLayer", "GroupedLinear",
+    "Joint", "MaskedLayer", "Mixture", "OpenAttention", "PackedLayer", "PackedNetwork", "PatchedLayer",
+    "PatchedNetwork", "Piecewise", "RankOneGaussianLayer", "RankOneLayer", "SpikeSlabLayer", "at_means", "family",
+    "gaussian_twin", "layers_of", "member_norm", "open_attention", "overlapping_masks", "pack", "packed",
+    "piecewise_embedding", "quantile_edges", "rank_one_gaussian_twin", "swap",
+]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

@@ -1,14 +1,11 @@
 """Attention and other linear maps as separate `nn.Linear` layers, so that they can be converted like any other.
 
-Attention as separate layers, so that its projections can be swapped like any other linear map.
-
 `nn.MultiheadAttention` keeps three projections in one parameter and reads the weights of the fourth without calling
 it; a layer put in its place would never run. `open_attention` replaces it by an equal module whose four projections
 are ordinary `nn.Linear` layers.
 
-Linear maps that are no `nn.Linear`: found by a dry run, exchanged for one before a network is converted, and put back in members.
-
-transformers' `Conv1D` (GPT-2) is one: its weight is (input, output). Conversions, masks and posteriors know `nn.Linear` alone.
+Other linear maps are found by a dry run, exchanged for `nn.Linear` before a network is converted, and put back in members:
+transformers' `Conv1D` (GPT-2), whose weight is (input, output), is one.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,9 @@
 """Swap layers in any nested network, and call a network with other tensors.
 
-Swap layers in any nested network: a new network comes back, the old one is never touched.
-
-`swap` walks the module tree and asks one function what to put in each place. Whatever the function decides by - kind,
+`swap` returns a new network, the old one is never touched. It walks the module tree and asks one function what to put in each place. Whatever the function decides by - kind,
 name, shape - is its own business; `include` and `exclude` restrict the walk to names that fit shell-style patterns.
 
-Call a network with other tensors, also where it has one layer or one weight under several names.
-
-torch.func.functional_call exchanges a tensor once for each of its names. For a layer of two names both are the same place, and
+`call_with` also serves networks that have one layer or one weight under several names: torch.func.functional_call exchanges a tensor once for each of its names. For a layer of two names both are the same place, and
 the second exchange keeps the first one's tensor as what is to be put back. Here every place is exchanged once.
 """
 

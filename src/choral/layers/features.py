@@ -6,8 +6,6 @@ that every structure converts it.
 
 References: Gorishniy et al., "On Embeddings for Numerical Features in Tabular Deep Learning", 2022, arXiv:2203.05556, Equations 1
 and 2. Waves have phases that are learned, as in Holzmüller et al., "Better by Default", 2024, arXiv:2407.04491.
-
-A layer that each network of a stack may have or pass over, so that networks of different depths have equal shapes.
 """
 
 import itertools

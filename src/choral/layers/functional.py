@@ -157,11 +157,6 @@ def _average(x: Tensor, mean: Any, variance: Any, count: Tensor) -> None:
     variance.add_((x.var(axes) - variance) / count)
 
 
-def _instance_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    layer.train(training)
-    return functional_call(layer, {n: v for n, v in t.items() if v is not None}, (x,))
-
-
 def _layer_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
     return F.layer_norm(x, layer.normalized_shape, t["weight"], t["bias"], layer.eps)
 
@@ -201,7 +196,6 @@ _CALLS: dict[type, Callable[[Any, Tensor, Tensors, bool], Tensor]] = {
     **dict.fromkeys(CONVOLUTIONS, _convolve),
     **dict(zip(TRANSPOSED, map(_transposed, (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)))),
     **dict.fromkeys(BATCH_NORMS, _batch_norm),
-    **dict.fromkeys(INSTANCE_NORMS, _instance_norm),
     nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
     nn.RMSNorm: _rms_norm,

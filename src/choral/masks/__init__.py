@@ -16,26 +16,12 @@ from choral.masks.cells import (
     keep_vectors,
     overlap,
     total_distance,
-)
+)  # fmt: skip
 from choral.masks.prunable import prunable
 from choral.masks.sampling import anti_random_pair, partition, random_masks
 from choral.masks.scoring import erk_densities, magnitude_masks, regrow
 
 __all__ = [
-    "Masks",
-    "Scope",
-    "Shapes",
-    "Unit",
-    "anti_random_pair",
-    "density",
-    "erk_densities",
-    "expand_neurons",
-    "keep_vectors",
-    "magnitude_masks",
-    "overlap",
-    "partition",
-    "prunable",
-    "random_masks",
-    "regrow",
-    "total_distance",
-]
+    "Masks", "Scope", "Shapes", "Unit", "anti_random_pair", "density", "erk_densities", "expand_neurons",
+    "keep_vectors", "magnitude_masks", "overlap", "partition", "prunable", "random_masks", "regrow", "total_distance",
+]  # fmt: skip

@@ -2,8 +2,6 @@
 
 With unit `connection` a cell is one weight; with unit `neuron` it is one output row, shared by all layers of a tied
 group. The mask makers only ever choose among cells, so they are written once for both units.
-
-What masks have in common: density, pairwise overlap, total distance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,24 +113,19 @@ def keep_vectors(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removesuffix(".weight"): mask.flatten(1).any(1) for name, mask in masks.items() if mask.dim() > 1}
 
 
-def expand_neurons(
-    shapes: Shapes, keep: Mapping[str, Tensor], *, norms: Mapping[str, Tensor] | None = None
-) -> dict[str, Tensor]:
-    """Return the masks of all parameters that belong to neurons: weight rows and biases, and norm scales and shifts.
+def expand_neurons(shapes: Shapes, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the masks of all parameters that belong to neurons: weight rows and biases.
 
     Args:
         shapes: shapes of all the network's parameters, by name.
         keep: bool vector over output neurons, by layer name.
-        norms: bool vector over channels, by the name of normalization layers that read removed neurons: their weight
-            and bias are masked too, so that a removed neuron stays silent behind them
-            (`choral.compaction.neuron_param_mask` finds them).
 
     >>> masks = expand_neurons({"fc.weight": (2, 3), "fc.bias": (2,)}, {"fc": torch.tensor([True, False])})
     >>> masks["fc.weight"].sum(1).tolist(), masks["fc.bias"].tolist()
     ([3, 0], [True, False])
     """
     masks: dict[str, Tensor] = {}
-    for layer, vector in {**keep, **(norms or {})}.items():
+    for layer, vector in keep.items():
         names = [f"{layer}.{part}" for part in ("weight", "bias") if f"{layer}.{part}" in shapes]
         if not names:
             raise InputError(

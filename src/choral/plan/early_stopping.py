@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from choral.base.arguments import is_whole
-from choral.base.directions import grows
 from choral.base.errors import InputError, did_you_mean
 from choral.base.portrait import Function
+from choral.base.text import grows
 from choral.base.values import Value
 from choral.plan.state import slot
 from choral.predictions import Predictive, means_of

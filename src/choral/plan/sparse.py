@@ -302,7 +302,7 @@ class Compact(Operator):
 
         mask = state.slots[MASK]
         network = context.network(state)
-        result = compact(network, keep_vectors(mask), context.example(), repeats=0)
+        result = compact(network, keep_vectors(mask), context.example())
         small = result.network
         params = {n: p.detach().clone(memory_format=torch.contiguous_format) for n, p in small.named_parameters()}
         buffers = {n: b.detach().clone(memory_format=torch.contiguous_format) for n, b in small.named_buffers()}

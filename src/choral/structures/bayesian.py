@@ -98,7 +98,7 @@ class Gaussian(Sampled):
 
     >>> network = Gaussian(draws=5).convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), torch.Generator())
     >>> [type(layer).__name__ for layer in network]
-    ['GaussianLinear', 'GaussianNorm']
+    ['GaussianLayer', 'GaussianNorm']
     """
 
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
@@ -125,7 +125,7 @@ class SpikeSlab(Sampled):
 
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [type(layer).__name__ for layer in SpikeSlab().convert(network, torch.Generator())]
-    ['SpikeSlabLinear', 'ReLU', 'GaussianLinear']
+    ['SpikeSlabLayer', 'ReLU', 'GaussianLayer']
     """
 
     gamma: float = GAMMA_START

@@ -7,14 +7,7 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.errors import ConversionError
-from choral.layers.bayesian.gaussian import (
-    GaussianConv1d,
-    GaussianConv2d,
-    GaussianConv3d,
-    GaussianLinear,
-    GaussianNorm,
-    gaussian_twin,
-)
+from choral.layers.bayesian.gaussian import GaussianLayer, GaussianNorm, gaussian_twin
 from choral.layers.bayesian.sampling import at_means
 from choral.objectives.kl import std_of
 
@@ -98,7 +91,7 @@ def assert_moments(got, mean, variance, count: int = 20000):
 
 def test_linear_outputs_have_the_closed_form_moments():
     torch.manual_seed(3)
-    layer: Any = GaussianLinear(3, 2)
+    layer: Any = GaussianLayer(nn.Linear(3, 2))
     x = torch.randn(4, 3)
     with torch.no_grad():
         layer.weight_rho.normal_(-1)
@@ -111,7 +104,7 @@ def test_linear_outputs_have_the_closed_form_moments():
 
 def test_convolution_outputs_have_the_closed_form_moments():
     torch.manual_seed(4)
-    layer: Any = GaussianConv2d(2, 3, 2, groups=1)
+    layer: Any = GaussianLayer(nn.Conv2d(2, 3, 2, groups=1))
     x = torch.randn(1, 2, 3, 3)
     with torch.no_grad():
         layer.weight_rho.normal_(-1)
@@ -131,7 +124,7 @@ def test_norm_outputs_have_the_closed_form_moments():
 
 
 def test_the_same_draw_serves_the_whole_batch_and_the_key_decides_it():
-    layer: Any = GaussianLinear(3, 2, rho=0.0)
+    layer: Any = GaussianLayer(nn.Linear(3, 2), rho=0.0)
     x = torch.randn(1, 3).repeat(5, 1)
     with draws.keyed(7, 1):
         one = layer(x)
@@ -147,7 +140,10 @@ def test_the_same_draw_serves_the_whole_batch_and_the_key_decides_it():
 def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
     def build():
         return nn.Sequential(
-            GaussianConv2d(1, 3, 3), GaussianNorm(nn.BatchNorm2d(3)), nn.Flatten(), GaussianLinear(12, 2)
+            GaussianLayer(nn.Conv2d(1, 3, 3)),
+            GaussianNorm(nn.BatchNorm2d(3)),
+            nn.Flatten(),
+            GaussianLayer(nn.Linear(12, 2)),
         )
 
     torch.manual_seed(0)
@@ -175,7 +171,7 @@ def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
 
 
 def test_gradients_of_a_keyed_pass_equal_finite_differences():
-    layer: Any = GaussianLinear(3, 2, rho=-1.0).double()
+    layer: Any = GaussianLayer(nn.Linear(3, 2), rho=-1.0).double()
     names, x = list(dict(layer.named_parameters())), torch.randn(4, 3, dtype=torch.float64)
 
     def run(*values):
@@ -186,14 +182,14 @@ def test_gradients_of_a_keyed_pass_equal_finite_differences():
 
 
 def test_fresh_means_are_kaiming_and_rhos_start_at_minus_six():
-    layer: Any = GaussianConv1d(40, 50, 5, generator=torch.Generator().manual_seed(1))
+    layer: Any = GaussianLayer(nn.Conv1d(40, 50, 5), generator=torch.Generator().manual_seed(1))
     assert abs(layer.weight_mean.std().item() / (2 / 200) ** 0.5 - 1) < 0.03
     assert (layer.weight_rho == -6).all()
     assert (layer.bias_mean == 0).all()
-    again: Any = GaussianConv1d(40, 50, 5, generator=torch.Generator().manual_seed(1))
+    again: Any = GaussianLayer(nn.Conv1d(40, 50, 5), generator=torch.Generator().manual_seed(1))
     assert torch.equal(layer.weight_mean, again.weight_mean)
-    state = torch.get_rng_state()
-    GaussianConv3d(1, 1, 2, generator=torch.Generator())
+    plain, state = nn.Conv3d(1, 1, 2), torch.get_rng_state()
+    GaussianLayer(plain, generator=torch.Generator())
     assert torch.equal(state, torch.get_rng_state())  # no draw from the global generator
 
 
@@ -205,7 +201,7 @@ def test_only_layers_that_compute_as_a_known_kind_have_a_twin():
         def forward(self, x):
             return 2 * super().forward(x)
 
-    assert isinstance(gaussian_twin(Own(2, 2)), GaussianLinear)
+    assert isinstance(gaussian_twin(Own(2, 2)), GaussianLayer)
     assert gaussian_twin(Louder(2, 2)) is None
     assert gaussian_twin(nn.ReLU()) is None
     assert gaussian_twin(nn.BatchNorm1d(2, affine=False)) is None

@@ -7,11 +7,7 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.layers.bayesian.rank_one_gaussian import (
-    RankOneGaussianConv3d,
-    RankOneGaussianLinear,
-    rank_one_gaussian_twin,
-)
+from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
 from choral.layers.bayesian.sampling import at_means
 from choral.objectives.kl import GaussianKL, rho_of, std_of
 
@@ -42,7 +38,7 @@ def test_member_rows_equal_members_run_alone(plain, shape):
 
 
 def test_a_members_loss_reaches_only_its_own_factors():
-    layer: Any = RankOneGaussianLinear(3, 2, members=3)
+    layer: Any = RankOneGaussianLayer(nn.Linear(3, 2), members=3)
     layer(torch.randn(12, 3)).unflatten(0, (3, 4))[1].sum().backward()
     for name, p in layer.named_parameters():
         if name != "weight":
@@ -52,7 +48,7 @@ def test_a_members_loss_reaches_only_its_own_factors():
 
 def test_outputs_have_the_closed_form_moments():
     torch.manual_seed(1)
-    layer: Any = RankOneGaussianLinear(3, 2, members=2)
+    layer: Any = RankOneGaussianLayer(nn.Linear(3, 2), members=2)
     x, count = torch.randn(2, 3), 40000
     state: Any = dict(layer.named_parameters())
     with torch.no_grad():
@@ -76,7 +72,7 @@ def test_outputs_have_the_closed_form_moments():
 
 
 def test_factors_start_at_random_signs_and_a_single_member_at_the_plain_layer():
-    layer: Any = RankOneGaussianLinear(400, 300, members=4, generator=torch.Generator().manual_seed(2))
+    layer: Any = RankOneGaussianLayer(nn.Linear(400, 300), members=4, generator=torch.Generator().manual_seed(2))
     for name in ("input_mean", "output_mean"):
         signs = getattr(layer, name)
         assert (signs.abs() == 1).all()
@@ -88,7 +84,7 @@ def test_factors_start_at_random_signs_and_a_single_member_at_the_plain_layer():
 
 
 def test_the_penalty_sees_the_factors_only_and_vanishes_at_their_prior():
-    layer: Any = RankOneGaussianConv3d(1, 2, 2, members=2).double()
+    layer: Any = RankOneGaussianLayer(nn.Conv3d(1, 2, 2), members=2).double()
     with torch.no_grad():
         for p in (layer.input_mean, layer.output_mean):
             p.fill_(1.0)
@@ -103,7 +99,7 @@ def test_the_penalty_sees_the_factors_only_and_vanishes_at_their_prior():
 
 
 def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
-    layer: Any = RankOneGaussianLinear(3, 2, members=2, rho=-1.0).double()
+    layer: Any = RankOneGaussianLayer(nn.Linear(3, 2), members=2, rho=-1.0).double()
     x = torch.randn(6, 3, dtype=torch.float64)
     state: Any = dict(layer.named_parameters())
 
@@ -119,5 +115,5 @@ def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
 
 def test_arguments_are_checked():
     with pytest.raises(InputError, match="members"):
-        RankOneGaussianLinear(2, 2, members=0)
+        RankOneGaussianLayer(nn.Linear(2, 2), members=0)
     assert rank_one_gaussian_twin(nn.ReLU(), members=2) is None

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.layers.bayesian.sampling import at_means, draw, means_wanted, operation_of
+from choral.layers.bayesian.gaussian import GaussianLayer
+from choral.layers.bayesian.sampling import at_means, draw, means_wanted
 from choral.objectives.kl import std_of
 
 
@@ -31,10 +32,11 @@ def test_a_draw_is_the_mean_plus_scaled_noise():
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("padding", [0, 2, (1, 2), "valid", "same"])
-def test_an_operation_does_what_its_plain_layer_does(mode, padding):
+def test_a_layer_at_its_means_does_what_its_plain_layer_does(mode, padding):
     layer = nn.Conv2d(2, 4, (3, 5), padding=padding, dilation=(2, 1), groups=2, padding_mode=mode)
-    operation, x = operation_of(layer), torch.randn(3, 2, 7, 8)
-    torch.testing.assert_close(operation(x, layer.weight, layer.bias), layer(x))
-    twin = operation.plain(layer.weight, layer.bias)
+    sampled, x = GaussianLayer(layer, keep_weights=True), torch.randn(3, 2, 7, 8)
+    with at_means():
+        torch.testing.assert_close(sampled(x), layer(x))
+    twin = sampled.plain()
     assert repr(twin) == repr(layer)
     torch.testing.assert_close(twin(x), layer(x))

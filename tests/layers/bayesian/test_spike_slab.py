@@ -8,13 +8,7 @@ from torch.func import functional_call, vmap
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.layers.bayesian.sampling import at_means
-from choral.layers.bayesian.spike_slab import (
-    SpikeSlabConv1d,
-    SpikeSlabConv2d,
-    SpikeSlabConv3d,
-    SpikeSlabLinear,
-    spike_slab_twin,
-)
+from choral.layers.bayesian.spike_slab import SpikeSlabLayer, spike_slab_twin
 from choral.objectives.kl import SpikeSlabKL, freeze_gates, gate_keep, std_of
 
 
@@ -31,7 +25,7 @@ def outputs(layer: nn.Module, x: torch.Tensor, count: int) -> torch.Tensor:
 
 def test_outputs_have_the_closed_form_moments():
     torch.manual_seed(0)
-    layer: Any = SpikeSlabLinear(3, 2)
+    layer: Any = SpikeSlabLayer(nn.Linear(3, 2))
     x, count = torch.randn(4, 3), 40000
     with torch.no_grad():
         layer.gate_logit.copy_(torch.tensor([0.8, -0.5]))
@@ -49,15 +43,15 @@ def test_outputs_have_the_closed_form_moments():
 @pytest.mark.parametrize(
     ("layer", "x"),
     [
-        (SpikeSlabLinear(3, 5, gamma=0.5), torch.randn(4, 3)),
-        (SpikeSlabConv1d(2, 5, 3, gamma=0.5), torch.randn(4, 2, 5)),
-        (SpikeSlabConv2d(2, 5, 3, gamma=0.5), torch.randn(4, 2, 4, 5)),
-        (SpikeSlabConv3d(2, 5, 2, gamma=0.5), torch.randn(4, 2, 2, 3, 4)),
+        (SpikeSlabLayer(nn.Linear(3, 5), gamma=0.5), torch.randn(4, 3)),
+        (SpikeSlabLayer(nn.Conv1d(2, 5, 3), gamma=0.5), torch.randn(4, 2, 5)),
+        (SpikeSlabLayer(nn.Conv2d(2, 5, 3), gamma=0.5), torch.randn(4, 2, 4, 5)),
+        (SpikeSlabLayer(nn.Conv3d(2, 5, 2), gamma=0.5), torch.randn(4, 2, 2, 3, 4)),
     ],
     ids=lambda v: type(v).__name__,
 )
 def test_a_node_is_wholly_in_or_wholly_out(layer, x):
-    axis = x.dim() - 1 if isinstance(layer, SpikeSlabLinear) else 1
+    axis = x.dim() - 1 if layer.weight.dim() == 2 else 1
     with torch.no_grad():
         layer.bias_mean.fill_(10.0)
         drawn = outputs(layer, x, 200).movedim(axis + 1, 1).flatten(2)  # (draw, node, rest)
@@ -68,7 +62,7 @@ def test_a_node_is_wholly_in_or_wholly_out(layer, x):
 
 
 def test_the_gradient_of_a_gate_is_that_of_the_relaxed_gate():
-    layer: Any = SpikeSlabLinear(2, 3, rho=-40.0).double()  # the weights are their means
+    layer: Any = SpikeSlabLayer(nn.Linear(2, 3), rho=-40.0).double()  # the weights are their means
     with torch.no_grad():
         layer.gate_logit.copy_(torch.tensor([0.3, -1.0, 2.0]))
     x, upstream = torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
@@ -109,7 +103,7 @@ def test_mean_mode_and_plain_form_use_nodes_above_one_half():
 
 def test_frozen_gates_rule_draws_means_and_plain_forms():
     torch.manual_seed(1)
-    layer: Any = SpikeSlabLinear(3, 4, gamma=0.6)
+    layer: Any = SpikeSlabLayer(nn.Linear(3, 4), gamma=0.6)
     x = torch.randn(5, 3)
     params, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
     params, buffers = freeze_gates(params, buffers, generator=torch.Generator().manual_seed(6))
@@ -129,7 +123,7 @@ def test_frozen_gates_rule_draws_means_and_plain_forms():
 
 def test_members_of_a_vmap_with_own_keys_and_own_frozen_gates_equal_runs_of_their_own():
     torch.manual_seed(2)
-    layers = [SpikeSlabConv2d(1, 4, 2, gamma=0.5).double() for _ in range(3)]
+    layers = [SpikeSlabLayer(nn.Conv2d(1, 4, 2), gamma=0.5).double() for _ in range(3)]
     layers[1].frozen_gate.copy_(torch.tensor([1.0, 0, -1, -1]))
     x, keys = torch.randn(2, 1, 3, 3, dtype=torch.float64), [1, 2, 3]
     params = {
@@ -154,7 +148,7 @@ def test_training_removes_a_node_nobody_needs_and_keeps_the_needed_one():
     torch.manual_seed(3)
     x = torch.linspace(-1, 1, 200).unsqueeze(1)
     y = 2 * x + 0.5 + 0.1 * torch.randn_like(x)
-    layer: Any = SpikeSlabLinear(1, 2)
+    layer: Any = SpikeSlabLayer(nn.Linear(1, 2))
     penalty = SpikeSlabKL(prior_std=1.0, inclusion=0.1)
     readout = torch.tensor([[1.0], [0.0]])  # nothing reads the second node
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
@@ -173,15 +167,15 @@ def test_training_removes_a_node_nobody_needs_and_keeps_the_needed_one():
 
 def test_arguments_are_checked():
     with pytest.raises(InputError, match="gamma"):
-        SpikeSlabLinear(1, 1, gamma=1.0)
+        SpikeSlabLayer(nn.Linear(1, 1), gamma=1.0)
     assert spike_slab_twin(nn.BatchNorm1d(2)) is None
 
 
 def test_gates_are_drawn_in_training_and_settled_in_evaluation():
-    layer = SpikeSlabLinear(3, 200, gamma=0.3)
+    layer = SpikeSlabLayer(nn.Linear(3, 200), gamma=0.3)
     assert 0 < float(layer.gate().detach().mean()) < 1
     assert layer.eval().gate().sum() == 0
-    drawn = SpikeSlabLinear(3, 200, gamma=0.3, sampled_gates=True).eval()
+    drawn = SpikeSlabLayer(nn.Linear(3, 200), gamma=0.3, sampled_gates=True).eval()
     assert 0 < float(drawn.gate().detach().mean()) < 1
 
 
@@ -190,7 +184,9 @@ def test_a_node_that_is_rarely_in_is_not_blown_up_by_batch_norm():
     torch.manual_seed(0)
 
     def spread(sampled):
-        network = nn.Sequential(SpikeSlabLinear(4, 300, gamma=0.02, sampled_gates=sampled), nn.BatchNorm1d(300))
+        network = nn.Sequential(
+            SpikeSlabLayer(nn.Linear(4, 300), gamma=0.02, sampled_gates=sampled), nn.BatchNorm1d(300)
+        )
         x = torch.randn(64, 4)
         for _ in range(100):
             network(x)

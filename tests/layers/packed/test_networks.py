@@ -8,7 +8,7 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import ConversionError, InputError
-from choral.layers.joint.network import Joint, channels_last, tune
+from choral.layers.joint.network import Joint, channels_last
 from choral.layers.packed.narrow import redrawn
 from choral.layers.packed.networks import pack
 
@@ -276,18 +276,6 @@ def test_channels_last_is_kept_within_members():
     assert weight[1].is_contiguous(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(joint(x)[1], joint.member(1)(x))
-
-
-def test_tune_measures_sets_the_fastest_and_leaves_no_trace():
-    joint = pack(models.mlp(4, 2, hidden=(8,), norm="batch"), members=2)
-    before = {n: t.clone() for n, t in joint.state_dict().items()}
-    x, state = torch.ones(6, 4), torch.random.get_rng_state()
-    seconds = tune(joint, x, repeats=2)
-    assert set(seconds) == {"loop", "grouped", "matmul"}
-    assert joint.kernel == min(seconds, key=seconds.__getitem__)
-    assert all(torch.equal(t, before[n]) for n, t in joint.state_dict().items())
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert all(p.grad is None for p in joint.parameters())
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -8,7 +8,6 @@ value X_mean + softplus(X_rho) * noise. Means start afresh (Kaiming) or from tra
 Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
 """
 
-from abc import ABC
 from copy import deepcopy
 from typing import Any
 
@@ -16,56 +15,30 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
-from choral.layers.bayesian.sampling import RHO_START, SampledLayer, add_posterior, copy_means, draw, twin_arguments
-from choral.layers.functional import own_kind
+from choral.layers.bayesian.sampling import RHO_START, SAMPLED, SampledLayer, add_posterior, draw
+from choral.layers.functional import BATCH_NORMS, filled, operate, own_kind
 
 
-class GaussianLayer(SampledLayer, ABC):
-    """A linear map or convolution with Gaussian weights and bias; use its named kinds.
+class GaussianLayer(SampledLayer):
+    """A linear map or convolution with Gaussian weights and bias.
 
     Args are those of `choral.layers.bayesian.sampling.SampledLayer`.
-    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output under one draw of the weights."""
-        return self.operation(x, draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho))
-
-    def plain(self) -> nn.Module:
-        """Return a plain layer with the posterior means as its weights."""
-        return self.operation.plain(self.weight_mean, self.bias_mean)
-
-
-class GaussianLinear(GaussianLayer):
-    """`nn.Linear` with Gaussian weights and bias.
-
-    >>> layer = GaussianLinear(3, 2)
+    >>> layer = GaussianLayer(nn.Linear(3, 2))
     >>> sorted(name for name, _ in layer.named_parameters())
     ['bias_mean', 'bias_rho', 'weight_mean', 'weight_rho']
     """
 
-    plain_kind = nn.Linear
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output under one draw of the weights."""
+        return self.operate(x, draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho))
+
+    def plain(self) -> nn.Module:
+        """Return a plain layer with the posterior means as its weights."""
+        return self.plain_layer(self.weight_mean, self.bias_mean)
 
 
-class GaussianConv1d(GaussianLayer):
-    """`nn.Conv1d` with Gaussian weights and bias."""
-
-    plain_kind = nn.Conv1d
-
-
-class GaussianConv2d(GaussianLayer):
-    """`nn.Conv2d` with Gaussian weights and bias."""
-
-    plain_kind = nn.Conv2d
-
-
-class GaussianConv3d(GaussianLayer):
-    """`nn.Conv3d` with Gaussian weights and bias."""
-
-    plain_kind = nn.Conv3d
-
-
-_CHANNEL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-_TRAILING_NORMS = (nn.LayerNorm, nn.RMSNorm)
+_NORMS = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def _size(name: str) -> Any:
@@ -97,64 +70,33 @@ class GaussianNorm(nn.Module):
         super().__init__()
         scale, shift = _affine_of(norm)
         if scale is None:
-            accepted = ", ".join(kind.__name__ for kind in (*_CHANNEL_NORMS, *_TRAILING_NORMS))
+            accepted = ", ".join(kind.__name__ for kind in _NORMS)
             raise ConversionError(f"GaussianNorm was given {norm}; it takes one of {accepted} that has a scale.")
-        self.norm = _without_affine(norm)
+        self.norm = deepcopy(norm)
+        for name in self.norm._parameters:
+            self.norm._parameters[name] = None
         add_posterior(self, "weight", scale, rho)
         add_posterior(self, "bias", shift, rho)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized input under one draw of scale and shift."""
-        # lent to the plain layer for this pass, so that torch's fused kernel applies them; vars() keeps torch from
-        # registering them
-        lent = vars(self.norm)
-        lent["weight"], lent["bias"] = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
-        try:
-            return self.norm(x)
-        finally:
-            lent["weight"] = lent["bias"] = None
+        drawn = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
+        tensors = {**self.norm._buffers, "weight": drawn[0], "bias": drawn[1]}
+        return operate(self.norm, x, tensors, training=self.norm.training)
 
     def plain(self) -> nn.Module:
         """Return a plain normalization layer with the posterior means as scale and shift."""
-        return _with_affine(self.norm, self.weight_mean, self.bias_mean)
+        means = {"weight": self.weight_mean, "bias": self.bias_mean}
+        own = {n: None if m is None else m.detach().clone() for n, m in means.items() if n in self.norm._parameters}
+        return filled(self.norm, own)
 
 
 def _affine_of(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     """Return scale and shift of a plain normalization layer; None for those it, or any other module, does not have."""
-    if type(norm) not in (*_CHANNEL_NORMS, *_TRAILING_NORMS):
+    if type(norm) not in _NORMS:
         return None, None
     own = dict(norm.named_parameters(recurse=False))
     return own.get("weight"), own.get("bias")
-
-
-def _without_affine(norm: nn.Module) -> Any:
-    """Return a copy of a normalization layer in which scale and shift are not parameters but plain attributes, None."""
-    norm = deepcopy(norm)
-    for name in ("weight", "bias"):
-        norm._parameters.pop(name, None)
-        setattr(norm, name, None)
-    setattr(norm, _affine_flag(norm), False)
-    return norm
-
-
-def _with_affine(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Return a copy of such a layer with copies of a scale and shift as its parameters."""
-    norm = deepcopy(norm)
-    for name, value in (("weight", weight), ("bias", bias)):
-        delattr(norm, name)
-        if name == "weight" or not isinstance(norm, nn.RMSNorm):
-            norm.register_parameter(name, None if value is None else nn.Parameter(value.detach().clone()))
-    setattr(norm, _affine_flag(norm), True)
-    return norm
-
-
-def _affine_flag(norm: nn.Module) -> str:
-    return "elementwise_affine" if isinstance(norm, _TRAILING_NORMS) else "affine"
-
-
-_KINDS: dict[type[nn.Module], type[GaussianLayer]] = {
-    kind.plain_kind: kind for kind in (GaussianLinear, GaussianConv1d, GaussianConv2d, GaussianConv3d)
-}
 
 
 def gaussian_twin(
@@ -174,10 +116,6 @@ def gaussian_twin(
     """
     if _affine_of(layer)[0] is not None:
         return GaussianNorm(layer, rho=rho)
-    kind = own_kind(layer, tuple(_KINDS))
-    if kind is None:
+    if own_kind(layer, SAMPLED) is None:
         return None
-    twin = _KINDS[kind](**twin_arguments(layer), rho=rho, generator=generator)
-    if keep_weights:
-        copy_means(twin, layer)
-    return twin
+    return GaussianLayer(layer, rho=rho, keep_weights=keep_weights, generator=generator)

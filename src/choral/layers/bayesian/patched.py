@@ -17,9 +17,7 @@ entries of Z are drawn together (the paper's Table 2 and equations 4 and 5):
 Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
 arXiv:1905.09453.
 
-BatchNorm statistics for each of a fixed number of passes, where what comes before is drawn anew in every pass.
-
-Running statistics are averages over draws, and fit none of them: behind a layer drawn from components each draw has means and
+Running statistics of a BatchNorm are averages over draws, and fit none of them: behind a layer drawn from components each draw has means and
 variances of its own. Passes at prediction are numbered and their draws follow from their numbers, so the statistics of each can be
 estimated once after training and kept with the weights.
 """

@@ -1,4 +1,4 @@
-"""What sampled layers share: a base, a draw from a Gaussian posterior, the mean mode, and operations on given weights.
+"""What sampled layers share: a base, a draw from a Gaussian posterior, and the mean mode.
 
 Sampled layers draw their weights anew in every forward pass, in training and in evaluation mode alike, through
 `choral.base.draws`. Within `at_means` they draw nothing and use the center of their posterior.
@@ -7,29 +7,28 @@ Sampled layers draw their weights anew in every forward pass, in training and in
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, overload
+from typing import Any, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base import draws
+from choral.base.errors import ConversionError
 from choral.base.streams import now, under
-from choral.layers.kernels import pointwise
+from choral.layers.functional import CONVOLUTIONS, emptied, filled, operate, own_kind, read_through
 from choral.objectives.kl import MEAN, RHO, std_of
 
 RHO_START = -6.0
-_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+SAMPLED = (nn.Linear, *CONVOLUTIONS)
+"""Plain layers that have a sampled one."""
 
 
 @contextmanager
 def at_means() -> Iterator[None]:
     """Make every sampled layer of the block deterministic: posterior means, and nodes with gamma above one half.
 
-    >>> from choral.layers.bayesian.gaussian import GaussianLinear
-    >>> layer, x = GaussianLinear(3, 2, rho=0.0), torch.ones(1, 3)
+    >>> from choral.layers.bayesian.gaussian import GaussianLayer
+    >>> layer, x = GaussianLayer(nn.Linear(3, 2), rho=0.0), torch.ones(1, 3)
     >>> with at_means():
     ...     torch.equal(layer(x), layer(x))
     True
@@ -63,155 +62,55 @@ def add_posterior(layer: nn.Module, name: str, center: Tensor | None, rho: float
     layer.register_parameter(name + RHO, None if mean is None else nn.Parameter(torch.full_like(mean, rho)))
 
 
-def fresh_weights(
-    operation: "Operation", generator: torch.Generator | None, *, device: torch.device | None, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return a weight drawn by Kaiming's rule (normal, over the inputs) and a zero bias, or None without one."""
-    weight = nn.init.kaiming_normal_(
-        torch.empty(operation.weight_shape, device=device, dtype=dtype), nonlinearity="relu", generator=generator
-    )
-    return weight, torch.zeros(operation.outputs, device=device, dtype=dtype) if operation.biased else None
+def fresh_weight(weight: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return a weight drawn by Kaiming's rule (normal, over the inputs) in the shape of another."""
+    empty = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    return nn.init.kaiming_normal_(empty, nonlinearity="relu", generator=generator)
 
 
-def twin_arguments(layer: nn.Module) -> dict[str, Any]:
-    """Return the arguments that make a sampled layer of a plain layer's shape, device and dtype."""
-    weight = layer.get_parameter("weight")
-    return operation_of(layer).arguments | {"device": weight.device, "dtype": weight.dtype}
-
-
-@torch.no_grad()
-def copy_means(twin: nn.Module, layer: nn.Module) -> None:
-    """Set the means of a sampled layer to the weights of the plain layer it stands for."""
-    for name, value in layer.named_parameters(recurse=False):
-        twin.get_parameter(name + MEAN).copy_(value)
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A linear map or convolution as a function of its weights: what a plain layer does, without its parameters.
-
-    Attributes:
-        arguments: those of the plain layer's constructor, parsed.
-        weight_shape: shape of the weight; the first axis is the output.
-        biased: whether there is a bias.
-        inputs: input features or channels.
-        outputs: output features or channels.
-        dims: spatial axes; 0 for a linear map.
-    """
-
-    arguments: dict[str, Any]
-    weight_shape: tuple[int, ...]
-    biased: bool
-    inputs: int
-    outputs: int
-    dims: int
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the layer's output under these weights."""
-        if self.dims == 0:
-            return F.linear(x, weight, bias)
-        a = self.arguments
-        padding = a["padding"]
-        if a["padding_mode"] != "zeros":
-            x, padding = F.pad(x, self._pads(), mode=a["padding_mode"]), 0
-        if pointwise.faulty(self.weight_shape[2:], a["stride"], a["groups"], self.inputs):
-            x = F.pad(x, self._pads()) if padding != 0 and any(self._pads()) else x
-            return pointwise.convolve(x, weight, bias, a["stride"])
-        return _CONVOLVE[self.dims](x, weight, bias, a["stride"], padding, a["dilation"], a["groups"])
-
-    def plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """Return a plain layer that owns copies of these weights."""
-        kind = _CONVOLUTIONS[self.dims] if self.dims else nn.Linear
-        with torch.device("meta"):
-            layer = kind(**self.arguments)
-        layer.weight = nn.Parameter(weight.detach().clone())
-        if bias is not None:
-            layer.bias = nn.Parameter(bias.detach().clone())
-        return layer
-
-    def resized(self, name: str, size: int) -> "Operation":
-        """Return the operation of a layer with another size, by the name the plain layer states it under."""
-        arguments = self.arguments | {name: size}
-        inputs = arguments["in_channels" if self.dims else "in_features"]
-        outputs = arguments["out_channels" if self.dims else "out_features"]
-        shape = (outputs, inputs // arguments.get("groups", 1), *self.weight_shape[2:])
-        return replace(self, arguments=arguments, weight_shape=shape, inputs=inputs, outputs=outputs)
-
-    def _pads(self) -> list[int]:
-        """Return the sizes F.pad wants: last axis first, before and after."""
-        a, pads = self.arguments, []
-        for i in reversed(range(self.dims)):
-            if a["padding"] == "same":
-                total = a["dilation"][i] * (a["kernel_size"][i] - 1)
-                pads += [total // 2, total - total // 2]
-            else:
-                size = 0 if a["padding"] == "valid" else a["padding"][i]
-                pads += [size, size]
-        return pads
-
-
-def _size(name: str) -> Any:
-    """Return a property that reads and sets one size of a layer's operation."""
-
-    def read(layer: Any) -> int:
-        if name not in layer.operation.arguments:
-            raise AttributeError(f"{type(layer).__name__} has no size {name!r}")
-        return int(layer.operation.arguments[name])
-
-    def write(layer: Any, size: int) -> None:
-        layer.operation = layer.operation.resized(name, size)
-
-    return property(read, write)
-
-
-def read_arguments(layer: Any, name: str) -> Any:
-    """Serve as `__getattr__` of layers with an `operation`: forward code may read settings of the plain layer (`conv.stride`)."""
-    try:
-        return nn.Module.__getattr__(layer, name)
-    except AttributeError:
-        operation = layer.__dict__.get("operation")
-        if operation is None or name == "bias" or name not in operation.arguments:
-            raise
-        return operation.arguments[name]
+def size(name: str) -> Any:
+    """Return a property that reads and sets one size of the plain layer in `_plain`."""
+    return property(lambda layer: getattr(layer._plain[0], name), lambda layer, n: setattr(layer._plain[0], name, n))
 
 
 class SampledLayer(nn.Module, ABC):
     """A linear map or convolution whose weight and bias have a Gaussian posterior each.
 
-    It states the sizes of its operation as the plain layer does, and can be given others by compaction.
+    It states its sizes as the plain layer does, and can be given others by compaction.
 
     Args:
-        *arguments: those of the plain layer, by position or by name.
+        layer: the plain layer, for its settings, device and dtype; not changed.
         rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
-        generator: a generator for the first means; torch's own if None.
-        device: where the parameters live.
-        dtype: their type.
-        **options: more arguments of the plain layer.
+        keep_weights: means start at the plain layer's weights, not at fresh draws.
+        generator: a generator for fresh means; torch's own if None.
     """
 
-    plain_kind: ClassVar[type[nn.Module]]
     weight_mean: nn.Parameter
     weight_rho: nn.Parameter
     bias_mean: nn.Parameter | None
     bias_rho: nn.Parameter | None
-    in_features, out_features = _size("in_features"), _size("out_features")
-    in_channels, out_channels, groups = _size("in_channels"), _size("out_channels"), _size("groups")
-    __getattr__ = read_arguments
+    in_features, out_features = size("in_features"), size("out_features")
+    in_channels, out_channels, groups = size("in_channels"), size("out_channels"), size("groups")
+    __getattr__ = read_through
 
     def __init__(
         self,
-        *arguments: Any,
+        layer: nn.Module,
+        *,
         rho: float = RHO_START,
+        keep_weights: bool = False,
         generator: torch.Generator | None = None,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
     ):
         super().__init__()
-        self.operation = operation_of(self.plain_kind(*arguments, **options, device="meta"))
-        weight, bias = fresh_weights(self.operation, generator, device=device, dtype=dtype)
-        add_posterior(self, "weight", weight, rho)
-        add_posterior(self, "bias", bias, rho)
+        if own_kind(layer, SAMPLED) is None:
+            raise ConversionError(
+                f"{type(self).__name__} was given {layer}; it takes torch's own nn.Linear and nn.Conv1d-3d."
+            )
+        self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
+        weight, bias = layer.get_parameter("weight"), layer._parameters["bias"]
+        zeros = None if bias is None else torch.zeros_like(bias)
+        add_posterior(self, "weight", weight if keep_weights else fresh_weight(weight, generator), rho)
+        add_posterior(self, "bias", bias if keep_weights else zeros, rho)
 
     @property
     def weight(self) -> nn.Parameter:
@@ -223,40 +122,19 @@ class SampledLayer(nn.Module, ABC):
         """The mean of the bias."""
         return self.bias_mean
 
+    def operate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return what the plain layer returns under these weights."""
+        return operate(self._plain[0], x, {"weight": weight, "bias": bias}, training=self.training)
+
+    def plain_layer(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """Return a plain layer of the same settings with copies of these weights."""
+        copies = {"weight": weight.detach().clone(), "bias": None if bias is None else bias.detach().clone()}
+        return filled(self._plain[0], copies)
+
     @abstractmethod
     def plain(self) -> nn.Module:
         """Return a plain layer with the center of the posterior as its weights."""
 
     def extra_repr(self) -> str:
-        """Return the arguments of the plain layer."""
-        return describe(self.operation)
-
-
-def operation_of(layer: nn.Module) -> Operation:
-    """Return what a plain `nn.Linear` or `nn.Conv1d`, `2d`, `3d` does, as a function of its weights."""
-    names = ["in_features", "out_features"]
-    if not isinstance(layer, nn.Linear):
-        assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        names = [
-            "in_channels",
-            "out_channels",
-            "kernel_size",
-            "stride",
-            "padding",
-            "dilation",
-            "groups",
-            "padding_mode",
-        ]
-    return Operation(
-        arguments={name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None},
-        weight_shape=tuple(layer.weight.shape),
-        biased=layer.bias is not None,
-        inputs=getattr(layer, names[0]),
-        outputs=getattr(layer, names[1]),
-        dims=max(layer.weight.dim() - 2, 0),
-    )
-
-
-def describe(operation: Operation) -> str:
-    """Return the operation's arguments for a module's printed form."""
-    return ", ".join(f"{name}={value}" for name, value in operation.arguments.items())
+        """Return the settings of the plain layer."""
+        return self._plain[0].extra_repr()

@@ -11,7 +11,6 @@ appendix A.
 """
 
 import math
-from abc import ABC
 from typing import Any
 
 import torch
@@ -19,48 +18,50 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.layers.bayesian.sampling import RHO_START, SampledLayer, copy_means, draw, means_wanted, twin_arguments
+from choral.layers.bayesian.sampling import RHO_START, SAMPLED, SampledLayer, draw, means_wanted
 from choral.layers.functional import own_kind
 
 GAMMA_START = 0.99
 
 
-class SpikeSlabLayer(SampledLayer, ABC):
-    """A linear map or convolution with Gaussian weights and a gate for each output node; use its named kinds.
+class SpikeSlabLayer(SampledLayer):
+    """A linear map or convolution with Gaussian weights and a gate for each output node.
 
     Args:
-        *arguments, rho, generator, device, dtype, **options: as in `choral.layers.bayesian.sampling.SampledLayer`.
+        layer, rho, keep_weights, generator: as in `choral.layers.bayesian.sampling.SampledLayer`.
         gamma: inclusion probability every node starts with, between 0 and 1, ends excluded.
         temperature: of the relaxed gate (tau).
         sampled_gates: whether gates are drawn in evaluation mode too. If not, a node is in or out there as is more likely
             (the median probability model), and only weights are drawn. BatchNorm behind a gated layer needs that: its running
             variance also counts the passes in which a node was out, so a node that is rarely in would be blown up by 1 /
             sqrt(gamma) whenever it is drawn.
+
+    >>> layer = SpikeSlabLayer(nn.Linear(3, 2))
+    >>> [round(gamma, 2) for gamma in layer.gate_logit.sigmoid().tolist()]
+    [0.99, 0.99]
     """
 
     frozen_gate: Tensor
 
     def __init__(
         self,
-        *arguments: Any,
+        layer: nn.Module,
+        *,
         rho: float = RHO_START,
+        keep_weights: bool = False,
         gamma: float = GAMMA_START,
         temperature: float = 0.5,
         sampled_gates: bool = False,
         generator: torch.Generator | None = None,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
     ):
         if not 0 < gamma < 1:
             raise InputError(f"gamma={gamma!r}, but an inclusion probability starts between 0 and 1, ends excluded.")
-        super().__init__(*arguments, rho=rho, generator=generator, device=device, dtype=dtype, **options)
+        super().__init__(layer, rho=rho, keep_weights=keep_weights, generator=generator)
         self.temperature = temperature
         self.sampled_gates = sampled_gates
-        nodes = self.operation.outputs
-        logit = math.log(gamma) - math.log1p(-gamma)
-        self.gate_logit = nn.Parameter(torch.full((nodes,), logit, device=device, dtype=dtype))
-        self.register_buffer("frozen_gate", torch.full((nodes,), -1.0, device=device, dtype=dtype))
+        free = self.weight_mean.new_full(self.weight_mean.shape[:1], -1.0)
+        self.gate_logit = nn.Parameter(torch.full_like(free, math.log(gamma) - math.log1p(-gamma)))
+        self.register_buffer("frozen_gate", free)
 
     def gate(self) -> Tensor:
         """Return the gates of one pass, exactly 0 or 1; if they are drawn, with the gradient of the relaxed gates."""
@@ -77,77 +78,20 @@ class SpikeSlabLayer(SampledLayer, ABC):
         """Return the output under one draw of the gates and weights."""
         weight, bias, gate = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho), self.gate()
         weight = weight * gate.view((-1,) + (1,) * (weight.dim() - 1))
-        return self.operation(x, weight, None if bias is None else bias * gate)
+        return self.operate(x, weight, None if bias is None else bias * gate)
 
     def plain(self) -> nn.Module:
         """Return a plain layer with the posterior means as weights, zero for nodes that are out."""
         gate = torch.where(self.frozen_gate < 0, (self.gate_logit > 0).to(self.frozen_gate), self.frozen_gate)
         weight = self.weight_mean * gate.view((-1,) + (1,) * (self.weight_mean.dim() - 1))
-        return self.operation.plain(weight, None if self.bias_mean is None else self.bias_mean * gate)
+        return self.plain_layer(weight, None if self.bias_mean is None else self.bias_mean * gate)
 
 
-class SpikeSlabLinear(SpikeSlabLayer):
-    """`nn.Linear` with Gaussian weights and a gate for each output feature.
-
-    >>> layer = SpikeSlabLinear(3, 2)
-    >>> [round(gamma, 2) for gamma in layer.gate_logit.sigmoid().tolist()]
-    [0.99, 0.99]
-    """
-
-    plain_kind = nn.Linear
-
-
-class SpikeSlabConv1d(SpikeSlabLayer):
-    """`nn.Conv1d` with Gaussian weights and a gate for each output channel."""
-
-    plain_kind = nn.Conv1d
-
-
-class SpikeSlabConv2d(SpikeSlabLayer):
-    """`nn.Conv2d` with Gaussian weights and a gate for each output channel."""
-
-    plain_kind = nn.Conv2d
-
-
-class SpikeSlabConv3d(SpikeSlabLayer):
-    """`nn.Conv3d` with Gaussian weights and a gate for each output channel."""
-
-    plain_kind = nn.Conv3d
-
-
-_KINDS: dict[type[nn.Module], type[SpikeSlabLayer]] = {
-    kind.plain_kind: kind for kind in (SpikeSlabLinear, SpikeSlabConv1d, SpikeSlabConv2d, SpikeSlabConv3d)
-}
-
-
-def spike_slab_twin(
-    layer: nn.Module,
-    *,
-    keep_weights: bool = False,
-    rho: float = RHO_START,
-    gamma: float = GAMMA_START,
-    temperature: float = 0.5,
-    sampled_gates: bool = False,
-    generator: torch.Generator | None = None,
-) -> SpikeSlabLayer | None:
+def spike_slab_twin(layer: nn.Module, **options: Any) -> SpikeSlabLayer | None:
     """Return the spike-and-slab layer that stands for a plain linear map or convolution, or None for anything else.
 
     Args:
         layer: any module.
-        keep_weights: means start at the plain layer's weights instead of fresh draws.
-        rho: as in `SpikeSlabLayer`, as are the rest.
-        gamma: see there.
-        temperature: see there.
-        sampled_gates: see there.
-        generator: see there.
+        **options: those of `SpikeSlabLayer`.
     """
-    kind = own_kind(layer, tuple(_KINDS))
-    if kind is None:
-        return None
-    arguments = twin_arguments(layer)
-    twin = _KINDS[kind](
-        **arguments, rho=rho, gamma=gamma, temperature=temperature, sampled_gates=sampled_gates, generator=generator
-    )
-    if keep_weights:
-        copy_means(twin, layer)
-    return twin
+    return None if own_kind(layer, SAMPLED) is None else SpikeSlabLayer(layer, **options)

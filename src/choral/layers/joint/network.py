@@ -11,14 +11,12 @@ like that can be run
 
 In the first two a layer sees tensors without the member axis and is the plain layer. In the third it sees the member
 axis and must know what to do: layers that do are `Foldable`. The result is the same up to rounding (with `matmul`, dropout
-draws other numbers), and the way can be changed at any time by setting `kernel`; `tune` measures which one is fastest.
+draws other numbers), and the way can be changed at any time by setting `kernel`.
 """
 
 import copy
-import statistics
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from choral.base import batches, devices, draws, rng
+from choral.base import batches, devices, draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.order import evaluating
@@ -71,7 +69,7 @@ class Joint(nn.Module):
         members: how many members the stacked tensors hold.
         stacked: names of the parameters and buffers that carry the member axis; those its `Foldable` layers own if None.
         kernel: 'loop', 'grouped', 'matmul', or 'auto': what was fastest in our measurements for the kinds of layers and
-            the device (see `usual_kernel`); 'measured' is the same until something is measured (`tune`, or `fit`).
+            the device (see `usual_kernel`); 'measured' is the same until `fit` has measured.
         own_inputs: whether every member reads inputs of its own.
 
     Shapes: (batch, ...) or, with own_inputs, (member, batch, ...) -> (member, batch, ...).
@@ -301,46 +299,3 @@ def usual_kernel(joint: Joint) -> str:
     if convolving:
         return "loop" if devices.is_processor(device) and not joint.is_faster_together() else "grouped"
     return "grouped" if joint.obstacle("matmul") else "matmul"
-
-
-def tune(
-    joint: Joint,
-    x: Batch,
-    *,
-    repeats: int = 5,
-    kernels: Sequence[str] = KERNELS,
-    loss: Callable[[Tensor], Tensor] = torch.Tensor.sum,
-) -> dict[str, float]:
-    """Measure a forward and backward pass with each kernel, set the fastest, and return the median seconds of each.
-
-    The choice is an ordinary attribute (`joint.kernel`): write it into the structure's `kernel=` to make it part of a
-    plan. Gradients, buffers and the global generator are left as they were.
-
-    Args:
-        joint: what `Packed(...).convert` and its like return.
-        x: a batch of the size and device that training will use.
-        repeats: passes timed for each kernel, interleaved.
-        kernels: which to try; those that cannot run the network are left out.
-        loss: makes a scalar of the outputs.
-    """
-    able = [k for k in kernels if not joint.obstacle(k)]
-    if not able:
-        raise ConversionError(f"none of the kernels {', '.join(kernels)} can run this network.")
-    before = {n: b.clone() for n, b in joint.named_buffers()}
-    params = [p for p in joint.parameters() if p.requires_grad]
-    seconds: dict[str, list[float]] = {k: [] for k in able}
-    with rng.seeded(0, "tune"):
-        for turn in range(repeats + 1):  # the first turn warms up
-            for kernel in able:
-                joint.kernel = kernel
-                start = time.perf_counter()
-                torch.autograd.grad(loss(joint(x)), params, allow_unused=True)
-                devices.synchronize(batches.leaves(x)[0].device)
-                if turn:
-                    seconds[kernel].append(time.perf_counter() - start)
-    with torch.no_grad():
-        for n, b in joint.named_buffers():
-            b.copy_(before[n])
-    medians = {k: statistics.median(v) for k, v in seconds.items()}
-    joint.kernel = min(medians, key=medians.__getitem__)
-    return medians

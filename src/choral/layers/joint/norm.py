@@ -1,16 +1,9 @@
 """Normalization layers of members that share other weights: each member keeps its own statistics.
 
-Normalization layers for members that share other weights: statistics of its own for every member.
-
 A normalization that keeps running statistics would mix members that pass through it together, and one member's loss would
 move another. Statistics are therefore always kept by member; scale and shift are shared, or each member's own.
-
-BatchNorm for members folded into the batch axis: each member keeps its own statistics, scale and shift.
-
-One BatchNorm over the folded batch would mix the members' statistics, so that one member's loss would move another.
 """
 
-import copy
 from copy import deepcopy
 
 import torch
@@ -73,7 +66,7 @@ def member_norm(layer: nn.Module, *, members: int, own_affine: bool = False) -> 
     tracked = isinstance(layer, (*BATCH_NORMS, *INSTANCE_NORMS)) and layer.track_running_stats
     if not tracked and not (own_affine and layer._parameters.get("weight") is not None):
         return None
-    layer = copy.deepcopy(layer)
+    layer = deepcopy(layer)
     for name, tensor in {**layer._parameters, **layer._buffers}.items():
         if tensor is not None and (own_affine or name in STATISTICS):
             stack = tensor.detach().expand(members, *tensor.shape).clone()

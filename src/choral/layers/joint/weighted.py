@@ -1,12 +1,8 @@
 """Layers that compute their weight in every pass, and batched matrix products over members.
 
-The base of layers that compute the weight of a linear map or convolution anew in every pass.
-
 A `WeightLayer` takes over the parameters of a plain layer under their own names. It says which axis of the weight
 belongs to the inputs and which to the outputs, groups and transposed convolutions included, so that a factor for each
 channel can be multiplied into the weight instead of into the activations.
-
-The linear maps of all members as one batched matrix product, with gradients in the layout of the weights.
 """
 
 from abc import ABC

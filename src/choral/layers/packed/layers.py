@@ -1,13 +1,9 @@
 """Packed layers: each holds the tensors of several members; grouped linear maps.
 
-Layers that hold the tensors of several members, each member with its own.
-
 `packed` stacks equal plain layers, one for each member, into one layer that reads all members folded into the batch:
 linear maps and 1x1 convolutions are one batched matrix product, normalizations share the pass over the data where the
 statistics allow it, and every other kind runs member by member. Inside `Joint`, which may slice the member axis away,
 the same layer is the plain layer of one member.
-
-A linear map whose inputs and outputs are split into groups that do not see each other.
 """
 
 import copy

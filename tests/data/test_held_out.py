@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from choral.base.errors import InputError
-from choral.data.parts import held_out, partition
 from choral.data.sources import source_of
+from choral.data.splitting import held_out, partition
 
 
 @given(points=st.integers(4, 60), parts=st.integers(2, 4), classes=st.integers(1, 4), seed=st.integers(0, 9))
