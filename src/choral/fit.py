@@ -19,7 +19,7 @@ from choral.base.errors import InputError, RunError, unknown_argument
 from choral.base.types import Build, Builds
 from choral.callbacks import watched
 from choral.data.inputs import Transforms
-from choral.engine.compute import Compute, OnExisting, Store, is_far
+from choral.engine.compute import Compute, OnExisting, Store, is_far, using
 from choral.engine.events import Callback
 from choral.engine.folder import claimed, run_of
 from choral.engine.job import Call, Job, call_of
@@ -27,7 +27,6 @@ from choral.engine.parts import Parts, parts_of
 from choral.engine.preparation import settle
 from choral.engine.resume import carry_out, in_agreement
 from choral.engine.store import MemberStore
-from choral.engine.threads import using
 from choral.engine.validation import Limit
 from choral.ensemble import saving
 from choral.ensemble.ensemble import Ensemble, ensemble_from, said_of

@@ -15,7 +15,7 @@ import choral
 from choral import recipes
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.engine.gradients import LossScale
+from choral.engine.trainers import LossScale
 from choral.objectives import Loss
 from choral.objectives.likelihoods import Categorical
 from choral.recipes.training import Training

@@ -25,7 +25,8 @@ from choral.engine.checkpoint import (
     pack_branches,
     unpack_branches,
 )
-from choral.engine.events import Callback
+from choral.engine.compute import using
+from choral.engine.events import Callback, Log
 from choral.engine.executor import choose_kernel
 from choral.engine.files import digest_of, expect, read_checked, read_json, sha256, write_bytes, write_json
 from choral.engine.folder import run_of
@@ -33,8 +34,7 @@ from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
 from choral.engine.preparation import check_same, environment
 from choral.engine.resume import run_for
-from choral.engine.store import Log, MemberStore, file_name
-from choral.engine.threads import using
+from choral.engine.store import MemberStore, file_name
 from choral.plan.phases import Collect
 from choral.plan.walk import Place
 

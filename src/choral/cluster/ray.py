@@ -18,8 +18,8 @@ from choral.base.values import Value
 from choral.cluster.leaf import Field, Plot, admitted, key_of, train_leaf
 from choral.cluster.leaves import Leaf, leaves_of
 from choral.cluster.storage import storage_of
+from choral.engine.events import events_in
 from choral.engine.folder import read_plan
-from choral.engine.store import events_in
 
 _PAUSE = 0.5  # seconds between two looks at what is done
 _SHARE = 20  # listening takes one part in so many of the time, at most

@@ -28,7 +28,7 @@ from choral.cluster.leaves import Leaf, leaves_of
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
 from choral.engine.compute import OnExisting, Store, is_far
-from choral.engine.events import Callback
+from choral.engine.events import Callback, Log, events_in
 from choral.engine.executor import Settled
 from choral.engine.files import write_bytes
 from choral.engine.folder import claimed, read_plan
@@ -36,7 +36,7 @@ from choral.engine.job import Call, Job, call_of
 from choral.engine.preparation import settle
 from choral.engine.resume import kept_costs, write_costs
 from choral.engine.run import WIDEST
-from choral.engine.store import Log, MemberStore, events_in
+from choral.engine.store import MemberStore
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Visitor, walk
 from choral.recipes.recipe import Recipe

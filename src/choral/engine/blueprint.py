@@ -21,7 +21,7 @@ from choral.base.interface import Interface, is_lazy
 from choral.base.order import evaluating, with_ends
 from choral.base.portrait import Function
 from choral.base.types import Build, Builds, Params
-from choral.engine.fingerprint import fingerprint
+from choral.engine.identity import fingerprint
 from choral.layers.attention import as_linear
 from choral.layers.convert import layers_of
 from choral.layers.joint.network import Joint, channels_last

@@ -18,11 +18,19 @@ from choral.base.batches import Batch
 from choral.base.errors import DivergedError, RunError
 from choral.data.sources import Source
 from choral.engine import selection
-from choral.engine.accounting import Ledger
 from choral.engine.checkpoint import Branch, Watch
-from choral.engine.context import BranchContext, applied
+from choral.engine.context import (
+    BranchContext,
+    applied,
+    for_members,
+    order_of,
+    parts_in,
+    picked,
+    target_shift,
+    weights_of,
+)
+from choral.engine.events import Ledger
 from choral.engine.flops import Flops
-from choral.engine.sampling import for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.task import Task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, explained
 from choral.engine.validation import Rules, Validation, Watcher

@@ -33,8 +33,8 @@ from choral.base.batches import Batch
 from choral.base.keeping import Kept
 from choral.base.streams import under
 from choral.base.tree import vmap
+from choral.engine.compute import operations, threads_for, using
 from choral.engine.task import Task
-from choral.engine.threads import operations, threads_for, using
 from choral.layers.convert import call_with, ties_of
 from choral.plan.state import State
 

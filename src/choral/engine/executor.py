@@ -20,10 +20,10 @@ from choral.base.order import Calls
 from choral.base.types import Params
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
+from choral.engine.compute import threads_for
+from choral.engine.context import for_members
 from choral.engine.run import WIDEST
-from choral.engine.sampling import for_members
 from choral.engine.task import Task
-from choral.engine.threads import threads_for
 from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, explained
 from choral.layers.convert import holds
 from choral.plan.cost import batches_in

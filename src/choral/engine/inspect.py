@@ -27,8 +27,8 @@ from choral.data.datasets import global_states, moved
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, called_once, floats_of
-from choral.engine.fingerprint import attributes, held_tensors
-from choral.engine.threads import Counting
+from choral.engine.compute import Counting
+from choral.engine.identity import attributes, held_tensors
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.convert import holds
 from choral.layers.joint.network import Joint, channels_last

@@ -12,11 +12,10 @@ from choral.data.sources import Source, check_batches, source_of
 from choral.data.weighing import is_key
 from choral.engine.compute import Compute
 from choral.engine.flops import rehearse
-from choral.engine.folds import Folds
 from choral.engine.inspect import left_plain
 from choral.engine.parts import Parts, parts_of
 from choral.engine.task import Task, check_runnable, make_task, some_points
-from choral.engine.validation import AUTO, Rules, Validation, chosen, rules_of, set_apart, wants_validation
+from choral.engine.validation import AUTO, Folds, Rules, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.plan.early_stopping import EarlyStopping
 from choral.plan.walk import trainings
 from choral.recipes import recipe_of

@@ -26,13 +26,13 @@ from choral import __version__
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
 from choral.engine.checkpoint import Checkpoints
+from choral.engine.compute import using
 from choral.engine.executor import Settled, choose, choose_kernel, choose_threads
 from choral.engine.files import digest_of, write_json
 from choral.engine.folder import MADE_AGAIN, check_ours, check_table, clear, keep_table, read_costs, read_plan, run_of
 from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
 from choral.engine.store import MemberStore
-from choral.engine.threads import using
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Place, Visitor, trainings, walk
 from choral.tables.table import Table

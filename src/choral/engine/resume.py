@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from choral.base.errors import InputError, RunError
 from choral.engine.checkpoint import Checkpoints
-from choral.engine.events import Callback
+from choral.engine.events import Callback, Log, last_counted
 from choral.engine.files import write_json
 from choral.engine.folder import read_costs, run_of
 from choral.engine.identity import differences, identity_of
@@ -26,7 +26,7 @@ from choral.engine.job import Job
 from choral.engine.parts import Parts
 from choral.engine.preparation import compare_environment
 from choral.engine.run import Run
-from choral.engine.store import Log, MemberStore, last_counted
+from choral.engine.store import MemberStore
 from choral.plan.phases import Fork
 from choral.plan.walk import Place
 

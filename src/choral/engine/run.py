@@ -15,12 +15,12 @@ import torch
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError
 from choral.data.sources import Source
-from choral.engine.accounting import Ledger
 from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
 from choral.engine.context import applied, begun
 from choral.engine.epochs import Epochs, Setting, alike
+from choral.engine.events import Ledger, Log
 from choral.engine.flops import Flops
-from choral.engine.store import Log, MemberStore
+from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.engine.validation import Rules, Watcher
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train

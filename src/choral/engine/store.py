@@ -1,11 +1,6 @@
 """Where a run's results go: members as files or in memory, events as lines."""
 
-import contextlib
-import copy
-import json
-import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from choral.base.errors import RunError
-from choral.engine.events import Callback
-from choral.engine.files import expect, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import expect, is_written, pack_tensors, unpack_tensors, write_bytes
 from choral.plan.early_stopping import SHARE
 from choral.plan.sparse import MASK
 from choral.plan.state import State
@@ -178,58 +172,3 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
     values, mask = unpack(parts["packed"])
     slots = ({MASK: mask} if mask else {}) | ({SHARE: parts["share"]} if parts["share"] else {})
     return State(parts["params"] | values, parts["buffers"], slots, {}, form)
-
-
-class Log:
-    """Events as lines of JSON in a file, and to a listener (the progress display)."""
-
-    def __init__(self, path: Path | None = None, listener: Callback | None = None):
-        self.path, self.listener = path, listener
-        self._handle = None if path is None else os.fdopen(open_kept(path, os.O_APPEND), "a", encoding="utf8")
-
-    def event(self, **content: Any) -> None:
-        """Write one event."""
-        if self.listener is not None:
-            self.listener(copy.deepcopy(content))  # which may be changed there
-        if self._handle is not None:
-            self._handle.write(json.dumps({"time": round(time.time(), 3), **content}) + "\n")
-            self._handle.flush()
-
-    def sync(self) -> int:
-        """Force the log to disk and return its size in bytes."""
-        if self._handle is None:
-            return 0
-        self._handle.flush()
-        os.fsync(self._handle.fileno())
-        return self._handle.tell()
-
-    def rewind(self, size: int) -> None:
-        """Forget events after a checkpoint, so that a resumed run does not say them twice."""
-        if self._handle is not None:
-            self._handle.seek(0, os.SEEK_END)
-            if self._handle.tell() > size:
-                self._handle.truncate(size)
-                self._handle.seek(size)
-
-    def close(self) -> None:
-        """Close the file; closing it again does nothing."""
-        if self._handle is not None:
-            self._handle.close()
-
-
-def last_counted(log: Path) -> dict[str, float]:
-    """Return what the last epoch in a log had counted, empty if it does not say."""
-    found: dict[str, float] = {}
-    for event in events_in(log.read_bytes() if log.exists() else b""):
-        if event.get("kind") == "epoch" and isinstance(event.get("counted"), dict):
-            found = event["counted"]
-    return found
-
-
-def events_in(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log; lines that were cut short or damaged are passed over."""
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                yield event

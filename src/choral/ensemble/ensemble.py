@@ -27,11 +27,11 @@ from choral.data.frames import arranged, names_of
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.engine.blueprint import Blueprint
+from choral.engine.compute import checked
 from choral.engine.evaluate import Evaluation
 from choral.engine.files import pack_tensors
 from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
-from choral.engine.threads import checked
 from choral.ensemble import corrections
 from choral.ensemble.export import export
 from choral.ensemble.saving import Saved, save_bytes, save_file
