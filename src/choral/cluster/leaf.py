@@ -27,7 +27,6 @@ from choral.engine.checkpoint import (
 )
 from choral.engine.compute import using
 from choral.engine.events import Callback, Log
-from choral.engine.executor import choose_kernel
 from choral.engine.files import digest_of, expect, read_checked, read_json, sha256, write_bytes, write_json
 from choral.engine.folder import run_of
 from choral.engine.identity import identity_of
@@ -117,7 +116,7 @@ class Plot:
 
 def key_of(plan: dict[str, Any], leaf: Leaf) -> str:
     """Return the key of a leaf."""
-    settled = {name: plan.get(name) for name in ("identity", "environment", "executor", "kernel", "leaves")}
+    settled = {name: plan.get(name) for name in ("identity", "environment", "executor", "leaves")}
     return digest_of({**settled, "leaf": leaf.path})[:32]
 
 
@@ -210,16 +209,13 @@ class LeafCheckpoints(Checkpoints):
 def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -> Field:
     """Return what the leaves of a run have in common; RunError unless the call is the one its plan was settled for, on the same torch."""
     job = call.job()
-    task, source, recipe = job.task, job.source, job.recipe
-    identity = identity_of(task, source, recipe, seed=call["seed"], executor=call.compute.executor, watched=job.watched)
-    check_same(storage.where, plan["identity"], identity)
-    begun, now = plan["environment"], environment(plan["environment"]["threads"]) | task.parts.environment
+    check_same(storage.where, plan["identity"], identity_of(job, executor=job.executor))
+    begun, now = plan["environment"], environment(plan["environment"]["threads"]) | job.task.parts.environment
     if begun != now:
         raise RunError(
             f"{storage.where} was begun with {begun}, and here is {now}: members would not be the same to the last bit; install the same "
             "versions on every machine."
         )
-    choose_kernel(task, source, recipe.plan, settled=plan.get("kernel"))
     return Field(storage, run_dir, plan, call, job)
 
 
@@ -274,7 +270,7 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
 
 def _settings(field: Field) -> dict[str, Any]:
     """Return what all runs of leaves have in common: one stack, with checkpoints as often as asked for."""
-    return {"seed": field.call["seed"], "seconds": field.call.compute.checkpoint_seconds, "width": lambda *_: 1}
+    return {"seconds": field.call.compute.checkpoint_seconds, "width": lambda *_: 1}
 
 
 def empty_run(field: Field, store: MemberStore) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from choral.base.values import from_dict
 from choral.engine.run import WIDEST
 from choral.plan.phases import Collect, Fork, Phase, Train
-from choral.plan.walk import Place, Visitor, trainings, walk
+from choral.plan.walk import Place, Visitor, collected, trainings, walk
 from choral.recipes.recipe import Recipe
 
 
@@ -82,8 +82,7 @@ def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
     [('start', None), ('2/f0', 'start'), ('2/f1', 'start')]
     """
     leaves: list[Leaf] = []
-    numbers: dict[Place, int] = {}
-    walk(plan, None, Visitor(collect=lambda _, place, __: numbers.update({place: len(numbers)})))
+    numbers = collected(plan)
 
     def act(phase: Phase, suffix: Place, stack: _Stack) -> _Stack:
         if stack.open is None:

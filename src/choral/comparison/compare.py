@@ -265,7 +265,7 @@ def _asked(
             call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
             hear = one_of(options.get("callbacks")) if hearing is None else hearing(name)
             place = (folder / folder_name(name)).resolve()
-            found.append((call, place, hear, options.get("on_existing") == "overwrite"))
+            found.append((call, place, hear, options.get("on_existing", "resume")))
     return found
 
 

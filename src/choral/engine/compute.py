@@ -33,9 +33,8 @@ class Compute(Value):
         threads: threads of torch's operations; None chooses. A resumed run keeps the number it was begun with.
         time_limit: seconds after which training ends, at the end of an epoch; members that were not begun are left out. The same
             call with a larger limit, or none, continues.
-        accumulate: parts of a batch whose gradients are accumulated, for less memory.
+        accumulate: parts of a batch whose gradients are accumulated, for less memory; BatchNorm takes statistics of each part.
         data_parallel: whether the processes of torch's default group (`torchrun`) share every batch; each makes the same call.
-        batch_norm: statistics of BatchNorm with `data_parallel`: of the 'whole' batch, or of each process's 'part'.
         cluster: `choral.Ray()` trains members on a Ray cluster; `run_dir` must be visible to all its machines.
         checkpoint_seconds: least time between two checkpoints; 0 takes one after every epoch.
 
@@ -50,7 +49,6 @@ class Compute(Value):
     time_limit: float | None = None
     accumulate: int = 1
     data_parallel: bool = False
-    batch_norm: Literal["whole", "part"] = "whole"
     cluster: Any = None
     checkpoint_seconds: float = 5.0
 

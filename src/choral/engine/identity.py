@@ -10,11 +10,9 @@ from torch.nn.parameter import is_lazy
 
 from choral.base.portrait import content_of, digest, own_attributes, portrait, shape_of
 from choral.data.inputs import written
-from choral.data.sources import Source
-from choral.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
-    from choral.engine.task import Task
+    from choral.engine.job import Job
 
 FINGERPRINT = {"layers": {str: [str]}, "code": str, "initial?": {str: [float]}, "frozen?": [str]}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -132,18 +130,14 @@ _PARTS = ("epochs", "times", "branches", "members", "draws")
 _PLAIN = ("Recipe", "Train")  # kinds whose fields are what users call them
 
 
-def identity_of(
-    task: "Task", source: Source, recipe: Recipe, *, seed: int, executor: str, watched: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return what every later call into the same folder must repeat.
-
-    `watched` is what validation was asked for, None for none.
-    """
+def identity_of(job: "Job", *, executor: str) -> dict[str, Any]:
+    """Return what every later call into the same folder must repeat."""
+    task, source, recipe = job.task, job.source, job.recipe
     network = task.blueprint.fingerprint()
     identity = {
         "recipe": recipe.to_dict(),
         "totals": {name: recipe.describe()[name] for name in _TOTALS},
-        "seed": seed,
+        "seed": job.seed,
         "data": source.digest(),
         "inputs": written(task.transforms),
         "interface": task.blueprint.interface.to_dict(),
@@ -157,7 +151,7 @@ def identity_of(
         identity["sampling"] = source.sampling.digest
     if (parent := task.blueprint.parent) is not None:
         identity["given weights"] = digest(repr([*map(content_of, (*parent.parameters(), *parent.buffers()))]))
-    identity |= watched or {}
+    identity |= job.watched
     plain: dict[str, Any] = json.loads(json.dumps(identity))  # as a file gives it back
     return plain
 

@@ -7,7 +7,7 @@ position and the open states.
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,7 +26,7 @@ from choral.engine.validation import Rules, Watcher
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
 from choral.plan.variants import Variant
-from choral.plan.walk import Place, Visitor, forks_to, trainings, walk
+from choral.plan.walk import Place, Visitor, collected, forks_to, trainings, walk
 
 WIDEST = 512  # branches stacked at once, at most
 _NO_RULES = Rules()
@@ -82,9 +82,7 @@ class Run:
         self.setup = 0.0  # seconds of this call before training, where time is limited
         self.cut: list[int] = []  # members that were collected after the time was up
         self._is_winding_up = False  # the checkpoint from which a call with more time goes on is there, and stays
-        places: list[Place] = []
-        walk(plan, None, Visitor(collect=lambda phase, place, _: places.append(place)))
-        self.member_of = {place: i for i, place in enumerate(places)}
+        self.member_of = collected(plan)
 
     @property
     def counted(self) -> dict[str, float]:
@@ -110,18 +108,10 @@ class Run:
             self.counted = dict(self.snapshot.counted)
             self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=dict(self.counted))
 
-    def add(self, lost: Iterable[int]) -> None:
-        """Train the members that an extended plan has gained, or those of them that are still missing, and no others.
-
-        Args:
-            lost: their numbers.
-        """
-        places = {number: place for place, number in self.member_of.items()}
-        self.wanted = {number: places[number] for number in lost}
-        self.execute()
-
-    def execute(self) -> None:
-        """Run the plan from where it begins to its end; raises DivergedError if a branch was lost."""
+    def execute(self, only: Collection[int] | None = None) -> None:
+        """Run the plan from where it begins to its end, or train some members only; raises DivergedError if a branch was lost."""
+        if only is not None:
+            self.wanted = {number: place for place, number in self.member_of.items() if number in only}
         if self.setup:
             self.ledger.count(setup_seconds=self.setup)
         self.walk()

@@ -25,7 +25,7 @@ from choral.engine.inspect import (
     lost_weights,
     outputs_together,
 )
-from choral.engine.parts import Parts, check_parts, refuse_whole
+from choral.engine.parts import Parts, check_parts
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.objectives.penalties import Objective, matches
@@ -230,7 +230,7 @@ def make_task(
         )
         network = task.blueprint.network().eval()
         _check_trainable(network)
-        check_parts(parts, structure, network, source.drawn(), recipe.plan)
+        check_parts(parts, structure, source.drawn(), recipe.plan)
         _check_patterns(recipe, network)
         try:
             return replace(task, findings=_inspected(task, source, recipe, plain))
@@ -258,9 +258,6 @@ def _inspected(task: Task, source: Source, recipe: Recipe, plain: Plain) -> Find
     found = inspect_training(network, task.structure, plain, loss, rows=rows and len(y), link=task.likelihood.link)
     if together is not None:
         check_alone(network, task.structure, plain.ready(x), together)
-    if rows > 1 and not task.structure.own_batches:
-        close = 1e-3 if task.precision == "fp32" and task.floats in (torch.float32, torch.float64) else 0.1
-        refuse_whole(task.parts, network, task.forward_loss, x, y, task.likelihood, close)
     lost = lost_weights(task.blueprint, recipe)
     return replace(found, doubts=(lost, *found.doubts)) if lost else found
 
