@@ -120,7 +120,7 @@ def engine_overhead(repeats: int) -> dict[str, float]:
             source,
             recipe.plan,
             seed=0,
-            width=lambda fork, branches: 1,
+            width=1,
             store=MemberStore(),
             checkpoints=None,
             log=Log(),

@@ -18,7 +18,6 @@ from choral.cluster.leaf import (
     Manifest,
     Plot,
     admitted,
-    empty_run,
     read_manifest,
     read_whole,
     train_leaf,
@@ -34,7 +33,7 @@ from choral.engine.files import write_bytes, write_json
 from choral.engine.folder import claimed, read_plan
 from choral.engine.job import Call, Job, call_of
 from choral.engine.preparation import settle
-from choral.engine.resume import costs_of, kept_costs
+from choral.engine.resume import costs_of, kept_costs, run_for
 from choral.engine.run import WIDEST
 from choral.engine.store import MemberStore
 from choral.plan.phases import Fork, Phase
@@ -59,25 +58,16 @@ def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> C
 def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], dict[str, Any]]:
     """Return what says how a run is cut: branches stacked in a leaf, at most.
 
-    Args:
-        plan: the plan.
-        stack: as many as the user asked for; None takes all that fit into memory, or shares them out.
-        slots: leaves that can be trained at once, among which the branches of the largest fork are shared.
+    `stack` is what the user asked for; None takes all that fit into memory, or shares the branches of the largest fork among `slots`.
     """
     forks = [1]
-
-    def note(phase: Phase, place: Any) -> None:
-        if isinstance(phase, Fork):
-            forks.append(phase.branches)
-
-    walk(plan, None, Visitor(enter=note))
+    walk(plan, None, Visitor(enter=lambda phase, _: forks.append(phase.branches if isinstance(phase, Fork) else 1)))
 
     def cut(settled: Settled) -> dict[str, Any]:
         if settled.name == "sequential":
             return {"stack": 1}
-        most = settled.width(Fork(branches=WIDEST, body=plan), WIDEST)
         shared = -(-max(forks) // slots) if slots else WIDEST
-        return {"stack": min(most, stack or shared)}
+        return {"stack": min(settled.width, stack or shared)}
 
     return cut
 
@@ -226,13 +216,7 @@ def carry_out_leaves(
 ) -> tuple[MemberStore, dict[str, Any]]:
     """Train what is not yet trained of a run in leaves, one leaf after the other; return its members and what it cost.
 
-    Args:
-        call, job: what is to be done, as it was said and as it was understood.
-        where: where its leaves are.
-        plan: the settled plan.
-        listener: called with every event.
-        on_existing: 'overwrite' starts again; 'extend' is refused.
-        started: when the call began, by time.perf_counter.
+    `call` and `job` are what is to be done, as it was said and as it was understood; the call began at `started`, by time.perf_counter.
     """
     storage = where if isinstance(where, Storage) else Storage(where)
     if on_existing == "extend" or job.task.parts.group is not None:
@@ -318,7 +302,7 @@ def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, A
     """Put a run together: return its members and what it cost, and write its log in plan order."""
     storage, manifests = field.storage, dict[str, Manifest]()
     for path, leaf in field.leaves.items():
-        found = field.manifest(leaf)
+        found = read_manifest(storage, field.plan, leaf)
         if found is None:
             raise RunError(f"{storage.where}: the manifest of leaf '{path}' is gone; run the same command again.")
         manifests[path] = found
@@ -328,7 +312,7 @@ def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, A
         for number in (n for leaf in field.leaves.values() for n in leaf.members):
             if field.store.path(number).exists():
                 store.put(number, field.store.get(number))
-    run = empty_run(field, store)
+    run = run_for(field.job, plan=field.plan, checkpoints=None, store=store, log=Log(), seconds=0.0, width=1)
     for manifest in manifests.values():
         run.ledger.failed |= manifest.failed
         run.ledger.stopped += manifest.stopped
@@ -374,13 +358,7 @@ def fetched(run_dir: Any) -> Iterator[Path]:
 
 
 def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
-    """Raise InputError for a cluster that is none, and for what a run on one cannot have.
-
-    Args:
-        cluster: what the user gave.
-        run_dir: the place of the run.
-        refused: further arguments that must be left out.
-    """
+    """Raise InputError for a cluster that is none, and for what a run on one cannot have, such as the arguments `refused`."""
     if not isinstance(cluster, Ray):
         raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
     if run_dir is None or str(run_dir).startswith("memory://"):

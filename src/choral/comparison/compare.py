@@ -255,7 +255,7 @@ def _asked(
     folders: dict[int, Path | None],
     hearing: Callable[[str], Callback] | None,
     options: dict[str, Any],
-) -> list[tuple[Call, Path, Callback | None, bool]]:
+) -> list[tuple[Call, Path, Callback | None, Any]]:
     """Return the runs of all methods and seeds, for a cluster to train."""
     found = []
     data, known = problem.points, {n: v for n, v in options.items() if n in (*OPTIONS, "device")}

@@ -134,23 +134,11 @@ def using(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def checked(threads: int | None) -> int | None:
-    """Return a number of threads as the user gave it; InputError if it is none."""
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise InputError(f"threads is {threads!r}; give 1 or more, or None to leave the choice to choral.")
-    return threads
-
-
 class Counting(TorchDispatchMode):
     """Counts the floating-point operations of this thread; torch's own counter would put hooks into the modules of all threads.
 
-    Args:
-        calls: names the module that operations belong to.
-        formulas: of operations, besides those that torch has.
-
-    Attributes:
-        total: all operations.
-        modules: those of each module, without the modules within it, by kind.
+    `total` is all of them, `modules` those of each module that `calls` names, without the modules within it, by kind. `formulas` are
+    those of operations that torch has none for.
     """
 
     def __init__(self, calls: Calls | None = None, formulas: Mapping[Any, Any] | None = None):
@@ -185,12 +173,11 @@ def operations(network: nn.Module, rows: int, run: Callable[[], Any]) -> float:
 
 
 def threads_for(operations: float, rows: int, *, together: int = 1) -> int:
-    """Return the number of threads for forward passes: one for small ones, all that the user allows for others.
+    """Return the number of threads for forward passes of some rows: one for small ones, all that the user allows for others.
 
-    Args:
-        operations: floating-point operations of one row and network.
-        rows: of a pass.
-        together: networks whose products are one operation.
+    Threads wait for each other after every operation: a perceptron of 3 x 128, batch 128, trains 1.27 times slower with two than with
+    one on a free machine, and 3.7 times on a busy one. The rule looks at sizes alone, so that equal calls give equal bits.
+    `operations` are those of one row and network; `together` counts networks whose products are one operation.
     """
     small = _SMALL if together == 1 else _SMALL_STACK
     return 1 if operations * together * rows < small else torch.get_num_threads()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,88 +23,39 @@ from choral.engine.files import open_kept
 from choral.plan.state import State
 from choral.plan.walk import Place
 
+_COUNTED = {
+    **dict.fromkeys(("epochs", "steps", "points", "train_flops", "train_seconds"), float),
+    **dict.fromkeys(("validation_seconds?", "setup_seconds?"), float),
+}
+EVENTS: dict[str, dict[str, Any]] = {
+    # an epoch of one network, or of several that are trained as one stack, has ended; counts are of all networks so far
+    "epoch": {
+        "places": [str],
+        "epoch": int,
+        "epochs": int,
+        "losses": [float],
+        "rate": float,
+        "seconds": float,
+        "counted": _COUNTED,
+        "remaining?": [{str: float}],
+        "validation?": [(None, float)],
+        "measure?": str,
+    },
+    # an operator has changed a state
+    "operator": {"name": str, "place": str, "density?": float},
+    # a network has become a member
+    "collected": {"place": str},
+    # a run goes on from a checkpoint
+    "resumed": {"position": int, "epoch": int, "counted": _COUNTED},
+    # a branch was lost; the others go on
+    "diverged": {"place": str, "message": str},
+    # a branch stopped before its budget ('patience', 'time_limit', 'selection' or 'diverged')
+    "stopped": {"place": str, "epoch": int, "epochs": int, "best_epoch": int, "best": (None, float), "reason": str},
+    # something was repaired or passed over
+    "warning": {"message": str},
+}
+"""The fields of every kind of event, as `choral.engine.files.expect` reads them; new kinds and fields may come."""
 
-class Counted(TypedDict):
-    """What all networks together have taken so far."""
-
-    epochs: float
-    steps: float
-    points: float
-    train_flops: float
-    train_seconds: float
-    validation_seconds: NotRequired[float]
-    setup_seconds: NotRequired[float]
-
-
-class Epoch(TypedDict):
-    """An epoch of one network, or of several that are trained as one stack, has ended."""
-
-    kind: Literal["epoch"]
-    places: list[str]
-    epoch: int
-    epochs: int
-    losses: list[float]
-    rate: float
-    seconds: float
-    counted: Counted
-    remaining: NotRequired[list[dict[str, float]]]
-    validation: NotRequired[list[float | None]]
-    measure: NotRequired[str]
-
-
-class Operated(TypedDict):
-    """An operator has changed a state."""
-
-    kind: Literal["operator"]
-    name: str
-    place: str
-    density: NotRequired[float]
-
-
-class Collected(TypedDict):
-    """A network has become a member."""
-
-    kind: Literal["collected"]
-    place: str
-
-
-class Resumed(TypedDict):
-    """A run goes on from a checkpoint."""
-
-    kind: Literal["resumed"]
-    position: int
-    epoch: int
-    counted: Counted
-
-
-class Diverged(TypedDict):
-    """A branch was lost; the others go on."""
-
-    kind: Literal["diverged"]
-    place: str
-    message: str
-
-
-class Stopped(TypedDict):
-    """A branch stopped training before its budget: its patience or the time was up."""
-
-    kind: Literal["stopped"]
-    place: str
-    epoch: int
-    epochs: int
-    best_epoch: int
-    best: float | None
-    reason: Literal["patience", "time_limit"]
-
-
-class Warned(TypedDict):
-    """Something was repaired or passed over."""
-
-    kind: Literal["warning"]
-    message: str
-
-
-EVENTS: tuple[type, ...] = (Epoch, Operated, Collected, Resumed, Diverged, Stopped, Warned)
 Callback = Callable[[dict[str, Any]], None]
 
 

@@ -6,9 +6,9 @@ fewer than 200,000 parameters without convolutions: stacks of four perceptrons o
 1.5 to 1.9 times.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -33,16 +33,14 @@ STACKED = 200_000  # parameters of a network below which calls, not arithmetic, 
 _OFF, _ROUNDING = 0.02, 1e-3  # of a gradient, and of the largest one, that rounding may change
 
 
-@dataclass(frozen=True)
-class Settled:
-    """The executor a run uses: its name, and how many branches of a fork are trained together."""
+class Settled(NamedTuple):
+    """The executor a run uses: its name, and how many branches of a fork are trained together, at most."""
 
     name: str
-    width: Callable[[Fork, int], int]
+    width: int
 
 
-def _sequential(fork: Fork, branches: int) -> int:
-    return 1
+_SEQUENTIAL = Settled("sequential", 1)
 
 
 def _first_train(plan: Phase) -> tuple[Train, int] | None:
@@ -70,35 +68,31 @@ def choose(executor: str, task: Task, source: Source, plan: Phase, *, settled: s
     """
     numbers = sum(p.numel() for p in task.blueprint.network().parameters())
     widest = max(1, min(WIDEST, _BYTES // (16 * max(numbers, 1))))
-
-    def together(fork: Fork, branches: int) -> int:
-        return min(branches, widest)
-
     wanted = settled or executor
     if task.precision == "fp16":  # each network has a scale of its own
         if wanted == "vectorized":
             raise InputError(
                 "precision='fp16' scales the losses of each network apart; give executor='sequential', or precision='bf16'."
             )
-        return Settled("sequential", _sequential)
+        return _SEQUENTIAL
     if wanted == "sequential":
-        return Settled("sequential", _sequential)
+        return _SEQUENTIAL
     if wanted == "vectorized":
         if settled is None:
             _check_stackable(task, source, plan)
-        return Settled("vectorized", together)
+        return Settled("vectorized", widest)
     found = _first_train(plan)
     if found is None or widest == 1 or not found[0].optimizer.elementwise or task.ragged or task.findings.remembers:
-        return Settled("sequential", _sequential)
+        return _SEQUENTIAL
     if devices.is_processor(task.device) and (
         numbers >= STACKED or holds(task.blueprint.network(), nn.modules.conv._ConvNd)
     ):
-        return Settled("sequential", _sequential)
+        return _SEQUENTIAL
     try:
         _check_stackable(task, source, plan)
     except InputError:  # such as recurrent networks: they are trained one by one
-        return Settled("sequential", _sequential)
-    return Settled("vectorized", together)
+        return _SEQUENTIAL
+    return Settled("vectorized", widest)
 
 
 def _check_stackable(task: Task, source: Source, plan: Phase) -> None:

@@ -114,7 +114,7 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     plan = read_json(folder / "plan.json", advice=advice)
     if plan is not None:
         return dict(expect(plan, _PLAN, str(folder / "plan.json")))
-    held = ["members"] if MemberStore(folder / "members").any_files() else []
+    held = ["members"] if any(MemberStore(folder / "members").files()) else []
     held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
     if held:
         raise RunError(
@@ -170,7 +170,7 @@ def belongs_to(folder: Path, path: Path) -> bool:
 
 def clear(folder: Path) -> None:
     """Remove what choral wrote into a run folder, and nothing else."""
-    MemberStore(folder / "members").clear()
+    MemberStore(folder / "members").keep_only(())
     Checkpoints(folder / "checkpoints").clear()
     _clear_leaves(folder / "leaves")
     for name in RUN_FILES:

@@ -22,7 +22,11 @@ _LONGEST = 50  # characters of one side of a difference
 
 
 def fingerprint(*networks: nn.Module) -> dict[str, Any]:
-    """Return the layers and the code of freshly built networks, as plain content."""
+    """Return the layers and the code of freshly built networks, as plain content, so that another or an edited one is noticed.
+
+    `layers` has every module by name, with its class, its attributes and the shapes of its tensors; `code` is a digest of the source
+    text of the user's own classes, and of the functions and constants they name. Installed packages count by the names of their classes.
+    """
     layers: dict[str, list[str]] = {}
     for number, network in enumerate(networks):
         layers |= {f"{number}/{name}" if number else name: parts for name, parts in _layers(network)}
@@ -31,7 +35,7 @@ def fingerprint(*networks: nn.Module) -> dict[str, Any]:
 
 
 def initial(network: nn.Module) -> dict[str, Any]:
-    """Return sums over every parameter and buffer of a network, and the names of frozen parameters."""
+    """Return sums over every parameter and buffer of a network, equal up to another machine's rounding, and which are frozen."""
     tensors = (*network.named_parameters(), *network.named_buffers())
     frozen = [n for n, p in network.named_parameters() if not p.requires_grad]
     return {"initial": {n: _sums(t.detach()) for n, t in tensors}, "frozen": frozen}
@@ -95,24 +99,16 @@ def _layers(network: nn.Module) -> Iterator[tuple[str, list[str]]]:
         yield name, [type(module).__qualname__, *parts]
 
 
-def attributes(network: nn.Module) -> dict[str, str]:
-    """Return the numbers and words that a network's modules hold as attributes, also in lists and dicts, by full name."""
-    found = {}
-    for name, module in network.named_modules():
-        for key, value in own_attributes(module).items():
-            if _is_plain(value):
-                found[f"{name}.{key}".lstrip(".")] = repr(value)
-    return found
-
-
-def held_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the tensors that a network's modules hold as attributes, beside parameters and buffers, by full name."""
-    found = {}
+def attributes(network: nn.Module) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the numbers and words that a network's modules hold as attributes, also in lists and dicts, and copies of tensors, by name."""
+    plain, tensors = dict[str, str](), dict[str, Tensor]()
     for name, module in network.named_modules():
         for key, value in own_attributes(module).items():
             if isinstance(value, Tensor):
-                found[f"{name}.{key}".lstrip(".")] = value.detach().clone()
-    return found
+                tensors[f"{name}.{key}".lstrip(".")] = value.detach().clone()
+            elif _is_plain(value):
+                plain[f"{name}.{key}".lstrip(".")] = repr(value)
+    return plain, tensors
 
 
 def _is_plain(value: Any) -> bool:

@@ -25,27 +25,16 @@ _LOG = logging.getLogger("choral")
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained, on which points, and when it ends.
-
-    Attributes:
-        recipe: the method.
-        task: what stays the same over the run.
-        source: training points.
-        validation: measures networks on held-out points; None does not.
-        rules: when training ends before its budget, and what is kept of it.
-        watched: what validation was asked for, as part of the run's identity.
-        seed: root of every draw.
-        executor: as the user asked for.
-    """
+    """What is to be trained, on which points, and when it ends."""
 
     recipe: Recipe
-    task: Task
-    source: Source
-    validation: Validation | Folds | None
-    rules: Rules
-    watched: dict[str, Any]
-    seed: int
-    executor: str
+    task: Task  # what stays the same over the run
+    source: Source  # training points
+    validation: Validation | Folds | None  # measures networks on held-out points
+    rules: Rules  # when training ends before its budget, and what is kept of it
+    watched: dict[str, Any]  # what validation was asked for, as part of the run's identity
+    seed: int  # root of every draw
+    executor: str  # as the user asked for
 
     @property
     def judged_on(self) -> Source:

@@ -64,15 +64,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Parts:
-    """How a batch is taken.
+    """How a batch is taken."""
 
-    Args:
-        accumulate: parts that each process takes one after the other.
-        group: the processes that share each batch; None for one.
-    """
-
-    accumulate: int = 1
-    group: Group | None = None
+    accumulate: int = 1  # parts that each process takes one after the other
+    group: Group | None = None  # the processes that share each batch; None for one
 
     @property
     def writes(self) -> bool:
@@ -101,13 +96,7 @@ class Parts:
     def of(
         self, x: Batch, y: Tensor, weights: Tensor | None, likelihood: Likelihood, part: Part | None
     ) -> Sequence[Piece]:
-        """Return a batch in parts.
-
-        Args:
-            x, y, weights: what this process is given of the batch.
-            likelihood: what the loss is a mean of.
-            part: where that lies in the batch; None if it is all of it.
-        """
+        """Return what this process is given of a batch in parts; `part` says where that lies in the batch, None that it is all of it."""
         if part is None and self.accumulate == 1:
             return (Piece(x, y, weights, None, 1.0, first=True),)
         begin, whole = (0, len(y)) if part is None else (part.start, part.of)

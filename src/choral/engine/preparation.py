@@ -28,7 +28,6 @@ from choral.engine.folder import MADE_AGAIN, check_ours, check_table, clear, kee
 from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
 from choral.engine.store import MemberStore
-from choral.plan.phases import Fork
 from choral.plan.walk import collected, trainings
 from choral.tables.table import Table
 
@@ -44,8 +43,8 @@ def settle(
     threads: int | None = None,
     on_existing: OnExisting = "resume",
     cut: Callable[[Settled], dict[str, Any]] | None = None,
-) -> tuple[dict[str, Any], Callable[[Fork, int], int]]:
-    """Return the plan of a run and the width rule of its executor; RunError if the folder holds another run.
+) -> tuple[dict[str, Any], int]:
+    """Return the plan of a run and how many branches are trained together; RunError if the folder holds another run.
 
     Args:
         folder: the claimed run folder; None keeps nothing.

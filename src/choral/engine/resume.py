@@ -22,7 +22,6 @@ from choral.engine.parts import Parts
 from choral.engine.preparation import environment
 from choral.engine.run import Run
 from choral.engine.store import MemberStore
-from choral.plan.phases import Fork
 from choral.plan.walk import Place
 
 
@@ -72,7 +71,7 @@ def carry_out(
     job: Job,
     folder: Path | None,
     plan: dict[str, Any],
-    width: Callable[[Fork, int], int],
+    width: int,
     listener: Callback | None,
     *,
     seconds: float,
@@ -84,7 +83,7 @@ def carry_out(
         job: what is to be done.
         folder: the claimed run folder; None keeps members in memory and takes no checkpoints.
         plan: the settled plan.
-        width: gives the number of branches to walk together for a fork.
+        width: branches of a fork that are walked together, at most.
         listener: called with every event.
         seconds: least time between two checkpoints.
         started: when the call began, by time.perf_counter.

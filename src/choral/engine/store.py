@@ -73,6 +73,10 @@ class MemberStore:
             )
         return state_from(tensors, header.get("form"), str(path))
 
+    def hold(self, states: dict[int, State]) -> None:
+        """Replace the members in memory."""
+        self._held = states
+
     def showing(self, numbers: Sequence[int]) -> "MemberStore":
         """Return a store of the same members that shows some of those this one shows, as its members 0, 1, ..."""
         which = list(numbers) if self.numbers is None else [self.numbers[i] for i in numbers]
@@ -99,37 +103,24 @@ class MemberStore:
         return found
 
     def keep_only(self, numbers: Sequence[int]) -> None:
-        """Remove the files of all other members."""
-        for path in list(self._files()):
+        """Remove the files of all other members that a run wrote, damaged ones too; copies under other names stay."""
+        for path in list(self.files()):
             if int(path.stem) not in numbers and is_written(path) is not False:
                 path.unlink(missing_ok=True)
 
-    def any_files(self) -> bool:
-        """Return whether the folder holds member files of any number."""
-        return any(self._files())
-
     def strange(self, *, planned: bool) -> Path | None:
         """Return a file under a member's name that no run wrote; a damaged one is a run's if there is a plan."""
-        held = ((path, is_written(path)) for path in self._files())
+        held = ((path, is_written(path)) for path in self.files())
         return next((path for path, ours in held if ours is False or (ours is None and not planned)), None)
 
-    def clear(self) -> None:
-        """Remove all member files that a run wrote, damaged ones too; copies under other names stay."""
-        for path in list(self._files()):
-            if is_written(path) is not False:
-                path.unlink(missing_ok=True)
-
-    def _files(self) -> Iterator[Path]:
+    def files(self) -> Iterator[Path]:
+        """Yield the member files of any number in the folder."""
         found = () if self.folder is None else self.folder.glob("*.safetensors")
         return (path for path in found if _NAME.fullmatch(path.name))
 
 
 def file_name(number: int) -> str:
-    """Return the name of a member's file.
-
-    >>> file_name(7)
-    '00007.safetensors'
-    """
+    """Return the name of a member's file."""
     return f"{number:05d}.safetensors"
 
 
@@ -151,13 +142,7 @@ def member_tensors(state: State) -> dict[str, Tensor]:
 
 
 def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
-    """Return the state whose `member_tensors` these are.
-
-    Args:
-        tensors: by part and name.
-        form: how the network was compacted, None if it was not.
-        where: what to call the file in an error.
-    """
+    """Return the state whose `member_tensors` these are; errors name the file."""
     from choral.masks.bitmask import unpack
 
     expect(form, (None, FORM, {"network": int}), where)

@@ -41,10 +41,7 @@ _FIRST, _LEAST, _PATIENCE = 2.0**16, 2.0**-14, 2000  # the scale doubles after s
 
 
 class LossScale:
-    """The factor of one network's losses; a step whose gradients overflow is left out and halves it.
-
-    Args:
-        memory: what a branch remembers; its scale is taken up again.
+    """The factor of one network's losses in half precision, which loses small gradients; a step that overflows is left out and halves it.
 
     >>> scale = LossScale({})
     >>> weight = torch.zeros(1, requires_grad=True)
@@ -77,17 +74,21 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the members of one joint network share its parameters.
+    """How the members of one joint network share its parameters: each gets the gradient of the mean loss of the members that use it.
 
-    Args:
-        members: how many members.
-        owned: names of the parameters that belong to one member (with a member axis, for example), if others are shared.
-        averaged: whether anything is shared, so that the mean over members is differentiated instead of the sum.
+    `Likelihood.loss` is the sum over members. A tensor of one member gets from it the gradient it would get alone; a tensor that all
+    M members use would get M gradients, and learn at M times the rate. So where something is shared the mean is differentiated, and
+    gradients of the members' own tensors, usually the smaller part, are multiplied by M afterwards. The penalty is added once.
+
     """
 
     members: int = 1
-    owned: tuple[str, ...] = ()
-    averaged: bool = False
+    owned: tuple[
+        str, ...
+    ] = ()  # parameters that belong to one member (with a member axis, for example), if others are shared
+    averaged: bool = (
+        False  # whether anything is shared, so that the mean over members is differentiated instead of the sum
+    )
 
     def likelihood(self, total: Tensor) -> Tensor:
         """Return what is differentiated, from the sum over members of the likelihood's loss."""
@@ -147,9 +148,8 @@ _recording = threading.Lock()  # make_fx patches nn.Module while it runs, and tw
 def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[..., Any]:
     """Return the operations a function performs on tensors like the example, as a function of its own.
 
-    Args:
-        function: takes tensors.
-        example: tensors of the shapes the record is for.
+    For small networks most of a mapped step is Python: vmap, functional_call, autograd. 8 perceptrons of 2 x 64 train 1.76 times faster
+    by a record. It holds sizes as constants, so it is for these shapes alone, and no randomness: a step that draws is never recorded.
     """
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -225,13 +225,7 @@ _OWN = "mend it and give the same call again; finished parts of a run folder are
 
 @contextmanager
 def explained(where: str, x: Batch, *, stacked: bool = False) -> Iterator[None]:
-    """Raise InputError for any error of a block that is not choral's own.
-
-    Args:
-        where: in the training.
-        x: what the network reads there.
-        stacked: whether members are trained together.
-    """
+    """Raise InputError for any error of a block that is not choral's own; says where in training, and which batch was read."""
     try:
         yield
     except ChoralError:
@@ -563,13 +557,13 @@ class StackedTrainer(Trainer):
                 grads, (losses, _) = step(params, fixed, {}, held, words, counts, settings, inputs, targets, *weights)
                 return [*(grads[n].contiguous() for n in names), losses]
 
-            example, before = [p.detach() for p in self.trained.values()], attributes(self.network)
+            example, (before, _) = [p.detach() for p in self.trained.values()], attributes(self.network)
             try:
                 graph = record(flat, [*example, *self._constant_inputs(points), *own, y, *batches.leaves(x)])
             except UNMAPPED:
                 self._recordable = False
                 return None
-            if self._drew or attributes(self.network) != before:  # a number that changes would be a constant
+            if self._drew or attributes(self.network)[0] != before:  # a number that changes would be a constant
                 self._recordable = False
                 return None
             graphs[shapes] = graph

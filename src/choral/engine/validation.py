@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from choral.data.parts import held_out
 from choral.data.sources import Source, source_of
 from choral.data.tensors import hashed
 from choral.engine.evaluate import Evaluator, PlainEvaluator, copied, suited
+from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.objectives.likelihoods import About
 from choral.plan.early_stopping import EarlyStopping, Measure
@@ -61,11 +62,7 @@ class Rules:
 
 
 class Limit(float):
-    """A time limit in seconds whose clock began before the call, for a run that is part of something longer.
-
-    Attributes:
-        started: when it began, by time.perf_counter.
-    """
+    """A time limit in seconds whose clock began before the call (by time.perf_counter), for a run that is part of something longer."""
 
     started: float
 
@@ -91,13 +88,11 @@ def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
 
 def wants_validation(early_stopping: EarlyStopping | None) -> bool:
     """Return whether early stopping needs held-out points; InputError if it is something else."""
-    if early_stopping is None:
-        return False
-    if not isinstance(early_stopping, EarlyStopping):
+    if not isinstance(early_stopping, EarlyStopping | None):
         raise InputError(
             f"early_stopping is {early_stopping!r}; give choral.EarlyStopping(patience=16), or leave it out."
         )
-    return early_stopping.patience is not None or early_stopping.restore_best
+    return early_stopping is not None and (early_stopping.patience is not None or early_stopping.restore_best)
 
 
 def rules_of(
@@ -118,14 +113,7 @@ def rules_of(
 def set_apart(
     source: Source, validation: Any, seed: int, target: str | int | None = None, weights: str | int | None = None
 ) -> tuple[Source, Source | None]:
-    """Return the points to train on and those to validate on.
-
-    Args:
-        source: all points given.
-        validation: None, a share of them, or data of its own as `fit` takes it.
-        seed: root of every draw.
-        target, weights: the key of the targets, and of the weights, where data are dicts or a Dataset.
-    """
+    """Return the points to train on and those to validate on: a share of the source's, or data of its own as `fit` takes it."""
     if validation is None:
         return source, None
     if isinstance(validation, int | float) and not isinstance(validation, bool):
@@ -136,31 +124,6 @@ def set_apart(
         validation = (arranged(x, source.columns), arranged(y, source.columns, "y"), *more)
         target = weights = None
     return source, source_of(validation, target, weights)
-
-
-class Watcher(Protocol):
-    """Who measures networks after each epoch of their training."""
-
-    def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
-        """Return the measure of each network's own prediction, or the one of them all, for each.
-
-        Args:
-            states: networks of equal shapes as they are now.
-            keys: a number for each, by which it draws.
-            together: whether they stop together.
-        """
-        ...
-
-
-class _Moment:
-    """The states of this moment, as evaluators read them."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, State] = {}
-
-    def get(self, number: int) -> State:
-        """Return a state."""
-        return self.states[number]
 
 
 class Validation:
@@ -184,7 +147,7 @@ class Validation:
         self.y = torch.cat([y for _, y in parts])
         self.weights = source.weights
         self._read = cast_targets(task.likelihood.read(self.y), task.floats)
-        self._moment = _Moment()
+        self._moment = MemberStore()
         self._signature: Any = None
         self._evaluator: Evaluator | None = None
         self._try()
@@ -230,13 +193,8 @@ class Validation:
         return likelihood.predict(outputs, About(self.combine, None, owners))
 
     def outputs(self, states: Sequence[State], keys: Sequence[int]) -> Tensor:
-        """Return the outputs of networks of equal shapes (network, member * draws, batch, ...).
-
-        Args:
-            states: the networks as they are now.
-            keys: a number for each, by which it draws.
-        """
-        self._moment.states = dict(zip(keys, states))
+        """Return the outputs of networks of equal shapes (network, member * draws, batch, ...); each draws by its key."""
+        self._moment.hold(dict(zip(keys, states)))
         signature = (tuple(keys), tree.signature(states[0].params), repr(states[0].form))
         if self._evaluator is None or self._signature != signature:
             self._evaluator, self._signature = self._chosen(states, keys), signature
@@ -251,7 +209,7 @@ class Validation:
         return plain if sum(tree.count(state.params) for state in states) > _WIDEST else suited(plain, few)
 
     def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
-        """Return the measures of networks as they are now."""
+        """Return the measure of each network's own prediction, or the one of them all, for each."""
         return self.measured(self.outputs(states, keys), together=together)
 
     def measured(self, outputs: Tensor, *, together: bool) -> list[float]:
@@ -315,25 +273,14 @@ class Validation:
 
 
 class Folds:
-    """Measures networks on the points held out of each.
-
-    Args:
-        task: structure, transforms, likelihood, device.
-        source: all points, with targets as they are in the data and the part that each belongs to.
-        measure: what is measured.
-        combine: how members become one prediction.
-    """
+    """Measures every network on the points held out of its own training; arguments as those of `Validation`."""
 
     def __init__(self, task: Task, source: Source, measure: Measure, combine: str):
         assert source.folds is not None
         self.source, self.part = source, source.folds
         self.count = int(self.part.max()) + 1
-        pieces = [source.piece(self.rows(fold)) for fold in range(self.count)]
+        pieces = [source.piece((self.part == fold).nonzero().flatten()) for fold in range(self.count)]
         self.parts = [Validation(task, piece, measure, combine) for piece in pieces]
-
-    def rows(self, fold: int) -> torch.Tensor:
-        """Return the numbers of the points that a fold holds out."""
-        return (self.part == fold).nonzero().flatten()
 
     def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
         """Return the measure of each network on its own points; together, their mean over all points."""
