@@ -20,9 +20,10 @@ import torch.nn.functional as F
 
 from choral import Compute, models
 from choral.data.sources import TensorSource
+from choral.engine.events import Log
 from choral.engine.flops import Flops
 from choral.engine.run import Run
-from choral.engine.store import Log, MemberStore
+from choral.engine.store import MemberStore
 from choral.engine.task import make_task
 from choral.fit import fit
 from choral.plan import Adam, Collect, Constant, Reset, Train, fork, seq
@@ -119,7 +120,7 @@ def engine_overhead(repeats: int) -> dict[str, float]:
             source,
             recipe.plan,
             seed=0,
-            width=lambda fork, branches: 1,
+            width=1,
             store=MemberStore(),
             checkpoints=None,
             log=Log(),

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from choral import models
 from choral.base import draws
-from choral.engine.gradients import Sharing, sharing_of
+from choral.engine.trainers import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
 from choral.layers.packed.networks import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure

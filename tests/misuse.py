@@ -372,7 +372,7 @@ def _calls() -> Iterator[Row]:
     yield api.fit, fit, options
     machine: dict[str, tuple[Any, ...]] = {
         "time_limit": (0, -1, "a"), "executor": WORD, "device": (3,), "precision": WORD, "checkpoint_seconds": (-1, "a"), "threads": COUNT,
-        "accumulate": COUNT, "data_parallel": SWITCH, "batch_norm": WORD,
+        "accumulate": COUNT, "data_parallel": SWITCH,
     }  # fmt: skip
     yield api.Compute, {}, machine
     yield api.EarlyStopping, {}, {"patience": COUNT, "restore_best": SWITCH, "by": WORD, "least": (-1, "a")}

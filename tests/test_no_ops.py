@@ -184,21 +184,6 @@ def test_attention_counts_the_same_in_one_kernel():
     assert counts[0][1] == 2 * (10 * 4 * 64 + 2 * 10 * 10 * 8 + 24)
 
 
-class Pairs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.both, self.last = nn.Bilinear(6, 6, 8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.last(self.both(x, x))
-
-
-def test_products_of_three_are_counted():
-    source = TensorSource(X, Y)
-    flops = Flops(make_task(Pairs, source, make("single", budget=1)), source)
-    assert flops.predict(None) == 2 * (6 * 6 * 8 + 24)
-
-
 def test_a_calibration_that_names_nothing_fits_a_temperature_or_says_what_it_could():
     build = lambda: nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))  # noqa: E731  # a factory
     ensemble = choral.fit(build, (X, Y), make("deep_ensemble", budget=8, members=2, training=QUICK))

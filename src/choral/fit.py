@@ -19,7 +19,7 @@ from choral.base.errors import InputError, RunError, unknown_argument
 from choral.base.types import Build, Builds
 from choral.callbacks import watched
 from choral.data.inputs import Transforms
-from choral.engine.compute import Compute, OnExisting, Store, is_far
+from choral.engine.compute import Compute, OnExisting, Store, is_far, using
 from choral.engine.events import Callback
 from choral.engine.folder import claimed, run_of
 from choral.engine.job import Call, Job, call_of
@@ -27,7 +27,6 @@ from choral.engine.parts import Parts, parts_of
 from choral.engine.preparation import settle
 from choral.engine.resume import carry_out, in_agreement
 from choral.engine.store import MemberStore
-from choral.engine.threads import using
 from choral.engine.validation import Limit
 from choral.ensemble import saving
 from choral.ensemble.ensemble import Ensemble, ensemble_from, said_of
@@ -147,37 +146,22 @@ def train(
     call = call_of(build, data, recipe, options | {"table": table})
     limit = call.compute.time_limit
     started = limit.started if isinstance(limit, Limit) else now
-    overwrite, extend, compute, seed = on_existing == "overwrite", on_existing == "extend", call.compute, call["seed"]
+    compute = call.compute
     parts, chosen = parts_of(compute), call.recipe
     if compute.cluster is not None:
         from choral.cluster.run import check_cluster, train_apart
 
-        asked = {"time_limit": compute.time_limit, "on_existing": on_existing if extend else None}
+        asked = {"time_limit": compute.time_limit, "on_existing": on_existing if on_existing == "extend" else None}
         check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
         call = replace(call, options=call.options | {"compute": replace(compute, cluster=None)})
         with watched(chosen, callbacks, progress) as hear:
-            train_apart([(call, run_dir, hear, overwrite)], compute.cluster)
-        callbacks, progress, on_existing, overwrite = (
-            None,
-            False,
-            "resume",
-            False,
-        )  # all is trained; what follows puts it together
+            train_apart([(call, run_dir, hear, on_existing)], compute.cluster)
+        callbacks, progress, on_existing = None, False, "resume"  # all is trained; what follows puts it together
     with _opened(run_dir, call, parts) as (folder, storage, cut):
-        job = in_agreement(parts, lambda: call.job(parts), seed=seed, executor=compute.executor)
+        job = in_agreement(parts, lambda: call.job(parts))
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
-            plan, width = settle(
-                folder,
-                job,
-                seed=seed,
-                executor=compute.executor,
-                table=table,
-                overwrite=overwrite,
-                extend=extend,
-                threads=compute.threads,
-                cut=cut,
-            )
+            plan, width = settle(folder, job, table=table, threads=compute.threads, on_existing=on_existing, cut=cut)
             lacking = warning(job.recipe.plan, job.source.points)
             if lacking:
                 warnings.warn(f"{job.recipe.name}: {lacking}.", stacklevel=5)
@@ -193,9 +177,7 @@ def train(
                     )
                 else:
                     seconds = compute.checkpoint_seconds
-                    store, costs = carry_out(
-                        job, folder, plan, width, hear, seed=seed, seconds=seconds, started=started
-                    )
+                    store, costs = carry_out(job, folder, plan, width, hear, seconds=seconds, started=started)
             ensemble = _put_together(call, job, store, costs, table)
             if call["cv"] is None:
                 seen, held_out = job.judged_on, job.validation is not None

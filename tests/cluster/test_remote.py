@@ -13,7 +13,6 @@ from torch import nn
 
 import choral
 from choral.cluster.storage import RemoteStorage
-from choral.engine import files
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -174,14 +173,14 @@ def test_a_store_that_hangs_is_waited_for_only_so_long():
 def test_a_full_disk_names_its_leaf_keeps_the_rest_and_the_same_call_goes_on(whole, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     choral.prepare(build, (X, Y), recipe(), run_dir=folder, **OPTIONS)
-    created = files._created
+    opened = os.open
 
-    def full(path):
-        if "2.f0" in str(path):
+    def full(path, flags, *args, **kwargs):
+        if "2.f0" in str(path) and flags & os.O_CREAT:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return created(path)
+        return opened(path, flags, *args, **kwargs)
 
-    monkeypatch.setattr(files, "_created", full)
+    monkeypatch.setattr(os, "open", full)
     with pytest.raises(choral.ChoralError, match=r"leaf '2/f0': .*No space left.* the same command goes on from there"):
         choral.fit(build, (X, Y), recipe(), run_dir=folder, **OPTIONS)
     states = {row["path"]: row["state"] for row in choral.leaves(folder)}

@@ -16,7 +16,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 import choral
 from choral.base.errors import ChoralError
 from choral.engine.blueprint import Blueprint
-from choral.engine.job import understood
+from choral.engine.job import call_of
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
 from choral.plan.operators import UpdateMoments
 from choral.plan.optimizer_step import Stepper
@@ -45,8 +45,7 @@ def build():
 def steps(name, count, mode, device):
     recipe = make(name, budget=24, training=Training(optimizer="sgd", lr=0.1, batch_size=16))
     inputs = (choral.data.Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), choral.data.PadCrop(pixels=1))
-    names = ("target", "sample_weight", "validation", "cv", "early_stopping", "time_limit")
-    task = understood(build, (x, y), recipe, **dict.fromkeys(names), seed=0, inputs=inputs).task
+    task = call_of(build, (x, y), recipe, {"validation": None, "transforms": inputs, "device": "cpu"}).job().task
     phase, state = trainings(recipe.plan)[0], task.blueprint.fresh(0, "pretend")
     slots = {s: {n: torch.zeros_like(p) for n, p in state.params.items()} for s in task.objective.slots}
     network = copy.deepcopy(task.blueprint.network())

@@ -65,7 +65,7 @@ def main():
                 executor="sequential",
                 data_parallel=int(size) > 1,
                 checkpoint_seconds=0,
-                batch_norm="part" if network == "own" else "whole",
+                accumulate=2 if network == "own" else 1,
             ),
             callbacks=hear,
         )

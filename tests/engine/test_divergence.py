@@ -6,8 +6,8 @@ from torch import nn
 
 from choral import Compute
 from choral.base.errors import DivergedError
-from choral.engine.accounting import unfinite
 from choral.engine.blueprint import Blueprint
+from choral.engine.events import unfinite
 from choral.fit import fit
 from choral.plan import SGD, Collect, Constant, Reset, Train, UpdateMoments, UseMean, every, fork, seq
 from choral.recipes import make

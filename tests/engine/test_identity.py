@@ -16,7 +16,7 @@ from torch import nn
 
 import choral
 from choral.base.errors import RunError
-from choral.engine.fingerprint import changes, fingerprint, initial
+from choral.engine.identity import changes, fingerprint, initial
 from choral.plan import Adam
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -209,7 +209,7 @@ def test_a_network_without_source_has_a_fingerprint():
 def test_fingerprints_are_those_of_the_next_process():
     code = (
         "import json, sys, torch; sys.path.insert(0, '.');"
-        "from tests.engine.test_identity import Own; from choral.engine.fingerprint import fingerprint, initial;"
+        "from tests.engine.test_identity import Own; from choral.engine.identity import fingerprint, initial;"
         "torch.manual_seed(0); net = Own(); print(json.dumps([fingerprint(net), initial(net)]))"
     )
     root = Path(__file__).parents[2]

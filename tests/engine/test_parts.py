@@ -15,8 +15,7 @@ import choral
 from choral import recipes
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.engine.gradients import LossScale
-from choral.objectives import Loss
+from choral.engine.trainers import LossScale
 from choral.objectives.likelihoods import Categorical
 from choral.recipes.training import Training
 
@@ -101,16 +100,9 @@ def test_four_parts_of_32_equal_a_batch_of_128_with_weights_and_ignored_tokens()
 @pytest.mark.parametrize(
     ("build", "method", "options", "said"),
     [
-        (
-            lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)),
-            "packed",
-            {"accumulate": 2},
-            "BatchNorm",
-        ),
         (perceptron, "mimo", {"accumulate": 2}, "lays rows"),
         (perceptron, "single", {"accumulate": 0}, "accumulate is 0"),
         (perceptron, "single", {"accumulate": True}, "accumulate is True"),
-        (perceptron, "single", {"batch_norm": "none"}, "batch_norm is"),
         (perceptron, "single", {"data_parallel": True}, "torchrun"),
     ],
 )
@@ -133,10 +125,10 @@ def test_a_recurrent_networks_own_dropout_is_refused():
         choral.fit(Reads, rows(), recipes.single(budget=1), progress=False, compute=choral.Compute(accumulate=2))
 
 
-def test_parts_may_keep_statistics_of_their_own():
+def test_accumulated_parts_have_batch_statistics_of_their_own():
     build = lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))  # noqa: E731
     recipe = recipes.single(budget=1, training=training())
-    parts = members_of(rows(), recipe, build, compute=choral.Compute(accumulate=2, batch_norm="part"))
+    parts = members_of(rows(), recipe, build, compute=choral.Compute(accumulate=2))
     assert distance(parts, members_of(rows(), recipe, build)) > 1e-4
 
 
@@ -234,63 +226,6 @@ def test_a_scale_too_large_is_halved_until_gradients_are_finite():
         taken.append(again.divide([weight]))
     assert taken[-1]
     assert float(weight.grad) == pytest.approx(1e36)
-
-
-class Centered(nn.Module):
-    """Takes the mean of a batch from its rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = perceptron()
-
-    def forward(self, x):
-        return self.body(x - x.mean(0, keepdim=True))
-
-
-class Averaging(nn.Module):
-    """Keeps a running mean of what it sees."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = perceptron()
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x):
-        if self.training:
-            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-        return self.body(x - self.mean)
-
-
-class Tracking(nn.Module):
-    """Normalizes each row by itself, and keeps the mean statistics of a batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.body = nn.InstanceNorm1d(1, track_running_stats=True), perceptron()
-
-    def forward(self, x):
-        return self.body(self.norm(x[:, None])[:, 0])
-
-
-@pytest.mark.parametrize(
-    ("build", "said"),
-    [(Centered, "looks at a batch as a whole"), (Averaging, "buffer 'mean'"), (Tracking, "buffer 'norm.running_mean'")],
-)
-@pytest.mark.parametrize("method", ["single", "packed"])
-def test_networks_that_look_at_whole_batches_are_refused(build, said, method):
-    with pytest.raises(InputError, match=said):
-        members_of(
-            rows(), recipes.make(method, budget=2, training=training()), build, compute=choral.Compute(accumulate=2)
-        )
-
-
-def test_losses_that_look_at_whole_batches_are_refused():
-    x, y = rows()
-    loss = Loss(lambda outputs, targets: (outputs[:, 0] - targets - (outputs[:, 0] - targets).mean()) ** 2)
-    recipe = recipes.make("single", budget=2, training=training())
-    with pytest.raises(InputError, match="looks at a batch as a whole"):
-        choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss, compute=choral.Compute(accumulate=2))
-    choral.fit(perceptron, (x, y.float()), recipe, likelihood=loss)
 
 
 UNLIKE = Path(__file__).parent / "unlike_run.py"

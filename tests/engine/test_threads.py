@@ -9,7 +9,7 @@ from torch import nn
 
 from choral import Compute, models
 from choral.base.errors import InputError
-from choral.engine import evaluate, threads
+from choral.engine import compute, evaluate
 from choral.fit import fit
 from choral.plan import Adam
 from choral.recipes import make
@@ -98,7 +98,7 @@ def test_threads_that_are_no_number_are_refused(wrong):
 
 
 def test_large_networks_get_all_threads(two, monkeypatch, tmp_path):
-    monkeypatch.setattr(threads, "_SMALL", 2000)  # 16 rows of 2 * (16 + 12) operations are 896, 64 are 3584
+    monkeypatch.setattr(compute, "_SMALL", 2000)  # 16 rows of 2 * (16 + 12) operations are 896, 64 are 3584
     large = make("single", budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=64))
     ensemble = fit(Counting, SMALL, large, run_dir=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["environment"]["threads"] == 2

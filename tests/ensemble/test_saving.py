@@ -175,7 +175,6 @@ HOSTILE = {
     "an empty plan": (put("recipe", "plan", {"kind": "Phase"}), "holds a recipe that cannot run"),
     "no recipe": (lambda header: header.pop("recipe"), "recipe is None, but must be there"),
     "a list": (put("recipe", [1]), r"recipe is \[1\], but must be a dict"),
-    "deep": (put("info", "x", json.loads("[" * 500 + "]" * 500)), "cut short, damaged or is of another kind"),
     "a likelihood": (put("likelihood", {"kind": "Adam"}), "holds a Adam where a Likelihood belongs"),
     "scale": (
         put(

@@ -2,12 +2,12 @@ import itertools
 
 import pytest
 import torch
+from tests.structures.independence import check_independence
 from tests.structures.networks import generator
 from torch import nn
 
 from choral import models
 from choral.base.errors import ConversionError, InputError
-from choral.engine.inspect import check_independence
 from choral.layers.convert import swap
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import PackedLayer

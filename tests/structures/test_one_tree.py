@@ -5,12 +5,12 @@ import json
 
 import pytest
 import torch
+from tests.structures.independence import check_independence
 from tests.structures.networks import NETWORKS, generator, make
 from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.values import from_dict
-from choral.engine.inspect import check_independence
 from choral.layers.joint.network import KERNELS, Joint
 from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TabM, TreeNet
 

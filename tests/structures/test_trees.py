@@ -1,11 +1,11 @@
 import pytest
 import torch
+from tests.structures.independence import check_independence
 from torch import nn
 
 from choral.base.draws import keyed
 from choral.base.errors import ConversionError
 from choral.base.interface import Interface, detach
-from choral.engine.inspect import check_independence
 from choral.layers.bayesian.sampling import at_means
 from choral.structures import (
     BatchEnsemble,

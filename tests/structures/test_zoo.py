@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.structures.independence import check_independence
 from tests.structures.networks import NETWORKS, generator
 
 from choral import models
-from choral.engine.inspect import check_independence
 from choral.layers.packed.networks import ends_of
 from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TreeNet
 

@@ -49,7 +49,7 @@ HINTS = (
     | {n: _RECIPE.format("members=5") for n in ("members", "n_estimators", "num_estimators", "n_members")}
     | {n: _RECIPE.format("epochs=60") for n in ("epochs", "n_epochs", "num_epochs", "max_epochs", "max_iter")}
     | {n: _COMPUTE.format(f"{n}=...") for n in ("precision", "executor", "threads", "accumulate", "data_parallel")}
-    | {n: _COMPUTE.format(f"{n}=...") for n in ("batch_norm", "cluster", "time_limit", "checkpoint_seconds")}
+    | {n: _COMPUTE.format(f"{n}=...") for n in ("cluster", "time_limit", "checkpoint_seconds")}
     | {n: _COMPUTE.format("threads=2") for n in ("n_jobs", "num_threads")}
     | {
         "verbose": "progress=True or False says whether a progress bar is drawn",

@@ -25,16 +25,15 @@ from choral.engine.checkpoint import (
     pack_branches,
     unpack_branches,
 )
-from choral.engine.events import Callback
-from choral.engine.executor import choose_kernel
+from choral.engine.compute import using
+from choral.engine.events import Callback, Log
 from choral.engine.files import digest_of, expect, read_checked, read_json, sha256, write_bytes, write_json
 from choral.engine.folder import run_of
 from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
 from choral.engine.preparation import check_same, environment
 from choral.engine.resume import run_for
-from choral.engine.store import Log, MemberStore, file_name
-from choral.engine.threads import using
+from choral.engine.store import MemberStore, file_name
 from choral.plan.phases import Collect
 from choral.plan.walk import Place
 
@@ -51,22 +50,14 @@ _CONTENT = {
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a trained leaf left.
+    """What a trained leaf left."""
 
-    Attributes:
-        members: names of its members' files, each with its SHA-256.
-        state: SHA-256 of the file that other leaves go on from; None if none do.
-        failed: branches that diverged, each with a message.
-        counted, stopped: as in a run's ledger.
-        environment: what decides the last bits of sums, where it was trained.
-    """
-
-    members: dict[str, str]
-    state: str | None
-    failed: dict[Place, str]
-    counted: dict[str, float]
+    members: dict[str, str]  # files of its members, each with its SHA-256
+    state: str | None  # SHA-256 of the file that other leaves go on from
+    failed: dict[Place, str]  # branches that diverged, each with a message
+    counted: dict[str, float]  # this and the next as in a run's ledger
     stopped: list[dict[str, Any]]
-    environment: dict[str, Any]
+    environment: dict[str, Any]  # what decides the last bits of sums, where it was trained
 
     @property
     def digest(self) -> str:
@@ -76,20 +67,13 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Field:
-    """All that the leaves of a run have in common.
-
-    Attributes:
-        storage: where everything lies; run_dir: the same, as other processes understand it.
-        plan: the settled plan.
-        call: the arguments of the run, for another process to understand.
-        job: what is trained, understood in this process.
-    """
+    """All that the leaves of a run have in common."""
 
     storage: Storage
-    run_dir: Any
+    run_dir: Any  # the place of the storage, as other processes understand it
     plan: dict[str, Any]
-    call: Call
-    job: Job
+    call: Call  # the arguments of the run, for another process to understand
+    job: Job  # what is trained, understood in this process
 
     @cached_property
     def leaves(self) -> dict[str, Leaf]:
@@ -100,10 +84,6 @@ class Field:
     def store(self) -> MemberStore:
         """The members of the run in its folder."""
         return MemberStore(self.storage.folder / "members", run=run_of(self.plan))
-
-    def manifest(self, leaf: Leaf) -> Manifest | None:
-        """Return the manifest of a leaf, if there is one."""
-        return read_manifest(self.storage, self.plan, leaf)
 
 
 @dataclass(frozen=True)
@@ -117,16 +97,12 @@ class Plot:
 
 def key_of(plan: dict[str, Any], leaf: Leaf) -> str:
     """Return the key of a leaf."""
-    settled = {name: plan.get(name) for name in ("identity", "environment", "executor", "kernel", "leaves")}
+    settled = {name: plan.get(name) for name in ("identity", "environment", "executor", "leaves")}
     return digest_of({**settled, "leaf": leaf.path})[:32]
 
 
 def member_name(number: int) -> str:
-    """Return the name of a member's file.
-
-    >>> member_name(7)
-    'members/00007.safetensors'
-    """
+    """Return the name of a member's file, from the run's folder."""
     return f"members/{file_name(number)}"
 
 
@@ -210,16 +186,13 @@ class LeafCheckpoints(Checkpoints):
 def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -> Field:
     """Return what the leaves of a run have in common; RunError unless the call is the one its plan was settled for, on the same torch."""
     job = call.job()
-    task, source, recipe = job.task, job.source, job.recipe
-    identity = identity_of(task, source, recipe, seed=call["seed"], executor=call.compute.executor, watched=job.watched)
-    check_same(storage.where, plan["identity"], identity)
-    begun, now = plan["environment"], environment(plan["environment"]["threads"]) | task.parts.environment
+    check_same(storage.where, plan["identity"], identity_of(job, executor=job.executor))
+    begun, now = plan["environment"], environment(plan["environment"]["threads"]) | job.task.parts.environment
     if begun != now:
         raise RunError(
             f"{storage.where} was begun with {begun}, and here is {now}: members would not be the same to the last bit; install the same "
             "versions on every machine."
         )
-    choose_kernel(task, source, recipe.plan, settled=plan.get("kernel"))
     return Field(storage, run_dir, plan, call, job)
 
 
@@ -243,9 +216,8 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
     folder.mkdir(parents=True, exist_ok=True)
     log = Log(folder / "log.jsonl", listener)
     try:
-        run = run_for(
-            field.job, field.plan, checkpoints=checkpoints, store=checkpoints.store, log=log, **_settings(field)
-        )
+        seconds, store = field.call.compute.checkpoint_seconds, checkpoints.store
+        run = run_for(field.job, field.plan, checkpoints=checkpoints, store=store, log=log, seconds=seconds, width=1)
         run.ledger.failed = dict(failed)
         stack = Stack([run.branch(at, origin) for at, origin in zip(leaf.branches, origins)])
         run.begin()
@@ -257,7 +229,7 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
         parts = pack_branches([replace(branch, watch=None) for branch in stack.branches])
         state = write_bytes(storage.folder / _state(leaf), parts, within=storage.folder)
     made = Manifest(
-        _members(checkpoints.store, leaf),
+        _members(store, leaf),
         state,
         run.ledger.failed,
         run.counted,
@@ -272,16 +244,6 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
     return made
 
 
-def _settings(field: Field) -> dict[str, Any]:
-    """Return what all runs of leaves have in common: one stack, with checkpoints as often as asked for."""
-    return {"seed": field.call["seed"], "seconds": field.call.compute.checkpoint_seconds, "width": lambda *_: 1}
-
-
-def empty_run(field: Field, store: MemberStore) -> Any:
-    """Return a run that trains nothing, to count what its members cost."""
-    return run_for(field.job, field.plan, checkpoints=None, store=store, log=Log(), **_settings(field))
-
-
 def _members(store: MemberStore, leaf: Leaf) -> dict[str, str]:
     """Return the files of a leaf's members, each with its SHA-256; those of branches that diverged are missing."""
     missing = store.missing(max(leaf.members, default=-1) + 1)
@@ -294,7 +256,7 @@ def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
     if leaf.after is None:
         return [Branch(place) for place in leaf.branches], {}
     before = field.leaves[leaf.after]
-    manifest = field.manifest(before)
+    manifest = read_manifest(field.storage, field.plan, before)
     if manifest is None:
         raise RunError(f"it goes on from leaf '{leaf.after}', which is not trained yet; run that one first.")
     data = read_whole(field.storage, _state(before), manifest.state or "")

@@ -11,7 +11,7 @@ from typing import Any
 from choral.base.values import from_dict
 from choral.engine.run import WIDEST
 from choral.plan.phases import Collect, Fork, Phase, Train
-from choral.plan.walk import Place, Visitor, trainings, walk
+from choral.plan.walk import Place, Visitor, collected, trainings, walk
 from choral.recipes.recipe import Recipe
 
 
@@ -19,23 +19,18 @@ from choral.recipes.recipe import Recipe
 class Leaf:
     """What one process trains at a time.
 
-    Attributes:
-        path: its name: where its first branch begins; `+3` for three more stacked with it, `@1` behind the first fork in it.
-        branches: where its branches begin.
-        origins: the branches of `after` that each of them goes on from.
-        after: path of the leaf it goes on from, None if it begins from nothing.
-        steps: its phases, each with its place from where the branches begin.
-        members: numbers of the members it collects.
-        is_parent: whether other leaves go on from it.
+    Its path is where its first branch begins; `+3` for three more stacked with it, `@1` behind the first fork in it.
     """
 
     path: str
-    branches: tuple[Place, ...]
-    origins: tuple[Place, ...]
-    after: str | None
-    steps: list[tuple[Phase, Place]] = field(default_factory=list)
-    members: list[int] = field(default_factory=list)
-    is_parent: bool = False
+    branches: tuple[Place, ...]  # where they begin
+    origins: tuple[Place, ...]  # the branches of `after` that each of them goes on from
+    after: str | None  # path of the leaf it goes on from
+    steps: list[tuple[Phase, Place]] = field(
+        default_factory=list
+    )  # phases, each with its place from where the branches begin
+    members: list[int] = field(default_factory=list)  # numbers of those it collects
+    is_parent: bool = False  # whether other leaves go on from it
 
     @property
     def folder(self) -> str:
@@ -43,14 +38,9 @@ class Leaf:
         return f"leaves/{self.path.replace('/', '.')}"
 
     @property
-    def trainings(self) -> list[Train]:
-        """The training phases of each of its networks."""
-        return [phase for phase, _ in self.steps if isinstance(phase, Train)]
-
-    @property
     def epochs(self) -> int:
         """Epochs of all its networks."""
-        return len(self.branches) * sum(phase.epochs for phase in self.trainings)
+        return len(self.branches) * sum(phase.epochs for phase, _ in self.steps if isinstance(phase, Train))
 
 
 @dataclass
@@ -72,18 +62,14 @@ class _Stack:
 def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
     """Return the leaves of a plan, each behind the one it goes on from.
 
-    Args:
-        plan: the plan.
-        stack: branches that are trained together, at most.
-        together: whether all branches of a fork stop together, so that they cannot be trained apart.
+    At most `stack` branches are trained together, or all of a fork where they stop `together`.
 
     >>> from choral.recipes import prune_and_tune
     >>> [(leaf.path, leaf.after) for leaf in cut(prune_and_tune(epochs=9, members=2).plan, 1)]
     [('start', None), ('2/f0', 'start'), ('2/f1', 'start')]
     """
     leaves: list[Leaf] = []
-    numbers: dict[Place, int] = {}
-    walk(plan, None, Visitor(collect=lambda _, place, __: numbers.update({place: len(numbers)})))
+    numbers = collected(plan)
 
     def act(phase: Phase, suffix: Place, stack: _Stack) -> _Stack:
         if stack.open is None:
@@ -101,7 +87,7 @@ def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
             parents.latest, parents.open = parents.open, None
             parents.origins = parents.branches  # from here on, branches and what is behind the fork begin from them
         whole = [(place, i) for place in parents.branches for i in range(node.branches)]
-        width = min(len(whole), WIDEST) if together else max(1, stack)
+        width = WIDEST if together else max(1, stack)
         for start in range(0, len(whole), width):
             some = whole[start : start + width]
             begun = tuple((place + suffix).then("fork", i) for place, i in some)
@@ -117,12 +103,7 @@ def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
 
 
 def leaves_of(plan: dict[str, Any], recipe: Recipe | None = None) -> list[Leaf]:
-    """Return the leaves of a run from its plan.json, which keeps how they are cut.
-
-    Args:
-        plan: what the file holds.
-        recipe: the recipe as it was given in Python, without which functions of the user's are names that cannot be called.
-    """
+    """Return the leaves of a run from its plan.json; functions of the user's can be called only in the recipe as it was given in Python."""
     identity = plan["identity"]
     recipe = recipe or from_dict(identity["recipe"])
     assert isinstance(recipe, Recipe)

@@ -18,8 +18,8 @@ from choral.base.values import Value
 from choral.cluster.leaf import Field, Plot, admitted, key_of, train_leaf
 from choral.cluster.leaves import Leaf, leaves_of
 from choral.cluster.storage import storage_of
+from choral.engine.events import events_in
 from choral.engine.folder import read_plan
-from choral.engine.store import events_in
 
 _PAUSE = 0.5  # seconds between two looks at what is done
 _SHARE = 20  # listening takes one part in so many of the time, at most
@@ -47,10 +47,6 @@ class Ray(Value):
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.address is not None and not self.address.strip():
-            raise InputError(
-                f"Ray: address is {self.address!r}; give 'auto', 'ray://host:10001' or 'host:6379', or leave it out to start Ray here."
-            )
         if not is_number(self.cpus, 0) or not self.cpus > 0 or not is_number(self.gpus, 0):
             raise InputError(f"Ray: cpus is {self.cpus!r}, gpus is {self.gpus!r}; give more than 0 and 0 or more.")
         if not is_whole(self.retries, 0):
@@ -207,12 +203,8 @@ _UNDERSTOOD: dict[str, tuple[Any, Field]] = {}
 def _train(call: list[Any], run_dir: Any, path: str, key: str, after: Any) -> str:
     """Train a leaf in a worker; return the digest of its members.
 
-    Args:
-        call: the reference of the run's arguments, in a list so that they are fetched only if they are needed.
-        run_dir: where the run is.
-        path: the leaf.
-        key: its key, as whoever started the task sees it.
-        after: what the task of the leaf it goes on from returned.
+    `call` is the reference of the run's arguments, in a list so that they are fetched only if they are needed; `key` is the leaf's as
+    whoever started the task sees it; `after` is what the task of the leaf it goes on from returned.
     """
     import ray
 

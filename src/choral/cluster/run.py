@@ -18,7 +18,6 @@ from choral.cluster.leaf import (
     Manifest,
     Plot,
     admitted,
-    empty_run,
     read_manifest,
     read_whole,
     train_leaf,
@@ -28,21 +27,21 @@ from choral.cluster.leaves import Leaf, leaves_of
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
 from choral.engine.compute import OnExisting, Store, is_far
-from choral.engine.events import Callback
+from choral.engine.events import Callback, Log, events_in
 from choral.engine.executor import Settled
-from choral.engine.files import write_bytes
+from choral.engine.files import write_bytes, write_json
 from choral.engine.folder import claimed, read_plan
 from choral.engine.job import Call, Job, call_of
 from choral.engine.preparation import settle
-from choral.engine.resume import kept_costs, write_costs
+from choral.engine.resume import costs_of, kept_costs, run_for
 from choral.engine.run import WIDEST
-from choral.engine.store import Log, MemberStore, events_in
+from choral.engine.store import MemberStore
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Visitor, walk
 from choral.recipes.recipe import Recipe
 
-Asked = tuple[Call, Any, Callback | None, bool]
-"""A run that is to be trained on a cluster: what makes it what it is, where it goes, its listener, whether it starts again."""
+Asked = tuple[Call, Any, Callback | None, OnExisting]
+"""A run that is to be trained on a cluster: what makes it what it is, where it goes, its listener, what happens to one that is there."""
 
 
 def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
@@ -59,43 +58,32 @@ def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> C
 def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], dict[str, Any]]:
     """Return what says how a run is cut: branches stacked in a leaf, at most.
 
-    Args:
-        plan: the plan.
-        stack: as many as the user asked for; None takes all that fit into memory, or shares them out.
-        slots: leaves that can be trained at once, among which the branches of the largest fork are shared.
+    `stack` is what the user asked for; None takes all that fit into memory, or shares the branches of the largest fork among `slots`.
     """
     forks = [1]
-
-    def note(phase: Phase, place: Any) -> None:
-        if isinstance(phase, Fork):
-            forks.append(phase.branches)
-
-    walk(plan, None, Visitor(enter=note))
+    walk(plan, None, Visitor(enter=lambda phase, _: forks.append(phase.branches if isinstance(phase, Fork) else 1)))
 
     def cut(settled: Settled) -> dict[str, Any]:
         if settled.name == "sequential":
             return {"stack": 1}
-        most = settled.width(Fork(branches=WIDEST, body=plan), WIDEST)
         shared = -(-max(forks) // slots) if slots else WIDEST
-        return {"stack": min(most, stack or shared)}
+        return {"stack": min(settled.width, stack or shared)}
 
     return cut
 
 
 def settle_leaves(
-    call: Call, job: Job, folder: Path, *, stack: int | None, slots: int | None = None, overwrite: bool = False
+    call: Call,
+    job: Job,
+    folder: Path,
+    *,
+    stack: int | None,
+    slots: int | None = None,
+    on_existing: OnExisting = "resume",
 ) -> dict[str, Any]:
     """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
-    plan, _ = settle(
-        folder,
-        job,
-        seed=call["seed"],
-        table=call["table"],
-        executor=call.compute.executor,
-        threads=call.compute.threads,
-        overwrite=overwrite,
-        cut=cut_by(call.recipe.plan, stack, slots),
-    )
+    cut = cut_by(call.recipe.plan, stack, slots)
+    plan, _ = settle(folder, job, table=call["table"], threads=call.compute.threads, on_existing=on_existing, cut=cut)
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
             f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
@@ -129,19 +117,19 @@ def prepare(
         on_existing: 'overwrite' starts again in a folder that holds another run.
         options: as in `choral.fit`: seed, validation, compute and so on.
     """
-    call, overwrite = _leaf_call(build, data, recipe, options), on_existing == "overwrite"
+    call = _leaf_call(build, data, recipe, options)
     if on_existing == "extend":
         raise InputError("on_existing is 'extend', which a run in leaves cannot be; give 'resume' or 'overwrite'.")
     with opened(run_dir) as storage:
         job = call.job()
         with claimed(storage.folder):
-            plan = settle_leaves(call, job, storage.folder, stack=stack, overwrite=overwrite)
+            plan = settle_leaves(call, job, storage.folder, stack=stack, on_existing=on_existing)
             if "leaves" not in plan:
                 raise RunError(
                     f"{storage.where} holds this run already, trained as a whole: choral.load gives it; use another run_dir (--out), or "
                     "on_existing='overwrite' (--overwrite) to start again."
                 )
-            publish(storage, overwrite=overwrite)
+            publish(storage, overwrite=on_existing == "overwrite")
         return _states(storage, plan)
 
 
@@ -228,13 +216,7 @@ def carry_out_leaves(
 ) -> tuple[MemberStore, dict[str, Any]]:
     """Train what is not yet trained of a run in leaves, one leaf after the other; return its members and what it cost.
 
-    Args:
-        call, job: what is to be done, as it was said and as it was understood.
-        where: where its leaves are.
-        plan: the settled plan.
-        listener: called with every event.
-        on_existing: 'overwrite' starts again; 'extend' is refused.
-        started: when the call began, by time.perf_counter.
+    `call` and `job` are what is to be done, as it was said and as it was understood; the call began at `started`, by time.perf_counter.
     """
     storage = where if isinstance(where, Storage) else Storage(where)
     if on_existing == "extend" or job.task.parts.group is not None:
@@ -320,7 +302,7 @@ def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, A
     """Put a run together: return its members and what it cost, and write its log in plan order."""
     storage, manifests = field.storage, dict[str, Manifest]()
     for path, leaf in field.leaves.items():
-        found = field.manifest(leaf)
+        found = read_manifest(storage, field.plan, leaf)
         if found is None:
             raise RunError(f"{storage.where}: the manifest of leaf '{path}' is gone; run the same command again.")
         manifests[path] = found
@@ -330,15 +312,18 @@ def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, A
         for number in (n for leaf in field.leaves.values() for n in leaf.members):
             if field.store.path(number).exists():
                 store.put(number, field.store.get(number))
-    run = empty_run(field, store)
+    run = run_for(field.job, plan=field.plan, checkpoints=None, store=store, log=Log(), seconds=0.0, width=1)
     for manifest in manifests.values():
         run.ledger.failed |= manifest.failed
         run.ledger.stopped += manifest.stopped
     _write_log(field, manifests)
     run.refuse_lost()
     run.counted = total(m.counted for m in manifests.values())
-    folder = storage.folder
-    return store, kept_costs(folder, Log()) or write_costs(run, folder, started=started)
+    costs = kept_costs(storage.folder, Log())
+    if not costs:
+        costs = costs_of(run, started)
+        write_json(storage.folder / "results.json", costs, within=storage.folder)
+    return store, costs
 
 
 def _write_log(field: Field, manifests: dict[str, Manifest]) -> None:
@@ -373,13 +358,7 @@ def fetched(run_dir: Any) -> Iterator[Path]:
 
 
 def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
-    """Raise InputError for a cluster that is none, and for what a run on one cannot have.
-
-    Args:
-        cluster: what the user gave.
-        run_dir: the place of the run.
-        refused: further arguments that must be left out.
-    """
+    """Raise InputError for a cluster that is none, and for what a run on one cannot have, such as the arguments `refused`."""
     if not isinstance(cluster, Ray):
         raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
     if run_dir is None or str(run_dir).startswith("memory://"):
@@ -394,15 +373,15 @@ def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(cluster.connected())
         plots: list[Plot] = []
-        for call, run_dir, listener, overwrite in asked:
+        for call, run_dir, listener, on_existing in asked:
             if call.compute.threads is None:
                 compute = replace(call.compute, threads=max(1, int(cluster.cpus)))
                 call = replace(call, options=call.options | {"compute": compute})
             storage = stack.enter_context(opened(run_dir))
             stack.enter_context(claimed(storage.folder))  # until all are trained
             job = call.job()
-            plan = settle_leaves(call, job, storage.folder, stack=None, slots=workers.slots, overwrite=overwrite)
-            publish(storage, overwrite=overwrite)
+            plan = settle_leaves(call, job, storage.folder, stack=None, slots=workers.slots, on_existing=on_existing)
+            publish(storage, overwrite=on_existing == "overwrite")
             if "leaves" in plan:  # else one process has trained it
                 hear = stack.enter_context(_logged(storage.folder, listener))
                 run_dir = run_dir if is_far(run_dir) else Path(run_dir).resolve()

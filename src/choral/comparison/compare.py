@@ -255,7 +255,7 @@ def _asked(
     folders: dict[int, Path | None],
     hearing: Callable[[str], Callback] | None,
     options: dict[str, Any],
-) -> list[tuple[Call, Path, Callback | None, bool]]:
+) -> list[tuple[Call, Path, Callback | None, Any]]:
     """Return the runs of all methods and seeds, for a cluster to train."""
     found = []
     data, known = problem.points, {n: v for n, v in options.items() if n in (*OPTIONS, "device")}
@@ -265,7 +265,7 @@ def _asked(
             call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
             hear = one_of(options.get("callbacks")) if hearing is None else hearing(name)
             place = (folder / folder_name(name)).resolve()
-            found.append((call, place, hear, options.get("on_existing") == "overwrite"))
+            found.append((call, place, hear, options.get("on_existing", "resume")))
     return found
 
 

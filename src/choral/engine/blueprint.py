@@ -19,9 +19,8 @@ from choral.base.devices import is_processor
 from choral.base.errors import InputError
 from choral.base.interface import Interface, is_lazy
 from choral.base.order import evaluating, with_ends
-from choral.base.portrait import Function
 from choral.base.types import Build, Builds, Params
-from choral.engine.fingerprint import fingerprint
+from choral.engine.identity import fingerprint
 from choral.layers.attention import as_linear
 from choral.layers.convert import layers_of
 from choral.layers.joint.network import Joint, channels_last
@@ -60,7 +59,8 @@ def uncompiled(network: nn.Module) -> nn.Module:
 
 def _refuse_uncopied(network: nn.Module) -> None:
     """Raise InputError for networks that torch cannot copy, or cannot run with other weights."""
-    watched = next((n for n, p in network.named_parameters() if p._backward_hooks or _accumulates(p)), None)
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    watched = next((n for n, p in network.named_parameters() if any(getattr(p, kind, None) for kind in kinds)), None)
     if watched is not None:
         raise InputError(
             f"build: parameter {watched!r} of the network has a hook on its gradient (register_hook), which copies and stacks of it do not keep; let "
@@ -86,10 +86,6 @@ def _refuse_uncopied(network: nn.Module) -> None:
                 "copy; use torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm, call "
                 "torch.nn.utils.prune.remove after pruning, and keep what forward computes detached."
             )
-
-
-def _accumulates(parameter: Tensor) -> bool:
-    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
@@ -128,8 +124,8 @@ class Blueprint:
         floats: torch.dtype | None = None,
         built: nn.Module | None = None,
     ):
-        self._builds = tuple(build) if isinstance(build, tuple | list) else (build,)
-        build = self._builds[0] if self._builds else build
+        self._builds = tuple(build) if isinstance(build, tuple | list) and build else (build,)
+        build = self._builds[0]
         if not all(map(callable, self._builds)) or not callable(build):
             raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
         self.structure = structure
@@ -311,21 +307,11 @@ class Blueprint:
 
     def load(self, state: State) -> nn.Module:
         """Return the shared network of the state's form, holding the state's values."""
-        network = self.network(state.form)
-        with torch.no_grad():
-            for name, p in network.named_parameters():
-                p.copy_(state.params[name])
-            for name, b in network.named_buffers():
-                b.copy_(state.buffers[name])
-        return network
+        return filled(self.network(state.form), state)
 
     def holding(self, state: State) -> nn.Module:
         """Return a network of its own that holds the state's values, for evaluation: nothing else writes into it."""
-        network = copy.deepcopy(self.network(state.form)).requires_grad_(False).eval()
-        with torch.no_grad():
-            for name, t in (*network.named_parameters(), *network.named_buffers()):
-                t.copy_(state.params[name] if name in state.params else state.buffers[name])
-        return network
+        return filled(copy.deepcopy(self.network(state.form)).requires_grad_(False).eval(), state)
 
 
 def _alike(one: nn.Module, other: nn.Module) -> float:
@@ -336,13 +322,18 @@ def _alike(one: nn.Module, other: nn.Module) -> float:
     return alike / max(sum(a.numel() for a, _ in drawn), 1)
 
 
-def state_of(network: nn.Module, *, here: bool = False) -> State:
-    """Return a network's parameters and buffers as a state (copies, in plain memory order).
+def filled(network: nn.Module, state: State) -> nn.Module:
+    """Return the network, holding the state's values."""
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            p.copy_(state.params[name])
+        for name, b in network.named_buffers():
+            b.copy_(state.buffers[name])
+    return network
 
-    Args:
-        network: the network.
-        here: whether the copies stay on its device.
-    """
+
+def state_of(network: nn.Module, *, here: bool = False) -> State:
+    """Return a network's parameters and buffers as a state: copies in plain memory order, on the processor or `here` on its device."""
 
     def copied(tensor: Tensor) -> Tensor:
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -350,32 +341,6 @@ def state_of(network: nn.Module, *, here: bool = False) -> State:
 
     params: Params = {n: copied(p) for n, p in network.named_parameters()}
     return State(params, {n: copied(b) for n, b in network.named_buffers()})
-
-
-def described(network: nn.Module) -> str:
-    """Return a text that two networks share if they compute the same from the same weights, as far as Python shows it.
-
-    Every module's class, its settings, and its plain attributes; shapes and types of parameters and buffers.
-    """
-    lines = []
-    for name, module in network.named_modules():
-        own = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
-        settings = [f"{k}={_setting(v)}" for k, v in sorted(own.items())]
-        lines.append(f"{name}: {type(module).__module__}.{type(module).__qualname__}({', '.join(settings)})")
-    tensors = (*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False))
-    return "\n".join(lines + [f"{n} {tuple(t.shape)} {t.dtype}" for n, t in tensors])
-
-
-def _setting(value: Any) -> str:
-    if value is None or isinstance(value, str | int | float | bool | torch.dtype | torch.Size):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_setting, value))})"
-    if isinstance(value, dict):
-        return _setting(sorted((str(k), _setting(v)) for k, v in value.items()))
-    if isinstance(value, Tensor):
-        return f"tensor {value.tolist() if value.numel() <= 16 else tuple(value.shape)}"
-    return Function.of(value).name if callable(value) else type(value).__qualname__
 
 
 def redraw(network: nn.Module) -> None:

@@ -34,27 +34,16 @@ FAILED = [{"place": PLACE, "message": str}]
 
 @dataclass
 class Watch:
-    """What validation has seen of a branch in its training phase.
+    """What validation has seen of a branch in its training phase."""
 
-    Attributes:
-        best: the best measure so far, None before the first.
-        best_epoch: epochs after which it was measured.
-        state: the state of then, if it is to be kept.
-        stopped: epochs after which the branch stopped; None while it goes on.
-        held: the state in which it was chosen last, or was best, where networks are chosen while they train.
-        count: how often it is chosen in the present choice.
-        gained: epochs after which the choice was last made better.
-        mounted: whether it still has its place in the stack; a stopped one may, until several can leave together.
-    """
-
-    best: float | None = None
-    best_epoch: int = 0
-    state: State | None = None
-    stopped: int | None = None
-    mounted: bool = True
-    held: State | None = None
-    count: int = 0
-    gained: int = 0
+    best: float | None = None  # the best measure so far
+    best_epoch: int = 0  # epochs after which it was measured
+    state: State | None = None  # of then, if it is to be kept
+    stopped: int | None = None  # epochs after which the branch stopped
+    mounted: bool = True  # whether it has its place in the stack; a stopped one may, until several can leave together
+    held: State | None = None  # in which it was chosen last, or was best, where networks are chosen while they train
+    count: int = 0  # how often it is chosen in the present choice
+    gained: int = 0  # epochs after which the choice was last made better
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the states."""

@@ -18,14 +18,22 @@ from choral.base.batches import Batch
 from choral.base.errors import DivergedError, RunError
 from choral.data.sources import Source
 from choral.engine import selection
-from choral.engine.accounting import Ledger
 from choral.engine.checkpoint import Branch, Watch
-from choral.engine.context import BranchContext, applied
+from choral.engine.context import (
+    BranchContext,
+    applied,
+    for_members,
+    order_of,
+    parts_in,
+    picked,
+    target_shift,
+    weights_of,
+)
+from choral.engine.events import Ledger
 from choral.engine.flops import Flops
-from choral.engine.sampling import for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.task import Task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, explained
-from choral.engine.validation import Rules, Validation, Watcher
+from choral.engine.validation import Folds, Rules, Validation
 from choral.plan.cost import batches_in
 from choral.plan.optimizer_step import steps_of
 from choral.plan.phases import Every, Train
@@ -45,7 +53,7 @@ class Setting:
     seed: int
     flops: Flops
     ledger: Ledger
-    validation: Watcher | None
+    validation: Validation | Folds | None
     rules: Rules
 
     def context(self, place: Place, variant: Variant = _PLAIN, state: State | None = None) -> BranchContext:
@@ -88,11 +96,7 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
 class Group:
     """The trainer of some branches in one training phase, and the points and rules it is given.
 
-    Args:
-        setting: what all phases have in common.
-        phase: the phase.
-        branches: who is trained; a branch that has stopped keeps its place here, but nothing is done to it.
-        suffix: place of the phase, from where the branches begin.
+    A branch that has stopped keeps its place here, but nothing is done to it.
     """
 
     def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place):
@@ -211,14 +215,9 @@ _ROOM = 0.75
 
 
 class Epochs:
-    """The epochs of one training phase for branches of equal shapes.
+    """The epochs of one training phase for branches of equal shapes, whose states are set when `finished` is called, and at the end.
 
-    Args:
-        setting: what all phases have in common.
-        phase: the phase.
-        branches: the stack; their states are set when `finished` is called, and at the end.
-        suffix: place of the phase, from where the branches begin.
-        apart: whether the branches take turns, epoch by epoch, instead of being stacked.
+    `suffix` is the place of the phase, from where the branches begin; `apart` lets them take turns, epoch by epoch, instead of being stacked.
     """
 
     def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
@@ -232,11 +231,7 @@ class Epochs:
     ) -> None:
         """Train from an epoch on to the end, or until all have stopped.
 
-        Args:
-            begin: epochs that are done.
-            due: whether the states are wanted after this epoch.
-            finished: called with the number of epochs done when they are there.
-            late: the same, when the time is up and nobody has stopped because of that.
+        `finished` is called with the number of epochs done when states are `due`, `late` when the time is up, before anybody stops.
         """
         if begin == 0:
             self._begin()
@@ -306,6 +301,13 @@ class Epochs:
     def _take_out(self) -> None:
         if len(self.groups) == 1:
             self.groups[0].take_out()
+
+    def _stopped(self, branch: Branch, epoch: int, reason: str) -> None:
+        """Note that a branch stopped after so many epochs."""
+        watch = branch.watch = branch.watch or Watch()
+        watch.stopped = epoch
+        about = {"best_epoch": watch.best_epoch, "best": watch.best, "reason": reason}
+        self.setting.ledger.stop(branch.place + self.suffix, epoch=epoch, epochs=self.phase.epochs, **about)
 
     def _going(self) -> list[Branch]:
         """Return the branches that go on."""
@@ -424,24 +426,12 @@ class Epochs:
     def _leave_out(self, branches: Sequence[Branch], epoch: int) -> None:
         """Stop networks that are no longer finite: where some are chosen, others may fail."""
         for branch in branches:
-            watch = branch.watch = branch.watch or Watch()
-            watch.stopped = epoch + 1
-            branch.state = selection.sound(watch) or self._first[branch.place]
-            self.setting.ledger.stop(
-                branch.place + self.suffix,
-                epoch=epoch + 1,
-                epochs=self.phase.epochs,
-                best_epoch=watch.best_epoch,
-                best=watch.best,
-                reason="diverged",
-            )
-        if branches:
-            self._refuse_none_left(epoch)
-
-    def _refuse_none_left(self, epoch: int) -> None:
-        """Raise DivergedError if all networks that are chosen among diverged: what they were before is no choice."""
+            self._stopped(branch, epoch + 1, "diverged")
+            assert branch.watch is not None
+            branch.state = selection.sound(branch.watch) or self._first[branch.place]
         why = {stop["place"]: stop["reason"] for stop in self.setting.ledger.stopped}
-        if all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
+        # what they were before is no choice
+        if branches and all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
             raise DivergedError(
                 f"all {len(self.branches)} networks that are chosen among diverged, the last in epoch {epoch + 1}; take lower rates (space=), or look at "
                 "the data for numbers far from all others."
@@ -471,16 +461,8 @@ class Epochs:
             if reason == "patience" and (patience is None or epoch - watch.best_epoch < patience):
                 continue
             self._take_out()
-            watch.stopped = epoch
             branch.state = watch.state or branch.state
-            self.setting.ledger.stop(
-                branch.place + self.suffix,
-                epoch=epoch,
-                epochs=self.phase.epochs,
-                best_epoch=watch.best_epoch,
-                best=watch.best,
-                reason=reason,
-            )
+            self._stopped(branch, epoch, reason)
 
     def _leave(self) -> None:
         """Make the stack smaller when enough have stopped, with what the optimizer remembers of the others."""

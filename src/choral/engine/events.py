@@ -1,91 +1,187 @@
-"""What a run says while it goes: one typed dict for each kind of event, as callbacks get them and `log.jsonl` keeps them.
+"""Events of a run: their types, the log they are written to, and what a run counts.
 
-A place is the path of a phase in the plan, as text. New kinds and fields may come; those here keep their meaning.
+Callbacks get every event, and `log.jsonl` keeps it. A place is the path of a phase in the plan, as text.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal, NotRequired, TypedDict
+import contextlib
+import copy
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
 
-class Counted(TypedDict):
-    """What all networks together have taken so far."""
+from choral.engine.blueprint import Blueprint
+from choral.engine.checkpoint import Branch
+from choral.engine.files import open_kept
+from choral.plan.state import State
+from choral.plan.walk import Place
 
-    epochs: float
-    steps: float
-    points: float
-    train_flops: float
-    train_seconds: float
-    validation_seconds: NotRequired[float]
-    setup_seconds: NotRequired[float]
+_COUNTED = {
+    **dict.fromkeys(("epochs", "steps", "points", "train_flops", "train_seconds"), float),
+    **dict.fromkeys(("validation_seconds?", "setup_seconds?"), float),
+}
+EVENTS: dict[str, dict[str, Any]] = {
+    # an epoch of one network, or of several that are trained as one stack, has ended; counts are of all networks so far
+    "epoch": {
+        "places": [str],
+        "epoch": int,
+        "epochs": int,
+        "losses": [float],
+        "rate": float,
+        "seconds": float,
+        "counted": _COUNTED,
+        "remaining?": [{str: float}],
+        "validation?": [(None, float)],
+        "measure?": str,
+    },
+    # an operator has changed a state
+    "operator": {"name": str, "place": str, "density?": float},
+    # a network has become a member
+    "collected": {"place": str},
+    # a run goes on from a checkpoint
+    "resumed": {"position": int, "epoch": int, "counted": _COUNTED},
+    # a branch was lost; the others go on
+    "diverged": {"place": str, "message": str},
+    # a branch stopped before its budget ('patience', 'time_limit', 'selection' or 'diverged')
+    "stopped": {"place": str, "epoch": int, "epochs": int, "best_epoch": int, "best": (None, float), "reason": str},
+    # something was repaired or passed over
+    "warning": {"message": str},
+}
+"""The fields of every kind of event, as `choral.engine.files.expect` reads them; new kinds and fields may come."""
 
-
-class Epoch(TypedDict):
-    """An epoch of one network, or of several that are trained as one stack, has ended."""
-
-    kind: Literal["epoch"]
-    places: list[str]
-    epoch: int
-    epochs: int
-    losses: list[float]
-    rate: float
-    seconds: float
-    counted: Counted
-    remaining: NotRequired[list[dict[str, float]]]
-    validation: NotRequired[list[float | None]]
-    measure: NotRequired[str]
-
-
-class Operated(TypedDict):
-    """An operator has changed a state."""
-
-    kind: Literal["operator"]
-    name: str
-    place: str
-    density: NotRequired[float]
-
-
-class Collected(TypedDict):
-    """A network has become a member."""
-
-    kind: Literal["collected"]
-    place: str
-
-
-class Resumed(TypedDict):
-    """A run goes on from a checkpoint."""
-
-    kind: Literal["resumed"]
-    position: int
-    epoch: int
-    counted: Counted
-
-
-class Diverged(TypedDict):
-    """A branch was lost; the others go on."""
-
-    kind: Literal["diverged"]
-    place: str
-    message: str
-
-
-class Stopped(TypedDict):
-    """A branch stopped training before its budget: its patience or the time was up."""
-
-    kind: Literal["stopped"]
-    place: str
-    epoch: int
-    epochs: int
-    best_epoch: int
-    best: float | None
-    reason: Literal["patience", "time_limit"]
-
-
-class Warned(TypedDict):
-    """Something was repaired or passed over."""
-
-    kind: Literal["warning"]
-    message: str
-
-
-EVENTS: tuple[type, ...] = (Epoch, Operated, Collected, Resumed, Diverged, Stopped, Warned)
 Callback = Callable[[dict[str, Any]], None]
+
+
+class Log:
+    """Events as lines of JSON in a file, and to a listener (the progress display)."""
+
+    def __init__(self, path: Path | None = None, listener: Callback | None = None):
+        self.path, self.listener = path, listener
+        self._handle = None if path is None else os.fdopen(open_kept(path, os.O_APPEND), "a", encoding="utf8")
+
+    def event(self, **content: Any) -> None:
+        """Write one event."""
+        if self.listener is not None:
+            self.listener(copy.deepcopy(content))  # which may be changed there
+        if self._handle is not None:
+            self._handle.write(json.dumps({"time": round(time.time(), 3), **content}) + "\n")
+            self._handle.flush()
+
+    def sync(self) -> int:
+        """Force the log to disk and return its size in bytes."""
+        if self._handle is None:
+            return 0
+        self._handle.flush()
+        os.fsync(self._handle.fileno())
+        return self._handle.tell()
+
+    def rewind(self, size: int) -> None:
+        """Forget events after a checkpoint, so that a resumed run does not say them twice."""
+        if self._handle is not None:
+            self._handle.seek(0, os.SEEK_END)
+            if self._handle.tell() > size:
+                self._handle.truncate(size)
+                self._handle.seek(size)
+
+    def close(self) -> None:
+        """Close the file; closing it again does nothing."""
+        if self._handle is not None:
+            self._handle.close()
+
+
+def last_counted(log: Path) -> dict[str, float]:
+    """Return what the last epoch in a log had counted, empty if it does not say."""
+    found: dict[str, float] = {}
+    for event in events_in(log.read_bytes() if log.exists() else b""):
+        if event.get("kind") == "epoch" and isinstance(event.get("counted"), dict):
+            found = event["counted"]
+    return found
+
+
+def events_in(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events of a log; lines that were cut short or damaged are passed over."""
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event
+
+
+def unfinite(state: State, blueprint: Blueprint) -> str:
+    """Return which weight or buffer of a state holds NaN or infinity, in a few words; nothing if all are finite.
+
+    A buffer may hold infinities by design (a mask of attention): those that a newly built network holds too do not count.
+    """
+    for name, p in state.params.items():
+        if not _is_finite(p):
+            return f"{name} holds {_worst(p)}"
+    odd = [name for name, b in state.buffers.items() if not _is_finite(b)]
+    if odd:
+        built = blueprint.fresh(0, "finite").buffers
+        for name in odd:
+            if name not in built or _is_finite(built[name]):
+                return f"the buffer {name} holds {_worst(state.buffers[name])}"
+    return ""
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def _worst(tensor: Tensor) -> str:
+    return "NaN" if bool(tensor.isnan().any()) else "infinity"
+
+
+def _nothing() -> dict[str, float]:
+    return {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}
+
+
+@dataclass
+class Ledger:
+    """Counts of a run, its branches that diverged, each with a message, and those that stopped."""
+
+    log: Log
+    blueprint: Blueprint
+    counted: dict[str, float] = field(default_factory=_nothing)
+    failed: dict[Place, str] = field(default_factory=dict)
+    stopped: list[dict[str, Any]] = field(default_factory=list)  # training that ended before its budget
+
+    def count(self, **amounts: float) -> None:
+        """Add to the counts."""
+        for name, amount in amounts.items():
+            self.counted[name] = self.counted.get(name, 0) + amount
+
+    def lose(self, branch: Branch, suffix: Place, message: str) -> None:
+        """Note that a branch diverged."""
+        self.failed[branch.place] = message
+        self.log.event(kind="diverged", place=str(branch.place + suffix), message=message)
+
+    def stop(self, place: Place, **about: Any) -> None:
+        """Note that a branch stopped in its training phase."""
+        self.stopped.append({"place": str(place), **about})
+        self.log.event(kind="stopped", **self.stopped[-1])
+
+    def is_lost(self, branch: Branch) -> bool:
+        """Return whether a branch diverged, or the parent it comes from."""
+        return any(place.holds(branch.place) for place in self.failed)
+
+    def is_sound(self, branch: Branch, state: State, suffix: Place) -> bool:
+        """Return whether a state is finite, so that something can be made of it; a branch whose state is not is lost."""
+        found = unfinite(state, self.blueprint)
+        if found:
+            self.lose(branch, suffix, f"the weights diverged: {found} at {branch.place + suffix}")
+        return not found
+
+    def note_losses(self, branches: Sequence[Branch], losses: Sequence[float], suffix: Place, epoch: int) -> None:
+        """Lose the branches whose loss of an epoch is not finite."""
+        for branch, loss in zip(branches, losses):
+            if not math.isfinite(loss) and not self.is_lost(branch):
+                place = branch.place + suffix
+                self.lose(branch, suffix, f"the loss became {loss} at {place} in epoch {epoch + 1}")

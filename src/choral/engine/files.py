@@ -1,11 +1,7 @@
 """Files: written atomically, sealed with their SHA-256, checked against a schema; safetensors and JSON only.
 
 A JSON file keeps its seal under one key: the format and the digest of everything else in it. A file of tensors keeps its
-digest in its header, taken over the whole file with zeros in the digest's own place.
-
-What a header must look like, said as plain data, and one function that checks it.
-
-A schema is a type, None, a tuple of alternatives, a list holding the schema of every item, a dict from `str` to the schema of
+digest in its header, taken over the whole file with zeros in the digest's own place. A schema is a type, None, a tuple of alternatives, a list holding the schema of every item, a dict from `str` to the schema of
 every value, or a dict of named fields, where a name that ends in '?' may be left out.
 """
 
@@ -17,7 +13,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +89,6 @@ Part = bytes | memoryview
 _SEAL = "sealed"
 _BLANK = "0" * 64
 _MARK = b'{\\"sha256\\": \\"'  # how the header opens inside the file; a quote in a value is escaped twice
-_DEEPEST = 100  # brackets in brackets
 _LONGEST = 1 << 28  # bytes of JSON
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 
@@ -110,12 +105,15 @@ def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None
     state = hashlib.sha256()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        check_within(path.parent, within)
+        if within is not None and not path.parent.resolve().is_relative_to(within.resolve()):
+            raise RunError(
+                f"{path.parent} is a link that leads out of {within}, where choral does not write; replace it by a folder."
+            )
         if path.exists() and not path.is_file():
             raise RunError(f"{path} is a device or a folder, not a file; give another name.")
         aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
         try:
-            with _created(aside) as handle:
+            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666), "wb") as handle:
                 for part in parts:
                     handle.write(part)
                     state.update(part)
@@ -133,20 +131,11 @@ def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None
     return state.hexdigest()
 
 
-def _created(path: Path) -> Any:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666), "wb")
-
-
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def open_kept(path: Path, flags: int) -> int:
-    """Return a descriptor of a file that is opened to be added to; a link in its place is refused.
-
-    Args:
-        path: the file, created if there is none.
-        flags: further flags of os.open.
-    """
+    """Return a descriptor of a file that is opened to be added to, or created; a link in its place is refused."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | flags, 0o666)
     except OSError as error:
@@ -164,22 +153,8 @@ def _settle(folder: Path) -> None:
             os.close(descriptor)
 
 
-def check_within(folder: Path, root: Path | None) -> None:
-    """Raise RunError if links lead from a folder below the root to somewhere outside it."""
-    if root is not None and not folder.resolve().is_relative_to(root.resolve()):
-        raise RunError(
-            f"{folder} is a link that leads out of {root}, where choral does not write; replace it by a folder."
-        )
-
-
 def sweep(folder: Path, name: str = "", *, seconds: float = 0.0) -> None:
-    """Remove what writers that were killed left aside.
-
-    Args:
-        folder: nobody else writes to it, unless the next says otherwise.
-        name: of the file that was written; all if empty.
-        seconds: age below which a file is left alone: its writer may be at work.
-    """
+    """Remove what killed writers of a file, or of all, left aside; younger files than so many seconds may still be written to."""
     for path in folder.glob(f".{glob.escape(name)}*.part"):
         with contextlib.suppress(OSError):  # another process was faster
             if _PART.fullmatch(path.name) and time.time() - path.stat().st_mtime >= seconds:
@@ -203,24 +178,14 @@ def digest_of(content: Any) -> str:
 
 def write_json(path: Path, content: Any, *, within: Path | None = None) -> str:
     """Write JSON whole or not at all; a dict is sealed."""
-    return write_bytes(path, sealed_json(content), within=within)
-
-
-def sealed_json(content: Any) -> bytes:
-    """Return the bytes of a JSON file; a dict is sealed."""
     if isinstance(content, dict):
         content = {k: v for k, v in content.items() if k != _SEAL}
         content[_SEAL] = {"format": FORMAT, "sha256": digest_of(content)}
-    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+    return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode(), within=within)
 
 
 def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str, Any] | None:
-    """Return the dict a JSON file holds, without its seal; None if there is no file, RunError if it is damaged.
-
-    Args:
-        path: the file.
-        advice: what to do about a damaged file, for the error.
-    """
+    """Return the dict a JSON file holds, without its seal; None if there is no file, RunError, with some advice, if it is damaged."""
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= _LONGEST else b""
@@ -230,12 +195,7 @@ def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str,
         raise RunError(f"{path} cannot be read ({error.strerror}); {advice}.") from error
     if size > _LONGEST:
         raise RunError(f"{path} holds {size} bytes of JSON; at most {_LONGEST} are read; {advice}.")
-    return open_json(data, str(path), advice=advice)
-
-
-def open_json(data: bytes, path: str, *, advice: str = "copy or make it again") -> dict[str, Any]:
-    """Return the dict that the bytes of a JSON file hold, without its seal; RunError if they are damaged."""
-    content = parse_json(data, path, advice=advice)
+    content = _parsed(data, str(path), advice)
     if not isinstance(content, dict):
         raise RunError(f"{path} holds a {type(content).__name__} where a dict belongs; {advice}.")
     seal = content.pop(_SEAL, None)
@@ -246,21 +206,12 @@ def open_json(data: bytes, path: str, *, advice: str = "copy or make it again") 
     return content
 
 
-def parse_json(data: bytes, name: str, *, advice: str = "copy or make it again") -> Any:
-    """Return what JSON says; RunError for anything that is not JSON, or nested too deeply to be ours."""
+def _parsed(data: bytes, name: str, advice: str) -> Any:
     try:
-        content = json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise RunError(f"{name} is not whole JSON ({why}); {advice}.") from error
-    level, depth = [content], 0
-    while level:
-        if depth > _DEEPEST:
-            raise RunError(f"{name} is nested more than {_DEEPEST} deep, the bound; {advice}.")
-        nested = [item for item in level if isinstance(item, dict | list)]
-        level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
-        depth += 1
-    return content
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> bytes:
@@ -317,12 +268,7 @@ def is_pickle(data: bytes) -> bool:
 
 
 def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors and header of a safetensors file; refuses damaged ones and anything else, above all pickle.
-
-    Args:
-        data: the file's bytes.
-        name: what to call it in an error.
-    """
+    """Return tensors and header of the bytes of a safetensors file; refuses damaged ones and anything else, above all pickle."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -331,11 +277,17 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
             f"{name} is a pickle (such as torch.save makes), which choral never opens because loading one can run any "
             "code; save with Ensemble.save, or load the weights yourself and hand the network to choral.fit."
         )
-    with _whole(name, len(data)):
+    broken = RunError(
+        f"{name} is not a whole choral file ({len(data)} bytes read): it was cut short, damaged or is of another kind; "
+        "copy or make it again."
+    )
+    try:
         (size,) = struct.unpack("<Q", data[:8])
-        meta = parse_json(data[8 : 8 + size], name)["__metadata__"]
-        header = dict(parse_json(meta["choral"].encode(), name))
+        meta = json.loads(data[8 : 8 + size])["__metadata__"]
+        header = dict(json.loads(meta["choral"]))
         digest = header.pop("sha256", None)
+    except (KeyError, TypeError, struct.error, ValueError, RecursionError) as error:
+        raise broken from error
     start = data.find(_MARK, 8, 8 + size) + len(_MARK)
     if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
         raise RunError(
@@ -348,22 +300,7 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
     try:
         return load(data), header
     except (SafetensorError, KeyError, ValueError) as error:
-        raise _broken(name, len(data)) from error
-
-
-@contextlib.contextmanager
-def _whole(name: str, size: int) -> Iterator[None]:
-    try:
-        yield
-    except (RunError, KeyError, TypeError, AttributeError, struct.error, ValueError) as error:
-        raise _broken(name, size) from error
-
-
-def _broken(name: str, size: int) -> RunError:
-    return RunError(
-        f"{name} is not a whole choral file ({size} bytes read): it was cut short, damaged or is of another kind; "
-        "copy or make it again."
-    )
+        raise broken from error
 
 
 def read_checked(path: Path, expected: str) -> bytes | None:

@@ -19,9 +19,9 @@ from choral.base import batches, draws, rng
 from choral.base.order import Calls
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
+from choral.engine.compute import Counting
 from choral.engine.context import BranchContext
 from choral.engine.task import Task
-from choral.engine.threads import Counting
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
@@ -44,9 +44,7 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *settings: Any, **_: A
 def _recurrent(x: Any, *weights: Any, **_: Any) -> int:
     """Return the operations of a recurrent layer that is one kernel, which torch's counter takes for none: every step by every weight.
 
-    Args:
-        x: shape of the input (step, batch, feature).
-        weights: begin with those of inputs and states: two matrices, or a list of all.
+    Shapes: x (step, batch, feature); weights begin with those of inputs and states: two matrices, or a list of all.
     """
     first = weights[0]
     matrices = first if isinstance(first, list | tuple) and first and not isinstance(first[0], int) else weights[:2]
@@ -68,28 +66,6 @@ def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **__
     return 2 * _attention(query, key, value)
 
 
-def _trilinear(one: Any, two: Any, three: Any, first: Any, second: Any, third: Any, *_: Any, **__: Any) -> int:
-    """Return the operations of a product of three (`nn.Bilinear`): every entry of what they spread to, multiplied and added."""
-
-    def spread(shape: Any, axes: Any) -> list[int]:
-        found = list(shape)
-        for axis in sorted(axes):
-            found.insert(axis, 1)
-        return found
-
-    shapes = zip(spread(one, first), spread(two, second), spread(three, third), strict=True)
-    return 2 * math.prod(map(max, shapes))
-
-
-def _by_vector(matrix: Any, *_: Any, **__: Any) -> int:
-    """Return the operations of a matrix by a vector."""
-    return 2 * math.prod(matrix)
-
-
-def _added_by_vector(_: Any, matrix: Any, *__: Any, **___: Any) -> int:
-    return _by_vector(matrix)
-
-
 _KERNELS = {torch.ops.aten.mkldnn_rnn_layer: _recurrent, torch.ops.aten._cudnn_rnn: _recurrent}
 _FORMULAS = {
     kernel: shape_wrapper(formula)
@@ -100,9 +76,6 @@ _FORMULAS = {
         torch.ops.aten._cudnn_rnn_backward: _recurrent_backward,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-        torch.ops.aten._trilinear: _trilinear,
-        torch.ops.aten.mv: _by_vector,
-        torch.ops.aten.addmv: _added_by_vector,
     }.items()
 }
 
@@ -113,20 +86,13 @@ _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.convolution
 
 @dataclass(frozen=True)
 class _Counts:
-    """Operations of one form of a network: for each training point, for each predicted point, and for each weight or layer.
-
-    Attributes:
-        train, predict: of the whole network.
-        weights: those of each weight, in training and in prediction.
-        layers: those of each layer in training.
-        sizes: parameters of each layer, and of all.
-    """
+    """Operations of one form of a network for each point."""
 
     train: float
     predict: float
-    weights: dict[str, tuple[float, float]]
-    layers: dict[str, float]
-    sizes: dict[str, int]
+    weights: dict[str, tuple[float, float]]  # of each weight, in training and in prediction
+    layers: dict[str, float]  # of each layer in training
+    sizes: dict[str, int]  # parameters of each layer, and of all
 
 
 class Flops:
@@ -156,9 +122,7 @@ class Flops:
     def remaining(self, state: State, share: Mapping[str, float]) -> dict[str, float]:
         """Return the parameters and operations still at work, as shares of those of the network that was built.
 
-        Args:
-            state: gives the form, whose layers are counted.
-            share: nodes at work in each layer that can lose some, as a share of those its tensors hold.
+        `share` is that of nodes at work in each layer that can lose some, of those its tensors hold in the state's form.
         """
         built, now = self._of(None), self._of(state.form)
         closed = sum((1 - part) * now.sizes.get(layer, 0) for layer, part in share.items())
@@ -233,17 +197,11 @@ def _by_weight(
 
 @dataclass
 class Forecast:
-    """Counts of a plan that has not run.
+    """Counts of a plan that has not run."""
 
-    Attributes:
-        train_flops: operations of all training.
-        predict_flops: operations of one predicted point by all members, every draw counted.
-        parameters: stored parameters; masked ones do not count.
-    """
-
-    train_flops: float = 0.0
-    predict_flops: float = 0.0
-    parameters: int = 0
+    train_flops: float = 0.0  # of all training
+    predict_flops: float = 0.0  # of one predicted point by all members, every draw counted
+    parameters: int = 0  # that are stored; masked ones do not count
 
 
 def forecast(task: Task, source: Source, plan: Phase) -> Forecast:

@@ -15,9 +15,7 @@ comparison comparison.json. Each file has one writer.
 """
 
 import contextlib
-import json
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,6 @@ _PLAN = {
     "identity": {"recipe": dict, "likelihood": dict, "inputs": ([dict], {str: [dict]}), "seed": int},
     "environment": {"threads": int},
     "executor": str,
-    "kernel?": (None, str),
     "network": (None, {"name": str, "arguments": dict}),
     "table?": (None, str),
     "extended?": {"counted": {str: float}},
@@ -58,7 +55,6 @@ RUN_FILES = (
     "choice.json",
 )
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
-_OPENINGS = {".json": b'{\n "', ".jsonl": b'{"time": '}
 _COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept", "cut")
 MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json", "report.html", "ensemble.choral")
 """Files that are made of finished members."""
@@ -118,7 +114,7 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     plan = read_json(folder / "plan.json", advice=advice)
     if plan is not None:
         return dict(expect(plan, _PLAN, str(folder / "plan.json")))
-    held = ["members"] if MemberStore(folder / "members").any_files() else []
+    held = ["members"] if any(MemberStore(folder / "members").files()) else []
     held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
     if held:
         raise RunError(
@@ -129,48 +125,39 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
 
 
 def check_ours(folder: Path, *, overwrite: bool = False) -> None:
-    """Raise RunError if a folder holds a file under a name that a run writes, which no run wrote.
-
-    A folder with a plan is a run's, unless it is to be overwritten: then the plan must be one too, though all may be damaged.
-    """
+    """Raise RunError if a folder holds a file under a name that a run writes, which no run wrote, or the choice of a search."""
     planned = (folder / "plan.json").exists()
     if planned and not overwrite:
         return
-    for name in RUN_FILES:
-        path = folder / name
-        if path.exists() and not _is_ours(path) and not (planned and _was_ours(path)):
-            raise RunError(
-                f"{folder} holds {name}, which no run of choral wrote and this one would replace; move it away, or use another run_dir "
-                "(--out)."
-            )
+    strange = next((folder / name for name in RUN_FILES if not _is_ours(folder / name)), None)
+    if strange is not None:
+        raise RunError(
+            f"{folder} holds {strange.name}, which no run of choral wrote and this one would replace; move it away, or use another run_dir "
+            "(--out)."
+        )
     strange = MemberStore(folder / "members").strange(planned=planned) if overwrite else None
     if strange is not None:
         raise RunError(
             f"{strange} is no member that a run of choral wrote, and overwriting would replace it; move it away, or use another run_dir "
             "(--out)."
         )
+    if not overwrite and (folder / "choice.json").exists():
+        raise RunError(
+            f"{folder} holds a choice among several methods, and this run is of one; use another run_dir (--out), or on_existing='overwrite' "
+            "(--overwrite) to start again in this one."
+        )
 
 
 def _is_ours(path: Path) -> bool:
+    """Return whether a file begins as choral's do, also one that was cut short; a whole JSON file has a seal."""
+    data = path.read_bytes() if path.exists() else b""
     if path.suffix == ".html":
-        return b"choral" in path.read_bytes()
+        return not data or b"choral" in data
     if path.suffix in (".choral", ".safetensors"):
-        return path.read_bytes()[8:9] == b"{"  # the header of tensors begins there
-    try:
-        if path.suffix == ".jsonl":
-            return all({"time", "kind"} <= json.loads(line).keys() for line in path.read_bytes().splitlines()[:1])
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # JSON without choral's checksum
-            return read_json(path) is not None
-    except (RunError, ValueError, AttributeError, UserWarning):
-        return False
-
-
-def _was_ours(path: Path) -> bool:
-    """Return whether a damaged file, such as one cut short, begins as choral's do."""
-    data = path.read_bytes()
-    whole = path.suffix == ".json" and data.endswith(b"\n}\n") and b'\n "sealed": {' not in data
-    return not data or (data.startswith(_OPENINGS.get(path.suffix, b"\0")) and not whole)
+        return not data or data[8:9] == b"{"  # the header of tensors begins there
+    opening = b'{"time": ' if path.suffix == ".jsonl" else b'{\n "'
+    sealed = path.suffix == ".jsonl" or b'\n "sealed": {' in data or not data.rstrip().endswith(b"}")
+    return not data or (data.startswith(opening) and sealed)
 
 
 def belongs_to(folder: Path, path: Path) -> bool:
@@ -183,7 +170,7 @@ def belongs_to(folder: Path, path: Path) -> bool:
 
 def clear(folder: Path) -> None:
     """Remove what choral wrote into a run folder, and nothing else."""
-    MemberStore(folder / "members").clear()
+    MemberStore(folder / "members").keep_only(())
     Checkpoints(folder / "checkpoints").clear()
     _clear_leaves(folder / "leaves")
     for name in RUN_FILES:

@@ -1,38 +1,144 @@
 """Identity of a run: everything its members depend on, as plain content, and how two identities differ, in the user's words."""
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from choral.base.portrait import content_of, digest
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from choral.base.portrait import content_of, digest, own_attributes, portrait, shape_of
 from choral.data.inputs import written
-from choral.data.sources import Source
-from choral.engine import fingerprint
-from choral.engine.task import Task
-from choral.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from choral.engine.job import Job
+
+FINGERPRINT = {"layers": {str: [str]}, "code": str, "initial?": {str: [float]}, "frozen?": [str]}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_PART = 1 << 16  # values summed together
+_CLOSE = 1e-5  # difference of sums that rounding makes, relative to the norm of the values
+_LONGEST = 50  # characters of one side of a difference
+
+
+def fingerprint(*networks: nn.Module) -> dict[str, Any]:
+    """Return the layers and the code of freshly built networks, as plain content, so that another or an edited one is noticed.
+
+    `layers` has every module by name, with its class, its attributes and the shapes of its tensors; `code` is a digest of the source
+    text of the user's own classes, and of the functions and constants they name. Installed packages count by the names of their classes.
+    """
+    layers: dict[str, list[str]] = {}
+    for number, network in enumerate(networks):
+        layers |= {f"{number}/{name}" if number else name: parts for name, parts in _layers(network)}
+    classes = {type(m) for network in networks for m in network.modules()}
+    return {"layers": layers, "code": digest("".join(sorted(map(portrait, classes))))}
+
+
+def initial(network: nn.Module) -> dict[str, Any]:
+    """Return sums over every parameter and buffer of a network, equal up to another machine's rounding, and which are frozen."""
+    tensors = (*network.named_parameters(), *network.named_buffers())
+    frozen = [n for n, p in network.named_parameters() if not p.requires_grad]
+    return {"initial": {n: _sums(t.detach()) for n, t in tensors}, "frozen": frozen}
+
+
+def _sums(tensor: Tensor) -> list[float]:
+    """Return the norm and a weighted sum of each part of a tensor's values; a number for the content of whole numbers."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return []
+    if not tensor.is_floating_point():
+        return [float(int(digest(content_of(tensor)), 16))]
+    weights = 1 + torch.arange(_PART, dtype=torch.float64) * 0.618 % 1
+    sums = []
+    for part in tensor.flatten().cpu().split(_PART):
+        values = part.double().nan_to_num(5.0, 7.0, -7.0)
+        sums += [float(values.norm()), float(values @ weights[: len(values)])]
+    return sums
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yield in words how two networks differ by their fingerprints."""
+    before, after = old["layers"], new["layers"]
+    for name in [n for n in before | after if before.get(n) != after.get(n)]:
+        was, now = _apart(before.get(name, ["absent"]), after.get(name, ["absent"]))
+        called = f"layer '{name}'" if name else "outermost module"
+        yield f"the network's {called} was {was}, now {now}"
+    if before != after:
+        return
+    if old["code"] != new["code"]:
+        yield "the code of the network's forward methods was changed"
+    if "initial" not in old or "initial" not in new:
+        return
+    for name in sorted({*old["frozen"]} ^ {*new["frozen"]}):
+        was, now = ("frozen" if name in side["frozen"] else "trained" for side in (old, new))
+        yield f"the network's parameter '{name}' was {was}, now {now}"
+    for name in [n for n, sums in old["initial"].items() if not _close(sums, new["initial"].get(n, []))][:1]:
+        yield f"the first values of the network's '{name}' are others (its initialization was changed)"
+
+
+def _close(old: list[float], new: list[float]) -> bool:
+    pairs = [(old[i : i + 2], new[i : i + 2]) for i in range(0, len(old), 2)]
+    close = (abs(a - b) <= _CLOSE * max(map(abs, one)) for one, other in pairs for a, b in zip(one, other))
+    return len(old) == len(new) and all(close)
+
+
+def _apart(old: list[str], new: list[str]) -> tuple[str, str]:
+    """Return what two layers, each its class and its settings, do not share, as short texts."""
+    if old[0] == new[0]:
+        old, new = [p for p in old if p not in new], [p for p in new if p not in old]
+    texts = (", ".join(parts) or "without" for parts in (old, new))
+    was, now = (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts)
+    return was, now
+
+
+def _layers(network: nn.Module) -> Iterator[tuple[str, list[str]]]:
+    for name, module in network.named_modules(remove_duplicate=False):
+        hooks = [hook for kind in _HOOKS for hook in vars(module).get(kind, {}).values() if not _is_ours(hook)]
+        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        parts = [f"{k}={portrait(v)}" for k, v in own_attributes(module).items()]
+        parts += [f"{n}: {shape_of(t)}" for n, t in tensors] + [f"hook {portrait(h)}" for h in hooks]
+        yield name, [type(module).__qualname__, *parts]
+
+
+def attributes(network: nn.Module) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the numbers and words that a network's modules hold as attributes, also in lists and dicts, and copies of tensors, by name."""
+    plain, tensors = dict[str, str](), dict[str, Tensor]()
+    for name, module in network.named_modules():
+        for key, value in own_attributes(module).items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}.{key}".lstrip(".")] = value.detach().clone()
+            elif _is_plain(value):
+                plain[f"{name}.{key}".lstrip(".")] = repr(value)
+    return plain, tensors
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] == "choral"
+
 
 _TOTALS = ("epochs", "members", "draws")  # of a whole recipe, with the fields of plans they are sums of:
 _PARTS = ("epochs", "times", "branches", "members", "draws")
 _PLAIN = ("Recipe", "Train")  # kinds whose fields are what users call them
 
 
-def identity_of(
-    task: Task, source: Source, recipe: Recipe, *, seed: int, executor: str, watched: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return what every later call into the same folder must repeat.
-
-    `watched` is what validation was asked for, None for none.
-    """
+def identity_of(job: "Job", *, executor: str) -> dict[str, Any]:
+    """Return what every later call into the same folder must repeat."""
+    task, source, recipe = job.task, job.source, job.recipe
     network = task.blueprint.fingerprint()
     identity = {
         "recipe": recipe.to_dict(),
         "totals": {name: recipe.describe()[name] for name in _TOTALS},
-        "seed": seed,
+        "seed": job.seed,
         "data": source.digest(),
         "inputs": written(task.transforms),
         "interface": task.blueprint.interface.to_dict(),
         "likelihood": task.likelihood.to_dict(),
-        "network": network | fingerprint.initial(task.blueprint.joint(0, "initial")),
+        "network": network | initial(task.blueprint.joint(0, "initial")),
         "executor": executor,
         "device": task.device.type,
         "precision": task.precision,
@@ -41,7 +147,7 @@ def identity_of(
         identity["sampling"] = source.sampling.digest
     if (parent := task.blueprint.parent) is not None:
         identity["given weights"] = digest(repr([*map(content_of, (*parent.parameters(), *parent.buffers()))]))
-    identity |= watched or {}
+    identity |= job.watched
     plain: dict[str, Any] = json.loads(json.dumps(identity))  # as a file gives it back
     return plain
 
@@ -53,7 +159,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     >>> differences(same | {"seed": 0}, same | {"seed": 1})
     ['seed was 0, now 1']
     """
-    networks = list(fingerprint.changes(old["network"], new["network"]))
+    networks = list(changes(old["network"], new["network"]))
     if old.get("data") != new.get("data"):  # which may well be why networks differ
         lines = [_SENTENCES["data"], *_of_recipes(old, new), *networks[:1]]
     else:

@@ -8,7 +8,7 @@ these records; it refuses or warns of what would otherwise give wrong members wi
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -27,8 +27,8 @@ from choral.data.datasets import global_states, moved
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, called_once, floats_of
-from choral.engine.fingerprint import attributes, held_tensors
-from choral.engine.threads import Counting
+from choral.engine.compute import Counting
+from choral.engine.identity import attributes
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.convert import holds
 from choral.layers.joint.network import Joint, channels_last
@@ -45,29 +45,17 @@ _TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a we
 
 @dataclass(frozen=True)
 class Plain:
-    """What the pass of the plain network showed.
+    """What the pass of the plain network showed."""
 
-    Attributes:
-        network: as it was built.
-        interface: how the network is called, and which of its outputs counts.
-        transforms: of input batches, checked.
-        floats: the type in which it reads real numbers.
-        device: where it runs.
-        shape: of the output of one point.
-        calls: of its modules, in their order; none where gradients could not be followed.
-        needed: the parameters that the output depends on.
-        ending: the kind of the operation that gave the output.
-    """
-
-    network: nn.Module
-    interface: Interface
-    transforms: Transforms
-    floats: torch.dtype
+    network: nn.Module  # as it was built
+    interface: Interface  # how the network is called, and which of its outputs counts
+    transforms: Transforms  # of input batches, checked
+    floats: torch.dtype  # in which it reads real numbers
     device: torch.device
-    shape: tuple[int, ...]
-    calls: tuple[Called, ...]
-    needed: frozenset[str]
-    ending: str
+    shape: tuple[int, ...]  # of the output of one point
+    calls: tuple[Called, ...]  # of its modules, in their order; none where gradients could not be followed
+    needed: frozenset[str]  # the parameters that the output depends on
+    ending: str  # the kind of the operation that gave the output, but for its shape
 
     def ready(self, x: Batch) -> Batch:
         """Return a batch as the plain network reads it."""
@@ -76,19 +64,12 @@ class Plain:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run keeps of the inspection of its network.
+    """What a run keeps of the inspection of its network."""
 
-    Attributes:
-        calls: of the modules of the plain network.
-        operations: floating-point operations of one row in a forward pass of the joint network.
-        remembers: a tensor attribute that the network changes in training, which no stack can carry.
-        doubts: warnings to be given.
-    """
-
-    calls: tuple[Called, ...] = ()
-    operations: float = 0.0
-    remembers: str | None = None
-    doubts: tuple[str, ...] = ()
+    calls: tuple[Called, ...] = ()  # of the modules of the plain network
+    operations: float = 0.0  # floating-point operations of one row in a forward pass of the joint network
+    remembers: str | None = None  # a tensor attribute that the network changes in training, which no stack can carry
+    doubts: tuple[str, ...] = ()  # warnings to be given
 
 
 def inspect_plain(
@@ -102,13 +83,7 @@ def inspect_plain(
 ) -> Plain:
     """Build the plain network and run it on the first points; the source gives real numbers in its type from now on.
 
-    Args:
-        build: the factory, or a network.
-        source: training data.
-        structure: how members will share the network.
-        inputs: transforms as the user gave them.
-        output: which part of the outputs counts, as the user gave it.
-        device: where to run.
+    Transforms of `inputs` and the choice of an `output` are as the user gave them.
     """
     with rng.seeded(0, "look"), draws.keyed(0):
         with rng.elsewhere(rng.key(0, "look")):
@@ -152,7 +127,11 @@ def inspect_plain(
     shape = tuple(interface.picked(found).shape[1:])
     needed = frozenset(names[id(p)] for p in used if id(p) in names)
     interface = _with_ends(network, interface, made)
-    return Plain(network, interface, transforms, floats, device, shape, made, needed, _ending(outputs))
+    node = outputs.grad_fn
+    while node is not None and type(node).__name__.startswith(_RESHAPES):
+        node = node.next_functions[0][0]
+    ending = type(node).__name__.removesuffix("Backward0")
+    return Plain(network, interface, transforms, floats, device, shape, made, needed, ending)
 
 
 def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interface, Any, Calls, bool]:
@@ -169,8 +148,11 @@ def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interfa
             try:
                 if is_lazy(network):
                     called_once(network, way, batches.mapped(torch.clone, given))
-                if images:
-                    (_in_order if way.avoids else channels_last)(network)
+                if images and not way.avoids:
+                    channels_last(network)
+                elif images:
+                    for t in (*network.parameters(), *network.buffers()):
+                        t.data = t.data.contiguous()
                 calls = Calls(network, [name for name, _ in ends_of(network)])
                 with evaluating(network), torch.set_grad_enabled(gradients), calls:
                     return way, way.called(network, given), calls, not batches.equal(batch, given)
@@ -180,12 +162,6 @@ def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interfa
                 failed = failed or error
     assert failed is not None
     raise InputError(why_not_read(network, batch, failed)) from failed
-
-
-def _in_order(network: nn.Module) -> None:
-    """Lay the tensors of a network out in plain memory order."""
-    for t in (*network.parameters(), *network.buffers()):
-        t.data = t.data.contiguous()
 
 
 def _scale(x: Any) -> str:
@@ -233,29 +209,22 @@ def _refuse_remembered(what: str) -> NoReturn:
 
 
 def _refuse_hidden(network: nn.Module, strange: Sequence[Tensor]) -> None:
-    """Raise InputError for layers kept where torch does not see them, such as a list, and needed: they would not be trained, copied or saved.
-
-    Args:
-        network: as its maker wrote it.
-        strange: parameters that the output depends on, and that are not the network's.
-    """
+    """Raise InputError for parameters that the output depends on, of layers that are kept where torch does not see them, such as a list."""
     if not strange:
         return
     sought = {id(p) for p in strange}
-    where = (
-        kept for module in network.modules() for kept, m in _kept_in(module) if sought & {id(p) for p in m.parameters()}
+    held = (
+        (f"self.{name} of {type(module).__name__}", m)
+        for module in network.modules()
+        for name, value in vars(module).items()
+        for m in (value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ())
+        if isinstance(m, nn.Module)
     )
+    where = (name for name, m in held if sought & {id(p) for p in m.parameters()})
     raise InputError(
         f"build: forward uses layers that are kept in {next(where, 'another object')}, where torch does not see them, so they would not be trained, "
         "copied or saved with the network; keep them in an nn.ModuleList or nn.ModuleDict."
     )
-
-
-def _kept_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules in lists, tuples and dicts that a module has as attributes."""
-    for name, value in vars(module).items():
-        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        yield from ((f"self.{name} of {type(module).__name__}", m) for m in held if isinstance(m, nn.Module))
 
 
 def _with_ends(network: nn.Module, interface: Interface, calls: Sequence[Called]) -> Interface:
@@ -270,14 +239,6 @@ def _with_ends(network: nn.Module, interface: Interface, calls: Sequence[Called]
         first=first if needed and first != (names[0],) else (),
         last=needed[-1].layer if needed and needed[-1].layer != names[-1] else "",
     )
-
-
-def _ending(outputs: Tensor) -> str:
-    """Return the kind of the operation that gave outputs, but for their shape."""
-    node = outputs.grad_fn
-    while node is not None and type(node).__name__.startswith(_RESHAPES):
-        node = node.next_functions[0][0]
-    return type(node).__name__.removesuffix("Backward0")
 
 
 class _Reads(TorchFunctionMode):
@@ -321,7 +282,7 @@ def inspect_training(
         link: the function that the likelihood puts outputs through.
     """
     trial = _Trial(network, structure, loss, training=rows > 0 or isinstance(network, Joint))
-    generators, before, held = global_states(), attributes(trial.network), held_tensors(trial.network)
+    generators, held = global_states(), attributes(trial.network)
     buffers = {n: b.clone() for n, b in trial.network.named_buffers()}
     try:
         value = trial.call()
@@ -340,7 +301,7 @@ def inspect_training(
     operations = max(trial.operations / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
     if not rows:
         return Findings(plain.calls, operations)
-    remembers, attribute = _changed(trial, before, held, buffers, value)
+    remembers, attribute = _changed(trial, held, buffers, value)
     drawn = moved(generators, ("numpy", "random"))
     for _ in range(4 if drawn else 0):  # again, since other threads may draw too
         generators = global_states()
@@ -365,17 +326,7 @@ def inspect_training(
 
 
 class _Trial:
-    """A copy of a joint network, and what its last call showed.
-
-    Attributes:
-        trained: the names of the parameters that are trained.
-        layers: those that a structure converted, by name.
-        running: the modules that ran.
-        past: the converted layers whose weights were read past their call.
-        inputs: what members read, where each has inputs of its own.
-        outputs: what the network returned.
-        operations: floating-point operations of the call.
-    """
+    """A copy of a joint network, and what its last call showed."""
 
     def __init__(
         self,
@@ -389,9 +340,12 @@ class _Trial:
         self.trained = {name for name, p in network.named_parameters() if p.requires_grad}
         converted = not isinstance(structure, Independent)
         self.layers = {n: m for n, m in self.network.named_modules() if n and converted and _is_ours(m)}
-        self.inputs: list[Tensor] = []
+        self.inputs: list[Tensor] = []  # what members read, where each has inputs of its own
         self.outputs: Any = None
-        self.past, self.operations = set[str](), 0.0
+        self.past, self.operations = (
+            set[str](),
+            0.0,
+        )  # layers whose weights were read past their call; those of the call
         if isinstance(self.network, Joint):
             stacked_of(self.network)
 
@@ -410,20 +364,6 @@ class _Trial:
             self.inputs = [leaf for leaf in batches.leaves(ready) if leaf.requires_grad]
         self.outputs = self.network(ready)
         return self.outputs
-
-
-def check_independence(structure: Structure, network: nn.Module, x: Batch) -> None:
-    """Raise ConversionError if a member's output depends on what belongs to another member; x are rows as the plain network reads them."""
-    if not isinstance(network, Joint):
-        return
-    inputs, _ = structure.feed(batches.part(x, slice(_ROWS)), None)
-    trial = _Trial(network, structure, lambda run: structure.unfold(run(inputs)), training=True)
-    try:
-        outputs = trial.call()
-    except RuntimeError as error:
-        raise why_not_run(network, error) from error
-    assert isinstance(trial.network, Joint)
-    refuse_mixed(trial.network, outputs, trial.inputs, list(trial.running.called))
 
 
 def _refuse_past(trial: _Trial, plain: Plain) -> None:
@@ -493,26 +433,21 @@ def _why_not_converted(structure: Structure, running: Calls, error: Exception) -
 
 
 def _changed(
-    trial: _Trial, before: dict[str, str], held: dict[str, Tensor], buffers: dict[str, Tensor], loss: Tensor
+    trial: _Trial, held: tuple[dict[str, str], dict[str, Tensor]], buffers: dict[str, Tensor], loss: Tensor
 ) -> tuple[str | None, str]:
     """Return the tensor attribute that carries something from call to call, if there is one; and what changed, in words.
 
     A tensor that is only left behind, such as the last activations, is the same after another call on the same rows.
-
-    Args:
-        trial: called once.
-        before, held, buffers: its attributes, tensor attributes and buffers before that call.
-        loss: what the call gave.
     """
-    plainly, after = attributes(trial.network), held_tensors(trial.network)
-    changed = [n for n in after if n not in held or not _is_same(held[n], after[n])]
+    (before, tensors), (plainly, after) = held, attributes(trial.network)
+    changed = [n for n in after if n not in tensors or not _is_same(tensors[n], after[n])]
     remembers = None
     if changed:
         with torch.no_grad():
             for name, b in trial.network.named_buffers():
                 if name in buffers and b.shape == buffers[name].shape:
                     b.copy_(buffers[name])
-        again, last = trial.call(), held_tensors(trial.network)
+        again, (_, last) = trial.call(), attributes(trial.network)
         moving = [n for n in changed if n not in last or not _is_same(after[n], last[n])]
         remembers = next(iter(moving), None) if _is_same(loss.detach(), again.detach()) else (moving or changed)[0]
     name = remembers or next((n for n in plainly if plainly[n] != before.get(n)), "")

@@ -12,12 +12,10 @@ from choral.data.sources import Source, check_batches, source_of
 from choral.data.splitting import partition
 from choral.engine.compute import Compute
 from choral.engine.flops import rehearse
-from choral.engine.folds import Folds
 from choral.engine.inspect import left_plain
 from choral.engine.parts import Parts, parts_of
 from choral.engine.task import Task, check_runnable, make_task, some_points
-from choral.engine.validation import AUTO, Rules, Validation, chosen, rules_of, set_apart, wants_validation
-from choral.plan.early_stopping import EarlyStopping
+from choral.engine.validation import AUTO, Folds, Rules, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.plan.walk import trainings
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
@@ -27,86 +25,21 @@ _LOG = logging.getLogger("choral")
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained, on which points, and when it ends.
-
-    Attributes:
-        recipe: the method.
-        task: what stays the same over the run.
-        source: training points.
-        validation: measures networks on held-out points; None does not.
-        rules: when training ends before its budget, and what is kept of it.
-        watched: what validation was asked for, as part of the run's identity.
-    """
+    """What is to be trained, on which points, and when it ends."""
 
     recipe: Recipe
-    task: Task
-    source: Source
-    validation: Validation | Folds | None
-    rules: Rules
-    watched: dict[str, Any]
+    task: Task  # what stays the same over the run
+    source: Source  # training points
+    validation: Validation | Folds | None  # measures networks on held-out points
+    rules: Rules  # when training ends before its budget, and what is kept of it
+    watched: dict[str, Any]  # what validation was asked for, as part of the run's identity
+    seed: int  # root of every draw
+    executor: str  # as the user asked for
 
     @property
     def judged_on(self) -> Source:
         """The points that tell how far off predictions are: held-out ones, or else those trained on."""
         return self.source if self.validation is None else self.validation.source
-
-
-def understood(
-    build: Any,
-    data: Any,
-    recipe: Recipe,
-    *,
-    early_stopping: EarlyStopping | None,
-    time_limit: float | None,
-    target: str | int | None,
-    sample_weight: Any,
-    validation: Any,
-    cv: Any,
-    seed: int,
-    **options: Any,
-) -> Job:
-    """Return the job that the arguments of `choral.fit` ask for; raises InputError or PlanError where it cannot be done.
-
-    Args:
-        build, data, early_stopping, time_limit, target, sample_weight, validation, cv, seed: as in `choral.fit`.
-        recipe: the method.
-        options: further arguments of `make_task`.
-    """
-    check_runnable(recipe)
-    folds, groups = folds_of(cv)
-    if groups is not None:
-        data, target = source_of(data, target).grouped(groups), None
-    whole = source_of(data, target, sample_weight)
-    wanted = folds is None and (recipe.is_open or wants_validation(early_stopping))
-    validation = chosen(validation, whole.points, wanted=wanted)
-    rules = rules_of(validation, early_stopping, time_limit, folds)
-    recipe = recipe.settled(whole.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
-    check_batches(whole, recipe.plan)
-    source, held = set_apart(whole, validation, seed, target, sample_weight if is_key(sample_weight) else None)
-    if folds is not None:
-        source = source.folded(partition(source, folds, seed))
-    raw = source
-    task = make_task(build, source, recipe, **options)
-    recipe = recipe.settled(whole.points, task.parameters)
-    _say_doubt(task, source)
-    plain = left_plain(task.blueprint.network(), task.structure)
-    if plain:
-        _LOG.warning(
-            "%s leaves the weights of %s as they are, the same for every member and draw", recipe.name, ", ".join(plain)
-        )
-    source = source.reading(task.likelihood.read)
-    rules = replace(rules, score=task.likelihood.prediction.score)
-    for doubt in task.findings.doubts:
-        warnings.warn(doubt, stacklevel=3)
-    rehearse(task, source, recipe.plan)
-    word = recipe.combination.word
-    if folds is not None:
-        _check_watched_apart(recipe)
-        by_folds = Folds(task, raw, rules.measure, word)
-        return Job(recipe, task, source.placed(task.device), by_folds, rules, by_folds.identity(rules))
-    watch = None if held is None else Validation(task, held, rules.measure, word)
-    source = source.placed(task.device)
-    return Job(recipe, task, source, watch, rules, rules.identity(validation, held))
 
 
 def folds_of(cv: Any) -> tuple[int | None, Any]:
@@ -128,14 +61,6 @@ def _check_watched_apart(recipe: Recipe) -> None:
             f"'{recipe.name}' chooses among networks while they are trained, by points that none of them sees, but every fold sees others; "
             "give validation=0.2 instead of cv."
         )
-
-
-def _say_doubt(task: Task, source: Source) -> None:
-    """Warn of training targets that are legal but doubtful."""
-    known = source.targets()
-    doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
-    if doubt:
-        warnings.warn(f"y: {doubt}", stacklevel=4)
 
 
 OPTIONS: dict[str, Any] = {
@@ -173,23 +98,59 @@ class Call:
         return found
 
     def job(self, parts: Parts | None = None) -> Job:
-        """Return what is to be done; raises InputError or PlanError where it cannot be.
-
-        Args:
-            parts: how batches are taken, by one process if None.
-        """
-        names = ("target", "sample_weight", "validation", "cv", "seed", "early_stopping", "output", "likelihood")
-        compute = self.compute
-        return understood(
+        """Return what is to be done; raises InputError or PlanError where it cannot be. One process takes whole batches if parts is None."""
+        recipe, compute, seed, stop = self.recipe, self.compute, self["seed"], self["early_stopping"]
+        check_runnable(recipe)
+        data, target, weight = self.data, self["target"], self["sample_weight"]
+        folds, groups = folds_of(self["cv"])
+        if groups is not None:
+            data, target = source_of(data, target).grouped(groups), None
+        whole = source_of(data, target, weight)
+        wanted = folds is None and (recipe.is_open or wants_validation(stop))
+        validation = chosen(self["validation"], whole.points, wanted=wanted)
+        rules = rules_of(validation, stop, compute.time_limit, folds)
+        recipe = recipe.settled(whole.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
+        check_batches(whole, recipe.plan)
+        source, held = set_apart(whole, validation, seed, target, weight if is_key(weight) else None)
+        if folds is not None:
+            source = source.folded(partition(source, folds, seed))
+        task = make_task(
             self.build,
-            self.data,
-            self.recipe,
-            **{name: self[name] for name in names},
-            time_limit=compute.time_limit,
+            source,
+            recipe,
             inputs=self["transforms"],
+            output=self["output"],
+            likelihood=self["likelihood"],
             device=compute.device,
             precision=compute.precision,
             parts=parts or parts_of(replace(compute, data_parallel=False)),
+        )
+        recipe = recipe.settled(whole.points, task.parameters)
+        _say_doubts(task, source, recipe)
+        raw, source = source, source.reading(task.likelihood.read)
+        rules = replace(rules, score=task.likelihood.prediction.score)
+        rehearse(task, source, recipe.plan)
+        watch: Validation | Folds | None = None
+        watched = rules.identity(validation, held)
+        if folds is not None:
+            _check_watched_apart(recipe)
+            watch = Folds(task, raw, rules.measure, recipe.combination.word)
+            watched = watch.identity(rules)
+        elif held is not None:
+            watch = Validation(task, held, rules.measure, recipe.combination.word)
+        return Job(recipe, task, source.placed(task.device), watch, rules, watched, seed, compute.executor)
+
+
+def _say_doubts(task: Task, source: Source, recipe: Recipe) -> None:
+    """Warn of targets and networks that are legal but doubtful."""
+    known = source.targets()
+    doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
+    for said in ([f"y: {doubt}"] if doubt else []) + [*task.findings.doubts]:
+        warnings.warn(said, stacklevel=4)
+    plain = left_plain(task.blueprint.network(), task.structure)
+    if plain:
+        _LOG.warning(
+            "%s leaves the weights of %s as they are, the same for every member and draw", recipe.name, ", ".join(plain)
         )
 
 

@@ -1,13 +1,12 @@
 """Batches taken in parts: by several processes at once, or by one process one part after the other.
 
-Each part has the draws, the share of the loss and, between processes, the BatchNorm statistics that its rows have in the whole
-batch, so the gradient is that of the whole batch to rounding. Processes take the same steps on the summed gradient and so hold the
+Each part has the draws and the share of the loss that its rows have in the whole batch, so the gradient is that of the whole batch to
+rounding. BatchNorm takes statistics over all processes, and of each part where gradients are accumulated. Processes take the same steps on the summed gradient and so hold the
 same weights; only the first one writes.
 """
 
-import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from choral.base import batches, draws, rng
+from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
@@ -30,8 +29,6 @@ from choral.plan.walk import trainings
 from choral.structures.base import Structure
 
 T = TypeVar("T")
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of BatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +64,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Parts:
-    """How a batch is taken.
+    """How a batch is taken."""
 
-    Args:
-        accumulate: parts that each process takes one after the other.
-        group: the processes that share each batch; None for one.
-        whole_norm: whether BatchNorm takes statistics of the whole batch, or of each part.
-    """
-
-    accumulate: int = 1
-    group: Group | None = None
-    whole_norm: bool = True
+    accumulate: int = 1  # parts that each process takes one after the other
+    group: Group | None = None  # the processes that share each batch; None for one
 
     @property
     def writes(self) -> bool:
@@ -106,13 +96,7 @@ class Parts:
     def of(
         self, x: Batch, y: Tensor, weights: Tensor | None, likelihood: Likelihood, part: Part | None
     ) -> Sequence[Piece]:
-        """Return a batch in parts.
-
-        Args:
-            x, y, weights: what this process is given of the batch.
-            likelihood: what the loss is a mean of.
-            part: where that lies in the batch; None if it is all of it.
-        """
+        """Return what this process is given of a batch in parts; `part` says where that lies in the batch, None that it is all of it."""
         if part is None and self.accumulate == 1:
             return (Piece(x, y, weights, None, 1.0, first=True),)
         begin, whole = (0, len(y)) if part is None else (part.start, part.of)
@@ -179,7 +163,7 @@ class Parts:
 
     def share_statistics(self, network: nn.Module) -> None:
         """Give every process the mean of the running statistics, where BatchNorm takes those of each part: all hold one network."""
-        if self.group is None or self.whole_norm:
+        if self.group is None or self.accumulate == 1:
             return
         with torch.no_grad():
             for name, held in network.named_buffers():
@@ -190,7 +174,7 @@ class Parts:
 
     def norms(self, part: Part | None) -> AbstractContextManager[Any]:
         """Return the context in which BatchNorm takes the statistics it should."""
-        return _WholeNorm(part) if self.group is not None and part is not None and self.whole_norm else nullcontext()
+        return _WholeNorm(part) if part is not None and self.accumulate == 1 else nullcontext()
 
 
 class _Summed(torch.autograd.Function):
@@ -267,10 +251,10 @@ def parts_of(compute: Compute) -> Parts:
                 "torch.distributed.init_process_group('gloo') first ('nccl' on GPUs), or use the shell: torchrun -m choral fit ..."
             )
         group = Group(dist.get_rank(), dist.get_world_size())
-    return Parts(compute.accumulate, group, compute.batch_norm == "whole")
+    return Parts(compute.accumulate, group)
 
 
-def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: int, plan: Phase) -> None:
+def check_parts(parts: Parts, structure: Structure, points: int, plan: Phase) -> None:
     """Raise InputError, before anything is trained, where batches cannot be taken in parts."""
     size = parts.among[1]
     if size == 1 and parts.accumulate == 1:
@@ -280,11 +264,6 @@ def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: 
             f"{type(structure).__name__} lays rows of a batch out among its members, so a part of a batch is not a part of what they "
             "read; train without data_parallel and accumulate, or use another method."
         )
-    if parts.accumulate > 1 and parts.whole_norm and _normalizes(network):
-        raise InputError(
-            f"accumulate={parts.accumulate}, but the network has BatchNorm, whose statistics over the whole batch are not known part by "
-            "part; give batch_norm='part' to let each part have its own, or train with accumulate=1."
-        )
     for phase in trainings(plan):
         last = points - (batches_in(points, phase.batch_size) - 1) * phase.batch_size if phase.epochs else size
         if min(phase.batch_size, last) < size:
@@ -292,78 +271,3 @@ def check_parts(parts: Parts, structure: Structure, network: nn.Module, points: 
                 f"a batch of {min(phase.batch_size, last)} row(s) cannot be shared by {size} processes; give another batch_size "
                 f"(it is {phase.batch_size} for {points} points), or fewer processes."
             )
-
-
-def _normalizes(network: nn.Module) -> bool:
-    """Return whether a network has BatchNorm."""
-    norms = nn.modules.batchnorm._BatchNorm
-    return any(
-        isinstance(m, norms) or (is_batch_norm(m) and any(n in m._buffers for n in STATISTICS))
-        for m in network.modules()
-    )
-
-
-def is_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module is one, or one of choral's layers in the place of one."""
-    plain = getattr(module, "_plain", ())
-    kind = nn.modules.batchnorm._BatchNorm
-    instance = any(isinstance(one, nn.modules.instancenorm._InstanceNorm) for one in (module, *plain))
-    ours = type(module).__module__.startswith("choral.layers.")
-    return (ours or isinstance(module, kind)) and not instance
-
-
-def refuse_whole(
-    parts: Parts,
-    network: nn.Module,
-    loss: Callable[[nn.Module, Batch, Tensor], Tensor],
-    x: Batch,
-    y: Tensor,
-    likelihood: Likelihood,
-    close: float,
-) -> None:
-    """Raise InputError for a network, or a loss, that looks at a batch as a whole, where batches are taken in parts.
-
-    Args:
-        parts: how batches are taken.
-        network: the joint network, which is copied.
-        loss: of a network on inputs and targets.
-        x, y: a few rows.
-        likelihood: what the loss is a mean of.
-        close: what gradients may differ by, as a share of the largest.
-    """
-    if (parts.group is None and parts.accumulate == 1) or len(y) < 2:
-        return
-
-    def tried(count: int) -> nn.Module:
-        """Return a copy of the network after a batch in so many parts; BatchNorm, whose statistics are seen to, keeps those that it has."""
-        made = copy.deepcopy(network).train()
-        for module in made.modules():
-            module.training = not is_batch_norm(module) or not any(name in module._buffers for name in STATISTICS)
-        for piece in Parts(accumulate=count).of(x, y, None, likelihood, None):
-            if not piece.first and parts.accumulate == 1:  # of another process
-                for name, buffer in made.named_buffers():
-                    buffer.copy_(network.get_buffer(name))
-            with torch.enable_grad(), draws.keyed(0, part=piece.part):
-                total = loss(made, batches.mapped(torch.clone, piece.x), piece.y.clone()).sum()
-                (total * piece.share).backward()
-        return made
-
-    with rng.seeded(0, "try") as lent:
-        one, other = tried(1), tried(2)
-    for name, buffer in one.named_buffers():
-        if not torch.equal(buffer, other.get_buffer(name)):
-            raise InputError(
-                f"buffer {name.removeprefix('network.')!r} is changed by every call of the network in training, so that parts of a batch would leave another one than the whole "
-                "batch; train without data_parallel and accumulate, or keep the buffer as it is in forward."
-            )
-    found = [
-        torch.cat([torch.zeros(1), *(p.grad.reshape(-1) for p in made.parameters() if p.grad is not None)]).double()
-        for made in (one, other)
-    ]
-    off = found[0] - found[1] if len(found[0]) == len(found[1]) else found[0]
-    # draws that cannot be counted by row are refused when they are made
-    if not lent.count and found[0].isfinite().all() and off.abs().max() > close * found[0].abs().max().clamp_min(1e-12):
-        raise InputError(
-            "the network or the loss looks at a batch as a whole (a mean over its rows, say), so that parts of it, taken one after the other or by "
-            "several processes, would train something else; let each row be computed by itself, or train without data_parallel and accumulate."
-        )

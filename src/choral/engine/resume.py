@@ -1,50 +1,38 @@
-"""Train what is missing of a run: new, interrupted, extended, or with damaged members.
-
-Complete a run: train what is not yet there, in a new folder, an interrupted or a finished one, and say what it cost.
-
-Let the processes that share every batch agree on what they do, before anything is trained.
-
-Lost or damaged members of a run are trained again, and only they.
-"""
+"""Train what is missing of a run: a new, interrupted, extended or finished one, or one with lost members; and say what it cost."""
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from choral.base.errors import InputError, RunError
 from choral.engine.checkpoint import Checkpoints
-from choral.engine.events import Callback
+from choral.engine.events import Callback, Log, last_counted
 from choral.engine.files import write_json
 from choral.engine.folder import read_costs, run_of
 from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
 from choral.engine.parts import Parts
-from choral.engine.preparation import compare_environment
+from choral.engine.preparation import environment
 from choral.engine.run import Run
-from choral.engine.store import Log, MemberStore, last_counted
-from choral.plan.phases import Fork
+from choral.engine.store import MemberStore
 from choral.plan.walk import Place
 
 
-def in_agreement(parts: Parts, make: Callable[[], Job], *, seed: int, executor: str) -> Job:
-    """Return the job that this process makes; InputError in all of them if one fails, or makes another job than the first.
-
-    Args:
-        parts: who the others are.
-        make: understands the call of this process.
-        seed, executor: as in `choral.fit`.
-    """
+def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
+    """Return the job that this process makes; InputError in all processes that share batches if one fails, or makes another job."""
     if parts.group is None:
         return make()
     job, failed, own = None, None, None
     try:
         job = make()
-        own = identity_of(job.task, job.source, job.recipe, seed=seed, executor=executor, watched=job.watched)
+        own = identity_of(job, executor=job.executor)
     except Exception as error:  # the others wait to hear of it, whatever it is
         failed = error
     told: list[Any] = [None] * parts.group.size
@@ -65,6 +53,105 @@ def in_agreement(parts: Parts, make: Callable[[], Job], *, seed: int, executor: 
     return job
 
 
+def run_for(job: Job, plan: dict[str, Any], **options: Any) -> Run:
+    """Return the run of a job by its settled plan; `options` are those of `Run`."""
+    return Run(
+        job.task,
+        job.source,
+        job.recipe.plan,
+        seed=job.seed,
+        validation=job.validation,
+        rules=job.rules,
+        apart=plan["executor"] == "sequential",
+        **options,
+    )
+
+
+def carry_out(
+    job: Job,
+    folder: Path | None,
+    plan: dict[str, Any],
+    width: int,
+    listener: Callback | None,
+    *,
+    seconds: float,
+    started: float,
+) -> tuple[MemberStore, dict[str, Any]]:
+    """Run a job, or what is left of it; return its members and what it cost.
+
+    Args:
+        job: what is to be done.
+        folder: the claimed run folder; None keeps members in memory and takes no checkpoints.
+        plan: the settled plan.
+        width: branches of a fork that are walked together, at most.
+        listener: called with every event.
+        seconds: least time between two checkpoints.
+        started: when the call began, by time.perf_counter.
+    """
+    store = MemberStore() if folder is None else MemberStore(folder / "members", run=run_of(plan))
+    checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
+    with closing(Log(None if folder is None else folder / "log.jsonl", listener)) as log:
+        run = run_for(job, plan, width=width, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
+        if job.rules.time_limit is not None:
+            run.setup = job.task.parts.agreed(time.perf_counter() - started)
+        costs = _completed(run, folder, plan, started=started)
+    if "kept" in costs:
+        store.numbers = costs["kept"]
+    return store, costs
+
+
+def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: float) -> dict[str, Any]:
+    """Train what is not yet there of a run, which has not begun to walk; return what it cost."""
+    count, parts = len(run.member_of), run.task.parts
+    stands = parts.agreed(None if folder is None else _standing(run, folder, plan, count))
+    if stands is None:
+        run.execute()
+        return parts.agreed(costs_of(run, started))
+    finished, costs, lost = stands
+    _hand_out(run, [number for number in range(count) if number not in lost], costs)
+    added = plan.get("extended")
+    if finished:
+        mend(run, lost)
+    else:
+        if added is not None:
+            run.counted |= added["counted"]
+        if added is None or parts.agreed(bool(run.checkpoints)):
+            run.begin()
+        if run.snapshot is not None:
+            mend(run, lost, until=run.snapshot.position, failed=run.snapshot.failed)
+        run.execute(only=None if added is None else parts.agreed(list(run.store.lost(count))))
+    if not costs:
+        if not run.counted["epochs"]:
+            run.counted = parts.agreed({} if folder is None else last_counted(folder / "log.jsonl"))
+        costs = parts.agreed(costs_of(run, started))
+        if folder is not None:
+            write_json(folder / "results.json", costs, within=folder)
+    if run.checkpoints is not None and "ended" not in costs:
+        run.checkpoints.clear()
+    return costs
+
+
+def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple[bool, dict[str, Any], dict[int, str]]:
+    """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
+    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
+    costs, lost = kept_costs(folder, run.log), run.store.lost(count)
+    if "kept" in costs:  # members that a time limit left out are not lost
+        gone = [number for number in costs["kept"] if number in lost]
+        if gone:
+            raise RunError(
+                f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); it cannot be trained again to "
+                "where the clock had left it. Go on with a larger time_limit or none, or use another run_dir."
+            )
+        lost = {}
+    begun, now = plan["environment"], environment(torch.get_num_threads()) | run.task.parts.environment
+    if lost and begun != now:
+        warnings.warn(
+            f"{folder} was begun with {begun} and goes on with {now}; members agree with an unbroken run to rounding, not bit for bit.",
+            stacklevel=5,
+        )
+    return finished or not (lost or run.checkpoints), costs, lost
+
+
 def mend(run: Run, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[Place] = ()) -> None:
     """Train lost or damaged members again, to the same bytes: walk to them from the start, past every whole branch.
 
@@ -81,14 +168,11 @@ def mend(run: Run, lost: Mapping[int, str], *, until: float = math.inf, failed: 
     twin = run.twin(Log())
     twin.skip_to = math.inf  # once without doing anything, for the positions
     twin.walk()
-    places = {number: place for place, number in run.member_of.items()}
-
-    def expected(number: int) -> bool:
-        place = places[number]
-        gone = any(lost_at.holds(place) for lost_at in failed)
-        return twin.collected_at[number] < until and not gone
-
-    wanted = {number: places[number] for number in lost if expected(number)}
+    wanted = {
+        number: place
+        for place, number in run.member_of.items()
+        if number in lost and twin.collected_at[number] < until and not any(gone.holds(place) for gone in failed)
+    }
     for number in wanted:
         message = f"member {number} is lost ({lost[number]}); training it again from the start of its branch"
         run.log.event(kind="warning", message=message)
@@ -98,153 +182,13 @@ def mend(run: Run, lost: Mapping[int, str], *, until: float = math.inf, failed: 
         twin.walk()
 
 
-def run_for(job: Job, plan: dict[str, Any], **options: Any) -> Run:
-    """Return the run of a job by its settled plan; `options` are those of `Run`."""
-    return Run(
-        job.task,
-        job.source,
-        job.recipe.plan,
-        validation=job.validation,
-        rules=job.rules,
-        apart=plan["executor"] == "sequential",
-        **options,
-    )
-
-
-def carry_out(
-    job: Job,
-    folder: Path | None,
-    plan: dict[str, Any],
-    width: Callable[[Fork, int], int],
-    listener: Callback | None,
-    *,
-    seed: int,
-    seconds: float,
-    started: float,
-) -> tuple[MemberStore, dict[str, Any]]:
-    """Run a job, or what is left of it; return its members and what it cost.
-
-    Args:
-        job: what is to be done.
-        folder: the claimed run folder, None if it has none.
-        plan: the settled plan.
-        width: gives the number of branches to walk together for a fork.
-        listener: called with every event.
-        seed: root of every draw.
-        seconds: least time between two checkpoints.
-        started: when the call began, by time.perf_counter.
-    """
-    with _stores(folder, plan, listener) as (store, checkpoints, log):
-        run = run_for(job, plan, seed=seed, width=width, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
-        if job.rules.time_limit is not None:
-            run.setup = job.task.parts.agreed(time.perf_counter() - started)
-        return store, complete(run, folder, plan, started=started)
-
-
-@contextmanager
-def _stores(
-    folder: Path | None, plan: dict[str, Any], listener: Callback | None
-) -> Iterator[tuple[MemberStore, Checkpoints | None, Log]]:
-    """Open where members, checkpoints and events of a run go; None keeps members in memory and takes no checkpoints."""
-    if folder is None:
-        yield MemberStore(), None, Log(None, listener)
-        return
-    log = Log(folder / "log.jsonl", listener)
-    try:
-        yield MemberStore(folder / "members", run=run_of(plan)), Checkpoints(folder / "checkpoints"), log
-    finally:
-        log.close()
-
-
-def complete(run: Run, folder: Path | None, plan: dict[str, Any], *, started: float) -> dict[str, Any]:
-    """Train what is not yet there and return what the run cost.
-
-    Args:
-        run: the run; it has not begun to walk.
-        folder: its folder, None if it has none.
-        plan: the settled plan.
-        started: when the call began, by time.perf_counter.
-    """
-    count, parts = len(run.member_of), run.task.parts
-    stands = parts.agreed(None if folder is None else _standing(run, folder, plan, count))
-    if stands is None:
-        run.execute()
-        return _shown(run, parts.agreed(_costs(run, count, time.perf_counter() - started)))
-    finished, costs, lost = stands
-    _hand_out(run, [number for number in range(count) if number not in lost], costs)
-    added = plan.get("extended")
-    if finished:
-        mend(run, lost)
-    elif added is not None:
-        run.counted |= added["counted"]
-        if parts.agreed(bool(run.checkpoints)):
-            run.begin()
-        if run.snapshot is not None:
-            mend(run, lost, until=run.snapshot.position, failed=run.snapshot.failed)
-        run.add(parts.agreed(list(run.store.lost(count))))
-    else:
-        run.begin()
-        if run.snapshot is not None:
-            mend(run, lost, until=run.snapshot.position, failed=run.snapshot.failed)
-        run.execute()
-    if not costs:
-        if not run.counted["epochs"]:
-            run.counted = parts.agreed({} if folder is None else last_counted(folder / "log.jsonl"))
-        costs = parts.agreed(_costs(run, count, time.perf_counter() - started))
-        if folder is not None:
-            write_json(folder / "results.json", costs, within=folder)
-    if run.checkpoints is not None and "ended" not in costs:
-        run.checkpoints.clear()
-    return _shown(run, costs)
-
-
-def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple[bool, dict[str, Any], dict[int, str]]:
-    """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
-    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
-    costs = kept_costs(folder, run.log)
-    lost = _lost(run, folder, count, costs)
-    if lost:
-        compare_environment(folder, plan["environment"], run.task.parts.environment, stacklevel=5)
-    return finished or not (lost or run.checkpoints), costs, lost
-
-
-def write_costs(run: Run, folder: Path, *, started: float) -> dict[str, Any]:
-    """Write results.json: what a complete run has counted, and what its members cost; return it."""
-    costs = _costs(run, len(run.member_of), time.perf_counter() - started)
-    write_json(folder / "results.json", costs, within=folder)
-    return costs
-
-
 def _hand_out(run: Run, present: list[int], costs: dict[str, Any]) -> None:
     """Give the members that are there to processes without the folder, so that each returns the whole ensemble."""
     parts = run.task.parts
-    if parts.group is None:
-        return
-    for number in costs.get("kept", present):
+    for number in costs.get("kept", present) if parts.group is not None else ():
         state = parts.agreed(run.store.get(number) if parts.writes else None)
         if state is not None and not parts.writes:
             run.store.put(number, state)
-
-
-def _lost(run: Run, folder: Path, count: int, costs: dict[str, Any]) -> dict[int, str]:
-    """Return the members that are missing or damaged; those that a time limit left out are not."""
-    lost = run.store.lost(count)
-    if "kept" not in costs:
-        return lost
-    gone = [number for number in costs["kept"] if number in lost]
-    if gone:
-        raise RunError(
-            f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); it cannot be trained again to "
-            "where the clock had left it. Go on with a larger time_limit or none, or use another run_dir."
-        )
-    return {}
-
-
-def _shown(run: Run, costs: dict[str, Any]) -> dict[str, Any]:
-    """Let the store show the members that were kept."""
-    if "kept" in costs:
-        run.store.numbers = costs["kept"]
-    return costs
 
 
 def kept_costs(folder: Path, log: Log) -> dict[str, Any]:
@@ -256,7 +200,9 @@ def kept_costs(folder: Path, log: Log) -> dict[str, Any]:
         return {}
 
 
-def _costs(run: Run, count: int, seconds: float) -> dict[str, Any]:
+def costs_of(run: Run, started: float) -> dict[str, Any]:
+    """Return what a complete run has counted, and what its members cost."""
+    count = len(run.member_of)
     missing = run.store.missing(count)
     kept = [number for number in range(count) if number not in missing]
     if not kept:
@@ -274,5 +220,5 @@ def _costs(run: Run, count: int, seconds: float) -> dict[str, Any]:
         "predict_flops": sum(flops for _, flops in sizes) * run.task.structure.draws,
         "networks": len(kept),
         "outputs": list(run.task.output_shape),
-        "seconds": seconds,
+        "seconds": time.perf_counter() - started,
     }

@@ -7,7 +7,7 @@ position and the open states.
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,18 +15,18 @@ import torch
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError
 from choral.data.sources import Source
-from choral.engine.accounting import Ledger
 from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
 from choral.engine.context import applied, begun
 from choral.engine.epochs import Epochs, Setting, alike
+from choral.engine.events import Ledger, Log
 from choral.engine.flops import Flops
-from choral.engine.store import Log, MemberStore
+from choral.engine.store import MemberStore
 from choral.engine.task import Task
-from choral.engine.validation import Rules, Watcher
+from choral.engine.validation import Folds, Rules, Validation
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
 from choral.plan.variants import Variant
-from choral.plan.walk import Place, Visitor, forks_to, trainings, walk
+from choral.plan.walk import Place, Visitor, collected, forks_to, trainings, walk
 
 WIDEST = 512  # branches stacked at once, at most
 _NO_RULES = Rules()
@@ -37,14 +37,9 @@ class Run:
     """One execution of a plan.
 
     Args:
-        task: structure, objective, device: what stays the same.
-        source: training data.
-        plan: the plan.
-        seed: the root seed.
-        width: gives the number of branches to walk together for a fork.
-        store: where members go.
-        checkpoints: where to resume from, or None.
-        log: where events go.
+        task, source, plan, seed: what is trained, on what, and by which draws.
+        width: branches of a fork that are walked together, at most.
+        store, checkpoints, log: where members, states and events go; None takes no checkpoints.
         seconds: least time between two checkpoints, longer where one takes more than 2 % of it; 0 takes all there could be.
         validation: measures networks on held-out points after every epoch; None does not.
         rules: when training ends before its budget, and what is kept of it.
@@ -58,12 +53,12 @@ class Run:
         plan: Phase,
         *,
         seed: int,
-        width: Callable[[Fork, int], int],
+        width: int,
         store: MemberStore,
         checkpoints: Checkpoints | None,
         log: Log,
         seconds: float,
-        validation: Watcher | None = None,
+        validation: Validation | Folds | None = None,
         rules: Rules = _NO_RULES,
         apart: bool = False,
     ):
@@ -82,9 +77,7 @@ class Run:
         self.setup = 0.0  # seconds of this call before training, where time is limited
         self.cut: list[int] = []  # members that were collected after the time was up
         self._is_winding_up = False  # the checkpoint from which a call with more time goes on is there, and stays
-        places: list[Place] = []
-        walk(plan, None, Visitor(collect=lambda phase, place, _: places.append(place)))
-        self.member_of = {place: i for i, place in enumerate(places)}
+        self.member_of = collected(plan)
 
     @property
     def counted(self) -> dict[str, float]:
@@ -110,18 +103,10 @@ class Run:
             self.counted = dict(self.snapshot.counted)
             self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=dict(self.counted))
 
-    def add(self, lost: Iterable[int]) -> None:
-        """Train the members that an extended plan has gained, or those of them that are still missing, and no others.
-
-        Args:
-            lost: their numbers.
-        """
-        places = {number: place for place, number in self.member_of.items()}
-        self.wanted = {number: places[number] for number in lost}
-        self.execute()
-
-    def execute(self) -> None:
-        """Run the plan from where it begins to its end; raises DivergedError if a branch was lost."""
+    def execute(self, only: Collection[int] | None = None) -> None:
+        """Run the plan from where it begins to its end, or train some members only; raises DivergedError if a branch was lost."""
+        if only is not None:
+            self.wanted = {number: place for place, number in self.member_of.items() if number in only}
         if self.setup:
             self.ledger.count(setup_seconds=self.setup)
         self.walk()
@@ -154,12 +139,7 @@ class Run:
         walk(self.plan, Stack([Branch(Place())]), self._visitor)
 
     def follow(self, steps: Sequence[tuple[Phase, Place]], stack: Stack) -> None:
-        """Take one stack through some phases of the plan, no fork among them; positions count from the first.
-
-        Args:
-            steps: the phases, each with its place from where the branches begin.
-            stack: the branches, as `branch` gives them, with the states they reach the first phase with.
-        """
+        """Take one stack through some phases of the plan, no fork among them, each with its place from where the branches begin."""
         for phase, suffix in steps:
             walk(phase, stack, self._visitor, suffix)
         if self.snapshot is not None:  # a checkpoint behind the last phase
@@ -191,10 +171,10 @@ class Run:
     def _branches(self, node: Fork, suffix: Place, stack: Stack) -> Iterator[tuple[Place, Stack]]:
         """Yield the branches of a fork in stacks; places are counted from where their branches begin."""
         all_branches = [(parent, i) for parent in stack.branches for i in range(node.branches)]
-        width = min(len(all_branches), WIDEST) if self._together else self.width(node, len(all_branches))
+        width = WIDEST if self._together else self.width
         self.open.append(stack)
-        for start in range(0, len(all_branches), max(1, width)):
-            some = all_branches[start : start + max(1, width)]
+        for start in range(0, len(all_branches), width):
+            some = all_branches[start : start + width]
             branches = [self.branch((parent.place + suffix).then("fork", i), parent) for parent, i in some]
             yield Place(), Stack(branches, stack.version, parents=[parent for parent, _ in some])
         self.open.pop()
@@ -231,7 +211,7 @@ class Run:
             self._restore(stack)
             here = (
                 self.position - 1 == self.skip_to
-            )  # or the branch that was trained then is there already, and was passed over
+            )  # else the branch that was trained then is there, and was passed over
             done, self.snapshot = self.snapshot.epoch if here else 0, None
         self._keep_late(stack, self.position - 1, done)
         return [branch for branch in stack.branches if not self.ledger.is_lost(branch)], done
@@ -251,10 +231,8 @@ class Run:
 
     def _start(self, phase: Starter, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            branch.state, branch.is_new = (
-                begun(phase, self.setting.context(branch.place + suffix, branch.variant)),
-                False,
-            )
+            context = self.setting.context(branch.place + suffix, branch.variant)
+            branch.state, branch.is_new = begun(phase, context), False
             self._tell(phase, branch.place + suffix, branch.state)
         return self._end(stack)
 

@@ -28,14 +28,9 @@ class _Candidate(NamedTuple):
 def choose(
     select: Select, validation: Validation, branches: Sequence[Branch], now: dict[int, Tensor], epoch: int
 ) -> None:
-    """Choose anew among the networks of a phase; what comes of it is noted in their watches.
+    """Choose anew among the sound networks of a phase; what comes of it is noted in their watches.
 
-    Args:
-        select: the rule.
-        validation: the held-out points.
-        branches: all networks of the phase that are sound.
-        now: outputs of those that were trained in this epoch, by their place in `branches`.
-        epoch: epochs done.
+    `now` holds the outputs of those that were trained in this epoch, by their place in `branches`.
     """
     pool = list(_candidates(branches, now))
     if not pool:

@@ -1,11 +1,6 @@
 """Where a run's results go: members as files or in memory, events as lines."""
 
-import contextlib
-import copy
-import json
-import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from choral.base.errors import RunError
-from choral.engine.events import Callback
-from choral.engine.files import expect, is_written, open_kept, pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import expect, is_written, pack_tensors, unpack_tensors, write_bytes
 from choral.plan.early_stopping import SHARE
 from choral.plan.sparse import MASK
 from choral.plan.state import State
@@ -79,6 +73,10 @@ class MemberStore:
             )
         return state_from(tensors, header.get("form"), str(path))
 
+    def hold(self, states: dict[int, State]) -> None:
+        """Replace the members in memory."""
+        self._held = states
+
     def showing(self, numbers: Sequence[int]) -> "MemberStore":
         """Return a store of the same members that shows some of those this one shows, as its members 0, 1, ..."""
         which = list(numbers) if self.numbers is None else [self.numbers[i] for i in numbers]
@@ -105,37 +103,24 @@ class MemberStore:
         return found
 
     def keep_only(self, numbers: Sequence[int]) -> None:
-        """Remove the files of all other members."""
-        for path in list(self._files()):
+        """Remove the files of all other members that a run wrote, damaged ones too; copies under other names stay."""
+        for path in list(self.files()):
             if int(path.stem) not in numbers and is_written(path) is not False:
                 path.unlink(missing_ok=True)
 
-    def any_files(self) -> bool:
-        """Return whether the folder holds member files of any number."""
-        return any(self._files())
-
     def strange(self, *, planned: bool) -> Path | None:
         """Return a file under a member's name that no run wrote; a damaged one is a run's if there is a plan."""
-        held = ((path, is_written(path)) for path in self._files())
+        held = ((path, is_written(path)) for path in self.files())
         return next((path for path, ours in held if ours is False or (ours is None and not planned)), None)
 
-    def clear(self) -> None:
-        """Remove all member files that a run wrote, damaged ones too; copies under other names stay."""
-        for path in list(self._files()):
-            if is_written(path) is not False:
-                path.unlink(missing_ok=True)
-
-    def _files(self) -> Iterator[Path]:
+    def files(self) -> Iterator[Path]:
+        """Yield the member files of any number in the folder."""
         found = () if self.folder is None else self.folder.glob("*.safetensors")
         return (path for path in found if _NAME.fullmatch(path.name))
 
 
 def file_name(number: int) -> str:
-    """Return the name of a member's file.
-
-    >>> file_name(7)
-    '00007.safetensors'
-    """
+    """Return the name of a member's file."""
     return f"{number:05d}.safetensors"
 
 
@@ -157,13 +142,7 @@ def member_tensors(state: State) -> dict[str, Tensor]:
 
 
 def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
-    """Return the state whose `member_tensors` these are.
-
-    Args:
-        tensors: by part and name.
-        form: how the network was compacted, None if it was not.
-        where: what to call the file in an error.
-    """
+    """Return the state whose `member_tensors` these are; errors name the file."""
     from choral.masks.bitmask import unpack
 
     expect(form, (None, FORM, {"network": int}), where)
@@ -178,58 +157,3 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
     values, mask = unpack(parts["packed"])
     slots = ({MASK: mask} if mask else {}) | ({SHARE: parts["share"]} if parts["share"] else {})
     return State(parts["params"] | values, parts["buffers"], slots, {}, form)
-
-
-class Log:
-    """Events as lines of JSON in a file, and to a listener (the progress display)."""
-
-    def __init__(self, path: Path | None = None, listener: Callback | None = None):
-        self.path, self.listener = path, listener
-        self._handle = None if path is None else os.fdopen(open_kept(path, os.O_APPEND), "a", encoding="utf8")
-
-    def event(self, **content: Any) -> None:
-        """Write one event."""
-        if self.listener is not None:
-            self.listener(copy.deepcopy(content))  # which may be changed there
-        if self._handle is not None:
-            self._handle.write(json.dumps({"time": round(time.time(), 3), **content}) + "\n")
-            self._handle.flush()
-
-    def sync(self) -> int:
-        """Force the log to disk and return its size in bytes."""
-        if self._handle is None:
-            return 0
-        self._handle.flush()
-        os.fsync(self._handle.fileno())
-        return self._handle.tell()
-
-    def rewind(self, size: int) -> None:
-        """Forget events after a checkpoint, so that a resumed run does not say them twice."""
-        if self._handle is not None:
-            self._handle.seek(0, os.SEEK_END)
-            if self._handle.tell() > size:
-                self._handle.truncate(size)
-                self._handle.seek(size)
-
-    def close(self) -> None:
-        """Close the file; closing it again does nothing."""
-        if self._handle is not None:
-            self._handle.close()
-
-
-def last_counted(log: Path) -> dict[str, float]:
-    """Return what the last epoch in a log had counted, empty if it does not say."""
-    found: dict[str, float] = {}
-    for event in events_in(log.read_bytes() if log.exists() else b""):
-        if event.get("kind") == "epoch" and isinstance(event.get("counted"), dict):
-            found = event["counted"]
-    return found
-
-
-def events_in(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log; lines that were cut short or damaged are passed over."""
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                yield event

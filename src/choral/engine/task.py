@@ -25,7 +25,7 @@ from choral.engine.inspect import (
     lost_weights,
     outputs_together,
 )
-from choral.engine.parts import Parts, check_parts, refuse_whole
+from choral.engine.parts import Parts, check_parts
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.objectives.penalties import Objective, matches
@@ -105,10 +105,8 @@ class Task:
     ) -> Tensor:
         """Return the likelihood's loss of one batch, summed over members; draws follow the running stream.
 
-        Args:
-            smoothing: of class labels, instead of the likelihood's.
-            by_member: whether there is a batch for each member, for structures that train on such; all axes below then have the
-                member axis in front.
+        Where structures train on a batch for each member, `by_member` says that all axes have the member axis in front. `smoothing`
+        of class labels replaces the likelihood's.
 
         Shapes: y (batch, ...), weights (batch,), 1 on average over the points a network is trained on.
         """
@@ -195,15 +193,8 @@ def make_task(
 ) -> Task:
     """Return the checked task of a run: the network is built once and tried on the first points.
 
-    Args:
-        build, recipe, inputs, output, likelihood, standardize, device, precision: as in `choral.fit`.
-        parts: how batches are taken.
-        source: training data; its targets decide what is left open of the likelihood.
+    Targets decide what is left open of the likelihood; other arguments are as in `choral.fit`.
     """
-    if precision not in ("fp32", *_HALF):
-        raise InputError(
-            f"precision is {precision!r}; networks are trained in 'fp32', 'bf16' or 'fp16', and in double if build returns them so."
-        )
     place, structure = usable(device), recipe.structure
     plain = inspect_plain(build, source, structure, inputs=inputs, output=output, device=place)
     targets, weights = _targets(source)
@@ -229,8 +220,12 @@ def make_task(
             parts,
         )
         network = task.blueprint.network().eval()
-        _check_trainable(network)
-        check_parts(parts, structure, network, source.drawn(), recipe.plan)
+        if not any(p.requires_grad for p in network.parameters()):
+            raise InputError(
+                "build: no parameter of the network is to be trained (all are frozen by requires_grad=False, or there are none); "
+                "leave at least the last layer free."
+            )
+        check_parts(parts, structure, source.drawn(), recipe.plan)
         _check_patterns(recipe, network)
         try:
             return replace(task, findings=_inspected(task, source, recipe, plain))
@@ -258,9 +253,6 @@ def _inspected(task: Task, source: Source, recipe: Recipe, plain: Plain) -> Find
     found = inspect_training(network, task.structure, plain, loss, rows=rows and len(y), link=task.likelihood.link)
     if together is not None:
         check_alone(network, task.structure, plain.ready(x), together)
-    if rows > 1 and not task.structure.own_batches:
-        close = 1e-3 if task.precision == "fp32" and task.floats in (torch.float32, torch.float64) else 0.1
-        refuse_whole(task.parts, network, task.forward_loss, x, y, task.likelihood, close)
     lost = lost_weights(task.blueprint, recipe)
     return replace(found, doubts=(lost, *found.doubts)) if lost else found
 
@@ -282,11 +274,3 @@ def _targets(source: Source) -> tuple[Tensor, Tensor | None]:
     """Return all targets and their weights, or those of some points where targets are not in memory."""
     known = source.targets()
     return some_points(source)[1:] if known is None else (known, source.weights)
-
-
-def _check_trainable(network: nn.Module) -> None:
-    if not any(p.requires_grad for p in network.parameters()):
-        raise InputError(
-            "build: no parameter of the network is to be trained (all are frozen by requires_grad=False, or there are none); "
-            "leave at least the last layer free."
-        )

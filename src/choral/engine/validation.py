@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from choral.data.frames import arranged
 from choral.data.given import cast_targets
 from choral.data.sources import Source, source_of
 from choral.data.splitting import held_out
+from choral.data.tensors import hashed
 from choral.engine.evaluate import Evaluator, PlainEvaluator, copied, suited
+from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.objectives.likelihoods import About
 from choral.plan.early_stopping import EarlyStopping, Measure
@@ -60,11 +62,7 @@ class Rules:
 
 
 class Limit(float):
-    """A time limit in seconds whose clock began before the call, for a run that is part of something longer.
-
-    Attributes:
-        started: when it began, by time.perf_counter.
-    """
+    """A time limit in seconds whose clock began before the call (by time.perf_counter), for a run that is part of something longer."""
 
     started: float
 
@@ -90,13 +88,11 @@ def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
 
 def wants_validation(early_stopping: EarlyStopping | None) -> bool:
     """Return whether early stopping needs held-out points; InputError if it is something else."""
-    if early_stopping is None:
-        return False
-    if not isinstance(early_stopping, EarlyStopping):
+    if not isinstance(early_stopping, EarlyStopping | None):
         raise InputError(
             f"early_stopping is {early_stopping!r}; give choral.EarlyStopping(patience=16), or leave it out."
         )
-    return early_stopping.patience is not None or early_stopping.restore_best
+    return early_stopping is not None and (early_stopping.patience is not None or early_stopping.restore_best)
 
 
 def rules_of(
@@ -117,14 +113,7 @@ def rules_of(
 def set_apart(
     source: Source, validation: Any, seed: int, target: str | int | None = None, weights: str | int | None = None
 ) -> tuple[Source, Source | None]:
-    """Return the points to train on and those to validate on.
-
-    Args:
-        source: all points given.
-        validation: None, a share of them, or data of its own as `fit` takes it.
-        seed: root of every draw.
-        target, weights: the key of the targets, and of the weights, where data are dicts or a Dataset.
-    """
+    """Return the points to train on and those to validate on: a share of the source's, or data of its own as `fit` takes it."""
     if validation is None:
         return source, None
     if isinstance(validation, int | float) and not isinstance(validation, bool):
@@ -138,31 +127,6 @@ def set_apart(
         return source, source_of(validation, target, weights)
     except InputError as error:
         raise InputError(f"validation: {error}") from error
-
-
-class Watcher(Protocol):
-    """Who measures networks after each epoch of their training."""
-
-    def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
-        """Return the measure of each network's own prediction, or the one of them all, for each.
-
-        Args:
-            states: networks of equal shapes as they are now.
-            keys: a number for each, by which it draws.
-            together: whether they stop together.
-        """
-        ...
-
-
-class _Moment:
-    """The states of this moment, as evaluators read them."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, State] = {}
-
-    def get(self, number: int) -> State:
-        """Return a state."""
-        return self.states[number]
 
 
 class Validation:
@@ -186,7 +150,7 @@ class Validation:
         self.y = torch.cat([y for _, y in parts])
         self.weights = source.weights
         self._read = cast_targets(task.likelihood.read(self.y), task.floats)
-        self._moment = _Moment()
+        self._moment = MemberStore()
         self._signature: Any = None
         self._evaluator: Evaluator | None = None
         self._try()
@@ -232,13 +196,8 @@ class Validation:
         return likelihood.predict(outputs, About(self.combine, None, owners))
 
     def outputs(self, states: Sequence[State], keys: Sequence[int]) -> Tensor:
-        """Return the outputs of networks of equal shapes (network, member * draws, batch, ...).
-
-        Args:
-            states: the networks as they are now.
-            keys: a number for each, by which it draws.
-        """
-        self._moment.states = dict(zip(keys, states))
+        """Return the outputs of networks of equal shapes (network, member * draws, batch, ...); each draws by its key."""
+        self._moment.hold(dict(zip(keys, states)))
         signature = (tuple(keys), tree.signature(states[0].params), repr(states[0].form))
         if self._evaluator is None or self._signature != signature:
             self._evaluator, self._signature = self._chosen(states, keys), signature
@@ -253,7 +212,7 @@ class Validation:
         return plain if sum(tree.count(state.params) for state in states) > _WIDEST else suited(plain, few)
 
     def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
-        """Return the measures of networks as they are now."""
+        """Return the measure of each network's own prediction, or the one of them all, for each."""
         return self.measured(self.outputs(states, keys), together=together)
 
     def measured(self, outputs: Tensor, *, together: bool) -> list[float]:
@@ -314,3 +273,38 @@ class Validation:
     def _measure(self, outputs: Tensor) -> float:
         prediction = self._prediction(outputs, self._read, self.weights)
         return self.measure(prediction, prediction.targets(self.y), self.weights)
+
+
+class Folds:
+    """Measures every network on the points held out of its own training; arguments as those of `Validation`."""
+
+    def __init__(self, task: Task, source: Source, measure: Measure, combine: str):
+        assert source.folds is not None
+        self.source, self.part = source, source.folds
+        self.count = int(self.part.max()) + 1
+        pieces = [source.piece((self.part == fold).nonzero().flatten()) for fold in range(self.count)]
+        self.parts = [Validation(task, piece, measure, combine) for piece in pieces]
+
+    def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
+        """Return the measure of each network on its own points; together, their mean over all points."""
+        found = [0.0] * len(states)
+        folds = [int(self.part[state.held[0]]) for state in states if state.held is not None]
+        assert len(folds) == len(states), "every network holds points out"
+        for fold in sorted(set(folds)):
+            some = [i for i, own in enumerate(folds) if own == fold]
+            values = self.parts[fold].values([states[i] for i in some], [keys[i] for i in some], together=together)
+            for i, value in zip(some, values):
+                found[i] = value
+        if not together:
+            return found
+        sizes = [self.parts[fold].source.mass() for fold in folds]
+        return [sum(v * s for v, s in zip(found, sizes)) / sum(sizes)] * len(states)
+
+    def identity(self, rules: Rules) -> dict[str, Any]:
+        """Return what a later call into the same folder must repeat."""
+        stop = None if rules.stop is None else rules.stop.to_dict()
+        groups = self.source.groups
+        held = {} if groups is None else {"groups": hashed([groups.numpy()])}
+        return (
+            rules.identity(None, None) | held | {"folds": self.count, "stop": stop, "restore_best": rules.restore_best}
+        )

@@ -12,9 +12,9 @@ from choral.data.given import cast_targets
 from choral.data.inputs import Transform
 from choral.data.sources import Source, as_targets, source_of
 from choral.engine.blueprint import state_of
-from choral.engine.gradients import sharing_of
 from choral.engine.store import MemberStore
 from choral.engine.task import Task, make_task
+from choral.engine.trainers import sharing_of
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.held_out import settle_noise
 from choral.objectives.likelihoods import Likelihood

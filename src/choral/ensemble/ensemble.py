@@ -27,11 +27,11 @@ from choral.data.frames import arranged, names_of
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.engine.blueprint import Blueprint
+from choral.engine.compute import Compute
 from choral.engine.evaluate import Evaluation
 from choral.engine.files import pack_tensors
 from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
-from choral.engine.threads import checked
 from choral.ensemble import corrections
 from choral.ensemble.export import export
 from choral.ensemble.saving import Saved, save_bytes, save_file
@@ -221,7 +221,7 @@ class Ensemble:
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
-        return self._outputs(x, batch_size, device, precision, checked(threads))
+        return self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
 
     if not TYPE_CHECKING:  # a type checker reports names that are not here
 
@@ -345,7 +345,7 @@ class Ensemble:
                 stand beside it, and networks are run one by one.
             threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
         """
-        outputs = self._outputs(x, batch_size, device, precision, checked(threads))
+        outputs = self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
         return Prediction(self._corrected(outputs), self._interface.target)
 
     def _predictive(self, x: Any, **options: Any) -> Predictive:

@@ -15,7 +15,8 @@ from choral.base.order import evaluating
 from choral.base.types import Build
 from choral.data.inputs import Transforms
 from choral.data.sources import Source, source_of
-from choral.engine.blueprint import described, state_of, uncompiled
+from choral.engine.blueprint import state_of, uncompiled
+from choral.engine.identity import fingerprint
 from choral.engine.store import MemberStore
 from choral.engine.task import Task, make_task
 from choral.ensemble.ensemble import Ensemble
@@ -73,7 +74,7 @@ def ensemble_of(
     options: dict[str, Any] = {"inputs": transforms, "output": output, "likelihood": likelihood, "standardize": False}
     kinds: list[_Kind] = []
     for i, (item, network) in enumerate(zip(items, given)):
-        written = described(network)
+        written = repr(fingerprint(network))
         number = next((n for n, kind in enumerate(kinds) if kind.suits(network, written, item, source)), len(kinds))
         if number == len(kinds):
             kinds.append(_Kind(network, written, make_task(network, source, recipe, **options)))

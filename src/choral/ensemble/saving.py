@@ -33,8 +33,8 @@ from choral.calibration import StackingWeights
 from choral.data.inputs import Transform, Transforms
 from choral.engine.blueprint import Blueprint
 from choral.engine.files import expect, pack_tensors, sweep, unpack_tensors, write_bytes
-from choral.engine.fingerprint import FINGERPRINT, changes
 from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
+from choral.engine.identity import FINGERPRINT, changes
 from choral.engine.store import MemberStore, member_tensors, state_from
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import cost

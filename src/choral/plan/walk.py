@@ -214,3 +214,10 @@ def trainings(plan: Phase) -> list[Train]:
     found: list[Train] = []
     walk(plan, None, Visitor(train=lambda phase, _, __: found.append(phase)))
     return found
+
+
+def collected(plan: Phase) -> dict[Place, int]:
+    """Return the places at which a plan collects members, each with the member's number."""
+    places: list[Place] = []
+    walk(plan, None, Visitor(collect=lambda phase, place, _: places.append(place)))
+    return {place: number for number, place in enumerate(places)}

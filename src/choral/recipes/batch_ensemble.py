@@ -20,7 +20,7 @@ def batch_ensemble(
     start: Literal["normal", "signs"] = "normal",
     spread: float = 0.5,
     own_norms: bool = False,
-    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
+    kernel: Literal["auto", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     combine: Combine = "probs",
     training: Training | Paper = Training(),
@@ -38,7 +38,7 @@ def batch_ensemble(
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
         own_norms: whether each member has its own normalization scales and shifts.
-        kernel: how members are run, see `choral.structures.base.JointStructure`; 'measured' tries all before training.
+        kernel: how members are run, see `choral.structures.base.JointStructure`.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimizer, learning rate, batch size and schedule; the factors take no weight decay.

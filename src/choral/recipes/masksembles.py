@@ -17,7 +17,7 @@ def masksembles(
     members: int = 4,
     scale: float = 2.0,
     repetition: bool = False,
-    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
+    kernel: Literal["auto", "loop", "grouped", "matmul"] = "auto",
     pretrained: bool = False,
     combine: Combine = "probs",
     training: Training | Paper = Training(),
@@ -34,7 +34,7 @@ def masksembles(
         members: masks; in training each sees its part of every batch.
         scale: how little the masks overlap; 1 makes them equal (a plain network).
         repetition: train every mask on the whole batch, as the Packed-Ensembles paper does: `members` times the operations.
-        kernel: how members are run, see `choral.structures.base.JointStructure`; 'measured' tries all before training.
+        kernel: how members are run, see `choral.structures.base.JointStructure`.
         pretrained: start from the weights of the network handed to fit.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimizer, learning rate, batch size and schedule.

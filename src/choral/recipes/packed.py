@@ -19,7 +19,7 @@ def packed(
     subgroups: int = 1,
     minimum_channels: int = 64,
     whole_block_starts: bool = True,
-    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
+    kernel: Literal["auto", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
@@ -38,7 +38,7 @@ def packed(
         subgroups: gamma, groups within a member's own channels.
         minimum_channels: least channels in a group before gamma is lowered.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
-        kernel: how members are run, see `choral.structures.base.JointStructure`; 'measured' tries all before training.
+        kernel: how members are run, see `choral.structures.base.JointStructure`.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimizer, learning rate, batch size and schedule.
     """

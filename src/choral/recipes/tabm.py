@@ -22,7 +22,7 @@ def tabm(
     members: int = 32,
     start: Literal["auto", "signs", "normal"] = "auto",
     own_batches: bool = False,
-    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
+    kernel: Literal["auto", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
     training: Training | Paper = TRAINING,
 ) -> Recipe:
@@ -41,7 +41,7 @@ def tabm(
         members: the paper's k, all trained on every batch.
         start: first factors: random signs, N(0, 1) with one number for each feature, or 'auto': 'normal' behind embedded features.
         own_batches: whether each member reads batches of its own in training.
-        kernel: how members are run, see `choral.structures.base.JointStructure`; 'measured' tries all before training.
+        kernel: how members are run, see `choral.structures.base.JointStructure`.
         combine: as in `choral.recipes.recipe.Recipe`.
         training: optimizer, learning rate, batch size and schedule; the authors' if nothing is said.
     """

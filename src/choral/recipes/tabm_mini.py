@@ -19,7 +19,7 @@ def tabm_mini(
     members: int = 32,
     start: Literal["auto", "signs", "normal"] = "auto",
     own_batches: bool = False,
-    kernel: Literal["auto", "measured", "loop", "grouped", "matmul"] = "auto",
+    kernel: Literal["auto", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
     training: Training | Paper = TRAINING,
 ) -> Recipe:

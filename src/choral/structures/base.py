@@ -18,7 +18,7 @@ from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.base.types import Params
 from choral.base.values import Value
-from choral.layers.joint.network import KERNELS, Joint
+from choral.layers.joint.network import Joint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +112,6 @@ class Structure(Value, ABC):
         each = [member for _ in range(self.draws) for member in range(self.members)]
         return tuple(n * self.members + member for n in range(networks) for member in each)
 
-    def kernels(self, network: nn.Module) -> tuple[str, ...]:
-        """Return the kernels of a joint network that the engine is to measure; empty if there is nothing to choose."""
-        return ()
-
-    def run_by(self, network: nn.Module, kernel: str) -> None:
-        """Make a joint network run by one of its `kernels`; results change by rounding alone."""
-        raise NotImplementedError(f"{type(self).__name__} has one kernel.")
-
     @abstractmethod
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return member `index` of a joint network as a plain network of its own, in evaluation the same function."""
@@ -157,8 +149,7 @@ class JointStructure(Structure, ABC):
 
     Args:
         members: how many members.
-        kernel: how they are run: 'loop', 'grouped', 'matmul', 'auto' for what is usually fastest, or 'measured': `fit` tries all
-            of them on its first batch and keeps the fastest for the whole run, resumed parts included.
+        kernel: how they are run: 'loop', 'grouped', 'matmul', or 'auto' for what is usually fastest.
     """
 
     members: int = 4
@@ -180,16 +171,6 @@ class JointStructure(Structure, ABC):
         """Return the parameters without a member axis."""
         assert isinstance(network, Joint)
         return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") not in network.stacked)
-
-    def kernels(self, network: nn.Module) -> tuple[str, ...]:
-        """Return the kernels that can run this network, if they are to be measured."""
-        assert isinstance(network, Joint)
-        return tuple(k for k in KERNELS if not network.obstacle(k)) if self.kernel == "measured" else ()
-
-    def run_by(self, network: nn.Module, kernel: str) -> None:
-        """Set the kernel."""
-        assert isinstance(network, Joint)
-        network.kernel = network.checked(kernel)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
         """Return member `index` as a plain network of its own."""

@@ -25,9 +25,10 @@ from choral.base.errors import ChoralError, DivergedError, InputError, RunError
 from choral.base.types import Build
 from choral.calibration import StackingWeights, bagged_selection
 from choral.data.sources import Source
-from choral.engine.blueprint import described, state_of
+from choral.engine.blueprint import state_of
 from choral.engine.files import read_json, write_json
 from choral.engine.folder import claimed, clear, folder_name
+from choral.engine.identity import fingerprint
 from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
@@ -166,7 +167,7 @@ def _build_of(network: nn.Module) -> tuple[Build | nn.Module, str]:
     with rng.seeded(0, "look"):
         if spec is not None and _shapes(models.rebuild(spec)) == _shapes(network):
             return lambda: models.rebuild(spec), repr(spec)
-    return network, described(network)
+    return network, repr(fingerprint(network))
 
 
 def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:

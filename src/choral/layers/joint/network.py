@@ -69,7 +69,7 @@ class Joint(nn.Module):
         members: how many members the stacked tensors hold.
         stacked: names of the parameters and buffers that carry the member axis; those its `Foldable` layers own if None.
         kernel: 'loop', 'grouped', 'matmul', or 'auto': what was fastest in our measurements for the kinds of layers and
-            the device (see `usual_kernel`); 'measured' is the same until `fit` has measured.
+            the device (see `usual_kernel`).
         own_inputs: whether every member reads inputs of its own.
 
     Shapes: (batch, ...) or, with own_inputs, (member, batch, ...) -> (member, batch, ...).
@@ -100,7 +100,7 @@ class Joint(nn.Module):
     @property
     def is_open(self) -> bool:
         """Whether the kernel is left to choral."""
-        return self._asked in ("auto", "measured")
+        return self._asked == "auto"
 
     def avoid(self, kernels: Iterable[str]) -> None:
         """Leave out kernels that a dry run showed to give something else than members alone, where the choice is open."""
@@ -115,7 +115,7 @@ class Joint(nn.Module):
     def checked(self, kernel: str) -> str:
         """Return the kernel if it can run this tree; raises ConversionError with the reason if it cannot."""
         if kernel not in KERNELS:
-            raise InputError(f"kernel is {kernel!r}; give one of {', '.join(KERNELS)}, auto or measured.")
+            raise InputError(f"kernel is {kernel!r}; give one of {', '.join(KERNELS)} or auto.")
         obstacle = self.obstacle(kernel)
         if obstacle:
             raise ConversionError(f"kernel={kernel!r} cannot run this network: {obstacle}; use kernel='loop'.")
