@@ -1,17 +1,7 @@
 """Conformal prediction: intervals for numbers, sets for classes and labels, and their coverage.
 
-Conformal intervals for regression: split conformal (plain or scaled residuals) and conformalized quantiles.
-
-Each target of a row has a threshold of its own, so the promise holds target by target.
-
-What conformal prediction shares: the finite-sample quantile, and reports of coverage.
-
-Conformal sets for labels that are each yes or no: every label has a threshold of its own.
-
-Conformal prediction sets for classification: adaptive (APS) and regularized adaptive (RAPS).
-
-Classes are added in order of probability until enough is gathered; held-out rows say how much is enough. If held-out
-and new rows are exchangeable, the set holds the true class with the promised probability, whatever the network is.
+If held-out and new rows are exchangeable, an interval or set holds the truth with the promised probability, whatever the network
+is. Each target of a row, and each label, has a threshold of its own, so the promise holds target by target.
 """
 
 import math
@@ -26,7 +16,7 @@ from torch import Tensor
 from choral.base.errors import InputError
 from choral.base.rng import key
 from choral.base.values import Value
-from choral.metrics.inputs import checked_finite, checked_labels, checked_probs
+from choral.metrics.inputs import check_level, checked_finite, checked_labels, checked_probs
 from choral.metrics.regression import interval_coverage, interval_width
 
 
@@ -43,8 +33,7 @@ def conformal_threshold(scores: Tensor, level: float) -> float | None:
     >>> conformal_threshold(torch.arange(1.0, 10.0), 0.8), conformal_threshold(torch.arange(1.0, 10.0), 0.95)
     (8.0, None)
     """
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    check_level(level)
     if scores.dim() != 1 or not len(scores) or not bool(torch.isfinite(scores).all()):
         raise InputError(
             f"scores has the shape {tuple(scores.shape)}, or holds NaN or infinite numbers; give (batch,) of at least one, all finite."
@@ -82,8 +71,7 @@ def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[st
 
 def check_rule(level: float, thresholds: Iterable[float | None]) -> None:
     """Raise InputError unless a conformal rule promises a level between 0 and 1 by thresholds that are numbers."""
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    check_level(level)
     odd = [t for t in thresholds if t is not None and not math.isfinite(t)]
     if odd:
         raise InputError(f"a conformal rule has the threshold {odd[0]}; thresholds and penalties are finite numbers.")
