@@ -25,7 +25,7 @@ from choral.calibration import (
     fit_temperature,
     label_log_scores,
 )
-from choral.calibration.selection import Loss, mixture
+from choral.calibration.members import Loss, mixture
 from choral.metrics.inputs import PROB_FLOOR, checked_weights
 from choral.predictions.prediction import Predictive, means_of
 

@@ -22,7 +22,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.base.text import html_table, number, text_table
 from choral.base.values import Value
 from choral.calibration import MemberSelection, StackingWeights
-from choral.calibration.selection import GreedySelection, Loss, greedy_selection, mixture
+from choral.calibration.members import GreedySelection, Loss, greedy_selection, mixture
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from choral.calibration import (
     fit_quantile_intervals,
     fit_residual_intervals,
 )
-from choral.calibration.selection import Loss, mixture
+from choral.calibration.members import Loss, mixture
 from choral.metrics.inputs import check_level, checked_weights
 from choral.metrics.regression import crps_rows, gaussian_log_scores
 from choral.predictions.prediction import Predictive, means_of
