@@ -82,8 +82,6 @@ def fit_temperature(
     """
     from scipy.optimize import minimize
 
-    if per not in ("ensemble", "member"):
-        raise InputError(f"per is {per!r}; it must be 'ensemble' or 'member'.")
     logits = checked_finite(member_logits, "member_logits")
     if logits.ndim != 3 or not logits.numel():
         raise InputError(

@@ -13,7 +13,7 @@ from torch import nn
 
 from choral import __version__
 from choral.base.arguments import guarded, is_whole
-from choral.base.errors import DivergedError, InputError, RunError, did_you_mean
+from choral.base.errors import DivergedError, InputError, RunError
 from choral.base.types import Build
 from choral.callbacks import one_of
 from choral.comparison.budget import Spending, within
@@ -196,10 +196,6 @@ def spending_of(
     build: Build | nn.Module, problem: Problem, options: Mapping[str, Any], *, equal: str = "operations"
 ) -> Spending | None:
     """Return what counts the operations of methods on a problem; None where budgets are counted in epochs."""
-    if equal not in ("operations", "epochs"):
-        raise InputError(
-            f"equal is {equal!r}; give 'operations' or 'epochs'.{did_you_mean(str(equal), ('operations', 'epochs'))}"
-        )
     return None if equal == "epochs" else Spending(build, problem.points, options)
 
 

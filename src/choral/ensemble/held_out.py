@@ -21,7 +21,7 @@ from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.engine.folder import keep_likelihood, read_likelihood
 from choral.engine.task import some_points
 from choral.ensemble.ensemble import Ensemble
-from choral.plan.folds import folds_of
+from choral.plan.operators import folds_of
 from choral.predictions import Predictive, scores_of
 
 _ROWS = 2048  # residuals that are looked at

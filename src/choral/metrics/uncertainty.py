@@ -159,8 +159,6 @@ def _checked_scores(scores_in: Tensor, scores_out: Tensor) -> tuple[Tensor, Tens
 
 def _with_positive(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tuple[Tensor, Tensor]:
     """Return (negative, positive) scores, turned so that the positive set should score higher."""
-    if positive not in ("in", "out"):
-        raise InputError(f"positive is {positive!r}; it must be 'in' or 'out'.")
     scores_in, scores_out = _checked_scores(scores_in, scores_out)
     return (scores_in, scores_out) if positive == "out" else (-scores_out, -scores_in)
 

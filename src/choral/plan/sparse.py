@@ -7,7 +7,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +164,8 @@ class Prune(Operator):
     keep_first: bool | None = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    gives: ClassVar[tuple[str, ...]] = (MASK,)
+    foreseen: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.masks, Masks):
@@ -173,16 +175,6 @@ class Prune(Operator):
         for name, accepted in (("unit", get_args(Unit)), ("scope", get_args(Scope))):
             if getattr(self, name) not in accepted:
                 raise InputError(f"Prune: {name} is {getattr(self, name)!r}; give one of {', '.join(accepted)}.")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        """The mask."""
-        return (MASK,)
-
-    @property
-    def foreseen(self) -> bool:
-        """The number of weights is known, whichever they are."""
-        return True
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its mask, removed weights at zero."""
@@ -255,15 +247,7 @@ class Regrow(Operator):
     rate: float = 0.5
     grow: Literal["gradient", "random"] = "gradient"
     batches: int = 1
-
-    def __post_init__(self) -> None:
-        if self.grow not in ("gradient", "random"):
-            raise InputError(f"Regrow: grow is {self.grow!r}; give 'gradient' or 'random'.")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """A mask to change."""
-        return (MASK,)
+    needs: ClassVar[tuple[str, ...]] = (MASK,)
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with other weights alive."""
@@ -286,15 +270,8 @@ class Compact(Operator):
     What cannot be removed (channels summed with living ones, for example) stays masked.
     """
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """A mask of whole neurons."""
-        return (MASK,)
-
-    @property
-    def foreseen(self) -> bool:
-        """The number of neurons is known, whichever they are."""
-        return True
+    needs: ClassVar[tuple[str, ...]] = (MASK,)
+    foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state of the smaller network."""
@@ -321,15 +298,8 @@ class Resize(Operator):
     layers for the depth, leaves the network as it is.
     """
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Depth and width."""
-        return ("depth", "width")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        """The mask of units that are cut."""
-        return ()
+    reads: ClassVar[tuple[str, ...]] = ("depth", "width")
+    gives: ClassVar[tuple[str, ...]] = ()
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with layers switched off and units masked."""

@@ -445,6 +445,7 @@ class QuantileRegression(_Real):
 
     member_quantiles: Tensor
     levels: tuple[float, ...]
+    mixes: ClassVar[bool] = False
 
     @cached_property
     def quantiles(self) -> Tensor:
@@ -497,11 +498,6 @@ class QuantileRegression(_Real):
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
         return fit_quantile_intervals(*self.interval(), targets, level=level)
-
-    @property
-    def mixes(self) -> bool:
-        """Averaged quantiles are no mixture."""
-        return False
 
     def check_mixture(self) -> None:
         """Refuse: quantiles have no density, so no log score."""

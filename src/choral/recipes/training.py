@@ -8,11 +8,10 @@ from typing import Any, Literal, overload
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.plan.cost import steps_of
-from choral.plan.custom_optimizer import OwnOptimizer, OwnRate
 from choral.plan.operators import Reset, Start
-from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer
+from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer, OwnOptimizer
 from choral.plan.phases import Collect, Every, Operator, Phase, Repeat, Seq, Train, fork, repeat, seq
-from choral.plan.schedules import Constant, Cosine, Linear, Relative, Schedule, Steps
+from choral.plan.schedules import Constant, Cosine, Linear, OwnRate, Relative, Schedule, Steps
 from choral.plan.walk import Visitor, mapped, trainings, walk
 
 OPTIMIZERS: dict[str, Optimizer] = {
