@@ -69,7 +69,18 @@ def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[st
     return {"coverage": interval_coverage(lower, upper, targets), "mean_width": interval_width(lower, upper)}
 
 
-def check_rule(level: float, thresholds: Iterable[float | None]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Rule(Value):
+    """A threshold for each target or label, None where held-out rows were too few, and the level that they promise."""
+
+    thresholds: tuple[float | None, ...]
+    level: float
+
+    def __post_init__(self) -> None:
+        _check_rule(self.level, self.thresholds)
+
+
+def _check_rule(level: float, thresholds: Iterable[float | None]) -> None:
     """Raise InputError unless a conformal rule promises a level between 0 and 1 by thresholds that are numbers."""
     check_level(level)
     odd = [t for t in thresholds if t is not None and not math.isfinite(t)]
@@ -78,7 +89,7 @@ def check_rule(level: float, thresholds: Iterable[float | None]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalResidual(Value):
+class ConformalResidual(_Rule):
     """Intervals of prediction ± threshold x scale.
 
     Args:
@@ -91,12 +102,7 @@ class ConformalResidual(Value):
     ([-1.0, 3.0], [3.0, 7.0])
     """
 
-    thresholds: tuple[float | None, ...]
-    level: float
     scaled: bool = False
-
-    def __post_init__(self) -> None:
-        check_rule(self.level, self.thresholds)
 
     def apply(self, predictions: Tensor, *, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends.
@@ -116,19 +122,13 @@ class ConformalResidual(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalQuantile(Value):
+class ConformalQuantile(_Rule):
     """Intervals given by predicted quantiles, widened (or narrowed) by a threshold at both ends.
 
     Args:
         thresholds: one for each target, negative to narrow; None (too few held-out rows) gives the whole line.
         level: the promised coverage, 1 - alpha.
     """
-
-    thresholds: tuple[float | None, ...]
-    level: float
-
-    def __post_init__(self) -> None:
-        check_rule(self.level, self.thresholds)
 
     def apply(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return the corrected ends; ends that would cross meet halfway.
@@ -221,7 +221,7 @@ def _per_target(thresholds: tuple[float | None, ...], values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalLabels(Value):
+class ConformalLabels(_Rule):
     """A rule from the probability of a label to a set of answers: an answer is in it if it is likely enough.
 
     Args:
@@ -232,12 +232,6 @@ class ConformalLabels(Value):
     >>> ConformalLabels(thresholds=(0.6,), level=0.9).apply(torch.tensor([[0.5], [0.9]])).tolist()
     [[[True, True]], [[False, True]]]
     """
-
-    thresholds: tuple[float | None, ...]
-    level: float
-
-    def __post_init__(self) -> None:
-        check_rule(self.level, self.thresholds)
 
     def apply(self, probs: Tensor) -> Tensor:
         """Return whether no and yes are in the set of each label. Shapes: probs (batch, label) -> (batch, label, 2)."""
@@ -289,7 +283,7 @@ class ConformalSets(Value):
     keeps_top: bool = False
 
     def __post_init__(self) -> None:
-        check_rule(self.level, (self.threshold, self.penalty))
+        _check_rule(self.level, (self.threshold, self.penalty))
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
         """Return which classes are in each row's set. Shapes: probs (batch, class) -> booleans (batch, class).

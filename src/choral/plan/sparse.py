@@ -1,13 +1,10 @@
-"""Sparse operators: prune a state, drop and grow weights, remove pruned neurons, resize branches of a fork.
-
-Resize: branches of a fork that differ in depth and width, in networks of equal shapes.
-"""
+"""Sparse operators: prune a state, drop and grow weights, remove pruned neurons, resize branches of a fork."""
 
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -74,50 +71,38 @@ class _Sparse(Masks, ABC):
 class RandomMasks(_Sparse):
     """Weights go at random, drawn for this branch."""
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return random masks."""
-        own = context.generator("prune")
-        return random_masks(_shapes(weights), own, density=1 - self.sparsity, unit=unit, scope=scope, groups=groups)
+        return random_masks(_shapes(weights), context.generator("prune"), density=1 - self.sparsity, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErdosRenyi(_Sparse):
     """Weights go at random, fewer in small layers: Erdos-Renyi-Kernel densities."""
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return random masks of these densities."""
-        shapes = _shapes(weights)
-        return random_masks(
-            shapes, context.generator("prune"), density=erk_densities(shapes, sparsity=self.sparsity), unit=unit
-        )
+        densities = erk_densities(_shapes(weights), sparsity=self.sparsity)
+        return random_masks(_shapes(weights), context.generator("prune"), density=densities, unit=how["unit"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Magnitude(_Sparse):
     """The smallest weights go."""
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return masks of the largest."""
-        return magnitude_masks(weights, density=1 - self.sparsity, unit=unit, scope=scope, groups=groups)
+        return magnitude_masks(weights, density=1 - self.sparsity, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AntiRandom(Masks):
     """Branches 2k and 2k + 1 keep complementary halves."""
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return this branch's half."""
         shared = context.sibling_generator(f"pair {context.branch // 2}")
-        pair = anti_random_pair(_shapes(weights), shared, unit=unit, scope=scope, groups=groups)
-        return pair[context.branch % 2]
+        return anti_random_pair(_shapes(weights), shared, **how)[context.branch % 2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +115,10 @@ class Partition(Masks):
 
     parts: int = 2
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return this branch's part."""
         shared = context.sibling_generator("partition")
-        parts = partition(_shapes(weights), shared, members=self.parts, unit=unit, scope=scope, groups=groups)
-        return parts[context.branch % self.parts]
+        return partition(_shapes(weights), shared, members=self.parts, **how)[context.branch % self.parts]
 
 
 def _shapes(weights: Params) -> dict[str, torch.Size]:

@@ -134,8 +134,8 @@ class Predictive(ABC):
         return replace(self, weights=tuple(weights))
 
     def cooled(self, temperature: Any) -> Self:
-        """Return the prediction with a fitted temperature applied; tasks without logits refuse."""
-        raise InputError(f"temperature divides logits, so it does not apply to {self.task}; leave it out.")
+        """Return the prediction with a fitted temperature applied; corrections are checked to be of the task."""
+        raise NotImplementedError
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Value:
         """Return the temperature fitted on held-out targets; tasks without logits refuse."""

@@ -38,7 +38,6 @@ def emp(
     60
 
     Args:
-        epochs: length of the training run.
         components: K, components of each patched layer.
         draws: S, passes averaged at prediction (the paper uses 200).
         norms, output: whether normalization layers and the output layer are patched.
@@ -48,8 +47,7 @@ def emp(
         statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
             of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule.
+        epochs, combine, training: as in `single`.
     """
     return patched("emp", assignment="layer", **locals())
 

@@ -130,7 +130,8 @@ def sequential_phases(
         raise InputError(
             f"members is {members} and branches is {branches}; give a multiple of the branches, 1 or more."
         )
-    epochs = total_epochs(epochs, budget, usual=None)
+    if epochs is not None or budget is not None:
+        epochs = total_epochs(epochs, budget)
     first, each = split(epochs=epochs, explore_epochs=explore_epochs, exploit_epochs=exploit_epochs, members=members)
     training = training.clipped(1.0)
     explore = training.phase(first, Constant(training.peak))
