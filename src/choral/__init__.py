@@ -44,8 +44,8 @@ _WHERE = {
     "Train": "choral.plan",
     "Training": "choral.recipes.training",
     "compare": "choral.comparison.compare",
-    "converted": "choral.ensemble.converted",
-    "ensemble_of": "choral.ensemble.ensemble_of",
+    "converted": "choral.ensemble.networks",
+    "ensemble_of": "choral.ensemble.networks",
     "every": "choral.plan",
     "fit": "choral.fit",
     "fit_table": "choral.tables.fit",
@@ -121,9 +121,8 @@ if TYPE_CHECKING:
     from choral.comparison.compare import compare
     from choral.comparison.comparison import Comparison
     from choral.engine.compute import Compute, Store
-    from choral.ensemble.converted import converted
     from choral.ensemble.ensemble import Ensemble
-    from choral.ensemble.ensemble_of import ensemble_of
+    from choral.ensemble.networks import converted, ensemble_of
     from choral.fit import fit, load
     from choral.objectives.penalties import Objective
     from choral.plan import (

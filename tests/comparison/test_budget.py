@@ -6,8 +6,7 @@ import torch
 import choral
 from choral import models
 from choral.base.errors import InputError
-from choral.comparison.budget import Spending, within
-from choral.comparison.compare import below, compare, recipes_for, spending_of
+from choral.comparison.compare import Spending, below, compare, recipes_for, spending_of, within
 from choral.data.problems import Problem
 from choral.plan import SGD, Adam
 from choral.plan.cost import short

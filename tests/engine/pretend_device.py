@@ -19,7 +19,7 @@ from choral.engine.blueprint import Blueprint
 from choral.engine.job import call_of
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
 from choral.plan.operators import UpdateMoments
-from choral.plan.optimizer_step import Stepper
+from choral.plan.optimizers import Stepper
 from choral.plan.walk import trainings
 from choral.recipes import METHODS, make
 from choral.recipes.training import Training

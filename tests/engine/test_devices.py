@@ -14,8 +14,7 @@ from choral import recipes
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.data.sources import TensorSource
-from choral.plan.optimizer_step import Member, Stepper
-from choral.plan.optimizers import Adam
+from choral.plan.optimizers import Adam, Member, Stepper
 from choral.recipes import METHODS
 
 

@@ -7,7 +7,7 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import DivergedError, InputError
-from choral.calibration.selection import greedy_selection
+from choral.calibration.members import greedy_selection
 from choral.plan import SGD, Collect, Constant, LogUniform, Reset, Select, Space, Train, Uniform, fork
 from choral.recipes.recipe import Recipe
 from choral.testing.checks import resumes_exactly

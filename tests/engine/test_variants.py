@@ -23,7 +23,7 @@ from choral.plan import (
     Uniform,
     fork,
 )
-from choral.plan.optimizer_step import Member, Stepper
+from choral.plan.optimizers import Member, Stepper
 from choral.recipes.recipe import Recipe
 from choral.testing.checks import resumes_exactly
 from choral.testing.problems import Trial

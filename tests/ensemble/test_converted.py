@@ -8,7 +8,7 @@ import choral
 from choral.base.errors import InputError
 from choral.engine.blueprint import state_of
 from choral.engine.trainers import Pace, PlainTrainer
-from choral.ensemble.converted import converted
+from choral.ensemble.networks import converted
 from choral.plan import SGD, Train
 from choral.recipes import METHODS, make
 

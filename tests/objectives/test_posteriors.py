@@ -2,7 +2,6 @@ import pytest
 import torch
 from scipy.stats import binomtest, kstest
 
-from choral.base.errors import InputError
 from choral.objectives.kl import freeze_gates, gate_keep, perturb_means, posteriors, reset_stds, rho_of, std_of
 
 
@@ -45,10 +44,6 @@ def test_stds_become_small_or_are_redrawn():
     assert kstest((redrawn["fc.weight_rho"].flatten().numpy() + 6) / 0.05, "norm").pvalue > 0.01
     for name in params.keys() - {"fc.weight_rho"}:
         assert small[name] is params[name]
-    with pytest.raises(InputError, match="generator"):
-        reset_stds(params, how="redraw")
-    with pytest.raises(InputError, match="'small' or 'redraw'"):
-        reset_stds(params, how="tiny")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_gates_freeze_by_threshold():
@@ -68,8 +63,6 @@ def test_gates_freeze_by_draw_with_probability_gamma():
     _, frozen = freeze_gates(params, buffers, rule="draw", generator=torch.Generator().manual_seed(3))
     gamma = torch.tensor(0.7).sigmoid().item()
     assert binomtest(int(frozen["frozen_gate"].sum()), 20000, gamma).pvalue > 0.01
-    with pytest.raises(InputError, match="generator"):
-        freeze_gates(params, buffers, rule="draw")
 
 
 def test_frozen_gates_stay_frozen():

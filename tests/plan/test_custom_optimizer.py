@@ -9,7 +9,8 @@ from torch import nn
 import choral
 from choral.base.errors import InputError
 from choral.base.values import from_dict
-from choral.plan.custom_optimizer import OwnOptimizer, OwnRate
+from choral.plan.optimizers import OwnOptimizer
+from choral.plan.schedules import OwnRate
 from choral.recipes import make
 from choral.recipes.training import Training
 from choral.testing import CHECKS, PROBLEMS, check_recipe

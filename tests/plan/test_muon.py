@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from choral.plan import Muon
-from choral.plan.optimizer_step import Member, Stepper
+from choral.plan.optimizers import Member, Stepper
 
 RATES, DECAYS, MOMENTA = (0.02, 0.005, 0.003), (0.1, 0.0, 0.5), (0.95, 0.8, 0.9)
 

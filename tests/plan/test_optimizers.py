@@ -3,7 +3,7 @@ import torch
 
 from choral.base.errors import InputError
 from choral.plan import SGD, Adam, AdamW, Muon
-from choral.plan.optimizer_step import Member, Stepper, clip_gradients
+from choral.plan.optimizers import Member, Stepper, clip_gradients
 
 EVERY = [SGD(), SGD(nesterov=True, weight_decay=0.01), Adam(), AdamW()]
 

@@ -1,6 +1,7 @@
 import itertools
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Perturb, 
 from choral.plan.bayes import IID, GuidedWalk
 from choral.plan.walk import trainings
 from choral.recipes import make
-from choral.recipes.exploration import SCHEDULES, schedules
+from choral.recipes.exploration import Exploitation, schedules
 from choral.recipes.recipe import Recipe
 from choral.testing.problems import CALM, PROBLEMS, regression
 
@@ -394,7 +395,7 @@ def pruned_network():
     )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", get_args(Exploitation))
 @pytest.mark.parametrize("branches", [1, 2])
 def test_freezing_makes_exploitation_cheaper_and_branches_agree_across_executors(branches, schedule):
     _, data = PROBLEMS["classification"]

@@ -7,8 +7,7 @@ import pytest
 
 import choral
 from choral.base.errors import InputError
-from choral.cli.inputs import prepare_fit
-from choral.cli.options import Reading, Settings, Watching
+from choral.cli.options import Reading, Settings, Watching, prepare_fit
 from choral.data.problems import Problem
 from choral.plan import AdamW
 from choral.recipes import make

@@ -17,15 +17,18 @@ from choral.calibration.conformal import (
     fit_quantile_intervals,
     fit_residual_intervals,
 )
-from choral.calibration.selection import (
+from choral.calibration.members import (
     GreedySelection,
     MemberSelection,
+    StackingWeights,
+    Temperature,
     bagged_selection,
+    fit_stacking,
+    fit_temperature,
     greedy_selection,
+    label_log_scores,
     select_members,
 )
-from choral.calibration.stacking import StackingWeights, fit_stacking, label_log_scores
-from choral.calibration.temperature import Temperature, fit_temperature
 
 __all__ = [
     "ConformalLabels",

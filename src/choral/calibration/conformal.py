@@ -1,17 +1,7 @@
 """Conformal prediction: intervals for numbers, sets for classes and labels, and their coverage.
 
-Conformal intervals for regression: split conformal (plain or scaled residuals) and conformalized quantiles.
-
-Each target of a row has a threshold of its own, so the promise holds target by target.
-
-What conformal prediction shares: the finite-sample quantile, and reports of coverage.
-
-Conformal sets for labels that are each yes or no: every label has a threshold of its own.
-
-Conformal prediction sets for classification: adaptive (APS) and regularized adaptive (RAPS).
-
-Classes are added in order of probability until enough is gathered; held-out rows say how much is enough. If held-out
-and new rows are exchangeable, the set holds the true class with the promised probability, whatever the network is.
+If held-out and new rows are exchangeable, an interval or set holds the truth with the promised probability, whatever the network
+is. Each target of a row, and each label, has a threshold of its own, so the promise holds target by target.
 """
 
 import math
@@ -26,7 +16,7 @@ from torch import Tensor
 from choral.base.errors import InputError
 from choral.base.rng import key
 from choral.base.values import Value
-from choral.metrics.inputs import checked_finite, checked_labels, checked_probs
+from choral.metrics.inputs import check_level, checked_finite, checked_labels, checked_probs
 from choral.metrics.regression import interval_coverage, interval_width
 
 
@@ -43,8 +33,7 @@ def conformal_threshold(scores: Tensor, level: float) -> float | None:
     >>> conformal_threshold(torch.arange(1.0, 10.0), 0.8), conformal_threshold(torch.arange(1.0, 10.0), 0.95)
     (8.0, None)
     """
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    check_level(level)
     if scores.dim() != 1 or not len(scores) or not bool(torch.isfinite(scores).all()):
         raise InputError(
             f"scores has the shape {tuple(scores.shape)}, or holds NaN or infinite numbers; give (batch,) of at least one, all finite."
@@ -80,17 +69,27 @@ def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[st
     return {"coverage": interval_coverage(lower, upper, targets), "mean_width": interval_width(lower, upper)}
 
 
-def check_rule(level: float, thresholds: Iterable[float | None]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Rule(Value):
+    """A threshold for each target or label, None where held-out rows were too few, and the level that they promise."""
+
+    thresholds: tuple[float | None, ...]
+    level: float
+
+    def __post_init__(self) -> None:
+        _check_rule(self.level, self.thresholds)
+
+
+def _check_rule(level: float, thresholds: Iterable[float | None]) -> None:
     """Raise InputError unless a conformal rule promises a level between 0 and 1 by thresholds that are numbers."""
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+    check_level(level)
     odd = [t for t in thresholds if t is not None and not math.isfinite(t)]
     if odd:
         raise InputError(f"a conformal rule has the threshold {odd[0]}; thresholds and penalties are finite numbers.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalResidual(Value):
+class ConformalResidual(_Rule):
     """Intervals of prediction ± threshold x scale.
 
     Args:
@@ -103,12 +102,7 @@ class ConformalResidual(Value):
     ([-1.0, 3.0], [3.0, 7.0])
     """
 
-    thresholds: tuple[float | None, ...]
-    level: float
     scaled: bool = False
-
-    def __post_init__(self) -> None:
-        check_rule(self.level, self.thresholds)
 
     def apply(self, predictions: Tensor, *, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends.
@@ -128,19 +122,13 @@ class ConformalResidual(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalQuantile(Value):
+class ConformalQuantile(_Rule):
     """Intervals given by predicted quantiles, widened (or narrowed) by a threshold at both ends.
 
     Args:
         thresholds: one for each target, negative to narrow; None (too few held-out rows) gives the whole line.
         level: the promised coverage, 1 - alpha.
     """
-
-    thresholds: tuple[float | None, ...]
-    level: float
-
-    def __post_init__(self) -> None:
-        check_rule(self.level, self.thresholds)
 
     def apply(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return the corrected ends; ends that would cross meet halfway.
@@ -233,7 +221,7 @@ def _per_target(thresholds: tuple[float | None, ...], values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalLabels(Value):
+class ConformalLabels(_Rule):
     """A rule from the probability of a label to a set of answers: an answer is in it if it is likely enough.
 
     Args:
@@ -244,12 +232,6 @@ class ConformalLabels(Value):
     >>> ConformalLabels(thresholds=(0.6,), level=0.9).apply(torch.tensor([[0.5], [0.9]])).tolist()
     [[[True, True]], [[False, True]]]
     """
-
-    thresholds: tuple[float | None, ...]
-    level: float
-
-    def __post_init__(self) -> None:
-        check_rule(self.level, self.thresholds)
 
     def apply(self, probs: Tensor) -> Tensor:
         """Return whether no and yes are in the set of each label. Shapes: probs (batch, label) -> (batch, label, 2)."""
@@ -301,7 +283,7 @@ class ConformalSets(Value):
     keeps_top: bool = False
 
     def __post_init__(self) -> None:
-        check_rule(self.level, (self.threshold, self.penalty))
+        _check_rule(self.level, (self.threshold, self.penalty))
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
         """Return which classes are in each row's set. Shapes: probs (batch, class) -> booleans (batch, class).

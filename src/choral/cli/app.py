@@ -12,7 +12,6 @@ import typer
 from choral import __version__
 from choral.base.errors import InputError
 from choral.cli import cluster_runs, prediction, reports
-from choral.cli.inputs import baseline_note, ended_note, folds_note, prepare, prepare_fit
 from choral.cli.options import (
     Apart,
     Budget,
@@ -25,7 +24,12 @@ from choral.cli.options import (
     Running,
     Settings,
     Watching,
+    baseline_note,
+    ended_note,
+    folds_note,
     given,
+    prepare,
+    prepare_fit,
     spread,
 )
 from choral.cli.output import note, progress, say, show_comparison, table, write_json

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError, RunError, did_you_mean
-from choral.cli.inputs import prepare_fit
-from choral.cli.options import Apart, Json, Progress, Quiet, Reading, Running, Settings, Watching
+from choral.cli.options import Apart, Json, Progress, Quiet, Reading, Running, Settings, Watching, prepare_fit
 from choral.cli.output import progress, say, table, write_json
 
 _COMMAND = "command.json"

@@ -45,7 +45,7 @@ def predict(
     loaded = load(ensemble)
     x, frame = _rows_to_predict(loaded, data)
     beside = _beside(loaded, frame, data, id or [], keep_columns)
-    own = predicted(loaded, x, str(data)).columns()
+    own = loaded._predictive(x).columns()
     _say_unit(loaded.table)
     names = _free_names(list(beside), ("row", *own))
     found = pd.DataFrame({"row": range(len(x))} | {names[n]: v for n, v in beside.items()} | own)
@@ -162,19 +162,6 @@ def check_kind(loaded: Any, data: str) -> None:
         raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file.")
     if fitted_on_table and Path(data).suffix.lower() == ".npz":
         raise InputError(f"{data} holds arrays, but this ensemble was fitted on a table; give one with its columns.")
-
-
-def predicted(loaded: Any, x: Any, name: str) -> Any:
-    """Return the prediction of an ensemble; InputError if its networks cannot read rows of this shape."""
-    try:
-        return loaded._predictive(x)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        if "memory" in str(error):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"the ensemble cannot read rows of these shapes: {name} {tuple(x.shape[1:])} ({reason}); give data like its own."
-        ) from error
 
 
 def _beside(loaded: Any, frame: Any, data: Path, ids: list[str], everything: bool) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from choral.engine.task import Task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, explained
 from choral.engine.validation import Folds, Rules, Validation
 from choral.plan.cost import batches_in
-from choral.plan.optimizer_step import steps_of
+from choral.plan.optimizers import steps_of
 from choral.plan.phases import Every, Train
 from choral.plan.state import Role, State
 from choral.plan.variants import Variant

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from choral.calibration.selection import greedy_selection
+from choral.calibration.members import greedy_selection
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.validation import Validation
 from choral.plan.early_stopping import SHARE, Select

@@ -30,7 +30,7 @@ from choral.engine.parts import Piece
 from choral.engine.task import Task
 from choral.layers.convert import call_with, holds, ties_of
 from choral.layers.joint.network import Joint
-from choral.plan.optimizer_step import Member, Stepper, clip_gradients
+from choral.plan.optimizers import Member, Stepper, clip_gradients
 from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.plan.variants import Variant

@@ -16,7 +16,7 @@ from torch import Tensor
 from choral.base import batches, tree
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, InputError, NotFiniteError
-from choral.calibration.selection import Loss
+from choral.calibration.members import Loss
 from choral.data.frames import arranged
 from choral.data.given import cast_targets
 from choral.data.sources import Source, source_of

@@ -1,7 +1,4 @@
-"""Ensemble: members in, predictions out; saved and loaded without pickle.
-
-What was understood, in one line: the method, the task, and what the outputs mean.
-"""
+"""Ensemble: members in, predictions out; saved and loaded without pickle."""
 
 import copy
 import hashlib
@@ -18,7 +15,7 @@ from choral.base import batches
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError, did_you_mean
+from choral.base.errors import ChoralError, InputError, NotFiniteError, did_you_mean
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
@@ -34,7 +31,7 @@ from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
 from choral.ensemble import corrections
 from choral.ensemble.export import export
-from choral.ensemble.saving import Saved, save_bytes, save_file
+from choral.ensemble.saving import Saved, naming, save_bytes, save_file
 from choral.layers.attention import put_back
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
@@ -195,11 +192,8 @@ class Ensemble:
         """Stored parameters of all members; masked ones do not count."""
         return sum(state.stored for state in self.states())
 
-    @guarded
     def _network(self, index: int = 0) -> nn.Module:
         """Return a joint network holding collected weights, in evaluation mode."""
-        if not is_whole(index, 0) or index >= self._count:
-            raise InputError(f"network {index} does not exist; this ensemble has networks 0 to {self._count - 1}.")
         return pointwise.unguard(self._blueprint.holding(self._store.get(index))).requires_grad_()
 
     @guarded
@@ -261,18 +255,6 @@ class Ensemble:
         _check_finite(outputs)
         return outputs
 
-    def _of_frame(self, x: Any) -> Any:
-        """Return the inputs of a data frame's rows, for an ensemble fitted on a table; anything else as it is."""
-        if self.table is None or not self.table.columns or not is_frame(x):
-            return x
-        return self.table.inputs(as_frame(x, "x"), path="x")
-
-    def _targets_of(self, x: Any, y: Any) -> Any:
-        """Return the targets of a data frame's rows, from its target column if None are given; of anything else, those given."""
-        if self.table is None or not self.table.columns or not is_frame(x):
-            return y
-        return self.table.targets(as_frame(x, "x"), path="x") if y is None else self.table.targets_of(y)
-
     def _read(self, x: Any, precision: str) -> Batch:
         """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
         if self._floats is None:
@@ -291,8 +273,10 @@ class Ensemble:
 
     def _arranged(self, x: Any) -> Any:
         """Return inputs as the networks were fitted on them: a table's rows as numbers, columns of other data frames in their order."""
-        ready = self._of_frame(x)
-        if self.table is not None and self.table.columns and names_of(ready):
+        if self.table is None or not self.table.columns:
+            return arranged(x, self._interface.columns)
+        ready = self.table.inputs(as_frame(x, "x"), path="x") if is_frame(x) else x
+        if names_of(ready):
             raise InputError(
                 f"x is a {type(x).__name__}, and the networks read a table as pandas has it; give a pandas data frame, or "
                 "ensemble.table.inputs(frame)."
@@ -301,10 +285,11 @@ class Ensemble:
 
     def _arranged_targets(self, x: Any, y: Any) -> Any:
         """Return targets in the order of those fitted on; those of a table's data frame x may be in it."""
-        found = self._targets_of(x, y)
-        if found is None:
+        if self.table is not None and self.table.columns and is_frame(x):
+            y = self.table.targets(as_frame(x, "x"), path="x") if y is None else self.table.targets_of(y)
+        if y is None:
             raise InputError("y is None; give the labels or targets of x.")
-        return arranged(found, self._interface.columns, "y")
+        return arranged(y, self._interface.columns, "y")
 
     def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
         recipe, where, floats = self.recipe, usable(device), _PRECISIONS[precision]
@@ -361,13 +346,8 @@ class Ensemble:
         """The places of its networks in the plan: all of them, unless the time was up before."""
         return list(range(self._count) if self._store.numbers is None else self._store.numbers)
 
-    @guarded
     def _of_networks(self, numbers: Sequence[int]) -> "Ensemble":
         """Return the ensemble of some of its networks, without corrections."""
-        if not numbers or not all(is_whole(n, 0) and n < self._count for n in numbers):
-            raise InputError(
-                f"numbers is {list(numbers)}; give at least one, each from 0 to {self._count - 1}, the networks of this ensemble."
-            )
         twin = copy.copy(self)
         twin._store, twin._count = self._store.showing(numbers), len(numbers)
         twin.posthoc, twin._out_of_fold, twin._evaluations = (), None, {}
@@ -490,18 +470,6 @@ class Ensemble:
 
 def ensemble_from(saved: Saved, where: str) -> Ensemble:
     """Return the ensemble of what a file or folder holds; RunError if its parts do not make one."""
-    try:
-        return Ensemble(
-            saved.build,
-            saved.recipe,
-            saved.likelihood,
-            saved.store,
-            saved.count,
-            inputs=saved.inputs,
-            interface=saved.interface,
-            table=saved.table,
-            info=saved.info,
-            posthoc=saved.posthoc,
-        )
-    except InputError as error:
-        raise RunError(f"{where} cannot be read: {error}") from error
+    parts = {name: value for name, value in vars(saved).items() if name != "fingerprint"}
+    with naming(where):
+        return Ensemble(**parts)

@@ -1,11 +1,7 @@
-"""Estimates from held-out rows: the size of the noise, out-of-fold predictions and rules fitted to them.
+"""What is estimated once members are trained: the size of the noise, and scores and conformal rules of out-of-fold predictions.
 
-Out-of-fold predictions: what members say about training points that were held out of their own training.
-
-They are as honest as predictions of new points (a little worse, since each comes from a part of the members), so scores, noise and
-conformal rules are taken from them, and no point is lost to testing.
-
-What is looked at once members are trained: the size of the noise, and whether anything was learned.
+Out-of-fold predictions are what members say about training rows that were held out of their own training. They are as honest as
+predictions of new rows (a little worse, since each comes from a part of the members), and no row is lost to testing.
 """
 
 import hashlib
@@ -25,8 +21,8 @@ from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.engine.folder import keep_likelihood, read_likelihood
 from choral.engine.task import some_points
 from choral.ensemble.ensemble import Ensemble
-from choral.plan.folds import folds_of
-from choral.predictions import Predictive, means_of
+from choral.plan.operators import folds_of
+from choral.predictions import Predictive, scores_of
 
 _ROWS = 2048  # residuals that are looked at
 _FEW_ROWS = 256  # rows that tell whether anything was learned
@@ -196,10 +192,7 @@ def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[
     """
     prediction = found.prediction(ensemble)
     targets = prediction.targets(found.y)
-    if found.weights is None:
-        scores = prediction.scores(targets)
-    else:
-        scores = means_of(prediction.row_scores(targets), prediction.row_weights(targets, found.weights))
+    scores = scores_of(prediction, targets, found.weights)
     about: dict[str, Any] = {"folds": len(found.folds.unique()), "rows": len(found.y), "scores": scores}
     if not prediction.rules or found.outputs.dim() != 3 or about["folds"] < 2:  # the time was up after one fold
         return about, ()

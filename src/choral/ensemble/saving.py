@@ -3,11 +3,8 @@
 Everything that comes from a file passes here: whole by its checksum, of the right form by its schema, within bounds, and
 fitting the network it names, before anything is predicted with it. Whatever is wrong is a RunError of one sentence.
 
-What members count that were chosen while they trained: the others are left out, and shares become weights.
-
-Bounds on what a file may ask for, checked before memory or time is spent on it.
-
-They are generous: nothing that was ever fitted comes near them. What a caller asks for in Python has no bounds.
+Bounds on what a file may ask for are checked before memory or time is spent on it. They are generous: nothing that was ever
+fitted comes near them. What a caller asks for in Python has no bounds.
 """
 
 import contextlib
@@ -197,38 +194,26 @@ def save_bytes(states: Iterable[State], about: dict[str, Any]) -> bytes:
 
 def load_file(path: Path, build: Builds | None, *, output: Any = None, likelihood: Likelihood | None = None) -> Saved:
     """Return what a file written by `save_file` holds; arguments as in `choral.load`."""
-    return load_bytes(_bytes(path), str(path), build, output=output, likelihood=likelihood)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); copy or make it again.") from error
+    return load_bytes(data, str(path), build, output=output, likelihood=likelihood)
 
 
 def load_bytes(
     data: bytes, where: str, build: Builds | None = None, *, output: Any = None, likelihood: Likelihood | None = None
 ) -> Saved:
     """Return what bytes made by `save_bytes` hold; `where` is what to call them, the rest as in `choral.load`."""
-    with _said_of(where):
+    with naming(where):
         tensors, header = unpack_tensors(data, where)
         if "format" not in header:
             raise RunError(f"{where} is not a saved ensemble (a member of a run?); give a file made by Ensemble.save.")
         expect(header, _HEADER, where)
         store = _members(tensors, header["forms"], where)
-        count = len(header["forms"])
-        header["given"] = likelihood
-        return _checked(
-            header,
-            store,
-            count,
-            build,
-            where,
-            output=output,
-            table=table_from(header["table"], where),
-            info=header["info"],
-        )
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}); copy or make it again.") from error
+        about, table = header | {"given": likelihood}, table_from(header["table"], where)
+        count, info = len(header["forms"]), header["info"]
+        return _checked(about, store, count, build, where, output=output, table=table, info=info)
 
 
 def _members(tensors: dict[str, Tensor], forms: list[Any], where: str) -> MemberStore:
@@ -259,7 +244,7 @@ def load_folder(
         likelihood: one of the user's own, in place of what a file cannot hold of it.
     """
     where = str(path)
-    with _said_of(where):
+    with naming(where):
         plan = read_plan(path)
         if plan is None:
             raise RunError(f"{path} is not a run folder: it has no plan.json; give a run folder or a saved file.")
@@ -422,7 +407,7 @@ def _of(kind: type[Any], content: dict[str, Any], where: str) -> Any:
 
 
 @contextlib.contextmanager
-def _said_of(where: str) -> Iterator[None]:
+def naming(where: str) -> Iterator[None]:
     """Let errors about values name the file the values come from."""
     try:
         yield
@@ -447,11 +432,14 @@ def _build_for(spec: Any, build: Builds | None, where: str) -> Builds:
     return made[0] if len(made) == 1 else made
 
 
+def _blueprint(saved: Saved) -> Blueprint:
+    cpu = torch.device("cpu")
+    return Blueprint(saved.build, saved.recipe.structure, device=cpu, images=False, interface=saved.interface)
+
+
 def check_same(saved: Saved, where: str) -> None:
     """Raise RunError if the network that is built is not the one the members were trained in."""
-    blueprint = Blueprint(
-        saved.build, saved.recipe.structure, device=torch.device("cpu"), images=False, interface=saved.interface
-    )
+    blueprint = _blueprint(saved)
     lines = list(changes(saved.fingerprint, blueprint.fingerprint()))
     if lines:
         raise RunError(
@@ -468,9 +456,7 @@ def check_fits(saved: Saved, where: str, *, given: bool) -> None:
         where: the file's name.
         given: whether the caller gave the network; errors of building it are then the caller's own.
     """
-    blueprint = Blueprint(
-        saved.build, saved.recipe.structure, device=torch.device("cpu"), images=False, interface=saved.interface
-    )
+    blueprint = _blueprint(saved)
     for number in range(saved.count):
         state = saved.store.get(number)
         try:

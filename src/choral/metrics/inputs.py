@@ -23,6 +23,12 @@ def double(values: Tensor) -> Tensor:
     return values.to("cpu" if values.device.type == "mps" else values.device, torch.float64)
 
 
+def check_level(level: float) -> None:
+    """Raise InputError unless a probability to cover lies strictly between 0 and 1."""
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+
+
 def checked_finite(values: Tensor, name: str) -> Tensor:
     """Return the values as float64; raises InputError when one is NaN or infinite."""
     values = double(values)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.metrics.inputs import checked_finite, checked_regression, checked_weights
+from choral.metrics.inputs import check_level, checked_finite, checked_regression, checked_weights
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -131,7 +131,7 @@ def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights:
     >>> round(float(mixture_quantile(torch.zeros(1, 1), torch.ones(1, 1), 0.975)), 4)
     1.96
     """
-    _check_level(level)
+    check_level(level)
     means, variances, _ = checked_regression(means, variances, means[0])
     weights = checked_weights(weights, members=len(means), like=means)
     scales = variances.sqrt()
@@ -144,11 +144,6 @@ def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights:
     return 0.5 * (low + high)
 
 
-def _check_level(level: float) -> None:
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
-
-
 def mixture_interval(
     means: Tensor, variances: Tensor, *, level: float, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -156,7 +151,7 @@ def mixture_interval(
 
     Shapes: means and variances (member, batch, ...) -> two of (batch, ...).
     """
-    _check_level(level)
+    check_level(level)
     tail = 0.5 * (1.0 - level)
     lower = mixture_quantile(means, variances, tail, weights=weights)
     return lower, mixture_quantile(means, variances, 1.0 - tail, weights=weights)
@@ -194,6 +189,6 @@ def coverage(
 
     Shapes: means and variances (member, batch, ...), targets (batch, ...).
     """
-    _check_level(level)
+    check_level(level)
     at_target = mixture_cdf(means, variances, targets, weights=weights)
     return float(((at_target - 0.5).abs() <= 0.5 * level).double().mean())

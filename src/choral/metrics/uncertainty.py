@@ -8,7 +8,7 @@ depends on which set counts as positive, the name says so: `out` (finding strang
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -159,18 +159,8 @@ def _checked_scores(scores_in: Tensor, scores_out: Tensor) -> tuple[Tensor, Tens
 
 def _with_positive(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tuple[Tensor, Tensor]:
     """Return (negative, positive) scores, turned so that the positive set should score higher."""
-    if positive not in ("in", "out"):
-        raise InputError(f"positive is {positive!r}; it must be 'in' or 'out'.")
     scores_in, scores_out = _checked_scores(scores_in, scores_out)
     return (scores_in, scores_out) if positive == "out" else (-scores_out, -scores_in)
-
-
-def _found(negative: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many negatives and positives score at least as high as each different score, the highest first."""
-    levels, place = torch.unique(torch.cat([negative, positive]), return_inverse=True)
-    parts = (place[: len(negative)], place[len(negative) :])
-    false, true = (torch.bincount(part, minlength=len(levels)).double().flip(0).cumsum(0) for part in parts)
-    return false, true
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
@@ -183,8 +173,9 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
     >>> auroc(torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9]))
     0.75
     """
-    false, true = (torch.nn.functional.pad(n / n[-1], (1, 0)) for n in _found(*_checked_scores(scores_in, scores_out)))
-    return float(torch.trapezoid(true, false))
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(*_labeled(*_checked_scores(scores_in, scores_out))))
 
 
 def aupr(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out") -> float:
@@ -195,8 +186,15 @@ def aupr(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out") -> fl
         scores_out: (other batch,).
         positive: the set to be found; "out" looks for high scores, "in" for low ones.
     """
-    false, true = _found(*_with_positive(scores_in, scores_out, positive))
-    return float((true.diff(prepend=true.new_zeros(1)) * true / (true + false)).sum() / true[-1])
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(*_labeled(*_with_positive(scores_in, scores_out, positive))))
+
+
+def _labeled(negative: Tensor, positive: Tensor) -> tuple[Any, Any]:
+    """Return labels and scores as scikit-learn takes them."""
+    labels = torch.cat([torch.zeros(len(negative)), torch.ones(len(positive))])
+    return labels.numpy(), torch.cat([negative, positive]).cpu().numpy()
 
 
 def fpr95(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out", recall: float = 0.95) -> float:

@@ -10,22 +10,12 @@ gradient of the mean likelihood of the members that use it: a member's own tenso
 of all members the average. Members that coincide then train exactly as the plain network does at the same rate. The penalty is
 added once for every parameter. The loss that is shown is the mean over members, penalty included.
 
-An objective: a likelihood and the penalties added to it.
+Scaled priors: the more inputs a unit sums, the smaller their weights. With one standard deviation for every parameter a function
+drawn from the prior grows with each layer by that deviation times the root of its width: 0.45 in a layer of 256 units is a factor of 7.
+Divided by the root of the inputs, the prior's functions stay of one size whatever the widths.
 
-Priors scaled to the network: the more inputs a unit sums, the smaller their weights.
-
-With one standard deviation for every parameter a function drawn from the prior grows with each layer by that deviation times the
-root of its width: 0.45 in a layer of 256 units is a factor of 7, and three such layers give functions hundreds of times as large
-as standardized targets, to which anchored members are then pulled. Divided by the root of the inputs, the prior's functions
-stay of one size whatever the widths.
-
-Reference: Neal, "Bayesian Learning for Neural Networks", 1996, section 2.1; Pearce et al., 2020, arXiv:1810.05546, section 4.
-
-The anchored penalty: parameters are pulled to a random anchor instead of to zero.
-
-The penalty of patched layers: L2 over all components, weighted by their probabilities.
-
-Reference: Chang et al., "Ensemble Model Patching", 2019, arXiv:1905.09453, equations 2 and 6.
+Reference: Neal, "Bayesian Learning for Neural Networks", 1996, section 2.1; Pearce et al., 2020, arXiv:1810.05546, section 4. Patched layers:
+Chang et al., "Ensemble Model Patching", 2019, arXiv:1905.09453, equations 2 and 6.
 """
 
 import math

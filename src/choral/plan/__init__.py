@@ -13,11 +13,21 @@ from choral.plan.bayes import (
 )
 from choral.plan.check import problems
 from choral.plan.cost import Cost, batches_in, cost
-from choral.plan.custom_optimizer import OwnOptimizer, OwnRate
 from choral.plan.early_stopping import EarlyStopping, Measure, Select
-from choral.plan.folds import Fold, folds_of, in_folds
-from choral.plan.operators import Bag, DrawMoments, Recalibrate, RecalibrateDraws, Reset, Start, UpdateMoments, UseMean
-from choral.plan.optimizers import SGD, Adam, AdamW, Muon, Optimizer
+from choral.plan.operators import (
+    Bag,
+    DrawMoments,
+    Fold,
+    Recalibrate,
+    RecalibrateDraws,
+    Reset,
+    Start,
+    UpdateMoments,
+    UseMean,
+    folds_of,
+    in_folds,
+)
+from choral.plan.optimizers import SGD, Adam, AdamW, Muon, Optimizer, OwnOptimizer
 from choral.plan.phases import (
     Collect,
     Context,
@@ -34,7 +44,18 @@ from choral.plan.phases import (
     repeat,
     seq,
 )
-from choral.plan.schedules import Constant, Cosine, CosineRestarts, Linear, OneCycle, Part, Schedule, Steps, Triangles
+from choral.plan.schedules import (
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Linear,
+    OneCycle,
+    OwnRate,
+    Part,
+    Schedule,
+    Steps,
+    Triangles,
+)
 from choral.plan.sparse import (
     AntiRandom,
     Compact,

@@ -373,10 +373,6 @@ class ResetStds(Operator):
     rho: float = -6.0
     rho_spread: float = 0.05
 
-    def __post_init__(self) -> None:
-        if self.how not in ("small", "redraw"):
-            raise InputError(f"how is {self.how!r}; give 'small' or 'redraw'.")
-
     def apply(self, state: State, context: Context) -> State:
         """Return the state with narrow posteriors."""
         options = {"std": self.std, "rho": self.rho, "rho_spread": self.rho_spread}
@@ -394,10 +390,6 @@ class FreezeGates(Operator):
     """
 
     rule: Literal["draw", "threshold"] = "draw"
-
-    def __post_init__(self) -> None:
-        if self.rule not in ("draw", "threshold"):
-            raise InputError(f"rule is {self.rule!r}; give 'draw' or 'threshold'.")
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with certain gates."""

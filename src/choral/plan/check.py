@@ -113,8 +113,6 @@ class _Check:
             yield f"epochs is {phase.epochs}; give a whole number, 0 or more"
         if phase.batch_size < 0:
             yield f"batch_size is {phase.batch_size}; give 1 or more, or 0 for one that is chosen"
-        if phase.memory not in ("fresh", "carried"):
-            yield f"memory is {phase.memory!r}; give 'fresh' or 'carried'"
         for slot in self.penalty_slots:
             if slot not in slots:
                 yield f"the objective reads the slot '{slot}', which no phase before it gives"

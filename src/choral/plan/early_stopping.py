@@ -1,13 +1,8 @@
-"""Early stopping and selection of members by what is measured on held-out rows during training.
-
-When training ends before its budget: what is measured on held-out points, and for how long it may stay the same.
-
-Select: which members an ensemble keeps, and how much each counts, decided while they train.
-"""
+"""Early stopping and selection of members by what is measured on held-out rows during training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -128,8 +123,6 @@ class EarlyStopping(Value):
             raise InputError(
                 f"EarlyStopping: every is {self.every}, above the patience of {self.patience} epochs, which would be up before the first validation."
             )
-        if self.by not in get_args(By):
-            raise InputError(f"EarlyStopping: by is {self.by!r}; give 'member' or 'ensemble'.")
         if not self.min_delta >= 0:
             raise InputError(f"EarlyStopping: min_delta is {self.min_delta!r}; give 0 or more.")
 

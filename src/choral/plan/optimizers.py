@@ -1,18 +1,22 @@
-"""Optimizers as frozen values: settings, weight-decay groups, clipping; steps are taken by `torch.optim`.
+"""Optimizers as frozen values, torch.optim's or the user's own, and the steps they take for one network or a stack.
 
 The schedule sets the learning rate. Stacked members with different settings are parameter groups of one torch optimizer.
 """
 
+import functools
+import inspect
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.base.portrait import Function
 from choral.base.values import Value
 from choral.objectives.penalties import matches
 
@@ -57,9 +61,7 @@ class Optimizer(Value, ABC):
     by_matrix: ClassVar[bool] = False  # whether it updates whole matrices: stacked members are then passed one by one
     without_hooks: ClassVar[bool] = False  # whether steps may pass over torch's hooks, because nobody can have set one
     usual_rate: ClassVar[float] = 1e-3  # the peak learning rate where none is given
-    adaptive: ClassVar[bool] = (
-        False  # whether steps are as long as the learning rate says, whatever the size of gradients
-    )
+    adaptive: ClassVar[bool] = False  # whether steps are as long as the learning rate says, not as gradients are
 
     @property
     def own_rate(self) -> float | None:
@@ -232,3 +234,255 @@ class Muon(Optimizer):
             group[FACTORS] = (*group[FACTORS], group["matrix_rate"])
         both = ((torch.optim.Muon, matrices), (torch.optim.AdamW, others))
         return [kind(own) for kind, own in both if own]
+
+
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
+"""Classes of torch.optim whose update of a number depends on that number alone (and on the count of steps)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOptimizer(Optimizer):
+    """An optimizer made by a class or factory of the user.
+
+    The rate is the schedule's, set before every step; weight decay is the factory's own, and none for objectives that hold the
+    prior themselves.
+
+    >>> OwnOptimizer.of(torch.optim.RMSprop).elementwise
+    True
+
+    Args:
+        factory: called with a list of torch's parameter groups.
+        apiece: whether members are trained one at a time, because the update of a number looks at others.
+        own_decay: whether the weight decay is what the factory says, not `weight_decay`.
+    """
+
+    factory: Function
+    apiece: bool = True
+    own_decay: bool = True
+    varies: ClassVar[bool] = False
+    coupled: ClassVar[bool] = True
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether members can be stacked."""
+        return not self.apiece
+
+    @staticmethod
+    def of(factory: Callable[..., torch.optim.Optimizer], *, elementwise: bool | None = None) -> "OwnOptimizer":
+        """Return a class or factory as an optimizer; it is tried on one weight first.
+
+        Args:
+            factory: a class such as `torch.optim.NAdam`, or a function of the parameters that returns an optimizer.
+            elementwise: declare it for classes that torch.optim does not have.
+        """
+        made = _tried(factory)
+        if elementwise is None:
+            elementwise = type(made).__module__.startswith("torch.optim") and type(made).__name__ in _ELEMENTWISE
+        return OwnOptimizer(factory=Function.of(factory), apiece=not elementwise)
+
+    def without_decay(self) -> "OwnOptimizer":
+        """Return the same optimizer with a weight decay of 0 in every group, whatever the factory says."""
+        return replace(self, weight_decay=0.0, own_decay=False)
+
+    @property
+    def own_rate(self) -> float | None:
+        """The learning rate of the factory's first group."""
+        return None if self.factory.call is None else float(_tried(self.factory).param_groups[0]["lr"])
+
+    def check_rate(self, rate: float) -> None:
+        """Raise InputError if the factory has a rate of its own that is neither its class's default nor the schedule's."""
+        if self.factory.call is None:
+            return
+        made = _tried(self.factory)
+        usual = inspect.signature(type(made).__init__).parameters.get("lr")
+        own = {float(group["lr"]) for group in made.param_groups} - {rate}
+        if usual is not None and isinstance(usual.default, int | float):
+            own -= {float(usual.default)}
+        if own:
+            raise InputError(
+                f"optimizer: {self.factory.name} has a rate of its own, {min(own)}, but rate is {rate}; schedules start from "
+                f"Training(lr=...): give the same number there, or leave lr out."
+            )
+
+    def _decay(self, vector: bool, spared: bool) -> dict[str, float]:
+        return {} if self.own_decay and not spared else super()._decay(vector, spared)
+
+    def make(self, groups: Groups) -> list[torch.optim.Optimizer]:
+        """Return what the factory makes of the groups."""
+        return [self.factory(groups)]
+
+
+def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Return what a factory makes for one weight, after one step: errors come before any training."""
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.ones(2, 2)
+    name = getattr(factory, "__qualname__", repr(factory))
+    try:
+        made = factory([{"params": [weight]}])
+        if not isinstance(made, torch.optim.Optimizer):
+            raise TypeError(f"it returned {type(made).__name__}, not a torch optimizer")
+        before = _held(made)
+        made.step()
+    except Exception as error:  # the user's code can fail in any way
+        raise InputError(
+            f"optimizer: {name} was tried on one weight and failed with {error!r}; give a class of torch.optim that steps without a closure, or a "
+            "function of a list of parameter groups, [{'params': [...]}], that returns such an optimizer."
+        ) from error
+    after = _held(made)
+    lost = [k for k, v in after.items() if v != before.get(k) or ("tensor(" in v and not k.startswith("param_groups"))]
+    lost += [f"state[...][{entry!r}]" for entry, v in made.state[weight].items() if not isinstance(v, Tensor)]
+    if lost:
+        raise InputError(
+            f"optimizer: {name} remembers {lost[0]}, and a checkpoint has only tensors of state[parameter]; a run could not be resumed exactly: "
+            "keep it there, as a tensor."
+        )
+    return made
+
+
+def _held(made: torch.optim.Optimizer) -> dict[str, str]:
+    """Return what an optimizer holds in attributes and parameter groups, as text; of private attributes only tensors."""
+    groups = [
+        (f"param_groups[{i}][{k!r}]", v) for i, g in enumerate(made.param_groups) for k, v in g.items() if k != "params"
+    ]
+    own = [(k, v) for k, v in vars(made).items() if k not in ("state", "param_groups", "defaults")]
+    found = {k: repr(v) for k, v in (*groups, *own)}
+    return {k: text for k, text in found.items() if not k.startswith("_") or "tensor(" in text}
+
+
+_COUNTS = ("step", "mu_product", "eta", "mu")
+
+
+def _is_count(full: str) -> bool:
+    """Return whether an entry of torch's optimizers depends on the number of steps alone; others have the shape of their parameter."""
+    return full.split("/", 1)[0] in _COUNTS
+
+
+def laid_out_like(p: Tensor, value: Tensor) -> Tensor:
+    """Return a copy of a value that lies in memory as the parameter does: fused kernels pair numbers by address."""
+    return torch.empty_like(p, requires_grad=False).copy_(value)
+
+
+def steps_of(memory: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
+    """Return the steps that a memory says were taken of each parameter."""
+    return tuple(sorted((full, float(t)) for full, t in memory.items() if _is_count(full)))
+
+
+def _stacked(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the memory of the stacked parameters of several networks; they have taken the same number of steps.
+
+    A network that remembers nothing where another does (no momentum) is as one that remembers zeros.
+    """
+    known = {full: value for memory in memories for full, value in memory.items()}
+    rows = {full: [m[full] if full in m else torch.zeros_like(one) for m in memories] for full, one in known.items()}
+    return {full: one if _is_count(full) else torch.stack(rows[full]) for full, one in known.items()}
+
+
+def _without_hooks(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """Return a step without torch's wrapper for hooks and profilers, which takes 5 % of the time of small fits."""
+    return torch.no_grad()(functools.partial(inspect.unwrap(type(optimizer).step), optimizer))
+
+
+class Member(NamedTuple):
+    """How one network is trained: its optimizer, and the factor of its rate."""
+
+    optimizer: Optimizer
+    rate: float = 1.0
+
+
+class Stepper:
+    """Takes the steps of one network, or of several that are stacked, by torch's optimizers.
+
+    Members stepped `apart` are parameter groups of their own, over views of the stack: each gets the numbers that it gets alone.
+
+    Args:
+        params: leaf tensors by name.
+        members: how each network is trained.
+        stacked: whether the first axis of the parameters runs over networks.
+        apart: whether the settings of stacked networks differ.
+        undecayed: name patterns of parameters without weight decay.
+        led: names of parameters with an axis more, over the members of one joint network.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        members: Sequence[Member],
+        *,
+        stacked: bool = False,
+        apart: bool = False,
+        undecayed: tuple[str, ...] = (),
+        led: Collection[str] = (),
+    ):
+        value, self._count, self._whole = members[0].optimizer, len(members), list(params.values())
+        apart = stacked and (apart or value.by_matrix)
+        self._together = stacked and not apart
+        self._views = [p.detach().unbind() for p in self._whole] if apart else []
+        self._parts = [dict(zip(params, own)) for own in zip(*self._views)] or [dict(params)]  # by network, or all
+        groups: Groups = []
+        for part, (own, rate) in zip(self._parts, members):
+            groups += own.groups(part, rate=rate, stacked=self._together, undecayed=undecayed, led=led)
+        self.optimizers = value.make(groups)
+        self._steps = [_without_hooks(o) if value.without_hooks else o.step for o in self.optimizers]
+
+    def step(self, rate: float) -> None:
+        """Update all parameters that have gradients, at the schedule's learning rate."""
+        for p in self._whole:
+            if p.grad is not None and p.grad.stride() != p.stride():
+                p.grad = laid_out_like(p, p.grad)
+        for p, views in zip(self._whole, self._views):
+            for view, grad in zip(views, [None] * self._count if p.grad is None else p.grad.unbind()):
+                view.grad = grad
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = math.prod((rate, *group[FACTORS]))
+        for step in self._steps:
+            step()
+
+    def memories(self) -> list[dict[str, Tensor]]:
+        """Return what the optimizers remember of each network, as flat dicts 'entry/parameter name' -> tensor."""
+        found: list[dict[str, Tensor]] = [{} for _ in self._parts]
+        for part, memory in zip(self._parts, found):
+            for (name, p), optimizer in itertools.product(part.items(), self.optimizers):
+                entries = optimizer.state.get(p, {}).items()
+                memory |= {f"{entry}/{name}": t.detach() for entry, t in entries if isinstance(t, Tensor)}
+        if self._together:
+            found = [{k: t if _is_count(k) else t[i] for k, t in found[0].items()} for i in range(self._count)]
+        return [{full: value.clone() for full, value in memory.items()} for memory in found]
+
+    def restore(self, memories: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put in what `memories` returned for the same networks."""
+        homes = {p: own for own in self.optimizers for group in own.param_groups for p in group["params"]}
+        for part, memory in zip(self._parts, [_stacked(memories)] if self._together else memories):
+            for full, value in memory.items():
+                entry, name = full.split("/", 1)
+                if name not in part:  # frozen since the memory was made
+                    continue
+                p, optimizer = part[name], homes[part[name]]
+                if entry in _COUNTS:  # kernels of a device read them there
+                    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+                    optimizer.state[p][entry] = value.detach().clone().to(p.device if on_device else "cpu")
+                else:
+                    optimizer.state[p][entry] = laid_out_like(p, value.detach())
+
+
+def clip_gradients(
+    params: Mapping[str, Tensor], limit: float, *, apart: tuple[str, ...] = (), stacked: bool = False
+) -> None:
+    """Scale gradients in place so that each network's gradient norm is at most `limit`; no value is read back.
+
+    Parameters whose names fit a pattern of `apart` (the first one that they fit) are clipped apart from all others.
+    """
+    groups: dict[str | None, list[Tensor]] = {}
+    for name, p in params.items():
+        if p.grad is not None:
+            fitting = next((pattern for pattern in apart if matches(name, (pattern,))), None)
+            groups.setdefault(fitting, []).append(p)
+    for found in groups.values():
+        if not stacked:
+            torch.nn.utils.clip_grad_norm_(found, limit)
+            continue
+        grads = [p.grad for p in found if p.grad is not None]
+        each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in grads]
+        scale = (limit / (torch.linalg.vector_norm(torch.stack(each), dim=0) + 1e-6)).clamp(max=1.0)
+        for g in grads:
+            g.mul_(scale.view(-1, *(1,) * (g.dim() - 1)))

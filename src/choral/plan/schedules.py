@@ -3,12 +3,15 @@
 A schedule spans the phase it is given to, whatever its length, and is evaluated for every step.
 """
 
+import inspect
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Real
 
 from choral.base.errors import InputError
+from choral.base.portrait import Function
 from choral.base.values import Value
 
 
@@ -220,3 +223,57 @@ class OneCycle(Schedule):
     def rate(self, step: int, steps: int) -> float:
         """Return the rate of a step; the first is `start`, the last is `end`."""
         return self.at(step / max(steps - 1, 1))
+
+
+_FINE = 10_000  # steps of a phase whose true number is not known
+
+
+@dataclass(frozen=True)
+class OwnRate(Schedule):
+    """The learning rate as a function of the step, counted from 0, in each training phase.
+
+    >>> OwnRate.of(lambda step: 0.1 / (1 + step)).rate(4, 100)
+    0.02
+
+    Args:
+        function: takes the step, or the step and the number of steps in the phase; returns the rate.
+        with_steps: whether it takes both.
+    """
+
+    function: Function
+    with_steps: bool = False
+
+    @staticmethod
+    def of(function: Callable[..., float]) -> "OwnRate":
+        """Return a function as a schedule; it is tried at the first step."""
+        try:
+            taken = inspect.signature(function).parameters.values()
+            places = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in taken)
+        except (TypeError, ValueError):  # built-in functions may not tell
+            places = 1
+        schedule = OwnRate(Function.of(function), with_steps=places > 1)
+        schedule.rate(0, 1)
+        return schedule
+
+    @property
+    def by_progress(self) -> bool:
+        """Whether its shape is known without the number of steps: only if the function is told that number."""
+        return self.with_steps
+
+    def at(self, progress: float) -> float:
+        """Return the rate at a progress, for methods that cut a schedule into parts."""
+        if not self.with_steps:
+            raise InputError(
+                f"schedule: {self.function.name} takes the step alone, and this method needs the rate at a share of the training; "
+                "give a function of (step, steps)."
+            )
+        return self.rate(round(progress * _FINE), _FINE)
+
+    def rate(self, step: int, steps: int) -> float:
+        """Return what the function gives, if that is a rate."""
+        found = self.function(step, steps) if self.with_steps else self.function(step)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < float("inf"):
+            raise InputError(
+                f"schedule: {self.function.name} gave {found!r} at step {step} of {steps}; it must return a finite rate of 0 or more."
+            )
+        return float(found)

@@ -1,13 +1,10 @@
-"""Sparse operators: prune a state, drop and grow weights, remove pruned neurons, resize branches of a fork.
-
-Resize: branches of a fork that differ in depth and width, in networks of equal shapes.
-"""
+"""Sparse operators: prune a state, drop and grow weights, remove pruned neurons, resize branches of a fork."""
 
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -74,50 +71,38 @@ class _Sparse(Masks, ABC):
 class RandomMasks(_Sparse):
     """Weights go at random, drawn for this branch."""
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return random masks."""
-        own = context.generator("prune")
-        return random_masks(_shapes(weights), own, density=1 - self.sparsity, unit=unit, scope=scope, groups=groups)
+        return random_masks(_shapes(weights), context.generator("prune"), density=1 - self.sparsity, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErdosRenyi(_Sparse):
     """Weights go at random, fewer in small layers: Erdos-Renyi-Kernel densities."""
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return random masks of these densities."""
-        shapes = _shapes(weights)
-        return random_masks(
-            shapes, context.generator("prune"), density=erk_densities(shapes, sparsity=self.sparsity), unit=unit
-        )
+        densities = erk_densities(_shapes(weights), sparsity=self.sparsity)
+        return random_masks(_shapes(weights), context.generator("prune"), density=densities, unit=how["unit"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Magnitude(_Sparse):
     """The smallest weights go."""
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return masks of the largest."""
-        return magnitude_masks(weights, density=1 - self.sparsity, unit=unit, scope=scope, groups=groups)
+        return magnitude_masks(weights, density=1 - self.sparsity, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AntiRandom(Masks):
     """Branches 2k and 2k + 1 keep complementary halves."""
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return this branch's half."""
         shared = context.sibling_generator(f"pair {context.branch // 2}")
-        pair = anti_random_pair(_shapes(weights), shared, unit=unit, scope=scope, groups=groups)
-        return pair[context.branch % 2]
+        return anti_random_pair(_shapes(weights), shared, **how)[context.branch % 2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +115,10 @@ class Partition(Masks):
 
     parts: int = 2
 
-    def choose(
-        self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
-    ) -> dict[str, Tensor]:
+    def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return this branch's part."""
         shared = context.sibling_generator("partition")
-        parts = partition(_shapes(weights), shared, members=self.parts, unit=unit, scope=scope, groups=groups)
-        return parts[context.branch % self.parts]
+        return partition(_shapes(weights), shared, members=self.parts, **how)[context.branch % self.parts]
 
 
 def _shapes(weights: Params) -> dict[str, torch.Size]:
@@ -164,6 +146,8 @@ class Prune(Operator):
     keep_first: bool | None = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    gives: ClassVar[tuple[str, ...]] = (MASK,)
+    foreseen: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.masks, Masks):
@@ -173,16 +157,6 @@ class Prune(Operator):
         for name, accepted in (("unit", get_args(Unit)), ("scope", get_args(Scope))):
             if getattr(self, name) not in accepted:
                 raise InputError(f"Prune: {name} is {getattr(self, name)!r}; give one of {', '.join(accepted)}.")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        """The mask."""
-        return (MASK,)
-
-    @property
-    def foreseen(self) -> bool:
-        """The number of weights is known, whichever they are."""
-        return True
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its mask, removed weights at zero."""
@@ -255,15 +229,7 @@ class Regrow(Operator):
     rate: float = 0.5
     grow: Literal["gradient", "random"] = "gradient"
     batches: int = 1
-
-    def __post_init__(self) -> None:
-        if self.grow not in ("gradient", "random"):
-            raise InputError(f"Regrow: grow is {self.grow!r}; give 'gradient' or 'random'.")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """A mask to change."""
-        return (MASK,)
+    needs: ClassVar[tuple[str, ...]] = (MASK,)
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with other weights alive."""
@@ -286,15 +252,8 @@ class Compact(Operator):
     What cannot be removed (channels summed with living ones, for example) stays masked.
     """
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """A mask of whole neurons."""
-        return (MASK,)
-
-    @property
-    def foreseen(self) -> bool:
-        """The number of neurons is known, whichever they are."""
-        return True
+    needs: ClassVar[tuple[str, ...]] = (MASK,)
+    foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state of the smaller network."""
@@ -321,15 +280,8 @@ class Resize(Operator):
     layers for the depth, leaves the network as it is.
     """
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Depth and width."""
-        return ("depth", "width")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        """The mask of units that are cut."""
-        return ()
+    reads: ClassVar[tuple[str, ...]] = ("depth", "width")
+    gives: ClassVar[tuple[str, ...]] = ()
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with layers switched off and units masked."""

@@ -44,7 +44,7 @@ class State:
         params: trainable tensors by name.
         buffers: the network's buffers by name.
         slots: named extra tensors ('mask', 'anchor', 'mean', ...), each a dict by name; see `Role` for those the engine reads.
-        memory: the optimizer's memory, a flat dict (`plan.optimizer_step.Stepper.memories`).
+        memory: the optimizer's memory, a flat dict (`plan.optimizers.Stepper.memories`).
         form: how this network's shapes differ from the built one (JSON types), None if they do not.
 
     Tensors are in plain memory order here, whatever order a network on the device prefers: files know no other, and sums

@@ -1,11 +1,8 @@
 """Predictions: what an ensemble says about some points, how sure it is, and how well it did."""
 
-from choral.predictions.base import Predictive, brief_of, means_of, scores_of
 from choral.predictions.classification import Classification, MultiLabel
-from choral.predictions.outputs import Outputs
-from choral.predictions.prediction import Prediction
-from choral.predictions.quantiles import QuantileRegression
-from choral.predictions.regression import Counts, Mixture, Numbers, Regression
+from choral.predictions.prediction import Outputs, Prediction, Predictive, brief_of, means_of, scores_of
+from choral.predictions.regression import Counts, Mixture, Numbers, QuantileRegression, Regression
 
 __all__ = [
     "Classification",

@@ -1,11 +1,7 @@
-"""Predicted classes: one of several, for each row or position, or several labels.
-
-Class probabilities: one class for each point, or for each position of dense outputs (pixels, tokens).
-
-Yes or no for each of several labels, or for one.
-"""
+"""Predicted classes: one of several for each row or position (pixels, tokens), or yes and no for each of several labels."""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,17 +25,91 @@ from choral.calibration import (
     fit_temperature,
     label_log_scores,
 )
-from choral.calibration.selection import Loss, mixture
+from choral.calibration.members import Loss, mixture
 from choral.metrics.inputs import PROB_FLOOR, checked_weights
-from choral.predictions.base import UNFITTED, Predictive, means_of
+from choral.predictions.prediction import Predictive, means_of
 
-CLASSES = ("probs", "labels", "confidence", "entropy", "expected_entropy", "mutual_information", "sets")
 _OF_MEMBERS = ("member_accuracy", "member_nll", "disagreement", "pairwise_kl", "member_correlation")
 _OF_AVERAGE = ("accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "entropy")
 
 
 @dataclass(frozen=True)
-class Classification(Predictive):
+class Probabilities(Predictive):
+    """Probabilities of classes or labels, from logits (member, batch, ...)."""
+
+    held: ClassVar[tuple[str, ...]] = ("logits",)
+    offers: ClassVar[tuple[str, ...]] = (
+        "probs",
+        "labels",
+        "confidence",
+        "entropy",
+        "expected_entropy",
+        "mutual_information",
+        "sets",
+    )
+    shown: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
+    alarm: ClassVar[str] = "entropy"
+
+    logits: Tensor
+
+    @property
+    @abstractmethod
+    def member_probs(self) -> Tensor:
+        """Probabilities of each member (member, batch, ...)."""
+
+    @property
+    @abstractmethod
+    def probs(self) -> Tensor:
+        """Probabilities of the ensemble (batch, ...)."""
+
+    @abstractmethod
+    def _entropies(self, probs: Tensor) -> Tensor:
+        """Return entropies in nats."""
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean prediction: the same as probs."""
+        return self.probs
+
+    @property
+    def member_values(self) -> Tensor:
+        """Probabilities of each member."""
+        return self.member_probs
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Variance over members of each probability (batch, ...)."""
+        return self.member_variance(self.member_probs)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of the mean prediction in nats: total uncertainty."""
+        return self._entropies(self.probs)
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Mean entropy of the members: noise in the data."""
+        return self.average(self._entropies(self.member_probs))
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Entropy of the members' mean minus their mean entropy: what they disagree about, never negative."""
+        return (self._entropies(self.average(self.member_probs)) - self.aleatoric).clamp(min=0)
+
+    def cooled(self, temperature: Temperature) -> Self:
+        """Return the prediction with its logits divided by a fitted temperature."""
+        return replace(self, logits=temperature.apply(self.logits))
+
+    def _check_rows(self) -> None:
+        if self.logits.dim() > 3:
+            raise InputError(
+                "conformal sets promise coverage of exchangeable rows, which the positions of one row (pixels, tokens) are not; "
+                "leave level out."
+            )
+
+
+@dataclass(frozen=True)
+class Classification(Probabilities):
     """Class probabilities of an ensemble.
 
     Args:
@@ -53,15 +123,10 @@ class Classification(Predictive):
     """
 
     task: ClassVar[str] = "classification"
-    held: ClassVar[tuple[str, ...]] = ("logits",)
-    offers: ClassVar[tuple[str, ...]] = CLASSES
     like_targets: ClassVar[bool] = False
-    shown: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
-    alarm: ClassVar[str] = "entropy"
     rules: ClassVar[tuple[str, ...]] = ("aps", "raps")
     accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, Temperature, StackingWeights, ConformalSets)
 
-    logits: Tensor
     combine: str = "probs"
     names: tuple[str, ...] | None = None
     axis: int = -1
@@ -81,16 +146,6 @@ class Classification(Predictive):
             return self.average(self.logits).softmax(self.axis)
         return self.average(self.member_probs)
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean prediction: the same as probs."""
-        return self.probs
-
-    @property
-    def member_values(self) -> Tensor:
-        """Probabilities of each member."""
-        return self.member_probs
-
     @cached_property
     def labels(self) -> Tensor:
         """The likeliest class (batch,)."""
@@ -101,41 +156,17 @@ class Classification(Predictive):
         """Largest probability (batch,)."""
         return self.probs.max(self.axis).values
 
-    @cached_property
-    def entropy(self) -> Tensor:
-        """Entropy of the mean prediction in nats (batch,): total uncertainty."""
-        return torch.special.entr(self.probs).sum(self.axis)
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """Mean entropy of the members (batch,): noise in the data."""
-        return self.average(torch.special.entr(self.member_probs).sum(self.axis))
-
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """Entropy minus mean member entropy (batch,): what the members disagree about, never negative."""
-        total = torch.special.entr(self.average(self.member_probs)).sum(self.axis)
-        return (total - self.aleatoric).clamp(min=0)
-
-    @cached_property
-    def variance(self) -> Tensor:
-        """Variance over members of each class probability (batch, class)."""
-        return self.average((self.member_probs - self.average(self.member_probs)).square())
+    def _entropies(self, probs: Tensor) -> Tensor:
+        return torch.special.entr(probs).sum(self.axis)
 
     def sets(self, *, seed: int = 0) -> Tensor:
         """Return the conformal set of each point as booleans (batch, class)."""
-        if self.conformal is None:
-            raise InputError(UNFITTED)
-        found: Tensor = self.conformal.apply(self.probs, seed=seed)
+        found: Tensor = self.rule.apply(self.probs, seed=seed)
         return found
 
     def covered(self, targets: Tensor) -> Tensor:
         """Return whether the set of each point holds its label (batch,)."""
         return self.sets().gather(1, targets.unsqueeze(1)).squeeze(1)
-
-    def cooled(self, temperature: Temperature) -> Self:
-        """Return the prediction with its logits divided by a fitted temperature."""
-        return replace(self, logits=temperature.apply(self.logits))
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Value:
         """Return the temperature fitted on held-out labels."""
@@ -150,11 +181,7 @@ class Classification(Predictive):
         return self.combine != "logits"
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
-        if self.logits.dim() > 3:
-            raise InputError(
-                "conformal sets promise coverage of exchangeable rows, which the positions of one row (pixels, tokens) are not; "
-                "leave level out."
-            )
+        self._check_rows()
         penalty, free = (0.01, 2) if rule == "raps" else (0.0, 0)
         probs, labels = self._flat(self.probs, targets)
         return fit_conformal_sets(probs, labels, level=level, seed=seed, penalty=penalty, free_classes=free)
@@ -181,27 +208,24 @@ class Classification(Predictive):
 
     def counts(self, targets: Tensor) -> Tensor:
         """Return which points have a label that counts (batch,)."""
-        return (
-            super().counts(targets)
-            if self.ignore is None
-            else (targets != self.ignore).reshape(len(targets), -1).any(1)
-        )
+        return self._counted(targets).reshape(len(targets), -1).any(1)
+
+    def _counted(self, targets: Tensor) -> Tensor:
+        """Return which labels count, in the shape of the targets."""
+        return torch.ones_like(targets, dtype=torch.bool) if self.ignore is None else targets != self.ignore
 
     def _flat(self, probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities (..., row, class) and labels (row,): positions are rows, and ignored ones are left out."""
         if self.logits.dim() == 3 and self.ignore is None:
             return probs, targets
-        rows, labels = probs.movedim(self.axis, -1).flatten(probs.dim() - self.probs.dim(), -2), targets.flatten()
-        if self.ignore is None:
-            return rows, labels
-        kept = labels != self.ignore
-        return rows[..., kept, :], labels[kept]
+        rows, kept = probs.movedim(self.axis, -1).flatten(probs.dim() - self.probs.dim(), -2), self._counted(targets)
+        return rows[..., kept.flatten(), :], targets[kept]
 
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log probability each member gives to each label, those of one point summed (member, batch)."""
         if self.logits.dim() == 3 and self.ignore is None:
             return label_log_scores(self.member_probs, targets)
-        counted = torch.ones_like(targets, dtype=torch.bool) if self.ignore is None else targets != self.ignore
+        counted = self._counted(targets)
         known = torch.where(counted, targets, 0).expand(len(self), *targets.shape)
         probs = self.member_probs.movedim(self.axis, -1).gather(-1, known.unsqueeze(-1)).squeeze(-1).double()
         logs = probs.clamp_min(metrics.PROB_FLOOR).log() * counted
@@ -209,7 +233,7 @@ class Classification(Predictive):
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return probabilities of the labels that count, position by position; or logits, where those are averaged."""
-        counted = torch.ones_like(targets, dtype=torch.bool) if self.ignore is None else targets != self.ignore
+        counted = self._counted(targets)
         known = torch.where(counted, targets, 0)
         share = counted.double().flatten(1).sum(1).clamp_min(1) if targets.dim() > 1 else torch.ones(len(targets))
         mixed = self.mixes
@@ -246,8 +270,8 @@ class Classification(Predictive):
 
     def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
         """Return weights for each label that counts."""
-        wide = weights.reshape(-1, *[1] * (targets.dim() - 1)).expand(targets.shape).flatten()
-        return wide if self.ignore is None else wide[targets.flatten() != self.ignore]
+        wide = weights.reshape(-1, *[1] * (targets.dim() - 1)).expand(targets.shape)
+        return wide[self._counted(targets)]
 
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return every measure of `choral.metrics.evaluate_classification`; those of members have their draws averaged."""
@@ -279,14 +303,9 @@ class Classification(Predictive):
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the reliability table, how well each class is told, and the rows whose class had the least probability."""
         probs, labels = self._flat(self.probs, targets)
-        table, count = metrics.reliability_table(probs, labels), probs.shape[-1]
-        classes = {"names": list(self.names or map(str, range(count)))}
-        told = metrics.class_report(probs, labels)
-        return {
-            "reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")},
-            "classes": classes | told,
-            **({"worst": _worst(probs, labels, classes["names"])} if len(labels) == len(targets) else {}),
-        }
+        names = list(self.names or map(str, range(probs.shape[-1])))
+        found = {"reliability": _reliability(probs, labels), "classes": _told(probs, labels, names)}
+        return found | ({"worst": _worst(probs, labels, names)} if len(labels) == len(targets) else {})
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how often two members name different classes."""
@@ -317,7 +336,7 @@ class Classification(Predictive):
 
 
 @dataclass(frozen=True)
-class MultiLabel(Predictive):
+class MultiLabel(Probabilities):
     """Probabilities of labels that do not exclude each other.
 
     Args:
@@ -326,14 +345,9 @@ class MultiLabel(Predictive):
     """
 
     task: ClassVar[str] = "labels"
-    held: ClassVar[tuple[str, ...]] = ("logits",)
-    offers: ClassVar[tuple[str, ...]] = CLASSES
-    shown: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
-    alarm: ClassVar[str] = "entropy"
     rules: ClassVar[tuple[str, ...]] = ("labels",)
     accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights, Temperature, ConformalLabels)
 
-    logits: Tensor
     names: tuple[str, ...] | None = None
 
     @cached_property
@@ -346,16 +360,6 @@ class MultiLabel(Predictive):
         """Probability of each label (batch, label)."""
         return self.average(self.member_probs)
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean prediction: the same as probs."""
-        return self.probs
-
-    @property
-    def member_values(self) -> Tensor:
-        """Probabilities of each member."""
-        return self.member_probs
-
     @cached_property
     def labels(self) -> Tensor:
         """Whether each label is likelier than not (batch, label), booleans."""
@@ -366,53 +370,25 @@ class MultiLabel(Predictive):
         """Probability of the likelier side of each label (batch, label)."""
         return torch.maximum(self.probs, 1 - self.probs)
 
-    @cached_property
-    def variance(self) -> Tensor:
-        """Variance over members of each probability (batch, label)."""
-        return self.average((self.member_probs - self.average(self.member_probs)).square())
-
-    @cached_property
-    def entropy(self) -> Tensor:
-        """Entropy of each label in nats (batch, label): total uncertainty."""
-        return _entropy(self.probs)
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """Mean entropy of the members (batch, label): noise in the data."""
-        return self.average(_entropy(self.member_probs))
-
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """Entropy minus mean member entropy (batch, label): what the members disagree about."""
-        return (self.entropy - self.aleatoric).clamp(min=0)
+    def _entropies(self, probs: Tensor) -> Tensor:
+        return torch.special.entr(probs) + torch.special.entr(1 - probs)
 
     def sets(self, *, seed: int = 0) -> Tensor:
         """Return for each label whether no and whether yes are in its conformal set (batch, label, 2)."""
-        if self.conformal is None:
-            raise InputError(UNFITTED)
-        found: Tensor = self.conformal.apply(self.probs)
+        found: Tensor = self.rule.apply(self.probs)
         return found
 
     def covered(self, targets: Tensor) -> Tensor:
         """Return whether the set of each label holds its answer (batch, label)."""
         return self.sets().gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
 
-    def cooled(self, temperature: Temperature) -> Self:
-        """Return the prediction with its logits divided by a fitted temperature."""
-        return replace(self, logits=temperature.apply(self.logits))
-
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Value:
         """Return the temperature fitted on held-out labels, one for all labels."""
-        from choral.calibration import fit_temperature
-
         both = torch.stack([torch.zeros_like(self.logits), self.logits], -1)
         return fit_temperature(both.flatten(1, -2), targets.long().flatten(), per=per, weights=self.shares)
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
-        if self.logits.dim() > 3:
-            raise InputError(
-                "conformal sets promise coverage of exchangeable rows, which the positions of one row are not."
-            )
+        self._check_rows()
         return fit_label_sets(self.probs, targets, level=level)
 
     def targets(self, y: Any) -> Tensor:
@@ -426,7 +402,10 @@ class MultiLabel(Predictive):
 
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log probability each member gives to each row of labels (member, batch)."""
-        return _of_truth(self.member_probs, targets).log().flatten(2).sum(-1)
+        return self._log_scores(self.member_probs, targets)
+
+    def _log_scores(self, probs: Tensor, targets: Tensor) -> Tensor:
+        return torch.where(targets > 0.5, probs, 1 - probs).clamp_min(PROB_FLOOR).log().flatten(2).sum(-1)
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return a mixture of rows of labels, which belong together; its cost is that of one label."""
@@ -439,8 +418,7 @@ class MultiLabel(Predictive):
         probs = self.probs.double().flatten(1)
         truth = targets.flatten(1)
         right = ((probs > 0.5) == (truth > 0.5)).double()
-        # the labels of a row belong together
-        logs = _of_truth(self.member_probs.double(), targets).log().flatten(2).sum(-1)
+        logs = self._log_scores(self.member_probs.double(), targets)  # the labels of a row belong together
         shares = checked_weights(self.shares, members=len(logs), like=logs)
         return {
             "accuracy": right.mean(1),
@@ -469,12 +447,9 @@ class MultiLabel(Predictive):
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the reliability table over all labels, and of a single label how well its two classes are told."""
         probs, labels = self._two_classes(targets)
-        table = metrics.reliability_table(probs, labels)
-        found = {"reliability": {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")}}
-        if self.probs[0].numel() > 1:
-            return found
-        told = metrics.class_report(probs, labels)
-        return found | {"classes": {"names": list(self.names or ("0", "1"))} | told}
+        found = {"reliability": _reliability(probs, labels)}
+        one = self.probs[0].numel() == 1
+        return found | ({"classes": _told(probs, labels, list(self.names or ("0", "1")))} if one else {})
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how often two members differ about a label."""
@@ -501,12 +476,14 @@ class MultiLabel(Predictive):
         return found | {n: v.flatten(1).sum(1).tolist() for n, v in sums.items()}
 
 
-def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs) + torch.special.entr(1 - probs)
+def _reliability(probs: Tensor, labels: Tensor) -> dict[str, Any]:
+    table = metrics.reliability_table(probs, labels)
+    return {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")}
 
 
-def _of_truth(probs: Tensor, targets: Tensor) -> Tensor:
-    return torch.where(targets > 0.5, probs, 1 - probs).clamp_min(PROB_FLOOR)
+def _told(probs: Tensor, labels: Tensor, names: list[str]) -> dict[str, Any]:
+    """Return how well each class is told."""
+    return {"names": names} | metrics.class_report(probs, labels)
 
 
 def _worst(probs: Tensor, labels: Tensor, names: Sequence[str], most: int = 10) -> list[dict[str, Any]]:

@@ -1,16 +1,300 @@
-"""Prediction: what `Ensemble.predict` returns, an array over rows."""
+"""Prediction, what `Ensemble.predict` returns, and Predictive, what each task says behind it.
+
+Members come first: every tensor a prediction holds is (member, batch, ...). A stochastic member has one row for each draw,
+and `learners` says which rows are draws of one member. Whoever judges, corrects, prints or draws a prediction asks it, and
+knows no task.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from choral import metrics
+from choral.base.batches import tensor_of
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import html_table, number, text_table
-from choral.predictions.base import Predictive
+from choral.base.values import Value
+from choral.calibration import MemberSelection, StackingWeights
+from choral.calibration.members import GreedySelection, Loss, greedy_selection, mixture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictive(ABC):
+    """The predictive distribution of an ensemble for some points; `choral.Prediction` is what users see of it.
+
+    Facts of a class: `task`, what it is called; `held`, the names of its tensors (member, batch, ...); `offers`, what
+    `choral.Prediction` shows of it, the array it stands for first; `like_targets`, whether that has the shape of targets;
+    `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `alarm`, the one of `alarms` that tells
+    strange inputs best; `rules`, the names of its conformal rules, the usual one first; `accepts`, the corrections it takes.
+
+    Args:
+        weights: weight of each member, uniform if None.
+        conformal: the conformal rule, if one was fitted.
+        learners: the member each row is a draw of; None if every row is a member of its own.
+    """
+
+    task: ClassVar[str]
+    held: ClassVar[tuple[str, ...]]
+    offers: ClassVar[tuple[str, ...]]
+    like_targets: ClassVar[bool] = True
+    score: ClassVar[str] = "nll"
+    shown: ClassVar[tuple[str, ...]]
+    alarm: ClassVar[str]
+    rules: ClassVar[tuple[str, ...]] = ()
+    accepts: ClassVar[tuple[type[Value], ...]] = ()
+
+    weights: tuple[float, ...] | None = None
+    conformal: Any = None
+    learners: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and len(self.weights) != len(self):
+            raise InputError(f"there are {len(self.weights)} weights for {len(self)} members; give one for each.")
+
+    def __len__(self) -> int:
+        """Return the number of member rows."""
+        return len(getattr(self, self.held[0]))
+
+    @property
+    def shares(self) -> Tensor | None:
+        """The weights as the metrics take them, (member,) in float64; None if uniform."""
+        return None if self.weights is None else torch.tensor(self.weights, dtype=torch.float64)
+
+    def average(self, values: Tensor) -> Tensor:
+        """Return the average over members by their weights. Shapes: (member, ...) -> (...)."""
+        if self.weights is None:
+            return values.mean(0)
+        return torch.tensordot(torch.tensor(self.weights, dtype=values.dtype), values, dims=1)
+
+    def member_variance(self, values: Tensor) -> Tensor:
+        """Return the (population) variance over members by their weights. Shapes: (member, ...) -> (...)."""
+        return self.average((values - self.average(values)).square())
+
+    def rows_by_member(self) -> list[list[int]]:
+        """Return the rows of each member: one, or all its draws."""
+        if self.learners is None:
+            return [[i] for i in range(len(self))]
+        rows: dict[int, list[int]] = {}
+        for i, learner in enumerate(self.learners):
+            rows.setdefault(learner, []).append(i)
+        return list(rows.values())
+
+    def by_member(self, values: Tensor) -> Tensor:
+        """Return what each member says, its draws averaged. Shapes: (row, ...) -> (member, ...)."""
+        if self.learners is None:
+            return values
+        return metrics.average_draws(values, self.learners, weights=self.shares)
+
+    def of_rows(self, rows: Sequence[int]) -> Self:
+        """Return the prediction of some member rows alone; their weights are brought to sum 1 again."""
+        kept = self.weights
+        if kept is not None:
+            total = sum(kept[i] for i in rows)
+            kept = tuple(kept[i] / total for i in rows) if total else None
+        learners = None if self.learners is None else tuple(self.learners[i] for i in rows)
+        held = {name: getattr(self, name)[list(rows)] for name in self.held}
+        return replace(self, **held, weights=kept, learners=learners)
+
+    def with_rule(self, rule: Any) -> Self:
+        """Return the prediction with a conformal rule."""
+        return replace(self, conformal=rule)
+
+    @property
+    def rule(self) -> Any:
+        """The conformal rule that was fitted."""
+        if self.conformal is None:
+            raise InputError(
+                "this ensemble has no conformal rule; fit one on held-out data: ensemble.calibrated(x, y, level=0.9)."
+            )
+        return self.conformal
+
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether the conformal interval or set of each point holds its target (batch, ...)."""
+        raise InputError(f"there are no conformal rules for {self.task}.")
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return which points are judged (batch,): all, where no label is left out of scores."""
+        return torch.ones(len(targets), dtype=torch.bool)
+
+    def of_points(self, points: slice | Tensor) -> Self:
+        """Return the prediction of some of the points."""
+        return replace(self, **{name: getattr(self, name)[:, points] for name in self.held})
+
+    def weighed(self, weights: Sequence[float]) -> Self:
+        """Return the prediction with other weights of the members."""
+        if len(weights) != len(self):
+            raise InputError(f"there are {len(weights)} stacking weights for {len(self)} members; fit them again.")
+        return replace(self, weights=tuple(weights))
+
+    def cooled(self, temperature: Any) -> Self:
+        """Return the prediction with a fitted temperature applied; corrections are checked to be of the task."""
+        raise NotImplementedError
+
+    def fit_temperature(self, targets: Tensor, *, per: Any) -> Value:
+        """Return the temperature fitted on held-out targets; tasks without logits refuse."""
+        raise InputError(f"temperature divides logits, so it does not apply to {self.task}; leave it out.")
+
+    def fit_conformal(self, targets: Tensor, *, level: float, rule: str | None = None, seed: int = 0) -> Value:
+        """Return the conformal rule of a level fitted on held-out targets; `rule` is one of `rules`."""
+        if not self.rules:
+            raise InputError(f"there are no conformal rules for {self.task}; leave level out.")
+        if rule is not None and rule not in self.rules:
+            raise InputError(f"conformal is {rule!r}; for {self.task} give one of {', '.join(self.rules)}.")
+        return self._conformal(targets, level, rule or self.rules[0], seed)
+
+    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+        raise NotImplementedError(f"{type(self).__name__} names conformal rules and fits none.")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it is the mixture of its members' predictions, so that scores of mixtures say something about it."""
+        return True
+
+    def check_mixture(self) -> None:
+        """Raise InputError unless it is a mixture."""
+        if not self.mixes:
+            raise InputError(
+                "this ensemble averages logits, not probabilities, so members cannot be weighed, selected or cooled by the "
+                "score of their mixture; use temperature='ensemble' and conformal sets."
+            )
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The mean prediction (batch, ...)."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """Variance of what is predicted (batch, ...)."""
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of what is predicted (batch, ...)."""
+        return self.variance.sqrt()
+
+    @property
+    @abstractmethod
+    def aleatoric(self) -> Tensor:
+        """The part of the uncertainty that is noise in the data."""
+
+    @property
+    @abstractmethod
+    def epistemic(self) -> Tensor:
+        """The part of the uncertainty that is disagreement of the members."""
+
+    @property
+    @abstractmethod
+    def member_values(self) -> Tensor:
+        """What each row predicts, (member, batch, ...): its place in function space."""
+
+    @abstractmethod
+    def targets(self, y: Any) -> Tensor:
+        """Return targets as this prediction compares itself with; raises InputError for ones that cannot be its targets."""
+
+    @abstractmethod
+    def log_scores(self, targets: Tensor) -> Tensor:
+        """Return the log score of each row for each point. Shapes: targets (batch, ...) -> (member, batch)."""
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return what is averaged over rows, (row, batch, ...), and what an average costs at each point: the ensemble's `score`.
+
+        The mixture of log scores; tasks that average something else, or entry by entry, say so.
+        """
+        return mixture(self.log_scores(targets))
+
+    def greedy(self, targets: Tensor, *, picks: int = 32, weights: Tensor | None = None) -> GreedySelection:
+        """Return how often greedy selection takes each member, its draws as one, by the score of held-out targets.
+
+        Args:
+            targets: of these points, as `targets` gives them.
+            picks: largest number of choices.
+            weights: of the points (batch,), equal if None.
+        """
+        values, loss = self.blend(targets)
+        members = torch.stack([values[rows].mean(0) for rows in self.rows_by_member()])
+        return greedy_selection(members, loss, picks=picks, weights=weights)
+
+    def weights_of(self, selection: GreedySelection) -> tuple[float, ...]:
+        """Return the weight of each row: the members' shares, spread over their draws."""
+        members = self.rows_by_member()
+        if len(members) != len(selection.counts):
+            raise InputError(f"there are {len(members)} members but {len(selection.counts)} counts; choose again.")
+        found = {row: w / len(rows) for rows, w in zip(members, selection.weights) for row in rows}
+        return tuple(found[i] for i in range(len(self)))
+
+    def scores(self, targets: Tensor) -> dict[str, float]:
+        """Return every scalar measure, as the ensemble combines its members (see `choral.metrics`)."""
+        return means_of(self.row_scores(targets))
+
+    @abstractmethod
+    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
+        """Return those measures that are means over points, for each point (batch,); 'mse' stands for rmse."""
+
+    def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the weights of points (batch,) for the entries of `row_scores`."""
+        return weights
+
+    @abstractmethod
+    def brief(self, targets: Tensor) -> dict[str, float]:
+        """Return the few measures that are followed while members are added or inputs corrupted; `score` is among them."""
+
+    @abstractmethod
+    def details(self, targets: Tensor) -> dict[str, Any]:
+        """Return what a report draws of the task: tensors or plain numbers under the names the report knows."""
+
+    @abstractmethod
+    def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
+        """Return the name of a measure between members and its matrix (member, member), draws averaged first."""
+
+    @abstractmethod
+    def sureness(self) -> tuple[str, Tensor, float | None]:
+        """Return a name, a number for each point (batch,) that says how sure it is, and its largest value if there is one."""
+
+    @abstractmethod
+    def alarms(self) -> dict[str, Tensor]:
+        """Return scores (batch,) that are larger for stranger inputs."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the prediction as columns of a table, one entry for each point."""
+
+
+def scores_of(prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+    """Return every measure; with weights of the points (batch,), those that are means over points, each point by its weight."""
+    if weights is None:
+        return prediction.scores(targets)
+    return means_of(prediction.row_scores(targets), prediction.row_weights(targets, weights))
+
+
+def brief_of(prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+    """Return the few measures that are followed, by weights of the points (batch,) if there are any."""
+    plain = prediction.brief(targets)
+    if weights is None:
+        return plain
+    weighted = scores_of(prediction, targets, weights)
+    return {name: weighted[name] for name in plain if name in weighted}
+
+
+def means_of(rows: dict[str, Tensor], weights: Tensor | None = None) -> dict[str, float]:
+    """Return measures from those of points: their means, by weight; the root of 'mse' as 'rmse'.
+
+    >>> means_of({"mse": torch.tensor([1.0, 7.0])}, torch.tensor([1.0, 1.0]))
+    {'rmse': 2.0}
+    """
+    found = {}
+    for name, values in rows.items():
+        mean = float(values.mean() if weights is None else (values * weights).sum() / weights.sum())
+        found["rmse" if name == "mse" else name] = mean**0.5 if name == "mse" else mean
+    return found
+
 
 _ROWS, _COLUMNS = 3, 7  # of a table on the screen, at most
 
@@ -208,3 +492,130 @@ class Prediction:
         if self._target is None or math.prod(values.shape[before:]) != math.prod(self._target):
             return values
         return values.reshape(*values.shape[:before], *self._target)
+
+
+@dataclass(frozen=True)
+class Outputs(Predictive):
+    """Outputs of the members, their mean and their spread; no probabilities.
+
+    Args:
+        member_outputs: (member, batch, ...).
+        function: the loss, called with outputs and targets (batch, ...).
+        shape: what of the outputs is shown; the outputs themselves if None.
+    """
+
+    task: ClassVar[str] = "outputs"
+    held: ClassVar[tuple[str, ...]] = ("member_outputs",)
+    score: ClassVar[str] = "loss"
+    shown: ClassVar[tuple[str, ...]] = ("loss", "member_loss", "spread")
+    alarm: ClassVar[str] = "spread"
+    offers: ClassVar[tuple[str, ...]] = ("mean", "std")
+    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights)
+
+    member_outputs: Tensor
+    function: Callable[[Tensor, Tensor], Tensor]
+    shape: Callable[[Tensor], Tensor] | None = None
+
+    @cached_property
+    def member_values(self) -> Tensor:
+        """What is shown of each member's outputs (member, batch, ...)."""
+        return self.member_outputs if self.shape is None else self.shape(self.member_outputs)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean over members (batch, ...)."""
+        return self.average(self.member_values)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance over members (batch, ...)."""
+        return self.member_variance(self.member_values)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance over members (batch, ...)."""
+        return self.epistemic
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Zero: a loss says nothing about noise."""
+        return torch.zeros_like(self.mean)
+
+    def check_mixture(self) -> None:
+        """Refuse: raw outputs have no log score."""
+        raise InputError(
+            "raw outputs have no log score by which members could be weighed or selected; leave select and stacking out."
+        )
+
+    def targets(self, y: Any) -> Tensor:
+        """Return targets as training gave them to the loss."""
+        found = tensor_of(y)
+        if len(found) != self.member_outputs.shape[1]:
+            raise InputError(f"y has {len(found)} rows and the prediction {self.member_outputs.shape[1]}.")
+        return found.float() if found.is_floating_point() else found.long()
+
+    def log_scores(self, targets: Tensor) -> Tensor:
+        """Refuse: there is no density."""
+        self.check_mixture()
+        raise AssertionError
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return the members' outputs, and the user's loss of averaged ones."""
+
+        def loss(average: Tensor) -> Tensor:
+            return torch.stack([self._rows(one.to(self.member_outputs.dtype), targets) for one in average])
+
+        return self.member_outputs.double(), loss
+
+    def _rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        each = self.function(outputs, targets.clone())
+        if not each.dim():
+            return each.double().expand(len(targets))
+        return each.double().flatten(1).mean(1) if each.dim() > 1 else each.double()
+
+    def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the weights; raises InputError for a loss that gives one number for all points."""
+        if not self.function(self.member_outputs[0], targets.clone()).dim():
+            raise InputError(
+                f"the loss {getattr(self.function, 'name', 'given')} returns one number for a batch, so weights of points cannot be honored; return "
+                "the loss of each point, for example with reduction='none'."
+            )
+        return weights
+
+    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
+        """Return the loss of the members' mean outputs, the mean of their losses, and their spread."""
+        alone = torch.stack([self._rows(o, targets) for o in self.member_outputs])
+        return {
+            "loss": self._rows(self.average(self.member_outputs), targets),
+            "member_loss": self.average(alone),
+            "spread": self._spread,
+        }
+
+    @cached_property
+    def _spread(self) -> Tensor:
+        return self.std.double().reshape(len(self.std), -1).mean(1)
+
+    def brief(self, targets: Tensor) -> dict[str, float]:
+        """Return the loss."""
+        return {"loss": self.scores(targets)["loss"]}
+
+    def details(self, targets: Tensor) -> dict[str, Any]:
+        """Return nothing: what a picture of the task would be is unknown."""
+        return {}
+
+    def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
+        """Return how alike the members' departures from their mean are."""
+        return "correlation of outputs", metrics.correlation_matrix(self.by_member(self.member_values).flatten(1))
+
+    def sureness(self) -> tuple[str, Tensor, float | None]:
+        """Return the mean deviation over members."""
+        return "deviation", self._spread, None
+
+    def alarms(self) -> dict[str, Tensor]:
+        """Return the spread."""
+        return {"spread": self._spread}
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return mean and deviation of every output."""
+        mean, std = (v.reshape(len(v), -1) for v in (self.mean, self.std))
+        return {f"{n}_{i}": v[:, i].tolist() for i in range(mean.shape[1]) for n, v in (("mean", mean), ("std", std))}

@@ -1,16 +1,10 @@
-"""Predicted numbers: Gaussian mixtures and mixtures of any torch distribution.
-
-Gaussian mixtures: real targets, a mean and a variance from each member, everything in closed form.
-
-What all predictions of numbers share: moments of the mixture, intervals, coverage, errors.
-
-Mixtures of any torch distribution, of real numbers or of counts.
-"""
+"""Predicted numbers: Gaussian mixtures, mixtures of any torch distribution, and quantiles."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any, ClassVar
 
 import torch
@@ -18,10 +12,9 @@ from torch import Tensor
 from torch.distributions import Distribution, NegativeBinomial, Poisson, StudentT
 
 from choral import metrics
-from choral.base import rng
 from choral.base.batches import tensor_of
 from choral.base.errors import InputError
-from choral.base.rng import generator
+from choral.base.rng import generator, seeded
 from choral.base.values import Value
 from choral.calibration import (
     ConformalQuantile,
@@ -31,10 +24,10 @@ from choral.calibration import (
     fit_quantile_intervals,
     fit_residual_intervals,
 )
-from choral.calibration.selection import Loss, mixture
-from choral.metrics.inputs import checked_weights
+from choral.calibration.members import Loss, mixture
+from choral.metrics.inputs import check_level, checked_weights
 from choral.metrics.regression import crps_rows, gaussian_log_scores
-from choral.predictions.base import UNFITTED, Predictive, means_of
+from choral.predictions.prediction import Predictive, means_of
 
 LEVELS = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
 SHOWN_LEVELS = (0.5, 0.9, 0.95)
@@ -42,7 +35,53 @@ MOMENTS = ("mean", "std", "aleatoric_std", "epistemic_std")
 _ROWS, _WORST = 400, 10  # of pictures, and of a table, at most
 
 
-class Numbers(Predictive):
+class _Real(Predictive):
+    """Real targets: errors of the members' centers, and intervals that hold a target or do not."""
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance of the members' centers (batch, target): what the members disagree about."""
+        return self.member_variance(self.member_values)
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Both parts of the uncertainty: aleatoric plus epistemic (batch, target)."""
+        return self.aleatoric + self.epistemic
+
+    @abstractmethod
+    def conformal_interval(self) -> tuple[Tensor, Tensor]:
+        """Return the interval that holds the target with the promised probability (batch, target)."""
+
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether each interval holds its target (batch, target)."""
+        low, high = self.conformal_interval()
+        return (low <= targets) & (targets <= high)
+
+    def targets(self, y: Any) -> Tensor:
+        """Return targets in the shape of the predicted mean."""
+        found = tensor_of(y).double()
+        if found.numel() != self.mean.numel() or len(found) != len(self.mean):
+            raise InputError(
+                f"y has shape {tuple(found.shape)} and the ensemble predicts {tuple(self.mean.shape)}; give one target for each."
+            )
+        return found.reshape(self.mean.shape)
+
+    def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
+        """Return how alike the members' errors are."""
+        return "correlation of errors", metrics.correlation_matrix(self.by_member(self.member_values) - targets)
+
+    def _drawn_intervals(self, targets: Tensor, ends: tuple[Tensor, Tensor], level: float) -> dict[str, Any]:
+        """Return the intervals of some rows, spread over the range of the mean, and the rows of the largest errors."""
+        named = {"target": targets, "mean": self.mean, "low": ends[0], "high": ends[1]}
+        columns = {n: v.flatten(1)[:, 0] for n, v in named.items()}
+        order = columns["mean"].argsort()
+        shown = order[torch.linspace(0, len(order) - 1, min(len(order), _ROWS)).round().long()]
+        worst = (columns["mean"] - columns["target"]).abs().argsort(descending=True)[:_WORST]
+        rows, errors = ([{"row": int(i)} | {n: v[i] for n, v in columns.items()} for i in w] for w in (shown, worst))
+        return {"intervals": {"level": level, "rows": rows}, "worst": errors}
+
+
+class Numbers(_Real):
     """Numbers with a mean and a variance from each member, (member, batch, target)."""
 
     shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "mae", "coverage_95")
@@ -74,21 +113,6 @@ class Numbers(Predictive):
         """Mean of the member variances (batch, target): noise in the data."""
         return self.average(self.member_variances)
 
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """Variance of the member means (batch, target): what the members disagree about."""
-        return self.average((self.member_means - self.mean).square())
-
-    @cached_property
-    def variance(self) -> Tensor:
-        """Variance of the mixture: aleatoric plus epistemic (batch, target)."""
-        return self.aleatoric + self.epistemic
-
-    @property
-    def std(self) -> Tensor:
-        """Standard deviation of the mixture (batch, target)."""
-        return self.variance.sqrt()
-
     @abstractmethod
     def log_densities(self, targets: Tensor) -> Tensor:
         """Return each member's log density, or log probability, of each target. Shapes: (batch, target) -> (member, batch, target)."""
@@ -109,30 +133,37 @@ class Numbers(Predictive):
     def samples(self, count: int, *, seed: int = 0) -> Tensor:
         """Return draws of the mixture (draw, batch, target): one member for each draw."""
         shares = torch.ones(len(self)) if self.weights is None else torch.tensor(self.weights)
-        with rng.seeded(seed, "samples"):
+        with seeded(seed, "samples"):
             return self._drawn(torch.multinomial(shares, count, replacement=True))
 
     @abstractmethod
     def _drawn(self, which: Tensor) -> Tensor:
         """Return one draw of each of these members, (draw,) -> (draw, batch, target)."""
 
-    @abstractmethod
+    @cached_property
+    def _intervals(self) -> dict[float, tuple[Tensor, Tensor]]:
+        return {}
+
     def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval of the mixture itself, from its quantiles (batch, target)."""
+        """Return the central interval of the mixture itself, from its quantiles, in float64 (batch, target)."""
+        check_level(level)
+        if level not in self._intervals:
+            tail = 0.5 * (1.0 - level)
+            self._intervals[level] = self.quantile(tail), self.quantile(1.0 - tail)
+        return self._intervals[level]
 
-    @abstractmethod
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval that is shown (batch, target)."""
+        """Return the central interval of the mixture (batch, target): as much of it lies below as above."""
+        low, high = self.mixture_interval(level)
+        return low.to(self.mean.dtype), high.to(self.mean.dtype)
 
-    @abstractmethod
     def ranks(self, targets: Tensor) -> Tensor:
         """Return the share of the mixture below each target (batch, target): uniform if the ensemble is calibrated."""
+        return self.cdf(targets)
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
         """Return the interval that holds the target with the promised probability (batch, target)."""
-        rule = self.conformal
-        if rule is None:
-            raise InputError(UNFITTED)
+        rule = self.rule
         low, high = (
             rule.apply(*self.mixture_interval(rule.level))
             if isinstance(rule, ConformalQuantile)
@@ -140,25 +171,11 @@ class Numbers(Predictive):
         )
         return low, high
 
-    def covered(self, targets: Tensor) -> Tensor:
-        """Return whether each interval holds its target (batch, target)."""
-        low, high = self.conformal_interval()
-        return (low <= targets) & (targets <= high)
-
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
         if rule == "quantile":
             return fit_quantile_intervals(*self.mixture_interval(level), targets, level=level)
         scales = self.std.double() if rule == "scaled" else None
         return fit_residual_intervals(self.mean.double(), targets, level=level, scales=scales)
-
-    def targets(self, y: Any) -> Tensor:
-        """Return targets in the shape of the predicted mean."""
-        found = tensor_of(y).double()
-        if found.numel() != self.mean.numel() or len(found) != len(self.mean):
-            raise InputError(
-                f"y has shape {tuple(found.shape)} and the ensemble predicts {tuple(self.mean.shape)}; give one target for each."
-            )
-        return found.reshape(self.mean.shape)
 
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log density each member gives to each row of targets (member, batch)."""
@@ -175,6 +192,12 @@ class Numbers(Predictive):
         logs = found + shares.log().reshape(-1, *[1] * (found.dim() - 1))
         return -logs.logsumexp(0).flatten(1).mean(1)
 
+    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
+        """Return squared and absolute errors, nll and coverage of each point."""
+        errors, at = (self.mean.double() - targets).flatten(1), (self.ranks(targets) - 0.5).abs().flatten(1)
+        found = {"mse": errors.square().mean(1), "mae": errors.abs().mean(1), "nll": self.nll_rows(targets)}
+        return found | {f"coverage_{round(100 * n)}": (at <= 0.5 * n).double().mean(1) for n in SHOWN_LEVELS}
+
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return rmse and nll."""
         error = float((self.mean.double() - targets).square().mean()) ** 0.5
@@ -184,27 +207,13 @@ class Numbers(Predictive):
         """Return the coverage of central intervals, the histogram of ranks (PIT), the intervals of some rows and the worst rows."""
         at = self.ranks(targets)
         covered = [{"level": n, "coverage": float(((at - 0.5).abs() <= n / 2).double().mean())} for n in LEVELS]
-        low, high = self.mixture_interval(0.9)
-        columns = {
-            n: v.flatten(1)[:, 0] for n, v in {"target": targets, "mean": self.mean, "low": low, "high": high}.items()
-        }
-        order = columns["mean"].argsort()
-        shown = order[torch.linspace(0, len(order) - 1, min(len(order), _ROWS)).round().long()]
-        worst = (columns["mean"] - columns["target"]).abs().argsort(descending=True)[:_WORST]
-        rows, errors = ([{"row": int(i)} | {n: v[i] for n, v in columns.items()} for i in w] for w in (shown, worst))
-        apart = columns["target"].double() - columns["target"].double().mean()
+        apart = (targets - targets.mean(0)).flatten(1)[:, 0]
         return {
             "coverage": covered,
             "pit": torch.histc(at.double(), bins=20, min=0, max=1) / at.numel(),
-            "intervals": {"level": 0.9, "rows": rows},
-            "worst": errors,
+            **self._drawn_intervals(targets, self.mixture_interval(0.9), 0.9),
             "baseline": {"rmse": apart.square().mean().sqrt(), "mae": apart.abs().mean()},  # of predicting the mean
         }
-
-    def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
-        """Return how alike the members' errors are."""
-        errors = self.by_member(self.member_means) - targets
-        return "correlation of errors", metrics.correlation_matrix(errors)
 
     def sureness(self) -> tuple[str, Tensor, float | None]:
         """Return the deviation of the first target."""
@@ -255,27 +264,10 @@ class Regression(Numbers):
         """Return a quantile of the mixture (batch, target)."""
         return metrics.mixture_quantile(self.member_means, self.member_variances, level, weights=self.shares)
 
-    def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval of the mixture itself, from its quantiles (batch, target)."""
-        return metrics.mixture_interval(self.member_means, self.member_variances, level=level, weights=self.shares)
-
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval of the mixture (batch, target): as much of it lies below as above."""
-        low, high = self.mixture_interval(level)
-        return low.to(self.mean.dtype), high.to(self.mean.dtype)
-
-    def ranks(self, targets: Tensor) -> Tensor:
-        """Return the distribution function at the targets."""
-        return self.cdf(targets)
-
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return errors, nll, crps and coverage of each point."""
-        errors = (self.mean.double() - targets).flatten(1)
-        at = (self.cdf(targets) - 0.5).abs().flatten(1)
-        score = crps_rows(self.member_means, self.member_variances, targets, weights=self.shares).flatten(1).mean(1)
-        found = {"mse": errors.square().mean(1), "mae": errors.abs().mean(1), "nll": self.nll_rows(targets)}
-        covered = {f"coverage_{round(100 * n)}": (at <= 0.5 * n).double().mean(1) for n in SHOWN_LEVELS}
-        return found | {"crps": score} | covered
+        """Return errors, nll, coverage and crps of each point."""
+        score = crps_rows(self.member_means, self.member_variances, targets, weights=self.shares)
+        return super().row_scores(targets) | {"crps": score.flatten(1).mean(1)}
 
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return every measure of `choral.metrics.evaluate_regression`; a member alone is the mixture of its draws."""
@@ -326,12 +318,21 @@ def member_cdf(found: Distribution, values: Tensor) -> Tensor:
         ) from error
 
 
+@dataclass(frozen=True)
 class _Mixed(Numbers):
-    """Members whose outputs describe torch distributions; float64 throughout."""
+    """Members whose outputs describe torch distributions; float64 throughout.
+
+    Args:
+        outputs: raw outputs (member, batch, output).
+        distribution: what outputs describe, a torch distribution of (member, batch, target) in units of training.
+        scale: mean and deviation of each target, by which training divided; None for none.
+    """
+
+    held: ClassVar[tuple[str, ...]] = ("outputs",)
 
     outputs: Tensor
     distribution: Callable[[Tensor], Distribution]
-    scale: tuple[tuple[float, ...], tuple[float, ...]] | None
+    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @cached_property
     def _found(self) -> Distribution:
@@ -367,8 +368,7 @@ class _Mixed(Numbers):
 
     def _reached(self, level: float) -> Tensor:
         """Return where the mixture's distribution function reaches a level, by bisection (batch, target)."""
-        if not 0.0 < level < 1.0:
-            raise InputError(f"level is {level}; it must lie strictly between 0 and 1.")
+        check_level(level)
         reach = self.member_variances.sqrt() * (2.0 / min(level, 1 - level)) ** 0.5  # Chebyshev's inequality
         low, high = (self.member_means - reach).min(0).values, (self.member_means + reach).max(0).values
         for _ in range(_STEPS):
@@ -380,27 +380,6 @@ class _Mixed(Numbers):
     def _drawn(self, which: Tensor) -> Tensor:
         shift, size = self._shift_and_size
         return torch.stack([self._found.sample()[i] for i in which]) * size + shift
-
-    def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval of the mixture itself."""
-        if level not in self._intervals:
-            tail = 0.5 * (1.0 - level)
-            self._intervals[level] = self.quantile(tail), self.quantile(1.0 - tail)
-        return self._intervals[level]
-
-    @cached_property
-    def _intervals(self) -> dict[float, tuple[Tensor, Tensor]]:
-        return {}
-
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval of the mixture: no Gaussian stands in for it."""
-        return self.mixture_interval(level)
-
-    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return squared and absolute errors, nll and coverage of each point."""
-        errors, at = (self.mean.double() - targets).flatten(1), (self.ranks(targets) - 0.5).abs().flatten(1)
-        found = {"mse": errors.square().mean(1), "mae": errors.abs().mean(1), "nll": self.nll_rows(targets)}
-        return found | {f"coverage_{round(100 * n)}": (at <= 0.5 * n).double().mean(1) for n in SHOWN_LEVELS}
 
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return errors, nll, coverage and width of intervals, and the measures of members alone."""
@@ -418,45 +397,20 @@ class _Mixed(Numbers):
 
 @dataclass(frozen=True)
 class Mixture(_Mixed):
-    """A mixture of real distributions.
-
-    Args:
-        outputs: raw outputs (member, batch, output).
-        distribution: what outputs describe, a torch distribution of (member, batch, target) in units of training.
-        scale: mean and deviation of each target, by which training divided; None for none.
-    """
+    """A mixture of real distributions; arguments as in its base."""
 
     task: ClassVar[str] = "regression"
-    held: ClassVar[tuple[str, ...]] = ("outputs",)
-
-    outputs: Tensor
-    distribution: Callable[[Tensor], Distribution]
-    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def quantile(self, level: float) -> Tensor:
         """Return the value below which the mixture puts probability `level`."""
         return self._reached(level)
 
-    def ranks(self, targets: Tensor) -> Tensor:
-        """Return the distribution function at the targets."""
-        return self.cdf(targets)
-
 
 @dataclass(frozen=True)
 class Counts(_Mixed):
-    """A mixture of distributions of counts.
-
-    Args:
-        outputs: raw outputs (member, batch, output).
-        distribution: what outputs describe, a torch distribution of (member, batch, target).
-    """
+    """A mixture of distributions of counts, which have no scale; arguments as in its base."""
 
     task: ClassVar[str] = "counts"
-    held: ClassVar[tuple[str, ...]] = ("outputs",)
-
-    outputs: Tensor
-    distribution: Callable[[Tensor], Distribution]
-    scale: None = None
 
     def quantile(self, level: float) -> Tensor:
         """Return the smallest count at which the mixture's distribution function reaches `level`."""
@@ -469,3 +423,146 @@ class Counts(_Mixed):
         """Return a uniform draw from the step of the distribution function at each target."""
         low, high = self.cdf(targets - 1), self.cdf(targets)
         return low + torch.rand(low.shape, dtype=torch.float64, generator=generator(0, "ranks")) * (high - low)
+
+
+@dataclass(frozen=True)
+class QuantileRegression(_Real):
+    """Predicted quantiles; the ensemble's are the members' average (Vincent's).
+
+    Args:
+        member_quantiles: (member, batch, target, level), rising along the levels.
+        levels: their shares.
+    """
+
+    task: ClassVar[str] = "quantiles"
+    held: ClassVar[tuple[str, ...]] = ("member_quantiles",)
+    score: ClassVar[str] = "pinball"
+    shown: ClassVar[tuple[str, ...]] = ("pinball", "mae", "coverage", "width")
+    alarm: ClassVar[str] = "width"
+    offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles")
+    rules: ClassVar[tuple[str, ...]] = ("quantile",)
+    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights, ConformalQuantile)
+
+    member_quantiles: Tensor
+    levels: tuple[float, ...]
+    mixes: ClassVar[bool] = False
+
+    @cached_property
+    def quantiles(self) -> Tensor:
+        """Quantiles of the ensemble (batch, target, level)."""
+        return self.average(self.member_quantiles)
+
+    @property
+    def _middle(self) -> int:
+        return min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - 0.5))
+
+    @property
+    def mean(self) -> Tensor:
+        """The quantile nearest to the median (batch, target)."""
+        return self.quantiles[..., self._middle]
+
+    @property
+    def member_values(self) -> Tensor:
+        """The members' quantiles nearest to the median."""
+        return self.member_quantiles[..., self._middle]
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Squared half width between the outermost levels, in deviations of a Gaussian (batch, target)."""
+        first, last = (NormalDist().inv_cdf(level) for level in (self.levels[0], self.levels[-1]))
+        width = self.quantiles[..., -1] - self.quantiles[..., 0]
+        return (width / (last - first)).square() if len(self.levels) > 1 else torch.zeros_like(width)
+
+    def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
+        """Return the quantiles of some of the fitted levels, of all if None (batch, target, level)."""
+        if levels is None:
+            return self.quantiles
+        near = [[i for i, known in enumerate(self.levels) if abs(known - level) < 1e-9] for level in levels]
+        if not all(near):
+            raise InputError(
+                f"levels are {tuple(levels)}; the members predict the quantiles {self.levels}: give some of these."
+            )
+        return self.quantiles[..., [i for (i,) in near]]
+
+    def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
+        """Return the outermost quantiles, or those between which lies a share of the targets (batch, target)."""
+        if level is None:
+            return self.quantiles[..., 0], self.quantiles[..., -1]
+        low, high = self.quantiles_at(((1 - level) / 2, (1 + level) / 2)).unbind(-1)
+        return low, high
+
+    def conformal_interval(self) -> tuple[Tensor, Tensor]:
+        """Return the outermost quantiles, corrected to hold the target with the promised probability."""
+        low, high = self.rule.apply(*self.interval())
+        return low, high
+
+    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+        return fit_quantile_intervals(*self.interval(), targets, level=level)
+
+    def check_mixture(self) -> None:
+        """Refuse: quantiles have no density, so no log score."""
+        raise InputError(
+            "quantiles have no log score by which members could be weighed or selected; leave select and stacking out."
+        )
+
+    def log_scores(self, targets: Tensor) -> Tensor:
+        """Refuse: there is no density."""
+        self.check_mixture()
+        raise AssertionError
+
+    def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
+        """Return the members' quantiles, and the pinball loss of averaged ones."""
+        return self.member_quantiles.double(), lambda average: self._pinball(average, targets).flatten(2).mean(-1)
+
+    def _pinball(self, quantiles: Tensor, targets: Tensor) -> Tensor:
+        errors, shares = targets.unsqueeze(-1) - quantiles, torch.tensor(self.levels, dtype=torch.float64)
+        return torch.maximum(shares * errors, (shares - 1) * errors)
+
+    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
+        """Return pinball loss, absolute error of the median and coverage of the outermost levels."""
+        low, high = self.interval()
+        return {
+            "pinball": self._pinball(self.quantiles.double(), targets).flatten(1).mean(1),
+            "mse": (targets - self.mean.double()).square().flatten(1).mean(1),
+            "mae": (targets - self.mean.double()).abs().flatten(1).mean(1),
+            "coverage": ((low <= targets) & (targets <= high)).double().flatten(1).mean(1),
+            "width": (high - low).double().flatten(1).mean(1),
+        }
+
+    def scores(self, targets: Tensor) -> dict[str, float]:
+        """Return the means of `row_scores`, the promised coverage, and the pinball loss of members alone."""
+        parts = [self.of_rows(rows).row_scores(targets)["pinball"] for rows in self.rows_by_member()]
+        promised = self.levels[-1] - self.levels[0]
+        found = means_of(self.row_scores(targets)) | {"promised": promised}
+        return found | {"member_pinball": sum(float(p.mean()) for p in parts) / len(parts)}
+
+    def brief(self, targets: Tensor) -> dict[str, float]:
+        """Return pinball and rmse."""
+        found = means_of(self.row_scores(targets))
+        return {"pinball": found["pinball"], "rmse": found["rmse"]}
+
+    def details(self, targets: Tensor) -> dict[str, Any]:
+        """Return the share of targets below each level, and the outermost quantiles of some rows."""
+        below = [float((targets <= self.quantiles[..., i]).double().mean()) for i in range(len(self.levels))]
+        intervals = self._drawn_intervals(targets, self.interval(), self.levels[-1] - self.levels[0])["intervals"]
+        coverage = [{"level": n, "coverage": b} for n, b in zip(self.levels, below)]
+        return {"coverage": coverage, "intervals": intervals}
+
+    def sureness(self) -> tuple[str, Tensor, float | None]:
+        """Return the width of the first target's outermost quantiles."""
+        low, high = self.interval()
+        return "width", (high - low).flatten(1)[:, 0], None
+
+    def alarms(self) -> dict[str, Tensor]:
+        """Return width and disagreement of the first target."""
+        return {"width": self.sureness()[1].double(), "epistemic": self.epistemic.flatten(1)[:, 0].double()}
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return each quantile of each target, and the deviation of the members' medians."""
+        several = self.mean.shape[1]
+        found = {
+            f"q_{level:g}" + (f"_{t}" if several > 1 else ""): self.quantiles[:, t, i].tolist()
+            for t in range(several)
+            for i, level in enumerate(self.levels)
+        }
+        return found | {"epistemic_std": self.epistemic.sqrt()[:, 0].tolist()}

@@ -39,15 +39,13 @@ def anchored(
     240
 
     Args:
-        epochs: length of each member's training.
-        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained; if None 4, or of a budget one for every 100 epochs, but at least 2.
         prior_std: standard deviation of the Gaussian prior on every parameter; the authors' is 0.2 ** 0.5 for residual networks on
             CIFAR-10. None scales the prior to the network: sqrt(2 / inputs of a unit) for weights, with which layers of
             rectified units keep the size of what they read, and sqrt(2) for vectors.
         target_noise: also give each member its own targets, y + noise of the likelihood, which must be Gaussian with a known
             precision. It makes the ensemble of a linear model exact; the paper goes without.
-        combine: as in `choral.recipes.recipe.Recipe`.
+        epochs, budget, combine: as in `deep_ensemble`.
         training: optimizer, learning rate, batch size and schedule of each member; its weight decay is left out, because the anchor
             is the prior.
 

@@ -28,13 +28,10 @@ def bagged(
     4
 
     Args:
-        epochs: length of each member's training.
-        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
         fraction: size of each part relative to all points, in (0, 1].
         replace: draw with replacement (the bootstrap).
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule of each member.
+        epochs, budget, combine, training: as in `deep_ensemble`.
     """
     epochs = total_epochs(epochs, budget, trainings=members)
     training = settings_of(training)

@@ -33,14 +33,13 @@ def batch_ensemble(
     4
 
     Args:
-        epochs: length of the training run.
         members: members, all trained on every batch.
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
         own_norms: whether each member has its own normalization scales and shifts.
         kernel: how members are run, see `choral.structures.base.JointStructure`.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipes.recipe.Recipe`.
+        epochs, combine: as in `single`.
         training: optimizer, learning rate, batch size and schedule; the factors take no weight decay.
     """
     epochs = total_epochs(epochs, budget)

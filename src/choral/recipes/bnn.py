@@ -41,8 +41,6 @@ def bnn(
     60
 
     Args:
-        epochs: length of each member's training.
-        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks, each with a posterior of its own.
         draws: passes averaged at prediction for each network (1 or 5 in the paper).
         prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalization.
@@ -50,7 +48,7 @@ def bnn(
         rho_rate: factor of the learning rate for every rho.
         kl_weight: factor of the KL; 1 is the ELBO.
         anneal: share of training over which the weight of the KL rises from 0.
-        combine: as in `choral.recipes.recipe.Recipe`.
+        epochs, budget, combine: as in `deep_ensemble`.
         training: optimizer, learning rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
             1 unless it says otherwise.
     """

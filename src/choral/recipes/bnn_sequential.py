@@ -10,7 +10,7 @@ from choral.objectives.penalties import Objective
 from choral.recipes.bnn import VARIATIONAL
 from choral.recipes.exploration import Exploitation, Narrowing, sequential_phases
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import Gaussian
 
 
@@ -45,23 +45,8 @@ def bnn_sequential(
     >>> bnn_sequential(members=3, epochs=60).members
     3
     """
-    epochs = total_epochs(epochs, budget, usual=None)
-    training = settings_of(training, VARIATIONAL)
-    plan = sequential_phases(
-        (),
-        epochs=epochs,
-        explore_epochs=explore_epochs,
-        exploit_epochs=exploit_epochs,
-        members=members,
-        branches=branches,
-        schedule=schedule,
-        factor=factor,
-        reset=reset,
-        rho=rho,
-        memory=memory,
-        recalibrate=recalibrate,
-        training=training.with_rates(_rho=rho_rate),
-    )
+    options = locals() | {"training": settings_of(training, VARIATIONAL).with_rates(_rho=rho_rate)}
+    plan = sequential_phases((), **options)
     objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
     return Recipe(
         name="bnn_sequential", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective, combine=combine

@@ -27,12 +27,10 @@ def drop_connect(
     60
 
     Args:
-        epochs: length of the training run.
         rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule.
+        epochs, combine, training: as in `single`.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

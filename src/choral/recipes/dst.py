@@ -29,15 +29,12 @@ def dst(
     4
 
     Args:
-        epochs: length of each member's training.
-        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
         sparsity: share of weights that are zero at any time (Erdos-Renyi-Kernel densities).
         interval: steps between two moves.
         rate: share of living weights moved each time.
         moving: part of training in which connections move: all of it in the authors' code, 0.75 in Evci et al.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule of each member.
+        epochs, budget, combine, training: as in `deep_ensemble`.
     """
     epochs = total_epochs(epochs, budget, trainings=members, usual=150)
     training = settings_of(training)

@@ -6,12 +6,9 @@ arXiv:1905.09453, Equation 5.
 
 from typing import Literal
 
-from choral.layers.bayesian.patched import Mixture
-from choral.objectives.penalties import Objective, PatchedL2
-from choral.plan import RecalibrateDraws
+from choral.recipes.emp import patched
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
-from choral.structures import Patched
+from choral.recipes.training import Paper, Training
 
 
 def ecmp(
@@ -39,24 +36,4 @@ def ecmp(
     >>> ecmp(epochs=60).epochs
     60
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    mixture = Mixture(components=components, assignment="scalar", learned=learned)
-    structure = Patched(
-        mixture=mixture,
-        draws=draws,
-        norms=norms,
-        output=output,
-        include=layers,
-        keep_weights=pretrained,
-        statistics=statistics,
-    )
-    after = (RecalibrateDraws(),) if statistics == "draw" else ()
-    penalties = () if precision is None else (PatchedL2(precision=precision),)
-    return Recipe(
-        name="ecmp",
-        plan=training.whole(epochs, pretrained=pretrained, after=after),
-        structure=structure,
-        objective=Objective(penalties=penalties),
-        combine=combine,
-    )
+    return patched("ecmp", assignment="scalar", **locals())

@@ -4,7 +4,7 @@ Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variati
 arXiv:1905.09453, Equation 4.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from choral.layers.bayesian.patched import Mixture
 from choral.objectives.penalties import Objective, PatchedL2
@@ -38,7 +38,6 @@ def emp(
     60
 
     Args:
-        epochs: length of the training run.
         components: K, components of each patched layer.
         draws: S, passes averaged at prediction (the paper uses 200).
         norms, output: whether normalization layers and the output layer are patched.
@@ -48,27 +47,30 @@ def emp(
         statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
             of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule.
+        epochs, combine, training: as in `single`.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    mixture = Mixture(components=components, assignment="layer", learned=learned)
-    structure = Patched(
-        mixture=mixture,
-        draws=draws,
-        norms=norms,
-        output=output,
-        include=layers,
-        keep_weights=pretrained,
-        statistics=statistics,
-    )
-    after = (RecalibrateDraws(),) if statistics == "draw" else ()
+    return patched("emp", assignment="layer", **locals())
+
+
+def patched(
+    name: str,
+    *,
+    assignment: Literal["layer", "scalar"],
+    epochs: int | None,
+    budget: int | None,
+    components: int,
+    layers: tuple[str, ...],
+    learned: bool,
+    precision: float | None,
+    pretrained: bool,
+    combine: Combine,
+    training: Training | Paper,
+    **options: Any,
+) -> Recipe:
+    """Return the recipe of EMP or ECMP, which differ in what draws a component by itself; arguments as in `emp`."""
+    mixture = Mixture(components=components, assignment=assignment, learned=learned)
+    structure = Patched(mixture=mixture, include=layers, keep_weights=pretrained, **options)
+    after = (RecalibrateDraws(),) if structure.statistics == "draw" else ()
     penalties = () if precision is None else (PatchedL2(precision=precision),)
-    return Recipe(
-        name="emp",
-        plan=training.whole(epochs, pretrained=pretrained, after=after),
-        structure=structure,
-        objective=Objective(penalties=penalties),
-        combine=combine,
-    )
+    plan = settings_of(training).whole(total_epochs(epochs, budget), pretrained=pretrained, after=after)
+    return Recipe(name=name, plan=plan, structure=structure, objective=Objective(penalties=penalties), combine=combine)

@@ -5,10 +5,11 @@ schedules in appendix G, several branches as its future work proposes.
 """
 
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
-from choral.base.errors import InputError, did_you_mean
-from choral.objectives.kl import GATE
+from choral.base.errors import InputError
+from choral.objectives.kl import GATE, SpikeSlabKL
+from choral.objectives.penalties import Objective
 from choral.plan import (
     Collect,
     Constant,
@@ -27,20 +28,20 @@ from choral.plan import (
     repeat,
     seq,
 )
-from choral.recipes.training import FEW_STEPS, Training
+from choral.recipes.bnn import VARIATIONAL
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
+from choral.structures import SpikeSlab
 
 Exploitation = Literal["stepwise", "cosine", "linear_fge", "linear_1"]
 Narrowing = Literal["small", "redraw", "keep"]
 EXPLORE, EXPLOIT = 150, 100
 """Epochs of the exploration and of every exploitation in the paper."""
 GateClipping = Literal["apart", "joint"]
-SCHEDULES = ("stepwise", "cosine", "linear_fge", "linear_1")
 
 
 def schedules(name: str, rate: float) -> tuple[Schedule, Schedule]:
     """Return the schedules of the first and of every later exploitation; `rate` is that of the exploration."""
-    if name not in SCHEDULES:
-        raise InputError(f"schedule is {name!r}; give one of {', '.join(SCHEDULES)}.{did_you_mean(name, SCHEDULES)}")
     high, low = rate / 10, rate / 100
     if name == "linear_fge":
         return Linear(((0.0, rate), (0.5, high), (1.0, low))), Triangles(low, high)
@@ -54,8 +55,6 @@ def schedules(name: str, rate: float) -> tuple[Schedule, Schedule]:
 
 def gates_clipped(training: Training, how: str) -> Training:
     """Return settings with gradients clipped at norm 1 unless they say otherwise, those of gates apart or jointly."""
-    if how not in ("apart", "joint"):
-        raise InputError(f"clip_gates is {how!r}; give 'apart' or 'joint'.{did_you_mean(how, ('apart', 'joint'))}")
     training = training.clipped(1.0)
     return training.clipped_apart(f"*{GATE}") if how == "apart" else training
 
@@ -105,6 +104,7 @@ def sequential_phases(
     settled: tuple[Operator, ...],
     *,
     epochs: int | None,
+    budget: int | None,
     explore_epochs: int | None,
     exploit_epochs: int | None,
     members: int,
@@ -117,17 +117,21 @@ def sequential_phases(
     recalibrate: bool,
     training: Training,
     closing: tuple[Operator, ...] = (),
+    **others: Any,
 ) -> Phase:
     """Return the plan of a sequential Bayesian ensemble.
 
     Explore at the full rate; `settled` ends the exploration; then, in each branch, exploit, keep a member (after what
     `closing` does), perturb the means, make the posteriors narrow, and again. Several branches each begin with a
-    perturbation. A KL that is annealed rises while exploring and has its full weight afterwards.
+    perturbation. A KL that is annealed rises while exploring and has its full weight afterwards. Arguments are those of
+    `sebays_freeze`, of which the `others` concern structure and objective alone.
     """
     if members < 1 or branches < 1 or members % branches:
         raise InputError(
             f"members is {members} and branches is {branches}; give a multiple of the branches, 1 or more."
         )
+    if epochs is not None or budget is not None:
+        epochs = total_epochs(epochs, budget)
     first, each = split(epochs=epochs, explore_epochs=explore_epochs, exploit_epochs=exploit_epochs, members=members)
     training = training.clipped(1.0)
     explore = training.phase(first, Constant(training.peak))
@@ -141,3 +145,23 @@ def sequential_phases(
     kept = (settle, *closing, Collect(), repeat(members // branches - 1, *move, again, *closing, Collect()))
     ending = [*settled, *(fit_norms if settled else [])]
     return seq(Reset(), explore, *ending, *(kept if branches == 1 else (fork(branches, *move, *kept),)))
+
+
+def gated_recipe(
+    name: str,
+    settled: tuple[Operator, ...] = (),
+    closing: tuple[Operator, ...] = (),
+    *,
+    training: Training | Paper,
+    clip_gates: str,
+    combine: Combine,
+    **options: Any,
+) -> Recipe:
+    """Return a sequential ensemble of spike-and-slab networks; options are those of `sebays_freeze`."""
+    rates = {"_rho": options["rho_rate"], "gate_logit": options["gate_rate"]}
+    chosen = gates_clipped(settings_of(training, VARIATIONAL), clip_gates).with_rates(**rates)
+    plan = sequential_phases(settled, training=chosen, closing=closing, **options)
+    structure = SpikeSlab(**{n: options[n] for n in ("draws", "rho", "gamma", "temperature")})
+    prior = {n: options[n] for n in ("prior_std", "inclusion", "anneal")}
+    kl = SpikeSlabKL(weight=options["kl_weight"], **prior)
+    return Recipe(name=name, plan=plan, structure=structure, objective=Objective(penalties=(kl,)), combine=combine)

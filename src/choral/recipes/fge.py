@@ -33,12 +33,11 @@ def fge(
     60
 
     Args:
-        epochs: length of the training run.
         members: low points kept, equally many from each start; as many as the budget holds if None.
         cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.
         starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
             None, 2 where the budget has room for both and `members` is even.
-        combine: as in `choral.recipes.recipe.Recipe`.
+        epochs, combine: as in `single`.
         training: optimizer, learning rate and batch size. The rate is constant for half the budget and falls in a straight line to a
             hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """

@@ -31,14 +31,12 @@ def hyper_ensemble(
     4
 
     Args:
-        epochs: length of each member's training.
-        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained; those that are not chosen are no members of the ensemble.
         space: where each network draws its settings from (`choral.plan.Space`): rate, weight_decay, momentum, dropout, smoothing, and those
             that operators read.
         picks: choices of the greedy selection, at most; without `validation=` in `fit` all networks count alike.
         patience: epochs without a better choice after which training ends.
-        combine: as in `choral.recipes.recipe.Recipe`.
+        epochs, budget, combine: as in `deep_ensemble`.
         training: optimizer, learning rate, batch size and schedule, which the drawn settings change.
 
     Differs from the paper: selection is repeated after every epoch; each network has one draw of initialization.

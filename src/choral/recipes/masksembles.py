@@ -30,14 +30,12 @@ def masksembles(
     4
 
     Args:
-        epochs: length of the training run.
         members: masks; in training each sees its part of every batch.
         scale: how little the masks overlap; 1 makes them equal (a plain network).
         repetition: train every mask on the whole batch, as the Packed-Ensembles paper does: `members` times the operations.
         kernel: how members are run, see `choral.structures.base.JointStructure`.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule.
+        epochs, combine, training: as in `single`.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

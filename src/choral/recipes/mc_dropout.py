@@ -27,12 +27,10 @@ def mc_dropout(
     60
 
     Args:
-        epochs: length of the training run.
         rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
         draws: passes averaged at prediction.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule.
+        epochs, combine, training: as in `single`.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

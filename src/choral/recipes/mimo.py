@@ -26,12 +26,10 @@ def mimo(
     4
 
     Args:
-        epochs: length of the training run.
         members: inputs read at once.
         repetition: probability that all inputs of a training example are the same.
         batch_repetition: times each example appears in a training batch (the paper uses 4).
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule.
+        epochs, combine, training: as in `single`.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -39,8 +39,7 @@ def packed(
         minimum_channels: least channels in a group before gamma is lowered.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
         kernel: how members are run, see `choral.structures.base.JointStructure`.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule.
+        combine, training: as in `single`.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -111,8 +111,6 @@ def _epochs(epochs: int, members: int, parent_epochs: int | None) -> tuple[int, 
 
 def _masks(pruning: str, sparsity: float | None, members: int) -> Masks:
     """Return the masks a name stands for, if they have the sparsity that is asked for."""
-    if pruning not in ("anti_random", "random", "partition"):
-        raise InputError(f"pruning is {pruning!r}; give 'anti_random', 'random' or 'partition'.")
     exact = {"anti_random": 0.5, "partition": 1 - 1 / members}.get(pruning)
     if exact is not None and sparsity is not None and abs(sparsity - exact) > 1e-9:
         raise InputError(f"sparsity is {sparsity}, but {members} '{pruning}' masks need {exact:g}; leave it out.")
@@ -125,8 +123,6 @@ def _masks(pruning: str, sparsity: float | None, members: int) -> Masks:
 
 def _schedule(tuning: str, training: Training) -> Schedule:
     """Return the learning rate of a child."""
-    if tuning not in ("one_cycle", "constant"):
-        raise InputError(f"tuning is {tuning!r}; give 'one_cycle' or 'constant'.")
     rate, last = training.peak, training.full().at(1.0)
     if tuning == "constant" and last <= 0:
         raise InputError(

@@ -5,9 +5,8 @@ Importing it imports every kind of structure, phase and objective, so that any r
 How members, and draws of a member, become one prediction of classes.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
@@ -20,33 +19,24 @@ from choral.structures import Independent, Structure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combination(Value, ABC):
-    """What is averaged over members; regression averages means and variances with every one."""
+class Combination(Value):
+    """What is averaged over members; regression averages means and variances with every one. `word` is its short name."""
 
-    @property
-    @abstractmethod
-    def word(self) -> str:
-        """Its short name."""
+    word: ClassVar[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanProbs(Combination):
     """Probabilities are averaged: a mixture."""
 
-    @property
-    def word(self) -> str:
-        """Its short name."""
-        return "probs"
+    word: ClassVar[str] = "probs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanLogits(Combination):
     """Logits are averaged first: a geometric mean."""
 
-    @property
-    def word(self) -> str:
-        """Its short name."""
-        return "logits"
+    word: ClassVar[str] = "logits"
 
 
 _Word = Literal["probs", "logits"]

@@ -6,14 +6,11 @@ schedules in appendix G, several branches as its future work proposes.
 
 from typing import Literal
 
-from choral.objectives.kl import SpikeSlabKL
-from choral.objectives.penalties import Objective
 from choral.plan import CompactGates, FreezeGates
 from choral.recipes.bnn import VARIATIONAL
-from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
+from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gated_recipe
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
-from choral.structures import SpikeSlab
+from choral.recipes.training import Paper, Training
 
 
 def sebays_freeze(
@@ -76,25 +73,5 @@ def sebays_freeze(
     Differs from the paper: closed nodes are removed from the network. What BatchNorm emits for them is kept, in the bias
     of the next layer or by one closed node of each layer, so that outputs stay the same.
     """
-    epochs = total_epochs(epochs, budget, usual=None)
-    training = settings_of(training, VARIATIONAL)
-    plan = sequential_phases(
-        (FreezeGates(rule=freeze), CompactGates()),
-        epochs=epochs,
-        explore_epochs=explore_epochs,
-        exploit_epochs=exploit_epochs,
-        members=members,
-        branches=branches,
-        schedule=schedule,
-        factor=factor,
-        reset=reset,
-        rho=rho,
-        memory=memory,
-        recalibrate=recalibrate,
-        training=gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate),
-    )
-    structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
-    kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
-    return Recipe(
-        name="sebays_freeze", plan=plan, structure=structure, objective=Objective(penalties=(kl,)), combine=combine
-    )
+    options = locals()
+    return gated_recipe("sebays_freeze", (FreezeGates(rule=options.pop("freeze")), CompactGates()), **options)

@@ -6,14 +6,11 @@ schedules in appendix G, several branches as its future work proposes.
 
 from typing import Literal
 
-from choral.objectives.kl import SpikeSlabKL
-from choral.objectives.penalties import Objective
 from choral.plan import Recalibrate
 from choral.recipes.bnn import VARIATIONAL
-from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gates_clipped, sequential_phases
+from choral.recipes.exploration import Exploitation, GateClipping, Narrowing, gated_recipe
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
-from choral.structures import SpikeSlab
+from choral.recipes.training import Paper, Training
 
 
 def sebays_no_freeze(
@@ -52,26 +49,4 @@ def sebays_no_freeze(
     >>> sebays_no_freeze(members=3, epochs=60).members
     3
     """
-    epochs = total_epochs(epochs, budget, usual=None)
-    training = settings_of(training, VARIATIONAL)
-    plan = sequential_phases(
-        (),
-        epochs=epochs,
-        explore_epochs=explore_epochs,
-        exploit_epochs=exploit_epochs,
-        members=members,
-        branches=branches,
-        schedule=schedule,
-        factor=factor,
-        reset=reset,
-        rho=rho,
-        memory=memory,
-        recalibrate=recalibrate,
-        training=gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate),
-        closing=(Recalibrate(),),
-    )
-    structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
-    kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
-    return Recipe(
-        name="sebays_no_freeze", plan=plan, structure=structure, objective=Objective(penalties=(kl,)), combine=combine
-    )
+    return gated_recipe("sebays_no_freeze", closing=(Recalibrate(),), **locals())

@@ -43,10 +43,9 @@ def swa(
     60
 
     Args:
-        epochs: length of the training run.
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.
-        combine: as in `choral.recipes.recipe.Recipe`.
+        epochs, combine: as in `single`.
         training: optimizer, learning rate and batch size; averaging runs at half the rate.
     """
     epochs = total_epochs(epochs, budget)

@@ -29,12 +29,11 @@ def swag(
     4
 
     Args:
-        epochs: length of the training run.
         members: draws kept; drawing takes no training, but BatchNorm statistics are estimated again for each.
         rank: last deviations kept (K).
         scale: factor of the covariance; 0.5 is the paper's formula.
         start: part of the budget before collecting begins.
-        combine: as in `choral.recipes.recipe.Recipe`.
+        epochs, combine: as in `single`.
         training: optimizer, learning rate and batch size; collecting runs at half the rate.
     """
     epochs = total_epochs(epochs, budget)

@@ -4,11 +4,12 @@ Reference: Gorishniy, Kotelnikov & Babenko, "TabM: Advancing Tabular Deep Learni
 arXiv:2410.24210, section 3; settings of the authors' package.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.tabm import TRAINING
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.tabm import TRAINING, tabm
+from choral.recipes.training import Paper, Training
 from choral.structures import TabM
 
 
@@ -33,7 +34,6 @@ def tabm_mini(
     Args:
         epochs, members, start, own_batches, kernel, combine, training: as in `tabm`.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training, TRAINING)
     structure = TabM(members=members, adapters="first", start=start, own_batches=own_batches, kernel=kernel)
-    return Recipe(name="tabm_mini", plan=training.whole(epochs), structure=structure, combine=combine)
+    recipe = tabm(epochs=epochs, budget=budget, combine=combine, training=training)
+    return replace(recipe, name="tabm_mini", structure=structure)

@@ -45,8 +45,7 @@ def tabpack(
     3840
 
     Args:
-        epochs: length of each member's training.
-        budget: total of all members instead, in epochs of one network; shared evenly.
+        epochs, budget: as in `deep_ensemble`.
         members: networks trained; if None 64, or of a budget as many as can have 4 epochs each.
         space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimizer than Muon.
         picks, patience, combine: as in `hyper_ensemble`.

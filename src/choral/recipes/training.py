@@ -3,16 +3,15 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.plan.cost import steps_of
-from choral.plan.custom_optimizer import OwnOptimizer, OwnRate
 from choral.plan.operators import Reset, Start
-from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer
+from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer, OwnOptimizer
 from choral.plan.phases import Collect, Every, Operator, Phase, Repeat, Seq, Train, fork, repeat, seq
-from choral.plan.schedules import Constant, Cosine, Linear, Relative, Schedule, Steps
+from choral.plan.schedules import Constant, Cosine, Linear, OwnRate, Relative, Schedule, Steps
 from choral.plan.walk import Visitor, mapped, trainings, walk
 
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -253,15 +252,7 @@ def settled(plan: Phase, points: int, parameters: int | None = None, batch_size:
     return mapped(plan, choose)
 
 
-@overload
-def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: int = 200) -> int: ...
-
-
-@overload
-def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: None) -> int | None: ...
-
-
-def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: int | None = 200) -> int | None:
+def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: int = 200) -> int:
     """Return the epochs that a recipe has in all.
 
     Args:
@@ -277,10 +268,7 @@ def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, 
         raise InputError(
             f"epochs is {epochs} and budget {budget}; epochs is the length of one training, budget the total: give one of them."
         )
-    if budget is not None:
-        return budget
-    each = usual if epochs is None else epochs
-    return None if each is None else each * trainings
+    return (usual if epochs is None else epochs) * trainings if budget is None else budget
 
 
 def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:

@@ -28,13 +28,11 @@ def treenet(
     4
 
     Args:
-        epochs: length of the training run.
         members: branches.
         start: name of the first layer that is not shared; the output layer alone if nothing is said.
         branches: instead of start, name patterns of all layers that are not shared.
         pretrained: start from the weights of the network handed to fit.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule.
+        epochs, combine, training: as in `single`.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -17,7 +17,7 @@ from choral.objectives.likelihoods import Likelihood
 from choral.predictions import Classification
 from choral.recipes.recipe import Recipe
 from choral.sklearn.estimator import EnsembleEstimator
-from choral.sklearn.repeating import in_bounds
+from choral.sklearn.inputs import in_bounds
 from choral.tables.table import Table
 
 _NO_OTHER = "no other class"
@@ -166,13 +166,6 @@ def _described(value: Any) -> tuple[str, str]:
     (('text', "'0'"), ('number', '0'))
     """
     plain = value.item() if isinstance(value, np.generic) else value
-    kind = (
-        "text"
-        if isinstance(plain, str)
-        else "flag"
-        if isinstance(plain, bool)
-        else "number"
-        if is_number(plain)
-        else "value"
-    )
+    kinds = {str: "text", bool: "flag"}
+    kind = kinds.get(type(plain), "number" if is_number(plain) else "value")
     return kind, short(repr(plain), 40)

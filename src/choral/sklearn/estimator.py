@@ -1,7 +1,14 @@
-"""What both estimators share: parameters, the way from X and y to an ensemble, and what a pickle holds."""
+"""What both estimators share: parameters, the way from X and y to an ensemble, and what a pickle holds.
 
+A pickle holds the estimator's parameters, the ensemble as the bytes of a saved file, and plain values. Nothing of torch and no class of
+choral but the estimator's own is ever named in it; bytes are checked, as those of any file, before they become an ensemble.
+"""
+
+import warnings
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Self
 
@@ -13,18 +20,138 @@ from sklearn.utils.validation import check_is_fitted
 from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
 from choral.data.problems import Problem
+from choral.engine.compute import Compute
 from choral.engine.validation import Limit
-from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.ensemble import Ensemble, ensemble_from
+from choral.ensemble.saving import load_bytes
 from choral.objectives.likelihoods import Likelihood
 from choral.predictions import Predictive
+from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
-from choral.sklearn.carrying import laid_open, taken_up
-from choral.sklearn.repeating import REPEATED, counted, present, repeats
-from choral.sklearn.training import Wishes, holds_out, train
+from choral.sklearn.inputs import REPEATED, counted, present, repeats
+from choral.tables.defaults import LEAST_ROWS
+from choral.tables.fit import AUTO, METHOD, can_choose, prepared
 from choral.tables.table import Table
 
 _SEEDS = 2**31 - 1
+_LISTED = "OUbiuf"  # kinds of arrays that lists say in full
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What an estimator asks for, checked.
+
+    Attributes:
+        method: name of a method, 'auto', or a recipe.
+        members: how many; None leaves it to the method.
+        epochs: the whole budget; None leaves it to the data.
+        seconds: after which training ends.
+        share: of the rows to hold out; 0 for none.
+        seed: root of every draw.
+        device: where to train.
+        fixed: whether the same seed must give the same bits, so that nothing is decided by measuring time.
+        progress: whether to draw a bar.
+    """
+
+    method: str | Recipe
+    members: int | None
+    epochs: int | None
+    seconds: float | None
+    share: float
+    seed: int
+    device: str
+    fixed: bool
+    progress: bool
+
+    def __post_init__(self) -> None:
+        for name, value in (("n_estimators", self.members), ("epochs", self.epochs)):
+            if value is not None and not is_whole(value, 1):
+                raise InputError(f"{name} is {value!r}; give a whole number of 1 or more, or None.")
+        if not is_number(self.share, 0) or self.share >= 1:
+            raise InputError(
+                f"validation_fraction is {self.share!r}; give a part of the rows below 1, or None for none."
+            )
+        if isinstance(self.method, Recipe):
+            if self.members is not None or self.epochs is not None:
+                raise InputError(
+                    "method is a recipe, which has its own members and epochs; leave n_estimators and epochs out."
+                )
+        elif self.method != AUTO:
+            self._check_named(str(self.method))
+
+    def _check_named(self, method: str) -> None:
+        make(method)  # raises for a name there is not
+        option = METHODS[method].options.get("members")
+        if self.members not in (None, 1) and (option is None or option.default == 1):
+            raise InputError(
+                f"n_estimators is {self.members}, but {method} trains one network and has no choice; leave it out, or take a method with "
+                "members such as 'deep_ensemble'."
+            )
+
+
+def holds_out(wishes: Wishes, rows: int, held: Any) -> bool:
+    """Return whether some of the rows themselves are held out: not of few, nor where the user gives others."""
+    return held is None and wishes.share > 0 and rows >= LEAST_ROWS
+
+
+def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) -> Ensemble:
+    """Return the ensemble of some rows.
+
+    Args:
+        problem: the rows.
+        wishes: settings.
+        watch: whether a share of the rows is held out.
+        held: (x, y) of rows that the user held out.
+    """
+    if watch and problem.groups is None:  # which are held out whole, one at least
+        _check_share(wishes.share, len(problem.x_train))
+    given = wishes.method if isinstance(wishes.method, Recipe) else None
+    validation = held if held is not None else wishes.share if watch else 0.0
+    in_turn = None if watch else validation  # a search holds each row out of one member
+    free = wishes.epochs is None and wishes.members is None and can_choose(problem, in_turn)
+    searched = wishes.method == AUTO and free
+    ready = prepared(
+        problem,
+        method=METHOD if given is not None or (wishes.method == AUTO and not free) else str(wishes.method),
+        epochs=wishes.epochs,
+        members=wishes.members,
+        validation=in_turn if searched else validation,
+    )
+    if given is not None:
+        ready = replace(ready, recipe=given)
+    with _untroubled(problem):
+        return ready.run(
+            seed=wishes.seed,
+            compute=Compute(
+                device=wishes.device,
+                executor="vectorized" if wishes.fixed else "auto",
+                threads=1 if wishes.fixed else None,
+                time_limit=wishes.seconds,
+            ),
+            progress=wishes.progress,
+        )
+
+
+def _check_share(share: float, rows: int) -> None:
+    """Raise InputError if a part of the rows is none or all of them."""
+    held = round(share * rows)
+    if not 0 < held < rows:
+        raise InputError(
+            f"validation_fraction is {share:g}, which would hold out {held} of {rows} rows; give a part that leaves at least one row on both "
+            "sides, or None to hold out none."
+        )
+
+
+@contextmanager
+def _untroubled(problem: Problem) -> Iterator[None]:
+    """Say nothing of a single class: a fold of cross-validation may well have no other."""
+    if problem.task != "classification" or np.ptp(problem.y_train):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="y: the label of every training point")
+        yield
 
 
 class EnsembleEstimator(BaseEstimator, ABC):
@@ -188,10 +315,10 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return self._prediction(X), self._encode_targets(y)
 
     def __getstate__(self) -> dict[str, Any]:
-        return laid_open(super().__getstate__())
+        return {name: _plain(value) for name, value in super().__getstate__().items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(taken_up(state))
+        super().__setstate__({name: _restored(value) for name, value in state.items()})
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -239,3 +366,20 @@ def _chosen(X: Any, y: np.ndarray, weights: np.ndarray | None, *, repeat: bool) 
 
 def _rows(X: Any, chosen: np.ndarray) -> Any:
     return X.iloc[chosen] if inputs.is_frame(X) else X[chosen]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Ensemble):
+        return {"choral": "ensemble", "bytes": value._to_bytes()}
+    if isinstance(value, np.ndarray) and value.dtype.kind in _LISTED:
+        return {"choral": "array", "type": value.dtype.str, "values": value.tolist()}
+    return value
+
+
+def _restored(value: Any) -> Any:
+    kind = value.get("choral") if isinstance(value, dict) else None
+    if kind == "ensemble":
+        return ensemble_from(load_bytes(value["bytes"], "the pickled estimator"), "the pickled estimator")
+    if kind == "array":
+        return np.array(value["values"], dtype=value["type"])
+    return value

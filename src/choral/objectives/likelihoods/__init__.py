@@ -1,11 +1,19 @@
 """Likelihoods: what a network's outputs mean, how wrong they are, and what they predict."""
 
-from choral.objectives.likelihoods.base import About, Likelihood
+from choral.objectives.likelihoods.base import About, Likelihood, Loss
 from choral.objectives.likelihoods.classification import Bernoulli, Categorical, Ordinal
-from choral.objectives.likelihoods.distributions import Family, Laplace, NegativeBinomial, Poisson, StudentT
 from choral.objectives.likelihoods.inference import NAMES, infer, named, resolve
-from choral.objectives.likelihoods.loss import Loss
-from choral.objectives.likelihoods.regression import FixedGaussian, LearnedGaussian, Quantiles, TargetScale
+from choral.objectives.likelihoods.regression import (
+    Family,
+    FixedGaussian,
+    Laplace,
+    LearnedGaussian,
+    NegativeBinomial,
+    Poisson,
+    Quantiles,
+    StudentT,
+    TargetScale,
+)
 
 __all__ = [
     "NAMES",

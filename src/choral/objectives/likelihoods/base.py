@@ -1,29 +1,27 @@
-"""The contract of a likelihood, and how the shapes of targets and outputs must agree.
+"""The contract of a likelihood, how the shapes of targets and outputs must agree, and a loss of the user's own.
 
-The contract of a likelihood: everything that the engine, the ensemble and the judge need to know of a task.
-
-Outputs and targets come with the member axis first, (member, batch, ...). See `objectives.penalties` for what is summed and
-what is averaged. A likelihood of one's own is a frozen dataclass with `nll`, `check` and `predict`; where torch has the
-distribution, a subclass of `Family` needs `distribution` alone:
+Outputs and targets come with the member axis first, (member, batch, ...); a missing last axis means one target, and nothing is ever
+broadcast. See `objectives.penalties` for what is summed and what is averaged. A likelihood of one's own is a frozen dataclass with
+`nll`, `check` and `predict`; where torch has the distribution, a subclass of `Family` needs `distribution` alone:
 
     @dataclass(frozen=True, kw_only=True)
     class Gamma(Family):
         def distribution(self, outputs):
             return torch.distributions.Gamma(*F.softplus(outputs).chunk(2, -1), validate_args=False)
-
-How targets stand to outputs: a missing last axis means one target, and nothing is ever broadcast.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.base.portrait import Function
 from choral.base.values import Value
-from choral.predictions import Predictive
+from choral.predictions import Outputs, Predictive
 
 
 def columns(values: Tensor) -> Tensor:
@@ -70,9 +68,7 @@ def check_real(targets: Tensor, outputs: tuple[int, ...], *, each: int, what: st
             f"the network gives outputs of shape {given} for one point and y has targets of shape {shape}; {what} takes "
             f"{wanted}. Change the last layer, or give the likelihood that fits."
         )
-    if not targets.is_floating_point():
-        return
-    if not torch.isfinite(targets).all():
+    if targets.is_floating_point() and not torch.isfinite(targets).all():
         raise InputError("y holds NaN or infinite values; fill or drop these rows first.")
 
 
@@ -104,10 +100,12 @@ class Likelihood(Value, ABC):
     """What the outputs of a network mean.
 
     Facts of the class: `prediction` is the kind of prediction that `predict` returns; `link` is torch's name of the function that outputs go
-    through to become probabilities, if there is one. Outputs that have gone through it already are doubtful.
+    through to become probabilities, if there is one (outputs that have gone through it already are doubtful); `outputs_each` is the number
+    of outputs for one target, 0 if that says too little.
     """
 
     prediction: ClassVar[type[Predictive]]
+    outputs_each: ClassVar[int] = 0
     link: ClassVar[str] = ""
 
     @property
@@ -150,7 +148,11 @@ class Likelihood(Value, ABC):
 
     def outputs_for(self, targets: Tensor) -> int:
         """Return how many outputs a network for these training targets (point, ...) needs."""
-        raise InputError(f"{type(self).__name__} does not say how many outputs it needs; give the network yourself.")
+        if not self.outputs_each:
+            raise InputError(
+                f"{type(self).__name__} does not say how many outputs it needs; give the network yourself."
+            )
+        return self.outputs_each * (1 if targets.dim() == 1 else targets.shape[1])
 
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as `nll` reads them: in the type and the units of training. Shapes: (..., point, ...)."""
@@ -243,3 +245,87 @@ def _mean_of_counted(each: Tensor, counted: Tensor, weights: Tensor | None) -> T
         shares = shares * weights.reshape(*weights.shape, *[1] * (each.dim() - 2))
     total = (each * shares).flatten(1).sum(1) / shares.flatten(1).sum(1).clamp_min(torch.finfo(each.dtype).tiny)
     return total.sum() if weights is None else (total * weights.mean(1)).sum()
+
+
+@dataclass(frozen=True)
+class Loss(Likelihood):
+    """Any function of outputs and targets as an objective.
+
+    What it means is unknown, so predictions are raw: each member's outputs, their mean and their spread. Targets are given to
+    it as they are in y.
+
+    Args:
+        function: called with the outputs (batch, ...) and targets (batch, ...) of one member; returns the loss of each point
+            (batch,) or of each of its numbers (batch, ...), or one number, the mean over the batch. Only losses of points can
+            be weighted.
+        output: what of raw outputs predictions show, a function such as torch.sigmoid; the outputs themselves if None.
+
+    >>> loss = Loss(torch.nn.functional.l1_loss)
+    >>> loss.loss(torch.zeros(2, 3, 1), torch.ones(2, 3, 1)).item()
+    2.0
+    """
+
+    prediction: ClassVar[type[Predictive]] = Outputs
+
+    function: Function
+    output: Function | None = None
+
+    def __init__(self, function: Any, output: Any = None):
+        """Take functions, or what a file says of them."""
+        for name, given in (("function", function), ("output", output)):
+            if not callable(given) and not (given is None and name == "output"):
+                raise InputError(f"{name} is {given!r}; give a function of outputs and targets that returns a loss.")
+            kept = given if given is None or isinstance(given, Function) else Function.of(given)
+            object.__setattr__(self, name, kept)
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return what the function makes of each member's points."""
+        each = [self.function(o, t.clone()) for o, t in zip(outputs, targets)]  # which it may write into
+        if each[0].dim() == 0:
+            return torch.stack(each).unsqueeze(1).expand(-1, outputs.shape[1])
+        return torch.stack([e.flatten(1).mean(1) if e.dim() > 1 else e for e in each])
+
+    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
+        """Call the function once; what it raises, or returns, is said before training."""
+        few = targets[:2].clone()
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="Using a target size")  # torch's word for a broadcast
+                found = self.function(torch.zeros(len(few), *outputs), few)
+        except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
+            raise InputError(
+                f"the loss {self.function.name} cannot take outputs of shape {(len(few), *outputs)} and targets of shape "
+                f"{tuple(few.shape)} ({few.dtype}): {str(error).splitlines()[0]}"
+            ) from error
+        if not isinstance(found, Tensor) or (
+            found.dim() and tuple(found.shape) not in ((len(few),), (len(few), *outputs))
+        ):
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise InputError(
+                f"the loss {self.function.name} returned {shape} for a batch of {len(few)}; return one number, or one for each "
+                "point of the batch."
+            )
+
+    def settled(
+        self, targets: Tensor, outputs: tuple[int, ...], *, weights: Tensor | None = None, **known: Any
+    ) -> Self:
+        """Return itself; refuse weights of points for a function that gives one mean for all of them."""
+        if weights is not None and not self.function(torch.zeros(1, *outputs), targets[:1].clone()).dim():
+            raise InputError(
+                f"the loss {self.function.name} returns one number for a batch, so weights of points cannot be honored; return the "
+                "loss of each point, for example with reduction='none'."
+            )
+        return self
+
+    def with_functions_of(self, given: Self) -> Self:
+        """Return the given one, whose functions must have the names of these."""
+        names = [[f and f.name for f in (loss.function, loss.output)] for loss in (self, given)]
+        if names[0] != names[1]:
+            raise InputError(
+                f"it was fitted with the functions {names[0]}, but likelihood holds {names[1]}; give its own."
+            )
+        return given
+
+    def predict(self, outputs: Tensor, about: About) -> Predictive:
+        """Return the outputs as they are."""
+        return Outputs(outputs, self.function, self.output, learners=about.learners)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -147,15 +147,7 @@ class Categorical(Likelihood):
         accuracy = (probs.argmax(1) == targets).double().mean()
         return "the most frequent class" if accuracy <= shares.max() and score <= best else ""
 
-    def settled(
-        self,
-        targets: Tensor,
-        outputs: tuple[int, ...],
-        *,
-        standardize: bool | None = None,
-        weights: Tensor | None = None,
-        whole: bool = True,
-    ) -> Self:
+    def settled(self, targets: Tensor, outputs: tuple[int, ...], *, whole: bool = True, **known: Any) -> Self:
         """Return it with the axis of dense classes, counted from the end, and the classes that no point has."""
         place = self._place(targets, outputs)
         settled = self if len(outputs) < 2 else replace(self, axis=place - len(outputs))
@@ -248,6 +240,7 @@ class Bernoulli(Likelihood):
 
     prediction: ClassVar[type[Predictive]] = MultiLabel
     link: ClassVar[str] = "Sigmoid"
+    outputs_each: ClassVar[int] = 1
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return binary cross-entropy, summed over labels."""
@@ -258,10 +251,6 @@ class Bernoulli(Likelihood):
     def classes(self, outputs: Tensor) -> int | None:
         """Return two for one label: no and yes."""
         return 2 if columns(outputs).shape[2] == 1 else None
-
-    def outputs_for(self, targets: Tensor) -> int:
-        """Return one for each label."""
-        return 1 if targets.dim() == 1 else targets.shape[1]
 
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as real numbers."""

@@ -14,8 +14,15 @@ from choral.objectives.likelihoods.classification import (
     is_one_hot,
     is_whole,
 )
-from choral.objectives.likelihoods.distributions import Laplace, NegativeBinomial, Poisson, StudentT
-from choral.objectives.likelihoods.regression import FixedGaussian, LearnedGaussian, Quantiles
+from choral.objectives.likelihoods.regression import (
+    FixedGaussian,
+    Laplace,
+    LearnedGaussian,
+    NegativeBinomial,
+    Poisson,
+    Quantiles,
+    StudentT,
+)
 
 NAMES: dict[str, type[Likelihood]] = {
     "categorical": Categorical,

@@ -1,25 +1,225 @@
-"""Greedy selection of members, with replacement (whole counts become weights) or without.
+"""Corrections of members, fitted on held-out rows: their temperature, their weights, and which of them to use.
 
-Greedy selection with replacement: an ensemble chosen from many members, as whole counts that become weights.
-
-What is averaged and what the average costs are given by the caller, so one search serves mixtures of probabilities or
-densities, averaged logits, averaged quantiles and averaged outputs; `Predictive.blend` says both for every task.
-
-Greedy selection: build a smaller ensemble member by member, each time adding the one that helps most.
+A temperature minimizes the held-out negative log likelihood of the *ensemble*, the members' average of softmax(logits / T), so that
+members and ensemble are not calibrated against each other. Stacking finds the weights of the best mixture; greedy selection
+takes members one by one, with replacement (whole counts become weights) or without. What is averaged and what the average costs are
+given by the caller, so one search serves mixtures, averaged logits, averaged quantiles and averaged outputs: see `Predictive.blend`.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.calibration.stacking import StackingWeights, checked_log_scores
-from choral.metrics.inputs import double, row_chunks
+from choral.metrics.classification import logits_nll, nll_rows
+from choral.metrics.inputs import (
+    checked_finite,
+    checked_labels,
+    checked_member_probs,
+    checked_weights,
+    double,
+    row_chunks,
+)
+
+_COLDEST, _HOTTEST = 0.05, 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Temperature(Value):
+    """What the logits are divided by.
+
+    Args:
+        temperatures: one for all members or one for each member, all positive; 1 changes nothing.
+
+    >>> Temperature(temperatures=(2.0,)).apply(torch.tensor([[[1.0, 3.0]]])).tolist()
+    [[[0.5, 1.5]]]
+    """
+
+    temperatures: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(0 < t < math.inf for t in self.temperatures):
+            raise InputError(f"temperatures are {self.temperatures}; give one or more finite numbers above 0.")
+
+    def apply(self, member_logits: Tensor) -> Tensor:
+        """Return the logits divided by their temperature. Shapes: (member, batch, class) -> the same."""
+        if len(self.temperatures) not in (1, len(member_logits)):
+            raise InputError(
+                f"member_logits has {len(member_logits)} members but there are {len(self.temperatures)} temperatures; "
+                "there must be one for all or one for each."
+            )
+        divisors = torch.tensor(self.temperatures, dtype=torch.float64).to(member_logits)
+        return member_logits / divisors.reshape(-1, *[1] * (member_logits.ndim - 1))
+
+
+def fit_temperature(
+    member_logits: Tensor,
+    labels: Tensor,
+    *,
+    per: Literal["ensemble", "member"] = "ensemble",
+    weights: Tensor | None = None,
+) -> Temperature:
+    """Return the temperature that minimizes the ensemble's negative log likelihood on held-out data.
+
+    A grid over [0.05, 20] finds the valley, L-BFGS its floor. If the result is not below the likelihood at 1 (in the
+    given precision), it is 1: fitting never raises the likelihood of the data it is fitted on.
+
+    Args:
+        member_logits: (member, batch, class), of rows no member was trained on.
+        labels: (batch,).
+        per: one temperature for the whole "ensemble" or one for each "member".
+        weights: (member,) of the average, uniform by default.
+
+    Reference: Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599, section 4.2; for
+    ensembles Rahaman & Thiery, "Uncertainty Quantification and Deep Ensembles", 2021, arXiv:2007.08792.
+    """
+    from scipy.optimize import minimize
+
+    logits = checked_finite(member_logits, "member_logits")
+    if logits.ndim != 3 or not logits.numel():
+        raise InputError(
+            f"member_logits has shape {tuple(logits.shape)}; it must be (member, batch, class), not empty."
+        )
+    members, batch, classes = logits.shape
+    labels = checked_labels(labels, batch=batch, classes=classes).to(logits.device)
+    shares = checked_weights(weights, members=members, like=logits)
+
+    grid = np.linspace(-np.log(_HOTTEST), -np.log(_COLDEST), 9)  # of log inverse temperatures
+    start = min(grid, key=lambda point: _nll_and_slope(np.full(members, point), logits, labels, shares)[0])
+
+    def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _nll_and_slope(np.broadcast_to(point, members), logits, labels, shares)
+        return value, slope if per == "member" else slope.sum(keepdims=True)
+
+    free = members if per == "member" else 1
+    fitted = minimize(objective, np.full(free, start), jac=True, method="L-BFGS-B", bounds=[(grid[0], grid[-1])] * free)
+    found = Temperature(temperatures=tuple(float(t) for t in np.exp(-fitted.x)))
+    before = logits_nll(member_logits, labels, weights=weights)
+    return found if logits_nll(found.apply(member_logits), labels, weights=weights) < before else Temperature()
+
+
+def _nll_and_slope(point: np.ndarray, logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, np.ndarray]:
+    """Return the mixture's mean NLL at log inverse temperatures `point` and its derivative by each of them.
+
+    With b = exp(point), s = log softmax(b z)_y: ds / dpoint = b (z_y - E_p z), weighed by the member's responsibility.
+    """
+    log_scores, slopes = [], []
+    for inverse, z in zip(np.exp(point).tolist(), logits):  # one member at a time keeps memory at (batch, class)
+        log_probs = (inverse * z).log_softmax(-1)
+        own = labels.unsqueeze(-1)
+        log_scores.append(log_probs.gather(-1, own).squeeze(-1))
+        slopes.append(inverse * (z.gather(-1, own).squeeze(-1) - (log_probs.exp() * z).sum(-1)))
+    joint = torch.stack(log_scores) + weights.log().unsqueeze(-1)
+    total = joint.logsumexp(0)
+    responsibility = (joint - total).exp()
+    slope = -(responsibility * torch.stack(slopes)).mean(1)
+    return float(-total.mean()), slope.cpu().numpy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackingWeights(Value):
+    """How much each member counts in the average.
+
+    Args:
+        weights: one for each member, nothing negative, summing to 1.
+
+    >>> StackingWeights(weights=(0.25, 0.75)).apply(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])).tolist()
+    [[0.25, 0.75]]
+    """
+
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not all(0 <= w < math.inf for w in self.weights) or not abs(sum(self.weights) - 1) < 1e-3:
+            raise InputError(f"weights are {self.weights}; give numbers of 0 or more that sum to 1.")
+
+    @property
+    def tensor(self) -> Tensor:
+        """Return the weights as the metrics take them, (member,) in float64."""
+        return torch.tensor(self.weights, dtype=torch.float64)
+
+    def apply(self, member_values: Tensor) -> Tensor:
+        """Return the weighted average over members of probabilities or means. Shapes: (member, ...) -> (...)."""
+        if len(member_values) != len(self.weights):
+            raise InputError(
+                f"member_values has {len(member_values)} members but there are {len(self.weights)} weights."
+            )
+        return torch.einsum("m,m...->...", self.tensor.to(member_values), member_values)
+
+
+def label_log_scores(member_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the log probability each member gives to each label (never below log `PROB_FLOOR`).
+
+    For regression use `choral.metrics.gaussian_log_scores`.
+
+    Shapes: member_probs (member, batch, class), labels (batch,) -> (member, batch).
+    """
+    member_probs = checked_member_probs(member_probs)
+    labels = checked_labels(labels, batch=member_probs.shape[1], classes=member_probs.shape[2])
+    return -nll_rows(member_probs, labels.to(member_probs.device))
+
+
+def checked_log_scores(member_log_scores: Tensor) -> Tensor:
+    """Return log scores (member, batch) as float64, each row shifted so that its best member has 0.
+
+    A shift common to all members changes no comparison between mixtures and keeps the exponentials in range.
+    """
+    scores = checked_finite(member_log_scores, "member_log_scores")
+    if scores.ndim != 2 or not scores.numel():
+        raise InputError(
+            f"member_log_scores has shape {tuple(scores.shape)}; it must be (member, batch), not empty. "
+            "Sum over the targets of a row first."
+        )
+    return scores - scores.max(0).values
+
+
+def fit_stacking(member_log_scores: Tensor, *, tolerance: float = 1e-7, steps: int = 5_000) -> StackingWeights:
+    """Return the weights on the simplex that maximize the mean log of the mixture's score on held-out data.
+
+    Expectation maximization from uniform weights, w_m <- w_m g_m with g_m = mean of p_m / mixture, which never lowers
+    the score; longer steps w_m g_m^eta are tried and kept only when they raise it. The problem is concave and log max
+    g bounds the distance to its optimum, so the search stops when that is below `tolerance` nats.
+
+    Args:
+        member_log_scores: (member, batch), log of what each member gives to what happened; see `label_log_scores`.
+        tolerance: largest loss of mean log score against the best weights, in nats.
+        steps: largest number of steps.
+
+    Reference: Yao et al., "Using Stacking to Average Bayesian Predictive Distributions", 2018, arXiv:1704.02030,
+    equation 4.
+    """
+    if steps < 1 or not tolerance >= 0:
+        raise InputError(
+            f"steps is {steps} and tolerance {tolerance}; give 1 step or more, and a tolerance of 0 or more."
+        )
+    scores = checked_log_scores(member_log_scores).exp()  # (member, batch)
+    weights = torch.full((len(scores),), 1.0 / len(scores), dtype=torch.float64, device=scores.device)
+    mixture = weights @ scores
+    best, stretch = float(mixture.log().mean()), 1.0
+    for _ in range(steps):
+        growth = (scores / mixture).mean(1)
+        if math.log(max(float(growth.max()), 1.0)) <= tolerance:
+            break
+        while True:
+            proposal = weights * growth**stretch
+            proposal /= proposal.sum()
+            mixed = proposal @ scores
+            score = float(mixed.log().mean())
+            if score > best or stretch == 1.0:
+                break
+            stretch = 1.0
+        if score <= best:  # a plain step gains nothing but rounding
+            break
+        weights, mixture, best, stretch = proposal, mixed, score, 1.5 * stretch
+    return StackingWeights(weights=tuple(weights.tolist()))
+
 
 Loss = Callable[[Tensor], Tensor]
 """What averages cost at each point: (candidate, batch, ...) -> (candidate, batch)."""
