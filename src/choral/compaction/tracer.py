@@ -85,6 +85,7 @@ class Units:
 
 Rule = Callable[..., Any]
 
+_SAME = {"axis": "dim", "use_input_stats": "training"}  # names of arguments that mean the same
 _MUTATING = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__setitem__")
 
 
@@ -239,7 +240,7 @@ class Tracer(TorchFunctionMode):
         rule = self._rules.get(name)
         if rule is None:
             return NotImplemented
-        kwargs = {"dim" if key == "axis" else key: value for key, value in call.kwargs.items()}
+        kwargs = {_SAME.get(key, key): value for key, value in call.kwargs.items()}
         try:
             bound = inspect.signature(rule).bind(self, call, *call.args, **kwargs)
         except TypeError:
