@@ -4,8 +4,6 @@ Every call of a torch function goes through `Tracer`. It knows for each tensor a
 which units they belong and which of them are constants; a rule for each known function says what follows for its
 result. A function without a rule locks the channels it reads. So whatever a network does in its `forward`, a channel
 counts as removable only after every step it goes through was understood.
-
-Units: the smallest sets of channels that can only be removed together, and what is known of a tensor's channels.
 """
 
 import inspect
