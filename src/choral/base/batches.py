@@ -1,8 +1,6 @@
 """Batches as trees: a tensor, or nested dicts, tuples and lists of tensors that share one batch axis; arrays become tensors.
 
 A plain tensor goes through every function here at the cost of one type check.
-
-Arrays of the user's as tensors.
 """
 
 import math
@@ -37,9 +35,7 @@ def tensor_of(value: Any) -> Tensor:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.flags.writeable:
         return torch.from_numpy(array)
-    if not isinstance(
-        value, np.memmap
-    ):  # a view of a frame, say: torch knows no tensors that are not to be written into
+    if not isinstance(value, np.memmap):  # a view of a frame, say, which is not to be written into
         return torch.from_numpy(array.copy())
     with warnings.catch_warnings():  # a file that may be too large to copy; nothing here writes into it
         warnings.simplefilter("ignore")

@@ -1,11 +1,4 @@
-"""Stack and split dicts of tensors along a new first (member) axis, and map functions over it.
-
-torch.func.vmap without its advice to torch's developers.
-
-Where an operation has no batching rule, vmap runs it call by call and warns that this is slow. Whether that is so is measured
-here before a network is mapped, so the warning has no reader. Its switch belongs to the process; it is turned off when
-something is first mapped, and stays off.
-"""
+"""Stack and split dicts of tensors along a new first (member) axis, and map functions over it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -119,8 +119,8 @@ def _batch_norm(
     tracer: Tracer,
     call: Call,
     input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     training: bool = False,
@@ -144,24 +144,6 @@ def _batch_norm(
         return channels.valued(shifts.where(~channels.constants.isnan(), torch.nan))
     values = F.batch_norm(channels.constants.to(input)[None], running_mean, running_var, scale, shift, False, 0.0, eps)
     return channels.valued(values[0].cpu())
-
-
-def _instance_norm(
-    tracer: Tracer,
-    call: Call,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    channels = tracer.channels(input)
-    if channels is not None and channels.axis != 1:
-        return NotImplemented
-    return _batch_norm(tracer, call, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 def _group_norm(
@@ -229,7 +211,7 @@ LAYER_RULES: dict[str, Rule] = {
     "conv2d": _conv,
     "conv3d": _conv,
     "batch_norm": _batch_norm,
-    "instance_norm": _instance_norm,
+    "instance_norm": _batch_norm,
     "group_norm": _group_norm,
     "layer_norm": _layer_norm,
     "rms_norm": _layer_norm,

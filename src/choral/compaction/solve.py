@@ -1,7 +1,4 @@
-"""From a traced network to what can be removed: the form, the constants to fold, tied layers, and what is kept and why.
-
-What neuron masks need to know of a network: layers that lose neurons together, parameters that go with a neuron.
-"""
+"""From a traced network to what can be removed: the form, the constants to fold, tied layers, and what is kept and why."""
 
 import copy
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Every call of a torch function goes through `Tracer`. It knows for each tensor a
 which units they belong and which of them are constants; a rule for each known function says what follows for its
 result. A function without a rule locks the channels it reads. So whatever a network does in its `forward`, a channel
 counts as removable only after every step it goes through was understood.
-
-Units: the smallest sets of channels that can only be removed together, and what is known of a tensor's channels.
 """
 
 import inspect
@@ -85,6 +83,7 @@ class Units:
 
 Rule = Callable[..., Any]
 
+_SAME = {"axis": "dim", "use_input_stats": "training"}  # names of arguments that mean the same
 _MUTATING = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__setitem__")
 
 
@@ -239,7 +238,7 @@ class Tracer(TorchFunctionMode):
         rule = self._rules.get(name)
         if rule is None:
             return NotImplemented
-        kwargs = {"dim" if key == "axis" else key: value for key, value in call.kwargs.items()}
+        kwargs = {_SAME.get(key, key): value for key, value in call.kwargs.items()}
         try:
             bound = inspect.signature(rule).bind(self, call, *call.args, **kwargs)
         except TypeError:

@@ -2,8 +2,6 @@
 
 A structure turns a plain network into a *joint* network holding `members` members, lays out every batch for it and
 gives member outputs back with the member axis first. The engine knows this contract and no method.
-
-What structures made of a `Joint` network have in common: the same batch for every member, outputs by member.
 """
 
 from abc import ABC, abstractmethod

@@ -2,8 +2,6 @@
 
 Reference: Lee et al., "Why M Heads are Better than One: Training a Diverse Ensemble of Deep Networks", 2015,
 arXiv:1511.06314, section 4.
-
-Layers that draw in a part of the network that all members share.
 """
 
 from dataclasses import dataclass

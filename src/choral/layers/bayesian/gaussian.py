@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from choral.base.errors import ConversionError
 from choral.layers.bayesian.sampling import RHO_START, SAMPLED, SampledLayer, add_posterior, draw
-from choral.layers.functional import BATCH_NORMS, filled, operate, own_kind
+from choral.layers.functional import BATCH_NORMS, filled, own_kind
 
 
 class GaussianLayer(SampledLayer):
@@ -80,9 +81,10 @@ class GaussianNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized input under one draw of scale and shift."""
-        drawn = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
-        tensors = {**self.norm._buffers, "weight": drawn[0], "bias": drawn[1]}
-        return operate(self.norm, x, tensors, training=self.norm.training)
+        weight, bias = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
+        return functional_call(
+            self.norm, {"weight": weight} if bias is None else {"weight": weight, "bias": bias}, (x,)
+        )
 
     def plain(self) -> nn.Module:
         """Return a plain normalization layer with the posterior means as scale and shift."""

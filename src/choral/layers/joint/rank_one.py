@@ -4,15 +4,13 @@ Reference: Wen et al., "BatchEnsemble: An Alternative Approach to Efficient Ense
 arXiv:2002.06715, equations 1 to 5 (where r multiplies the inputs and s the outputs).
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from choral.base.arguments import typed
 from choral.base.errors import InputError
 from choral.layers.joint.network import Foldable
-from choral.layers.joint.weighted import WeightLayer, by_hand, fold, unfold
+from choral.layers.joint.weighted import WeightLayer, fold, unfold
 
 STARTS = ("normal", "signs", "ones")
 
@@ -73,14 +71,12 @@ class RankOneLayer(WeightLayer, Foldable):
             if self.dims or rows * (self.inputs + self.outputs) > 2 * self.inputs * self.outputs:
                 return self.operate(x, self._own_weight(), self.bias)
             return _scaled(self.operate(x * self.s, self.weight, None), self.r, self.bias)
-        x = unfold(x, self.members)
-        if not self.dims and by_hand(x):
-            flat = x.flatten(1, -2)  # (member, batch and further axes, input)
-            y = _RankOneLinear.apply(flat, self.weight, self.r, self.s, self.bias)
-            return fold(y.unflatten(1, x.shape[1:-1]))
+        parts = unfold(x, self.members)
+        x = parts if self.dims else parts.flatten(1, -2)  # (member, batch and further axes, input)
         y = unfold(self.operate(fold(x * self.over_channels(self._apart(self.s), x)), self.weight, None), self.members)
         bias = None if self.bias is None else self.over_channels(self._apart(self.bias), y)
-        return fold(_scaled(y, self.over_channels(self._apart(self.r), y), bias))
+        y = _scaled(y, self.over_channels(self._apart(self.r), y), bias)
+        return fold(y if self.dims else y.unflatten(1, parts.shape[1:-1]))
 
     def _own_weight(self) -> Tensor:
         return self.weight * (self.over_outputs(self.r) * self.over_inputs(self.s))
@@ -138,37 +134,3 @@ class ScaledInputs(WeightLayer, Foldable):
 
 def _scaled(y: Tensor, factor: Tensor, shift: Tensor | None) -> Tensor:
     return y * factor if shift is None else torch.addcmul(shift, y, factor)
-
-
-class _RankOneLinear(torch.autograd.Function):
-    """r * (W (s * x)) + b for every member, with gradients that use their temporary memory twice.
-
-    On a CPU the elementwise products around one matrix product cost a third of it when each has memory of its own.
-
-    Shapes: x (member, row, input), weight (output, input), r and bias (member, output), s (member, input).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, r: Tensor, s: Tensor, bias: Tensor | None) -> Tensor:
-        scaled = x * s.unsqueeze(1)
-        y = (scaled.flatten(0, 1) @ weight.t()).unflatten(0, x.shape[:2])
-        ctx.save_for_backward(x, weight, r, s, scaled, y)
-        return _scaled(y, r.unsqueeze(1), None if bias is None else bias.unsqueeze(1))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, r, s, scaled, y = ctx.saved_tensors
-        again = torch.is_grad_enabled()  # second derivatives were asked for: they must reach what y was made of
-        if again:
-            scaled = x * s.unsqueeze(1)
-            y = (scaled.flatten(0, 1) @ weight.t()).unflatten(0, x.shape[:2])
-        product = gradient * y
-        r_gradient = product.sum(1)
-        y_gradient = torch.mul(gradient, r.unsqueeze(1), out=None if again else product).flatten(0, 1)
-        weight_gradient = y_gradient.t() @ scaled.flatten(0, 1)
-        x_gradient = (y_gradient @ weight).view_as(x)
-        s_gradient = torch.mul(x_gradient, x, out=None if again or product.shape != x.shape else product).sum(1)
-        bias_gradient = gradient.sum(1) if ctx.needs_input_grad[4] else None
-        if ctx.needs_input_grad[0]:
-            x_gradient = x_gradient * s.unsqueeze(1) if again else x_gradient.mul_(s.unsqueeze(1))
-        return x_gradient if ctx.needs_input_grad[0] else None, weight_gradient, r_gradient, s_gradient, bias_gradient
