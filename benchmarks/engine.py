@@ -22,9 +22,11 @@ from choral import Compute, models
 from choral.data.sources import TensorSource
 from choral.engine.events import Log
 from choral.engine.flops import Flops
+from choral.engine.job import Job
 from choral.engine.run import Run
 from choral.engine.store import MemberStore
 from choral.engine.task import make_task
+from choral.engine.validation import Rules
 from choral.fit import fit
 from choral.plan import Adam, Collect, Constant, Reset, Train, fork, seq
 from choral.recipes.recipe import Recipe
@@ -115,17 +117,8 @@ def engine_overhead(repeats: int) -> dict[str, float]:
     counted.train(None)
 
     def through() -> None:
-        run = Run(
-            task,
-            source,
-            recipe.plan,
-            seed=0,
-            width=1,
-            store=MemberStore(),
-            checkpoints=None,
-            log=Log(),
-            seconds=1e9,
-        )
+        job = Job(recipe, task, source, None, Rules(), {}, 0, "sequential")
+        run = Run(job=job, width=1, store=MemberStore(), checkpoints=None, log=Log(), seconds=1e9)
         run.setting = replace(run.setting, flops=counted)  # once for a whole run, not part of a step
         run.execute()
 

@@ -32,7 +32,7 @@ from choral.engine.folder import run_of
 from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
 from choral.engine.preparation import check_same, environment
-from choral.engine.resume import run_for
+from choral.engine.run import Run
 from choral.engine.store import MemberStore, file_name
 from choral.plan.phases import Collect
 from choral.plan.walk import Place
@@ -217,7 +217,8 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
     log = Log(folder / "log.jsonl", listener)
     try:
         seconds, store = field.call.compute.checkpoint_seconds, checkpoints.store
-        run = run_for(field.job, field.plan, checkpoints=checkpoints, store=store, log=log, seconds=seconds, width=1)
+        apart = field.plan["executor"] == "sequential"
+        run = Run(job=field.job, width=1, apart=apart, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
         run.ledger.failed = dict(failed)
         stack = Stack([run.branch(at, origin) for at, origin in zip(leaf.branches, origins)])
         run.begin()
@@ -232,7 +233,7 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
         _members(store, leaf),
         state,
         run.ledger.failed,
-        run.counted,
+        run.ledger.counted,
         run.ledger.stopped,
         environment(field.plan["environment"]["threads"]),
     )

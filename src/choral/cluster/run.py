@@ -33,8 +33,8 @@ from choral.engine.files import write_bytes, write_json
 from choral.engine.folder import claimed, read_plan
 from choral.engine.job import Call, Job, call_of
 from choral.engine.preparation import settle
-from choral.engine.resume import costs_of, kept_costs, run_for
-from choral.engine.run import WIDEST
+from choral.engine.resume import costs_of, kept_costs
+from choral.engine.run import WIDEST, Run
 from choral.engine.store import MemberStore
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Visitor, walk
@@ -312,13 +312,13 @@ def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, A
         for number in (n for leaf in field.leaves.values() for n in leaf.members):
             if field.store.path(number).exists():
                 store.put(number, field.store.get(number))
-    run = run_for(field.job, plan=field.plan, checkpoints=None, store=store, log=Log(), seconds=0.0, width=1)
+    run = Run(job=field.job, width=1, store=store, checkpoints=None, log=Log(), seconds=0.0)
     for manifest in manifests.values():
         run.ledger.failed |= manifest.failed
         run.ledger.stopped += manifest.stopped
     _write_log(field, manifests)
     run.refuse_lost()
-    run.counted = total(m.counted for m in manifests.values())
+    run.ledger.counted = total(m.counted for m in manifests.values())
     costs = kept_costs(storage.folder, Log())
     if not costs:
         costs = costs_of(run, started)

@@ -270,12 +270,8 @@ class Blueprint:
             assert self.interface.reads is not None
             x = batches.moved(batches.made_up(self.interface.reads, rows), self.device)
             x = batches.mapped(lambda t: t.to(self._floats) if self._floats and t.is_floating_point() else t, x)
-            with (
-                torch.no_grad(),
-                rng.seeded(0, "look"),
-                draws.keyed(0),
-                suppress(Exception),
-            ):  # the user's code may need other numbers than zeros
+            # the user's code may need other numbers than zeros
+            with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), suppress(Exception):
                 network(self.structure.feed(x, None)[0])
 
         with evaluating(network):

@@ -184,16 +184,7 @@ class Checkpoints:
             entries.append({"file": file, "sha256": self._whole[file], "places": places})
         manifests = self._manifests()
         number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
-        content = {
-            "position": now.position,
-            "epoch": now.epoch,
-            "open": entries,
-            "failed": failed_list(now.failed),
-            "counted": now.counted,
-            "stopped": now.stopped,
-            "log_bytes": now.log_bytes,
-        }
-        content |= {} if now.whole is None else {"whole": now.whole}
+        content = vars(now) | {"open": entries, "failed": failed_list(now.failed)}
         path = self.folder / f"manifest-{number}.json"
         write_json(path, content, within=self.folder.parent)
         self._trusted = [*self._trusted[-1:], path]
@@ -251,7 +242,7 @@ _CONTENT = {
     "counted": {str: float},
     "stopped": [dict],
     "log_bytes": int,
-    "whole?": [int],
+    "whole": (None, [int]),
 }
 
 

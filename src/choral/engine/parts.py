@@ -8,7 +8,7 @@ same weights; only the first one writes.
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -130,13 +130,9 @@ class Parts:
         mass, weight = self.summed(total) if shared else total
         least = torch.finfo(torch.float32).tiny
         return [
-            Piece(
-                piece.x,
-                piece.y,
-                piece.weights,
-                piece.part,
-                own[0] / mass.clamp_min(least) * (weight / whole) * (len(piece.y) / own[1].clamp_min(least)),
-                first=piece.first,
+            replace(
+                piece,
+                share=own[0] / mass.clamp_min(least) * (weight / whole) * (len(piece.y) / own[1].clamp_min(least)),
             )
             for piece, own in zip(pieces, sums)
         ]

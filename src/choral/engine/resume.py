@@ -53,20 +53,6 @@ def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
     return job
 
 
-def run_for(job: Job, plan: dict[str, Any], **options: Any) -> Run:
-    """Return the run of a job by its settled plan; `options` are those of `Run`."""
-    return Run(
-        job.task,
-        job.source,
-        job.recipe.plan,
-        seed=job.seed,
-        validation=job.validation,
-        rules=job.rules,
-        apart=plan["executor"] == "sequential",
-        **options,
-    )
-
-
 def carry_out(
     job: Job,
     folder: Path | None,
@@ -91,7 +77,8 @@ def carry_out(
     store = MemberStore() if folder is None else MemberStore(folder / "members", run=run_of(plan))
     checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
     with closing(Log(None if folder is None else folder / "log.jsonl", listener)) as log:
-        run = run_for(job, plan, width=width, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
+        apart = plan["executor"] == "sequential"
+        run = Run(job=job, width=width, apart=apart, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
         if job.rules.time_limit is not None:
             run.setup = job.task.parts.agreed(time.perf_counter() - started)
         costs = _completed(run, folder, plan, started=started)
@@ -114,15 +101,15 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
         mend(run, lost)
     else:
         if added is not None:
-            run.counted |= added["counted"]
+            run.ledger.counted |= added["counted"]
         if added is None or parts.agreed(bool(run.checkpoints)):
             run.begin()
         if run.snapshot is not None:
             mend(run, lost, until=run.snapshot.position, failed=run.snapshot.failed)
         run.execute(only=None if added is None else parts.agreed(list(run.store.lost(count))))
     if not costs:
-        if not run.counted["epochs"]:
-            run.counted = parts.agreed({} if folder is None else last_counted(folder / "log.jsonl"))
+        if not run.ledger.counted["epochs"]:
+            run.ledger.counted = parts.agreed({} if folder is None else last_counted(folder / "log.jsonl"))
         costs = parts.agreed(costs_of(run, started))
         if folder is not None:
             write_json(folder / "results.json", costs, within=folder)
@@ -215,7 +202,7 @@ def costs_of(run: Run, started: float) -> dict[str, Any]:
     ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.setting.is_late else {}
     ended |= {"stopped": run.ledger.stopped} if run.ledger.stopped else {}
     return ended | {
-        "counted": run.counted,
+        "counted": run.ledger.counted,
         "parameters": sum(stored for stored, _ in sizes),
         "predict_flops": sum(flops for _, flops in sizes) * run.task.structure.draws,
         "networks": len(kept),

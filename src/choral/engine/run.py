@@ -8,65 +8,45 @@ position and the open states.
 import time
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError
-from choral.data.sources import Source
 from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
 from choral.engine.context import applied, begun
 from choral.engine.epochs import Epochs, Setting, alike
 from choral.engine.events import Ledger, Log
 from choral.engine.flops import Flops
+from choral.engine.job import Job
 from choral.engine.store import MemberStore
-from choral.engine.task import Task
-from choral.engine.validation import Folds, Rules, Validation
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place, Visitor, collected, forks_to, trainings, walk
 
 WIDEST = 512  # branches stacked at once, at most
-_NO_RULES = Rules()
 _SHARE = 0.02  # of the time that checkpoints take, at most
 
 
+@dataclass(eq=False, kw_only=True)
 class Run:
-    """One execution of a plan.
+    """One execution of a job."""
 
-    Args:
-        task, source, plan, seed: what is trained, on what, and by which draws.
-        width: branches of a fork that are walked together, at most.
-        store, checkpoints, log: where members, states and events go; None takes no checkpoints.
-        seconds: least time between two checkpoints, longer where one takes more than 2 % of it; 0 takes all there could be.
-        validation: measures networks on held-out points after every epoch; None does not.
-        rules: when training ends before its budget, and what is kept of it.
-        apart: whether branches that stop together take turns instead of being stacked.
-    """
+    job: Job
+    width: int  # branches of a fork that are walked together, at most
+    apart: bool = False  # whether branches that stop together take turns instead of being stacked
+    store: MemberStore  # where members go
+    checkpoints: Checkpoints | None  # where states go
+    log: Log  # where events go
+    seconds: float  # least time between two checkpoints, longer where one takes more than 2 % of it; 0 takes all there could be
 
-    def __init__(
-        self,
-        task: Task,
-        source: Source,
-        plan: Phase,
-        *,
-        seed: int,
-        width: int,
-        store: MemberStore,
-        checkpoints: Checkpoints | None,
-        log: Log,
-        seconds: float,
-        validation: Validation | Folds | None = None,
-        rules: Rules = _NO_RULES,
-        apart: bool = False,
-    ):
-        self.task, self.source, self.plan, self.seed = task, source, plan, seed
-        self.width, self.store, self.checkpoints, self.log, self.seconds = width, store, checkpoints, log, seconds
-        self.apart = apart
-        self.flops, self.ledger = Flops(task, source), Ledger(log, task.blueprint)
-        self.setting = Setting(task, source, seed, self.flops, self.ledger, validation, rules)
+    def __post_init__(self) -> None:
+        job = self.job
+        self.task, self.plan, self.seed = job.task, job.recipe.plan, job.seed
+        self.flops, self.ledger = Flops(job.task, job.source), Ledger(self.log, job.task.blueprint)
+        self.setting = Setting(job.task, job.source, job.seed, self.flops, self.ledger, job.validation, job.rules)
         self.position = 0
         self.open: list[Stack] = []  # the stacks above the one walked, parents of its branches
         self.snapshot: Snapshot | None = None
@@ -77,16 +57,7 @@ class Run:
         self.setup = 0.0  # seconds of this call before training, where time is limited
         self.cut: list[int] = []  # members that were collected after the time was up
         self._is_winding_up = False  # the checkpoint from which a call with more time goes on is there, and stays
-        self.member_of = collected(plan)
-
-    @property
-    def counted(self) -> dict[str, float]:
-        """What was trained so far."""
-        return self.ledger.counted
-
-    @counted.setter
-    def counted(self, counted: dict[str, float]) -> None:
-        self.ledger.counted = counted
+        self.member_of = collected(self.plan)
 
     def begin(self) -> None:
         """Go to the last whole checkpoint, if there is one; the log forgets what came after it."""
@@ -100,8 +71,8 @@ class Run:
         if self.snapshot is not None:
             self.skip_to, self.ledger.failed = self.snapshot.position, dict(self.snapshot.failed)
             self.ledger.stopped = list(self.snapshot.stopped)
-            self.counted = dict(self.snapshot.counted)
-            self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=dict(self.counted))
+            self.ledger.counted = counted = dict(self.snapshot.counted)
+            self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=dict(counted))
 
     def execute(self, only: Collection[int] | None = None) -> None:
         """Run the plan from where it begins to its end, or train some members only; raises DivergedError if a branch was lost."""
@@ -113,26 +84,19 @@ class Run:
         self.refuse_lost()
 
     def refuse_lost(self) -> None:
-        """Raise DivergedError if a branch was lost."""
-        if self.ledger.failed:
-            raise DivergedError(f"{self._lost}: {'; '.join(self.ledger.failed.values())}. {self._advice()}")
-
-    @property
-    def _lost(self) -> str:
-        """Which members were lost, counted from 0 as in `Ensemble.member`."""
-        lost = self.store.missing(len(self.member_of))
+        """Raise DivergedError if a branch was lost; members are counted from 0 as in `Ensemble.member`."""
+        if not self.ledger.failed:
+            return
+        count, folder = len(self.member_of), self.store.folder
+        lost = self.store.missing(count)
         named = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
-        return f"{'member' if len(lost) == 1 else 'members'} {named} of {len(self.member_of)} diverged"
-
-    def _advice(self) -> str:
-        """Return what can be done after a branch was lost."""
-        count = len(self.member_of)
-        kept = count - len(self.store.missing(count))
-        said = f"{kept} of {count} members were kept"
-        if self.store.folder is None:
-            return f"{said}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again."
-        load = f": choral.load('{self.store.folder.parent}', partial=True) gives them" if kept else ""
-        return f"{said}{load}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again into another folder (this one stays with its plan)."
+        kept = count - len(lost)
+        load = f": choral.load('{folder.parent}', partial=True) gives them" if kept and folder is not None else ""
+        where = "" if folder is None else " into another folder (this one stays with its plan)"
+        raise DivergedError(
+            f"{'member' if len(lost) == 1 else 'members'} {named} of {count} diverged: {'; '.join(self.ledger.failed.values())}. "
+            f"{kept} of {count} members were kept{load}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again{where}."
+        )
 
     def walk(self) -> None:
         """Walk the whole plan."""
@@ -153,20 +117,8 @@ class Run:
 
     def twin(self, log: Log) -> "Run":
         """Return another run of the same plan into the same store, which takes no checkpoints and all the time it needs."""
-        return Run(
-            self.task,
-            self.source,
-            self.plan,
-            seed=self.seed,
-            width=self.width,
-            store=self.store,
-            checkpoints=None,
-            log=log,
-            seconds=self.seconds,
-            validation=self.setting.validation,
-            rules=replace(self.setting.rules, time_limit=None),
-            apart=self.apart,
-        )
+        job = replace(self.job, rules=replace(self.job.rules, time_limit=None))
+        return replace(self, job=job, checkpoints=None, log=log)
 
     def _branches(self, node: Fork, suffix: Place, stack: Stack) -> Iterator[tuple[Place, Stack]]:
         """Yield the branches of a fork in stacks; places are counted from where their branches begin."""

@@ -177,9 +177,7 @@ class Validation:
         """Refuse inputs that the network cannot read, with the shapes on both sides."""
         rows = batches.part(self.chunks[0], slice(max(2, self.task.structure.members)))
         ready = self.task.prepared(batches.moved(rows, self.task.device), training=False)
-        if (
-            batches.described(ready) == self.task.blueprint.interface.reads
-        ):  # as those that the network was inspected on
+        if batches.described(ready) == self.task.blueprint.interface.reads:  # as those of the inspection
             return
         try:
             self.task.outputs(self.task.blueprint.network().eval(), rows)
