@@ -128,7 +128,7 @@ def test_wrong_corrections_are_refused(classes, targets):
         classes.with_posthoc(Temperature(), Temperature())
     with pytest.raises(InputError, match="does not apply to regression"):
         targets.with_posthoc(Temperature())
-    with pytest.raises(InputError, match="not a correction"):
+    with pytest.raises(InputError, match="Training does not apply to classification"):
         classes.with_posthoc(QUICK)
     with pytest.raises(InputError, match="2 stacking weights for 4 members"):
         classes.with_posthoc(StackingWeights(weights=(0.5, 0.5))).predict(x)

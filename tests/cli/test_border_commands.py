@@ -16,7 +16,7 @@ import pytest
 from tests.cli.shell import choral, refused, run
 
 import choral as library
-from choral.cli import errors
+from choral.cli import process
 
 COMMANDS = ["methods", "plan", "fit", "compare", "predict", "evaluate", "report", "leaves", "run-leaf"]
 
@@ -172,7 +172,7 @@ def test_errors_of_every_kind_have_a_sentence():
             raise error
 
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            assert errors.guarded(fail) == code, error
+            assert process.guarded(fail) == code, error
         lines = said.getvalue().strip().splitlines()
         assert words in lines[-1]
         assert (code == 1) == ("Traceback" in said.getvalue()) == (len(lines) > 1)
@@ -186,7 +186,7 @@ def test_an_interrupt_hidden_by_an_import_is_an_interrupt():
             raise ImportError("numpy is half there") from error
 
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        assert errors.guarded(importing) == 130
+        assert process.guarded(importing) == 130
     assert "interrupted" in said.getvalue()
 
 
@@ -224,7 +224,7 @@ def test_sigterm_ends_a_command_with_a_sentence():
     said = io.StringIO()
     before = signal.getsignal(signal.SIGTERM)
     with contextlib.redirect_stderr(said):
-        assert errors.guarded(lambda: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(30) or 0) == 143
+        assert process.guarded(lambda: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(30) or 0) == 143
     assert "terminated; run the same command again" in said.getvalue()
     assert signal.getsignal(signal.SIGTERM) == before
 

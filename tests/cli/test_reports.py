@@ -70,7 +70,7 @@ def test_without_matplotlib_a_comparison_still_ends_well(tmp_path, monkeypatch):
 
 
 def test_mistakes_are_answered_with_one_sentence(run, tmp_path):
-    assert "cannot read rows of these shapes" in sentence(choral("evaluate", run, "wine", expect=2))
+    assert "the networks cannot read x" in sentence(choral("evaluate", run, "wine", expect=2))
     assert "no corruption 'fogg'" in sentence(choral("evaluate", run, "digits", "--corruptions", "fogg", expect=2))
     saved = run / "ensemble.choral"
     assert "--keep writes into a run folder" in sentence(choral("evaluate", saved, "digits", "--keep", expect=2))

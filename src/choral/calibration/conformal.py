@@ -7,6 +7,7 @@ is. Each target of a row, and each label, has a threshold of its own, so the pro
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.rng import key
-from choral.base.values import Value
+from choral.calibration.members import Correction
 from choral.metrics.inputs import check_level, checked_finite, checked_labels, checked_probs
 from choral.metrics.regression import interval_coverage, interval_width
 
@@ -70,7 +71,18 @@ def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[st
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rule(Value):
+class _Conformal(Correction):
+    """A rule that predictions keep for their conformal intervals or sets."""
+
+    rank: ClassVar[int] = 3
+
+    def corrected(self, prediction: Any) -> Any:
+        """Return the prediction with it applied."""
+        return prediction.with_rule(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule(_Conformal):
     """A threshold for each target or label, None where held-out rows were too few, and the level that they promise."""
 
     thresholds: tuple[float | None, ...]
@@ -263,7 +275,7 @@ def fit_label_sets(probs: Tensor, labels: Tensor, *, level: float = 0.9) -> Conf
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalSets(Value):
+class ConformalSets(_Conformal):
     """A rule from probabilities to sets of classes.
 
     Args:

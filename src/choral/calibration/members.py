@@ -7,9 +7,10 @@ given by the caller, so one search serves mixtures, averaged logits, averaged qu
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,7 +33,18 @@ _COLDEST, _HOTTEST = 0.05, 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Temperature(Value):
+class Correction(Value, ABC):
+    """What held-out rows say about predictions. An ensemble has at most one of each `rank`, and applies them by rank."""
+
+    rank: ClassVar[int]
+
+    @abstractmethod
+    def corrected(self, prediction: Any) -> Any:
+        """Return a prediction (`choral.predictions.Predictive`) with the correction applied."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Temperature(Correction):
     """What the logits are divided by.
 
     Args:
@@ -42,11 +54,16 @@ class Temperature(Value):
     [[[0.5, 1.5]]]
     """
 
+    rank: ClassVar[int] = 1
     temperatures: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         if not self.temperatures or not all(0 < t < math.inf for t in self.temperatures):
             raise InputError(f"temperatures are {self.temperatures}; give one or more finite numbers above 0.")
+
+    def corrected(self, prediction: Any) -> Any:
+        """Return the prediction with it applied."""
+        return prediction.cooled(self)
 
     def apply(self, member_logits: Tensor) -> Tensor:
         """Return the logits divided by their temperature. Shapes: (member, batch, class) -> the same."""
@@ -124,7 +141,7 @@ def _nll_and_slope(point: np.ndarray, logits: Tensor, labels: Tensor, weights: T
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackingWeights(Value):
+class StackingWeights(Correction):
     """How much each member counts in the average.
 
     Args:
@@ -134,6 +151,7 @@ class StackingWeights(Value):
     [[0.25, 0.75]]
     """
 
+    rank: ClassVar[int] = 2
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -144,6 +162,10 @@ class StackingWeights(Value):
     def tensor(self) -> Tensor:
         """Return the weights as the metrics take them, (member,) in float64."""
         return torch.tensor(self.weights, dtype=torch.float64)
+
+    def corrected(self, prediction: Any) -> Any:
+        """Return the prediction with it applied."""
+        return prediction.weighed(self.weights)
 
     def apply(self, member_values: Tensor) -> Tensor:
         """Return the weighted average over members of probabilities or means. Shapes: (member, ...) -> (...)."""
@@ -403,7 +425,7 @@ def _shares(weights: Tensor | None, values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemberSelection(Value):
+class MemberSelection(Correction):
     """Which members to use, in the order they were chosen.
 
     Args:
@@ -414,12 +436,17 @@ class MemberSelection(Value):
     [[3.0], [1.0]]
     """
 
+    rank: ClassVar[int] = 0
     indices: tuple[int, ...]
     nll: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if not self.indices or min(self.indices) < 0:
             raise InputError(f"indices are {self.indices}; give the places of one or more members, counted from 0.")
+
+    def corrected(self, prediction: Any) -> Any:
+        """Return the prediction with it applied."""
+        return prediction.of_rows(self.within(len(prediction)))
 
     def apply(self, member_values: Tensor) -> Tensor:
         """Return the chosen members' values in order. Shapes: (member, ...) -> (chosen, ...)."""

@@ -7,7 +7,7 @@ import time
 def main() -> None:
     """Run the command line: exit 2 with one sentence for a user's mistake, 130 when interrupted."""
     try:
-        from choral.cli.errors import guarded
+        from choral.cli.process import guarded
 
         code = guarded(_run)
     except KeyboardInterrupt:  # before the guard was there
@@ -19,7 +19,7 @@ def main() -> None:
 def _run() -> int:
     started = time.perf_counter()  # of a time limit: loading torch counts
     from choral.cli.app import app
-    from choral.cli.torchrun import processes
+    from choral.cli.process import processes
 
     with processes():
         return app(standalone_mode=False, obj=started) or 0

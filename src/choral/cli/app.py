@@ -33,7 +33,7 @@ from choral.cli.options import (
     spread,
 )
 from choral.cli.output import note, progress, say, show_comparison, table, write_json
-from choral.cli.torchrun import joined
+from choral.cli.process import joined
 
 app = typer.Typer(
     name="choral",

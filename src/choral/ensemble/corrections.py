@@ -8,52 +8,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from choral.base.errors import InputError
-from choral.base.values import Value
-from choral.calibration import (
-    ConformalLabels,
-    ConformalQuantile,
-    ConformalResidual,
-    ConformalSets,
-    MemberSelection,
-    StackingWeights,
-    Temperature,
-    fit_stacking,
-    select_members,
-)
+from choral.calibration import MemberSelection, StackingWeights, Temperature, fit_stacking, select_members
+from choral.calibration.members import Correction
 from choral.predictions import Predictive
 
-_ORDER: tuple[tuple[type[Value], ...], ...] = (
-    (MemberSelection,),
-    (Temperature,),
-    (StackingWeights,),
-    (ConformalSets, ConformalLabels, ConformalResidual, ConformalQuantile),
-)
 
-
-def checked(values: Sequence[Value], *, kind: type[Predictive]) -> tuple[Value, ...]:
+def checked(values: Sequence[Any], *, kind: type[Predictive]) -> tuple[Correction, ...]:
     """Return corrections in the order they are applied; raises InputError for two of one sort or of the wrong task.
 
     Args:
         values: what the functions of `choral.calibration` returned.
         kind: what the ensemble predicts.
     """
-    ranked: dict[int, Value] = {}
+    ranked: dict[int, Correction] = {}
     for value in values:
-        rank = next((i for i, kinds in enumerate(_ORDER) if isinstance(value, kinds)), None)
-        if rank is None:
-            known = ", ".join(k.__name__ for kinds in _ORDER for k in kinds)
-            raise InputError(f"{type(value).__name__} is not a correction; give values of {known}.")
         if not isinstance(value, kind.accepts):
-            raise InputError(f"{type(value).__name__} does not apply to {kind.task}; leave it out.")
-        if rank in ranked:
+            known = ", ".join(accepted.__name__ for accepted in kind.accepts)
+            raise InputError(f"{type(value).__name__} does not apply to {kind.task}; give values of {known}.")
+        other = ranked.setdefault(value.rank, value)
+        if other is not value:
             raise InputError(
-                f"{type(ranked[rank]).__name__} and {type(value).__name__} are two corrections of one sort; give one."
+                f"{type(other).__name__} and {type(value).__name__} are two corrections of one sort; give one."
             )
-        ranked[rank] = value
     return tuple(ranked[i] for i in sorted(ranked))
 
 
-def correct(prediction: Predictive, values: Sequence[Value]) -> Predictive:
+def correct(prediction: Predictive, values: Sequence[Correction]) -> Predictive:
     """Return a prediction with corrections applied in order; conformal rules are kept in it for `sets` or `interval`.
 
     >>> import torch
@@ -63,18 +43,11 @@ def correct(prediction: Predictive, values: Sequence[Value]) -> Predictive:
     [[[1.0, 0.0]]]
     """
     for value in values:
-        if isinstance(value, MemberSelection):
-            prediction = prediction.of_rows(value.within(len(prediction)))
-        elif isinstance(value, Temperature):
-            prediction = prediction.cooled(value)
-        elif isinstance(value, StackingWeights):
-            prediction = prediction.weighed(value.weights)
-        else:
-            prediction = prediction.with_rule(value)
+        prediction = value.corrected(prediction)
     return prediction
 
 
-def staying(values: Sequence[Value], asked: Mapping[str, Any]) -> tuple[Value, ...]:
+def staying(values: Sequence[Correction], asked: Mapping[str, Any]) -> tuple[Correction, ...]:
     """Return what stays when corrections are fitted anew: the weights of all members, unless the members are weighed or selected anew.
 
     Args:
@@ -99,7 +72,7 @@ def fit_corrections(
     level: float | None = None,
     conformal: str | None = None,
     seed: int = 0,
-) -> tuple[Value, ...]:
+) -> tuple[Correction, ...]:
     """Return corrections fitted one after the other, each on what the ones before leave: those that are named, else one temperature.
 
     Args:
@@ -116,9 +89,9 @@ def fit_corrections(
             own interval, corrected) for regression.
         seed: of the random shares in sets of classes.
     """
-    found: list[Value] = []
+    found: list[Correction] = []
 
-    def add(value: Value) -> None:
+    def add(value: Correction) -> None:
         nonlocal prediction
         found.append(value)
         prediction = correct(prediction, [value])

@@ -19,7 +19,7 @@ from choral.base.errors import ChoralError, InputError, NotFiniteError, did_you_
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
-from choral.base.values import Value
+from choral.calibration.members import Correction
 from choral.data.frames import arranged, names_of
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
@@ -139,7 +139,7 @@ class Ensemble:
         interface: Interface = _PLAIN,
         table: Table | None = None,
         info: dict[str, Any] | None = None,
-        posthoc: tuple[Value, ...] = (),
+        posthoc: tuple[Correction, ...] = (),
     ):
         self.recipe, self.likelihood, self.table = recipe, likelihood, table
         self.info = info or {}
@@ -400,7 +400,7 @@ class Ensemble:
         digest.update(json.dumps(about, sort_keys=True).encode())
         return digest.hexdigest()
 
-    def with_posthoc(self, *values: Value) -> "Ensemble":
+    def with_posthoc(self, *values: Correction) -> "Ensemble":
         """Return the same members with these corrections of `choral.calibration` instead of any there were.
 
         Predictions apply a member selection, a temperature and stacking weights, and offer conformal sets

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError, RunError
-from choral.base.values import Value, from_dict
+from choral.base.values import from_dict
 from choral.calibration import StackingWeights
+from choral.calibration.members import Correction
 from choral.data.sources import Source
 from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.engine.folder import keep_likelihood, read_likelihood
@@ -185,7 +186,7 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[dict[str, Any], tuple[Value, ...]]:
+def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[dict[str, Any], tuple[Correction, ...]]:
     """Return the scores of out-of-fold predictions, and the conformal rule fitted on them, with the coverage it reaches.
 
     The coverage of each fold is that of a rule fitted on the other folds.

@@ -25,8 +25,9 @@ from choral.base.errors import ConversionError, InputError, PlanError, RunError
 from choral.base.interface import Interface
 from choral.base.portrait import Function
 from choral.base.types import Builds
-from choral.base.values import Value, from_dict, known_kinds
+from choral.base.values import from_dict, known_kinds
 from choral.calibration import StackingWeights
+from choral.calibration.members import Correction
 from choral.data.inputs import Transform, Transforms
 from choral.engine.blueprint import Blueprint
 from choral.engine.files import expect, pack_tensors, sweep, unpack_tensors, write_bytes
@@ -42,7 +43,7 @@ from choral.recipes.recipe import Recipe
 from choral.tables.table import Table, table_from
 
 
-def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore, int, tuple[Value, ...]]:
+def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore, int, tuple[Correction, ...]]:
     """Return a store that shows the chosen networks alone, how many, and their weights as a correction.
 
     Everything stays as it is where the recipe does not choose, or nothing was held out to choose by.
@@ -170,7 +171,7 @@ class Saved:
     interface: Interface
     table: Table | None
     info: dict[str, Any]
-    posthoc: tuple[Value, ...]
+    posthoc: tuple[Correction, ...]
     fingerprint: dict[str, Any]
 
 
@@ -352,7 +353,7 @@ def _checked(
         interface=_interface(about["interface"], output, where),
         table=table,
         info=info,
-        posthoc=tuple(_of(Value, v, where) for v in about["posthoc"]),
+        posthoc=tuple(_of(Correction, v, where) for v in about["posthoc"]),
         fingerprint=about["fingerprint"],
     )
     check_fits(saved, where, given=build is not None)

@@ -13,7 +13,6 @@ from torch import Tensor
 from choral import metrics
 from choral.base.batches import tensor_of
 from choral.base.errors import InputError
-from choral.base.values import Value
 from choral.calibration import (
     ConformalLabels,
     ConformalSets,
@@ -25,7 +24,7 @@ from choral.calibration import (
     fit_temperature,
     label_log_scores,
 )
-from choral.calibration.members import Loss, mixture
+from choral.calibration.members import Correction, Loss, mixture
 from choral.metrics.inputs import PROB_FLOOR, checked_weights
 from choral.predictions.prediction import Predictive, means_of
 
@@ -125,7 +124,7 @@ class Classification(Probabilities):
     task: ClassVar[str] = "classification"
     like_targets: ClassVar[bool] = False
     rules: ClassVar[tuple[str, ...]] = ("aps", "raps")
-    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, Temperature, StackingWeights, ConformalSets)
+    accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, Temperature, StackingWeights, ConformalSets)
 
     combine: str = "probs"
     names: tuple[str, ...] | None = None
@@ -168,7 +167,7 @@ class Classification(Probabilities):
         """Return whether the set of each point holds its label (batch,)."""
         return self.sets().gather(1, targets.unsqueeze(1)).squeeze(1)
 
-    def fit_temperature(self, targets: Tensor, *, per: Any) -> Value:
+    def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out labels."""
         if per == "member":
             self.check_mixture()
@@ -180,7 +179,7 @@ class Classification(Probabilities):
         """Averaged logits are no mixture."""
         return self.combine != "logits"
 
-    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         self._check_rows()
         penalty, free = (0.01, 2) if rule == "raps" else (0.0, 0)
         probs, labels = self._flat(self.probs, targets)
@@ -346,7 +345,7 @@ class MultiLabel(Probabilities):
 
     task: ClassVar[str] = "labels"
     rules: ClassVar[tuple[str, ...]] = ("labels",)
-    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights, Temperature, ConformalLabels)
+    accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights, Temperature, ConformalLabels)
 
     names: tuple[str, ...] | None = None
 
@@ -382,12 +381,12 @@ class MultiLabel(Probabilities):
         """Return whether the set of each label holds its answer (batch, label)."""
         return self.sets().gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
 
-    def fit_temperature(self, targets: Tensor, *, per: Any) -> Value:
+    def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out labels, one for all labels."""
         both = torch.stack([torch.zeros_like(self.logits), self.logits], -1)
         return fit_temperature(both.flatten(1, -2), targets.long().flatten(), per=per, weights=self.shares)
 
-    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         self._check_rows()
         return fit_label_sets(self.probs, targets, level=level)
 

@@ -20,9 +20,8 @@ from choral import metrics
 from choral.base.batches import tensor_of
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import html_table, number, text_table
-from choral.base.values import Value
 from choral.calibration import MemberSelection, StackingWeights
-from choral.calibration.members import GreedySelection, Loss, greedy_selection, mixture
+from choral.calibration.members import Correction, GreedySelection, Loss, greedy_selection, mixture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Predictive(ABC):
     shown: ClassVar[tuple[str, ...]]
     alarm: ClassVar[str]
     rules: ClassVar[tuple[str, ...]] = ()
-    accepts: ClassVar[tuple[type[Value], ...]] = ()
+    accepts: ClassVar[tuple[type[Correction], ...]] = ()
 
     weights: tuple[float, ...] | None = None
     conformal: Any = None
@@ -137,11 +136,11 @@ class Predictive(ABC):
         """Return the prediction with a fitted temperature applied; corrections are checked to be of the task."""
         raise NotImplementedError
 
-    def fit_temperature(self, targets: Tensor, *, per: Any) -> Value:
+    def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out targets; tasks without logits refuse."""
         raise InputError(f"temperature divides logits, so it does not apply to {self.task}; leave it out.")
 
-    def fit_conformal(self, targets: Tensor, *, level: float, rule: str | None = None, seed: int = 0) -> Value:
+    def fit_conformal(self, targets: Tensor, *, level: float, rule: str | None = None, seed: int = 0) -> Correction:
         """Return the conformal rule of a level fitted on held-out targets; `rule` is one of `rules`."""
         if not self.rules:
             raise InputError(f"there are no conformal rules for {self.task}; leave level out.")
@@ -149,7 +148,7 @@ class Predictive(ABC):
             raise InputError(f"conformal is {rule!r}; for {self.task} give one of {', '.join(self.rules)}.")
         return self._conformal(targets, level, rule or self.rules[0], seed)
 
-    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         raise NotImplementedError(f"{type(self).__name__} names conformal rules and fits none.")
 
     @property
@@ -510,7 +509,7 @@ class Outputs(Predictive):
     shown: ClassVar[tuple[str, ...]] = ("loss", "member_loss", "spread")
     alarm: ClassVar[str] = "spread"
     offers: ClassVar[tuple[str, ...]] = ("mean", "std")
-    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights)
+    accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights)
 
     member_outputs: Tensor
     function: Callable[[Tensor, Tensor], Tensor]

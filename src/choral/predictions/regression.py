@@ -15,7 +15,6 @@ from choral import metrics
 from choral.base.batches import tensor_of
 from choral.base.errors import InputError
 from choral.base.rng import generator, seeded
-from choral.base.values import Value
 from choral.calibration import (
     ConformalQuantile,
     ConformalResidual,
@@ -24,7 +23,7 @@ from choral.calibration import (
     fit_quantile_intervals,
     fit_residual_intervals,
 )
-from choral.calibration.members import Loss, mixture
+from choral.calibration.members import Correction, Loss, mixture
 from choral.metrics.inputs import check_level, checked_weights
 from choral.metrics.regression import crps_rows, gaussian_log_scores
 from choral.predictions.prediction import Predictive, means_of
@@ -88,7 +87,7 @@ class Numbers(_Real):
     alarm: ClassVar[str] = "variance"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
     rules: ClassVar[tuple[str, ...]] = ("scaled", "residual", "quantile")
-    accepts: ClassVar[tuple[type[Value], ...]] = (
+    accepts: ClassVar[tuple[type[Correction], ...]] = (
         MemberSelection,
         StackingWeights,
         ConformalResidual,
@@ -171,7 +170,7 @@ class Numbers(_Real):
         )
         return low, high
 
-    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         if rule == "quantile":
             return fit_quantile_intervals(*self.mixture_interval(level), targets, level=level)
         scales = self.std.double() if rule == "scaled" else None
@@ -441,7 +440,7 @@ class QuantileRegression(_Real):
     alarm: ClassVar[str] = "width"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles")
     rules: ClassVar[tuple[str, ...]] = ("quantile",)
-    accepts: ClassVar[tuple[type[Value], ...]] = (MemberSelection, StackingWeights, ConformalQuantile)
+    accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights, ConformalQuantile)
 
     member_quantiles: Tensor
     levels: tuple[float, ...]
@@ -496,7 +495,7 @@ class QuantileRegression(_Real):
         low, high = self.rule.apply(*self.interval())
         return low, high
 
-    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Value:
+    def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         return fit_quantile_intervals(*self.interval(), targets, level=level)
 
     def check_mixture(self) -> None:

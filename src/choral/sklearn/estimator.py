@@ -26,12 +26,12 @@ from choral.ensemble.ensemble import Ensemble, ensemble_from
 from choral.ensemble.saving import load_bytes
 from choral.objectives.likelihoods import Likelihood
 from choral.predictions import Predictive
-from choral.recipes import METHODS, make
+from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
 from choral.sklearn.inputs import REPEATED, counted, present, repeats
 from choral.tables.defaults import LEAST_ROWS
-from choral.tables.fit import AUTO, METHOD, can_choose, prepared
+from choral.tables.fit import AUTO, METHOD, can_choose, check_members, prepared
 from choral.tables.table import Table
 
 _SEEDS = 2**31 - 1
@@ -78,16 +78,8 @@ class Wishes:
                     "method is a recipe, which has its own members and epochs; leave n_estimators and epochs out."
                 )
         elif self.method != AUTO:
-            self._check_named(str(self.method))
-
-    def _check_named(self, method: str) -> None:
-        make(method)  # raises for a name there is not
-        option = METHODS[method].options.get("members")
-        if self.members not in (None, 1) and (option is None or option.default == 1):
-            raise InputError(
-                f"n_estimators is {self.members}, but {method} trains one network and has no choice; leave it out, or take a method with "
-                "members such as 'deep_ensemble'."
-            )
+            make(str(self.method))  # raises for a name there is not
+            check_members(str(self.method), self.members, "n_estimators")
 
 
 def holds_out(wishes: Wishes, rows: int, held: Any) -> bool:

@@ -341,12 +341,12 @@ def _check_schedule(method: str, schedule: str | None) -> None:
         raise InputError(f"--schedule is {schedule}, but {method} has a schedule of its own; leave it out.")
 
 
-def check_members(method: str, members: int | None) -> None:
-    """Raise InputError if members are asked of a method that has no choice of them."""
+def check_members(method: str, members: int | None, called: str = "--members") -> None:
+    """Raise InputError if members, by the name that the user has for them, are asked of a method that has no choice of them."""
     option = METHODS[method].options.get("members") if method in METHODS else None
     if members not in (None, 1) and (option is None or option.default == 1):
         raise InputError(
-            f"--members is {members}, but {method} trains one network and has no choice; leave it out, or take a method "
+            f"{called} is {members}, but {method} trains one network and has no choice; leave it out, or take a method "
             "with members such as deep_ensemble."
         )
 

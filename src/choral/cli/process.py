@@ -1,4 +1,6 @@
-"""The one place where errors of a command become a sentence and an exit code.
+"""The process of a command: the one place where errors become a sentence and an exit code, and what torchrun starts.
+
+Of the processes that torchrun starts, which share every batch of training, the first one speaks and writes.
 
 0    done
 2    a mistake of the user, or something the machine refused (no space, no memory, no permission): one sentence
@@ -10,6 +12,7 @@ With CHORAL_DEBUG=1 in the environment the traceback is shown as well.
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -17,6 +20,7 @@ import traceback
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -142,3 +146,60 @@ def _leave_no_output() -> None:
     except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Number of this process, and how many there are."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def several(self) -> bool:
+        """Whether batches are shared."""
+        return self.size > 1
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this one says and writes what comes out."""
+        return self.rank == 0
+
+
+def started_by_torchrun() -> bool:
+    """Return whether this process is one of several that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def joined() -> Processes:
+    """Return the processes that this one has joined."""
+    if not started_by_torchrun():
+        return Processes()
+    import torch.distributed as dist
+
+    return Processes(dist.get_rank(), dist.get_world_size())
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[None]:
+    """Join the processes that torchrun started, for a block of code; all but the first are silent in it."""
+    if not started_by_torchrun():
+        yield
+        return
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        with contextlib.ExitStack() as stack:
+            if dist.get_rank():
+                nowhere = stack.enter_context(open(os.devnull, "w"))
+                stack.enter_context(contextlib.redirect_stdout(nowhere))
+                stack.enter_context(contextlib.redirect_stderr(nowhere))
+            yield
+        # Leave together: gloo's threads still release tensors of the last exchange, which a process that ends meanwhile does not survive.
+        with contextlib.suppress(RuntimeError):  # another process failed, and torchrun says so
+            dist.barrier()
+    finally:
+        dist.destroy_process_group()
+        gc.collect()  # what still refers to the group keeps its threads
