@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 # Of every family what its papers recommend, at a budget at which each has its steps; all of them with make demo METHODS=all
 METHODS := single,deep_ensemble,snapshot,swag,mc_dropout,prune_and_tune,packed,batch_ensemble,emp,anchored,sequential_anchored,sebays_freeze
 
-.PHONY: help setup demo test test-all browser lint format bench clean
+.PHONY: help setup demo test test-all browser lint format bench docs clean
 
 help:
 	@echo "make setup   make $(VENV) and install choral with pinned versions"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all the same, and every method on every awkward network (an hour or two)"
 	@echo "make browser install Chromium for the tests of the report (Debian, as root)"
 	@echo "make lint    formatter, linter and type checker"
+	@echo "make docs    the documentation site, in docs/_build/html; its tutorials are run (a few minutes)"
 	@echo "make bench   the speed ratios (benchmarks/engine.py)"
 
 $(BIN)/python:
@@ -29,6 +30,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install -e '.[tables,plots,images,dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) install -e '.[tables,plots,images,docs]'
 	@touch $@
 
 setup: $(VENV)/.installed
@@ -57,5 +62,10 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/engine.py
 
+# Warnings are errors. CHORAL_GALLERY=False shows the tutorials without running them.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
 clean:
-	rm -rf $(VENV) demo runs build dist
+	rm -rf $(VENV) demo runs build dist docs/_build docs/gallery docs/methods docs/reference/generated

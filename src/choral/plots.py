@@ -27,6 +27,24 @@ from choral.predictions import Classification, Prediction, Predictive
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = [
+    "agreement",
+    "confusion",
+    "cost_vs_score",
+    "dependence",
+    "ensemble_size",
+    "entropy_histograms",
+    "history",
+    "importance",
+    "intervals",
+    "pit",
+    "predicted_vs_actual",
+    "reliability",
+    "residuals",
+    "risk_coverage",
+    "training_curves",
+]
+
 Ax: TypeAlias = "Axes | None"
 _WORDS = {n: n.upper() for n in ("nll", "ece", "rmse", "mae", "crps", "ood", "auroc")} | {"brier": "Brier score"}
 _WORDS |= {"train": "training", "predict": "prediction", "flops": "FLOPs", "c": "corrupted", "95": "95%"}
@@ -348,3 +366,7 @@ def dependence(curve: Mapping[str, Any], *, output: int = -1, ax: Ax = None, uni
         ax.set_xticks([curve["at"][i] for i in few], [words[i] for i in few])
     ax.set(xlabel=short(str(curve["column"]), 30), ylabel=f"mean prediction{unit and f' ({unit})'}")
     return ax
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""Every method on awkward networks and data: it passes the public suite, or refuses in the sentence that docs/networks.md shows."""
+"""Every method on awkward networks and data: it passes the public suite, or refuses in the sentence that docs/howto/networks.md shows."""
 
 import itertools
 import re
@@ -12,7 +12,7 @@ from choral.recipes import METHODS, make
 from choral.testing import CHECKS
 from choral.testing.problems import CALM
 
-PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "networks.md"
 REFUSED = {
     (kind, name): why for kind, name, why in re.findall(r"^\| ([a-z ]+) \| (\w+) \| (.+) \|$", PAGE.read_text(), re.M)
     if name != "method"

@@ -206,7 +206,7 @@ def heading(content: Content) -> str:
     """Return the title of the page."""
     if content.alone is None or not content.results.get("table", {}):
         return short(content.title, 200)
-    return f"{_target(content)[0]}, predicted by {short(content.title, 120)}"
+    return f"Predicting {_target(content)[0]} ({short(content.title.partition(' in ')[2] or content.title, 120)})"
 
 
 def verdict(content: Content) -> str:
@@ -227,7 +227,7 @@ def verdict(content: Content) -> str:
         told = f"{name} is predicted to within {amount(scores['mae'], unit)} on average ({tested})"
         told += f"; the mean of all rows would be off by {amount(base['mae'], unit)}." if "mae" in base else "."
         held = scores.get("coverage_95")
-        return told + (f" 95% intervals hold {held:.0%} of the rows." if is_number(held) else "")
+        return told + (f" 95% intervals cover {held:.0%} of the rows." if is_number(held) else "")
     return f"{label(content.score)} {shown(scores[content.score])} on {tested}." if content.score in scores else ""
 
 
@@ -263,7 +263,9 @@ def _facts(content: Content) -> Iterator[tuple[str, str, Any]]:
     scores, unit = found.get("scores", {}), _target(content)[1]
     for name in ("accuracy", "mae", "rmse", "nll", "pinball", "loss", "ece", "brier", "coverage_95"):
         if is_number(scores.get(name)):
-            text = amount(scores[name], unit) if name in ("mae", "rmse") else shown(scores[name])
+            percent = name in ("accuracy", "coverage_95")
+            text = f"{scores[name]:.1%}" if percent else shown(scores[name])
+            text = amount(scores[name], unit) if name in ("mae", "rmse") else text
             yield label(name), text, scores[name]
     base = found.get("baseline", {}).get("rmse")
     if base and is_number(scores.get("rmse")):
@@ -455,7 +457,7 @@ def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]
             shares = content.parts(drawn[0], "pit")[0]
             figures.append(picture("pit", "Probability integral transform", lambda ax: plots.pit(shares, ax=ax), _HALF))
         figures += _risk(content, subjects) if len(subjects) == 1 else []
-        text = "On the dashed line, intervals hold as many rows as they should; below it they are too narrow. A flat histogram means calibrated quantiles."
+        text = "On the dashed line, intervals cover as many rows as they should; below it they are too narrow. A flat histogram means calibrated quantiles."
         yield Section("coverage", "Calibration", text, figures)
 
 

@@ -505,7 +505,7 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = Fal
     if held > _MANY and odd.any() and (some | figures).sum() >= 0.5 * rows and not is_id(name):
         say(
             f"{path}: column '{short(name)}' holds {short(cells.first(odd))!r} in {cells.lines(odd)}, which is neither a number nor a date as choral "
-            f"reads them, so it is {done}; clean the column (skrub.Cleaner helps, see docs/tables.md), or leave odd cells empty."
+            f"reads them, so it is {done}; clean the column (skrub.Cleaner helps, see docs/howto/tables.md), or leave odd cells empty."
         )
         if not found.codes:
             return LeftOutColumn(name=name, reason="its cells are neither numbers nor dates as choral reads them")

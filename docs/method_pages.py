@@ -1,0 +1,97 @@
+"""Write a page for each method from its recipe, the notes beside this file and the results of benchmarks/methods.py."""
+
+import inspect
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import choral
+from choral.recipes import METHODS
+
+HERE = Path(__file__).parent
+NOTES = tomllib.loads((HERE / "method_notes.toml").read_text())
+RESULTS = json.loads((HERE.parent / "benchmarks" / "results" / "methods.json").read_text())["against_single"]
+FAMILIES = {
+    "independent": "Every member has a training of its own.",
+    "sequential": "One run; members are kept on the way, or drawn around its end.",
+    "stochastic": "One network that draws at prediction.",
+    "sparse": "Members with few weights each.",
+    "shared": "One network that holds all members.",
+    "bayesian": "Members or draws from an approximate posterior.",
+}
+
+
+def paragraph(name: str, start: str) -> str:
+    """Return the paragraph of a builder's docstring that starts with some words, on one line, or an empty string."""
+    found = re.search(rf"{start}(.*?)(?:\n\n|\Z)", inspect.getdoc(METHODS[name].build) or "", re.DOTALL)
+    return " ".join(found[1].split()) if found else ""
+
+
+def linked(reference: str) -> str:
+    """Return a reference with links to arXiv."""
+    return re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", reference)
+
+
+def page(name: str) -> str:
+    """Return the page of a method."""
+    method, note = METHODS[name], NOTES[name]
+    recipe = choral.recipes.make(name, epochs=60)
+    parts = [f"# {name}", method.summary, note["idea"]]
+    parts += [f"$$\n{note['equation']}\n$$"] if "equation" in note else []
+    parts += [f"**Family**: {method.family}. {FAMILIES[method.family]}"]
+    parts += [f"**Paper**: {linked(method.paper)}"] if method.paper else []
+    parts += [f"**Cost**: {paragraph(name, 'Cost: ')}"]
+    differs = paragraph(name, r"(?=Differs from)")
+    parts += [f"**Fidelity**: {differs}"] if differs else []
+    parts += ["## When to use it", note["use"], "## When not", note["avoid"], "## Example"]
+    call = note.get("call", f"choral.recipes.{name}(epochs=60)")
+    data = f', "{note["network"]}"' if "network" in note else ""
+    more = ", validation=0.2" if note.get("validation") else ""
+    parts += [
+        f"With `build`, `x` and `y` as in [Start](../start.md){data and ' or a network for tables'}:",
+        f"```py\nensemble = choral.fit(build, (x, y), {call}{more})\np = ensemble.predict(x_test)\n```",
+        "## The plan",
+        f"`print(choral.show(choral.recipes.{name}(epochs=60)))` before any training:",
+        f"```text\n{choral.show(recipe)}\n```",
+    ]
+    if name in RESULTS:
+        told = {m: [RESULTS[name][m][k] for k in ("win", "tie", "loss")] for m in ("nll", "point")}
+        rows = (
+            f"| {title} | {' | '.join(map(str, told[m]))} |"
+            for m, title in (("nll", "NLL"), ("point", "accuracy or RMSE"))
+        )
+        parts += [
+            "## Measured",
+            "Against one network with the same operations, on small data sets, three seeds ([how](../benchmarks.md)):",
+            "\n".join(["| score | better | level | worse |", "|---|---|---|---|", *rows]),
+        ]
+    parts += ["## Options", f"```{{eval-rst}}\n.. autofunction:: choral.recipes.{name}\n   :no-index-entry:\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def index() -> str:
+    """Return the tables of all methods, by family."""
+    parts = []
+    for family, text in FAMILIES.items():
+        rows = [
+            f"| [{n}](methods/{n}.md) | {m.summary} | {paragraph(n, 'Cost: ')} |"
+            for n, m in METHODS.items()
+            if m.family == family
+        ]
+        parts += [
+            f"## {family.capitalize()}",
+            text,
+            "\n".join(["| method | what it does | cost |", "|---|---|---|", *rows]),
+        ]
+    names = "\n".join(f"methods/{name}" for name in METHODS)
+    return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{names}\n```"]) + "\n"
+
+
+def write(folder: Path) -> None:
+    """Write the pages of all methods and the table of them into a folder, where they changed."""
+    folder.mkdir(exist_ok=True)
+    for name, text in {n: page(n) for n in METHODS}.items() | {("_index", index())}:
+        path = folder / (f"{name}.md" if name != "_index" else "_index.inc")
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
