@@ -61,6 +61,6 @@ def test_the_wheel_holds_what_is_no_code_and_its_version(installed, tmp_path):
     assert run(installed, tmp_path, "print(choral.__version__)") == f"{choral.__version__}\n"
 
 
-@pytest.mark.menagerie
+@pytest.mark.full
 def test_the_wheel_runs_the_first_snippet_of_the_readme(installed, tmp_path):
     assert run(installed, tmp_path, blocks("README.md", "python")[0]) == blocks("README.md", "text")[0]
