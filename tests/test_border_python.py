@@ -99,7 +99,6 @@ PREDICTED = {
     "an odd precision": (lambda e: e.predict(X, precision="fp8"), "precision is 'fp8'"),
     "fewer labels": (lambda e: e.evaluate(X, Y[:5]), "5.*24"),
     "a member too far": (lambda e: e.member(9), "member 9 does not exist"),
-    "a network too far": (lambda e: e._network(9), "network 9"),
     "a folder to save": (lambda e: e.save("."), "is a folder"),
     "below a file": (lambda e: e.save("file/e.choral"), "cannot be written"),
 }
