@@ -10,6 +10,8 @@ sys.path.insert(0, str(here))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import matplotlib as mpl
+from docutils.nodes import SkipNode
+from docutils.utils.math.latex2mathml import tex2mathml
 
 import choral
 import method_pages
@@ -23,11 +25,11 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["_build", "tutorials/README.rst", "**/*.ipynb", "sg_execution_times.rst"]
+html_math_renderer = "mathml"  # read by browsers, without a script from elsewhere
 html_theme, html_title = "furo", "choral"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -71,6 +73,14 @@ def plain(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"\*\*(?=[\w(])", r"\\*\\*", line.replace("|", "\\|")) for line in lines]
 
 
+def formula(self, node, inline=True):
+    """Write a formula as MathML."""
+    math = tex2mathml(node.astext(), as_block=not inline)
+    self.body.append(math if inline else f'<div class="formula">{math}</div>')
+    raise SkipNode
+
+
 def setup(app):
-    """Take docstrings as they are written: bars and powers are no markup."""
+    """Take docstrings as they are written, bars and powers being no markup, and formulas as MathML."""
     app.connect("autodoc-process-docstring", plain, priority=100)
+    app.add_html_math_renderer("mathml", (formula, None), (lambda self, node: formula(self, node, inline=False), None))
