@@ -1,6 +1,7 @@
 """Real data for the benchmarks: read from the folder that the environment variable CHORAL_DATA names.
 
-The folder holds `load.py` and its data files; see benchmarks/README.md.
+The folder holds official files as they unpack (see `official.py`), or a `load.py` with functions of the same names and its own
+files, or both; see benchmarks/README.md.
 """
 
 import importlib.util
@@ -8,10 +9,12 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+import official
 from sklearn import datasets
 
 UCI = ("yacht", "energy", "boston", "concrete", "wine", "power")
@@ -24,12 +27,25 @@ WITH_SKLEARN = {
 HELD_OUT = 0.2  # of the rows of scikit-learn's sets, which have no splits of their own
 
 
-def loaders() -> ModuleType:
-    """Return the module of loaders in the data folder."""
-    folder = os.environ.get("CHORAL_DATA")
-    if not folder or not (Path(folder) / "load.py").exists():
-        sys.exit("set CHORAL_DATA to the folder that holds load.py and the data files")
-    spec = importlib.util.spec_from_file_location("choral_benchmark_data", Path(folder) / "load.py")
+class Loaders:
+    """The functions that read a data folder: those of `official.py` where its files are there, else those of its load.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.own = _module(folder / "load.py") if (folder / "load.py").exists() else None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a function that reads from the folder, or another value of its load.py."""
+        reader = official.READERS.get(name)
+        if self.own is None and reader is None:
+            raise AttributeError(name)
+        if reader is None or (self.own is not None and not reader.there(self.folder)):
+            return getattr(self.own, name)
+        return reader.bound(self.folder)
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("choral_benchmark_data", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -37,14 +53,34 @@ def loaders() -> ModuleType:
     return module
 
 
-def cifar10() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return CIFAR-10 as (x_train, y_train, x_test, y_test), images of bytes with channels first."""
-    load = loaders()
-    (x, y), (x_test, y_test) = load.cifar10("train"), load.cifar10("test")
+def loaders() -> Loaders:
+    """Return what reads the data folder."""
+    folder = os.environ.get("CHORAL_DATA")
+    if not folder or not Path(folder).is_dir():
+        sys.exit(f"set CHORAL_DATA to a folder that holds official files ({official.WANTED}), or a load.py")
+    return Loaders(Path(folder))
+
+
+def images(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return 'cifar10' or 'cifar100' as (x_train, y_train, x_test, y_test), images of bytes with channels first.
+
+    The training images are all there are: a folder with a load.py may have a part of CIFAR-100 only.
+    """
+    read = getattr(loaders(), name)
+    first = "train"
+    if name == "cifar100" and not official.READERS[name].there(loaders().folder):
+        first = "train10k"
+    (x, y), (x_test, y_test) = read(first), read("test")
     return x.transpose(0, 3, 1, 2), y, x_test.transpose(0, 3, 1, 2), y_test
 
 
+def cifar10() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return CIFAR-10 as (x_train, y_train, x_test, y_test), images of bytes with channels first."""
+    return images("cifar10")
+
+
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def frames(name: str, split: int) -> tuple[pd.DataFrame, pd.DataFrame, str]:

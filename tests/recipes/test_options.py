@@ -9,7 +9,7 @@ import choral
 from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.fit import fit
-from choral.plan import Adam
+from choral.plan import Adam, Steps
 from choral.plan.walk import trainings
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -84,3 +84,16 @@ def test_an_option_is_checked_by_its_own_annotation_not_by_an_argument_of_that_n
     make(name, budget=4, precision=2.0)  # a number here, a word in predict
     with pytest.raises(InputError, match="precision is 'fp32'; give a number"):
         make(name, budget=4, precision="fp32")
+
+
+def test_milestones_and_factor_are_a_schedule_of_training():
+    """The Packed-Ensembles paper, table 4: 0.1 times 0.2 at epochs 60, 120 and 160 of 200."""
+    falls = Steps(0.1, milestones=(0.3, 0.6, 0.8), factor=0.2)
+    (phase,) = trainings(
+        make("packed", epochs=200, training=Training(schedule=falls, optimizer="sgd", batch_size=128)).plan
+    )
+    rates = [phase.schedule.at(epoch / 200) for epoch in (0, 59, 60, 119, 120, 159, 160, 199)]
+    assert rates == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004, 0.004, 0.0008, 0.0008])
+    assert Training(schedule=falls).lr == 0.1
+    with pytest.raises(InputError, match="leave lr out"):
+        Training(lr=0.2, schedule=falls)

@@ -42,15 +42,16 @@ class Training(Value):
             function of the parameters that returns a torch optimizer. Its learning rate is always the schedule's.
         batch_size: points in a batch; chosen if None.
         schedule: shape of the learning rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own, and do not read it): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
-            'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end); or a function of the step, or of
-            the step and the number of steps, that returns the rate.
+            'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end); or
+            `choral.plan.Steps(lr, milestones=..., factor=...)`; or a function of the step, or of the step and the number of steps, that
+            returns the rate.
         end: learning rate at the end of 'cosine'; the other shapes say where they end.
     """
 
     lr: float | None = None
     optimizer: Any = DEFAULT  # an Optimizer once it is made
     batch_size: int | None = None
-    schedule: Literal["cosine", "constant", "steps", "linear_drop"] | Callable[..., float] | OwnRate = "cosine"
+    schedule: Literal["cosine", "constant", "steps", "linear_drop"] | Steps | Callable[..., float] | OwnRate = "cosine"
     end: float = 0.0
 
     def __post_init__(self) -> None:
@@ -58,7 +59,8 @@ class Training(Value):
         if callable(self.schedule):
             object.__setattr__(self, "schedule", OwnRate.of(self.schedule))
         if self.lr is None:
-            object.__setattr__(self, "lr", self.optimizer.own_rate)
+            own = self.schedule.value if isinstance(self.schedule, Steps) else self.optimizer.own_rate
+            object.__setattr__(self, "lr", own)
         self._check_numbers()
         if self.lr is not None:
             self.optimizer.check_rate(self.lr)
@@ -68,7 +70,12 @@ class Training(Value):
             raise InputError(f"batch_size is {self.batch_size}; give a whole number of 1 or more.")
         if isinstance(self.schedule, OwnRate):
             return
-        if self.schedule not in SCHEDULES:
+        if isinstance(self.schedule, Steps):
+            if self.schedule.value != self.lr:
+                raise InputError(
+                    f"lr is {self.lr}, but schedule is {self.schedule!r}; leave lr out, or make them agree."
+                )
+        elif self.schedule not in SCHEDULES:
             raise InputError(
                 f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}."
                 + did_you_mean(str(self.schedule), SCHEDULES)
@@ -88,7 +95,7 @@ class Training(Value):
 
     def full(self) -> Schedule:
         """Return the schedule of a full training."""
-        if isinstance(self.schedule, OwnRate):
+        if isinstance(self.schedule, OwnRate | Steps):
             return self.schedule
         peak = self.peak
         shapes: Mapping[str, Schedule] = {
