@@ -96,9 +96,7 @@ def test_what_python_is_shown_prints_what_is_shown(tmp_path):
 
 
 LONG = ("docs/howto/estimators.md",)
-RUN = [
-    pytest.param(page, marks=pytest.mark.full if page in LONG else ()) for page in DOCS if blocks(page, "python")
-]
+RUN = [pytest.param(page, marks=pytest.mark.full if page in LONG else ()) for page in DOCS if blocks(page, "python")]
 
 
 @pytest.mark.parametrize("page", RUN)

@@ -3,7 +3,6 @@
 import inspect
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from choral.base import arguments
 from choral.base.arguments import guarded
-from choral.base.errors import InputError, RunError, unknown_argument
+from choral.base.errors import InputError, RunError, unknown_argument, warn
 from choral.base.types import Build, Builds
 from choral.callbacks import watched
 from choral.data.inputs import Transforms
@@ -164,7 +163,7 @@ def train(
             plan, width = settle(folder, job, table=table, threads=compute.threads, on_existing=on_existing, cut=cut)
             lacking = warning(job.recipe.plan, job.source.points)
             if lacking:
-                warnings.warn(f"{job.recipe.name}: {lacking}.", stacklevel=5)
+                warn(f"{job.recipe.name}: {lacking}.")
             with (
                 using(compute.threads or plan["environment"]["threads"]),
                 watched(job.recipe, callbacks, progress if parts.writes else False) as hear,

@@ -4,7 +4,20 @@ A message says where, what was received, what is accepted and what to do, in one
 """
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's code that called choral."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level - 1)
 
 
 class ChoralError(Exception):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from choral.base.arguments import is_number, is_whole
-from choral.base.errors import ChoralError, InputError, RunError
+from choral.base.errors import ChoralError, InputError, RunError, warn
 from choral.base.values import Value
 from choral.cluster.leaf import Field, Plot, admitted, key_of, train_leaf
 from choral.cluster.leaves import Leaf, leaves_of
@@ -110,7 +110,7 @@ class RayWorkers:
         wants = f"a leaf wants {self.cluster.cpus:g} CPU and {self.cluster.gpus:g} GPU, and the machines of Ray have {shown or 'nothing'}"
         if not may_grow:
             raise RunError(f"{wants}; give fewer (choral.Ray(cpus=..., gpus=...)), or another cluster.")
-        warnings.warn(f"{wants}; waiting for one that joins.", stacklevel=3)
+        warn(f"{wants}; waiting for one that joins.")
 
     def train(self, plots: Sequence[Plot]) -> dict[str, str]:
         """Train leaves side by side, each after the one it goes on from; return those that could not be, each with the reason."""

@@ -1,12 +1,11 @@
 """Arrays from an .npz file, without unpickling, and checked to belong together."""
 
-import warnings
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from choral.base.errors import InputError
+from choral.base.errors import InputError, warn
 
 LARGEST = 1e30  # of a number; beyond it float32 cannot square what a network sees
 
@@ -135,9 +134,8 @@ def _check_targets(train: np.ndarray, test: np.ndarray, path: Path) -> None:
         raise InputError(f"{path}: y_test holds the class {strange[0]}, but y_train none of its classes; mix the rows.")
     if len(strange):
         rows = int(np.isin(test, strange).sum())
-        warnings.warn(
+        warn(
             f"{path}: y_test holds the class {strange[0]}, which y_train does not have; such rows ({rows:,}) cannot be predicted right.",
-            stacklevel=4,
         )
 
 

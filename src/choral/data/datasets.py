@@ -8,7 +8,6 @@ found out by their generators standing still, and pay for that look alone.
 import copy
 import random
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from choral.base import batches, rng
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, InputError, did_you_mean
+from choral.base.errors import ChoralError, InputError, did_you_mean, warn
 from choral.data.given import as_inputs, as_targets, cast_targets
 from choral.data.tensors import Source, arrays_of, bounds, hashed
 
@@ -268,10 +267,9 @@ class DatasetSource(Source):
             return f"{head}-named {name}"
         once, again = (self._hashed(range(min(_TWICE, self.points))) for _ in range(2))
         if once != again:
-            warnings.warn(
+            warn(
                 f"two reads of the same items of the {type(self.dataset).__name__} differ although the generators of torch, numpy and Python "
                 "were set alike, so members of another run will differ too; draw from these generators in __getitem__.",
-                stacklevel=2,
             )
             return head
         x, y = self.example(1)

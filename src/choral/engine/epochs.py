@@ -5,7 +5,6 @@ A group: branches of equal shapes that take their training steps together.
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from choral.base import batches, devices, rng, tree
 from choral.base.batches import Batch
-from choral.base.errors import DivergedError, RunError
+from choral.base.errors import DivergedError, RunError, warn
 from choral.data.sources import Source
 from choral.engine import selection
 from choral.engine.checkpoint import Branch, Watch
@@ -447,10 +446,9 @@ class Epochs:
             )
         if branch.place not in self._unmeasured:
             self._unmeasured.add(branch.place)
-            warnings.warn(
+            warn(
                 f"the validation measure {measure.name!r} is NaN {where}, which counts as no improvement; look at the held-out "
                 "points and the learning rate, or take another measure.",
-                stacklevel=2,
             )
 
     def _stop(self, epoch: int, reason: str) -> None:

@@ -7,7 +7,6 @@ these records; it refuses or warns of what would otherwise give wrong members wi
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -18,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, ConversionError, InputError
+from choral.base.errors import ChoralError, ConversionError, InputError, warn
 from choral.base.interface import Interface, described, is_lazy, pick, why_not_read
 from choral.base.order import Called, Calls, evaluating, parameters_of
 from choral.base.portrait import Function
@@ -103,9 +102,8 @@ def inspect_plain(
             scale=_scale(x),
         )
         if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 2 and holds(network, nn.Embedding):
-            warnings.warn(
+            warn(
                 "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images: give tokens as x.long().",
-                stacklevel=2,
             )
         reads, found, calls, wrote = _called(network, reads, batch)
     if structure.members > 1 and wrote:

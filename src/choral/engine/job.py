@@ -1,12 +1,11 @@
 """Job: all that a run needs, understood and checked before anything is trained."""
 
 import logging
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 from choral.base.arguments import is_whole
-from choral.base.errors import InputError, PlanError, unknown_argument
+from choral.base.errors import InputError, PlanError, unknown_argument, warn
 from choral.data.datasets import is_key
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.splitting import partition
@@ -146,7 +145,7 @@ def _say_doubts(task: Task, source: Source, recipe: Recipe) -> None:
     known = source.targets()
     doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
     for said in ([f"y: {doubt}"] if doubt else []) + [*task.findings.doubts]:
-        warnings.warn(said, stacklevel=4)
+        warn(said)
     plain = left_plain(task.blueprint.network(), task.structure)
     if plain:
         _LOG.warning(

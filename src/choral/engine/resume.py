@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from choral.base.errors import InputError, RunError
+from choral.base.errors import InputError, RunError, warn
 from choral.engine.checkpoint import Checkpoints
 from choral.engine.events import Callback, Log, last_counted
 from choral.engine.files import write_json
@@ -132,9 +131,8 @@ def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple
         lost = {}
     begun, now = plan["environment"], environment(torch.get_num_threads()) | run.task.parts.environment
     if lost and begun != now:
-        warnings.warn(
+        warn(
             f"{folder} was begun with {begun} and goes on with {now}; members agree with an unbroken run to rounding, not bit for bit.",
-            stacklevel=5,
         )
     return finished or not (lost or run.checkpoints), costs, lost
 

@@ -6,14 +6,13 @@ position and the open states.
 """
 
 import time
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from choral.base import rng
-from choral.base.errors import DivergedError, RunError
+from choral.base.errors import DivergedError, RunError, warn
 from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
 from choral.engine.context import applied, begun
 from choral.engine.epochs import Epochs, Setting, alike
@@ -226,7 +225,7 @@ class Run:
                 "kl_weight=0.1), or use another method."
             )
             self.log.event(kind="warning", message=message)
-            warnings.warn(message, stacklevel=2)
+            warn(message)
 
     def _train(self, phase: Train, suffix: Place, stack: Stack) -> Stack:
         """Train the branches; those of equal shapes go together, and their epochs are counted one after the other."""

@@ -5,7 +5,6 @@ members whose last state is kept are those of a run without validation.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from choral.base import batches, tree
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, InputError, NotFiniteError
+from choral.base.errors import ChoralError, InputError, NotFiniteError, warn
 from choral.calibration.members import Loss
 from choral.data.frames import arranged
 from choral.data.given import cast_targets
@@ -167,10 +166,9 @@ class Validation:
         targets = prediction.targets(few)
         self.measure(prediction, targets, weights)
         if weights is not None and not self.measure.weighs(prediction, targets):
-            warnings.warn(
+            warn(
                 f"validation has weights, but the measure {self.measure.name!r} is no mean over points and is taken without them; "
                 "measure 'nll' or another mean for a weighted one.",
-                stacklevel=2,
             )
 
     def _try_reading(self) -> None:

@@ -5,7 +5,6 @@ predictions of new rows (a little worse, since each comes from a part of the mem
 """
 
 import hashlib
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choral.base.errors import InputError, RunError
+from choral.base.errors import InputError, RunError, warn
 from choral.base.values import from_dict
 from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
@@ -74,11 +73,10 @@ def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> N
     except Exception:  # forward code that fails in evaluation: predict says so, and the members must not be lost here
         return
     if constant:
-        warnings.warn(
+        warn(
             f"{ensemble.recipe.name} predicts its {'validation' if held_out else 'training'} rows no better than {constant}, so it has learned nothing that "
             "helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(lr=...)), or bring the inputs "
             "to mean 0 and standard deviation 1.",
-            stacklevel=4,
         )
 
 
@@ -221,9 +219,8 @@ def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
         found = OutOfFold(**held, weights=tensors.get("weights"), networks=int(header["networks"]), shares=shares)
         fitted = ensemble.with_posthoc(*rules)
     except (OSError, RunError, InputError, KeyError, TypeError, ValueError) as error:
-        warnings.warn(
+        warn(
             f"the out-of-fold predictions in {path} are not loaded ({error}); call fit again to make them anew.",
-            stacklevel=3,
         )
         return
     ensemble._out_of_fold, ensemble.posthoc = found, fitted.posthoc

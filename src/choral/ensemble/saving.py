@@ -10,7 +10,6 @@ fitted comes near them. What a caller asks for in Python has no bounds.
 import contextlib
 import functools
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from choral import models
-from choral.base.errors import ConversionError, InputError, PlanError, RunError
+from choral.base.errors import ConversionError, InputError, PlanError, RunError, warn
 from choral.base.interface import Interface
 from choral.base.portrait import Function
 from choral.base.types import Builds
@@ -279,7 +278,7 @@ def _without_noise(path: Path, *, partial: bool) -> None:
         raise RunError(
             f"{said}; run the same fit again, which makes it, or take them so: choral.load(path, partial=True)."
         )
-    warnings.warn(f"{said}, and are.", stacklevel=5)
+    warn(f"{said}, and are.")
 
 
 def in_memory(saved: Saved) -> Saved:
@@ -310,7 +309,7 @@ def _present(path: Path, run: str, expected: Sequence[int], partial: bool) -> tu
     if not partial or not kept:
         rest = "; choral.load(path, partial=True) loads the others" if kept else ""
         raise RunError(f"{said}; run it again to finish{rest}.")
-    warnings.warn(f"{said}; the other {len(kept)} were loaded.", stacklevel=5)
+    warn(f"{said}; the other {len(kept)} were loaded.")
     return MemberStore(path / "members", run=run, numbers=kept), len(kept)
 
 
@@ -318,7 +317,7 @@ def _costs(path: Path) -> dict[str, Any]:
     try:
         return read_costs(path)
     except RunError as error:  # it says what the run cost and decides nothing
-        warnings.warn(f"{error} The ensemble is loaded without its costs.", stacklevel=5)
+        warn(f"{error} The ensemble is loaded without its costs.")
         return {}
 
 

@@ -1,6 +1,5 @@
 """Predicted classes: one of several for each row or position (pixels, tokens), or yes and no for each of several labels."""
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from choral import metrics
 from choral.base.batches import tensor_of
-from choral.base.errors import InputError
+from choral.base.errors import InputError, warn
 from choral.calibration import (
     ConformalLabels,
     ConformalSets,
@@ -199,9 +198,8 @@ class Classification(Probabilities):
         if odd:
             rows = int((labels == odd[0]).sum())
             name = f"'{self.names[odd[0]]}'" if self.names else odd[0]
-            warnings.warn(
+            warn(
                 f"y holds the class {name}, which no training row had; such rows ({rows}) cannot be predicted right.",
-                stacklevel=3,
             )
         return labels.long()
 

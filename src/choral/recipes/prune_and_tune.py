@@ -4,10 +4,9 @@ Reference: Whitaker & Whitley, "Prune and Tune Ensembles: Low-Cost Ensemble Lear
 Subnetworks", AAAI 2022, arXiv:2202.11782.
 """
 
-import warnings
 from typing import Literal
 
-from choral.base.errors import InputError
+from choral.base.errors import InputError, warn
 from choral.plan import (
     AntiRandom,
     Bag,
@@ -115,7 +114,7 @@ def _masks(pruning: str, sparsity: float | None, members: int) -> Masks:
     if exact is not None and sparsity is not None and abs(sparsity - exact) > 1e-9:
         raise InputError(f"sparsity is {sparsity}, but {members} '{pruning}' masks need {exact:g}; leave it out.")
     if pruning == "anti_random" and members % 2:
-        warnings.warn(f"members is {members}: the last has no complementary partner; give an even one.", stacklevel=3)
+        warn(f"members is {members}: the last has no complementary partner; give an even one.")
     if pruning == "random":
         return RandomMasks(sparsity=0.5 if sparsity is None else sparsity)
     return AntiRandom() if pruning == "anti_random" else Partition(parts=members)

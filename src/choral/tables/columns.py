@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from choral.base.errors import InputError
+from choral.base.errors import InputError, warn
 from choral.base.text import short
 from choral.base.values import Value
 from choral.data.arrays import LARGEST
-from choral.tables.reading import MOSTLY, Cells, folded, say, turned
+from choral.tables.reading import MOSTLY, Cells, folded, turned
 
 LONGEST = 10_000  # characters of a name or of one category
 MOST = 100_000  # categories of a column, classes of a target
@@ -130,7 +130,7 @@ class Column(Value, ABC):
 def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "count as cells without a value") -> None:
     if odd.any():
         where = f"{path}: column '{short(cells.name)}' holds {short(cells.first(odd))!r} in {cells.lines(odd)}"
-        say(f"{where}, which {what}; {odd.sum():,} such cell(s) {done}.")
+        warn(f"{where}, which {what}; {odd.sum():,} such cell(s) {done}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ class DateColumn(_Scaled):
         """Return the column of some training cells."""
         formats, doubtful = cells.dated
         if doubtful:
-            say(
+            warn(
                 f"{path}: the dates in column '{short(cells.name)}' ({short(doubtful)!r}, ...) may have the day or the month first; they are "
                 f"read as {' and '.join(formats)}. Write them as 2024-03-25 if that is wrong."
             )
@@ -464,7 +464,7 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = Fal
     if not rows:
         return LeftOutColumn(name=name, reason="every cell is without a value")
     if cells.is_nested:
-        say(f"{path}: column '{short(name)}' has cells that hold lists, tuples or other structures, and is left out.")
+        warn(f"{path}: column '{short(name)}' has cells that hold lists, tuples or other structures, and is left out.")
         return LeftOutColumn(name=name, reason="its cells hold lists or structures")
     if order:
         odd = sorted({*folded(cells.held)} - {*folded(order)})
@@ -503,7 +503,7 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = Fal
     figures = cells.spread([bool(_FIGURES.fullmatch(word)) for word in cells.words], False) & ~cells.absent
     odd, done = ~some & ~cells.absent, "left out" if not found.codes else "read as words"
     if held > _MANY and odd.any() and (some | figures).sum() >= 0.5 * rows and not is_id(name):
-        say(
+        warn(
             f"{path}: column '{short(name)}' holds {short(cells.first(odd))!r} in {cells.lines(odd)}, which is neither a number nor a date as choral "
             f"reads them, so it is {done}; clean the column (skrub.Cleaner helps, see docs/howto/tables.md), or leave odd cells empty."
         )

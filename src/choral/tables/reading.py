@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from choral.base.errors import InputError
+from choral.base.errors import InputError, warn
 from choral.base.text import short
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
 MOSTLY = 0.9  # of the cells with a value that must be numbers, or dates, for the column to be one
-_PACKAGE = str(Path(__file__).parents[1])
 _NOTES = "choral"  # key of `DataFrame.attrs`: line of the first row; whether most decimals of the file follow a comma, None if none can
 _MARKS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
 _ERRORS = ["#DIV/0!", "#REF!", "#VALUE!", "#NAME?", "#NUM!", "#NULL!", "#N/A"]  # of spreadsheets
@@ -33,14 +32,6 @@ _NUMBER = re.compile(
     rf"(?P<after>%|{_MONEY}|°?[^\W\d_]{{1,12}}[²³]?(?:/[^\W\d_]{{1,8}}[²³]?)?)?",
     re.IGNORECASE,
 )
-
-
-def say(text: str) -> None:
-    """Warn at the line of the user's code that called choral."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level - 1)
 
 
 def ending(path: Path) -> str:
@@ -75,7 +66,7 @@ def read_table(path: Path) -> Any:
             f"{path} cannot be read as a {kind} table: {reason}; correct it, or remove lines above the header."
         ) from error
     if said:
-        say(f"{path} is read {said}.")
+        warn(f"{path} is read {said}.")
     return as_frame(frame.set_axis([str(name).strip() for name in frame.columns], axis=1), str(path))
 
 
@@ -279,7 +270,7 @@ class Cells:
         odd = self.spread(once, False).astype(bool)
         doubt = (point.any() or once[known].all()) and not sure.any() and not any(map(is_money, units[known]))
         if odd.any() and doubt:
-            say(
+            warn(
                 f"{path}: column '{short(self.name)}' holds {short(self.first(odd))!r} in {self.lines(odd)}, which is read with its separator "
                 f"between thousands, but may be a decimal; {odd.sum():,} such cell(s) are read so; write decimals as 3.141."
             )

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from choral.base.errors import InputError, RunError, did_you_mean
+from choral.base.errors import InputError, RunError, did_you_mean, warn
 from choral.base.text import short
 from choral.base.values import Value, from_dict
 from choral.data.arrays import LARGEST
 from choral.data.splitting import Seen
 from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, ranks_of, spelled
-from choral.tables.reading import Cells, folded, say
+from choral.tables.reading import Cells, folded
 
 _MOST = 100_000  # columns
 _WIDEST = 10_000_000  # numbers one row becomes
@@ -112,7 +112,7 @@ class Table(Value):
             place += column.width
         if gaps:
             names = ", ".join(repr(short(cells.name)) for cells in gaps[:8]) + ", ..." * (len(gaps) > 8)
-            say(
+            warn(
                 f"{path}: column{'s' * (len(gaps) > 1)} {names} {'have' if len(gaps) > 1 else 'has'} {count:,} cell(s) without a value "
                 f"({gaps[0].lines(rows)}), which training did not have; they are read as the median, or as none of the known values."
             )
@@ -174,7 +174,7 @@ def with_target(frame: Any, target: str, path: str) -> Any:
         raise InputError(f"{path}: no row has a value of the target '{target}'; give rows that do.")
     if not absent.any():
         return frame
-    say(f"{path}: {absent.sum():,} of {len(frame):,} row(s) have no value of the target '{target}' and are left out.")
+    warn(f"{path}: {absent.sum():,} of {len(frame):,} row(s) have no value of the target '{target}' and are left out.")
     kept = frame[~absent]
     if kept[target].dtype.kind == "f" and (kept[target] % 1 == 0).all():
         return kept.assign(**{target: kept[target].astype(np.int64)})  # pandas makes reals of whole numbers beside gaps
@@ -306,7 +306,7 @@ def _classes_of(cells: Cells, path: str) -> tuple[str, ...]:
         own, fold = {*found}, folded(words)
         one = next(w for w in words if w not in own)
         other = next(w for w, f in zip(words, fold) if w in own and f == folded([one])[0])
-        say(
+        warn(
             f"{path}: the target '{cells.name}' holds {short(one)!r} and {short(other)!r}, which are taken as one class."
         )
     if cells.is_number:
