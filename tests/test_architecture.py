@@ -46,30 +46,30 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1136,  # the modules beside the packages; 350 are choral.plots
-    "base": 2955,
-    "masks": 755,
-    "corruptions": 742,
+    "": 1195,  # the modules beside the packages; 350 are choral.plots
+    "base": 2703,
+    "masks": 734,
+    "corruptions": 703,
     "metrics": 1318,
     "calibration": 945,
-    "predictions": 1705,
+    "predictions": 1708,
     "objectives": 2015,
-    "layers": 4547,
-    "compaction": 1610,
-    "structures": 1534,
+    "layers": 4001,
+    "compaction": 1551,
+    "structures": 1492,
     "models": 1167,
-    "plan": 3393,
-    "recipes": 2597,
-    "data": 2138,
-    "tables": 2460,
-    "engine": 7400,
-    "cluster": 1305,
-    "ensemble": 1772,
+    "plan": 3402,
+    "recipes": 2603,
+    "data": 2112,
+    "tables": 2552,
+    "engine": 6532,
+    "cluster": 1220,
+    "ensemble": 1769,
     "testing": 339,
-    "report": 1081,
-    "comparison": 1390,
+    "report": 1083,
+    "comparison": 1392,
     "sklearn": 891,
-    "cli": 1765,
+    "cli": 1773,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 

@@ -319,7 +319,7 @@ class Classification(Probabilities):
         found = metrics.ood_scores(probs.flatten(1, -2), member_logits=logits.flatten(1, -2), weights=self.shares)
         return {n: v.reshape(probs.shape[1], -1).mean(1) for n, v in found.items()}
 
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return prediction, confidence, entropy, mutual_information and the probability of each class."""
         if self.logits.dim() > 3:
             raise InputError(
@@ -462,12 +462,12 @@ class MultiLabel(Probabilities):
         found = {"entropy": self.entropy, "mutual_information": self.epistemic, "aleatoric": self.aleatoric}
         return {n: v.double().flatten(1).mean(1) for n, v in found.items()}
 
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return the probability of each label, the entropy and the mutual information of the row."""
         probs = self.probs.flatten(1)
         found: dict[str, list[Any]] = {f"p_{i}": probs[:, i].tolist() for i in range(probs.shape[1])}
-        if self.names is not None:
-            no, yes = self.names
+        if len(found) == 1:
+            no, yes = self.names or (0, 1)
             found = {"prediction": [yes if p > 0.5 else no for p in probs[:, 0].tolist()], f"p_{yes}": found["p_0"]}
         sums = {"entropy": self.entropy, "mutual_information": self.epistemic}
         return found | {n: v.flatten(1).sum(1).tolist() for n, v in sums.items()}

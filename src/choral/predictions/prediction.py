@@ -262,8 +262,8 @@ class Predictive(ABC):
         """Return scores (batch,) that are larger for stranger inputs."""
 
     @abstractmethod
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the prediction as columns of a table, one entry for each point."""
+    def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
+        """Return the prediction as columns of a table, one entry for each point; intervals of numbers cover `level`."""
 
 
 def scores_of(prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
@@ -443,13 +443,18 @@ class Prediction:
         """Return every score against the targets of these rows, by name: NLL, accuracy or RMSE, calibration, diversity, ..."""
         return self._found.scores(self._found.targets(y))
 
-    def to_frame(self) -> Any:
-        """Return a pandas DataFrame with one line for each row: predictions, uncertainties and, for numbers, a 95 % interval."""
+    def to_frame(self, level: float = 0.95, index: Any = None) -> Any:
+        """Return a pandas DataFrame with one line for each row: predictions, uncertainties and, for numbers, an interval.
+
+        Args:
+            level: coverage of the interval.
+            index: labels of the lines, such as the index of the frame that was predicted.
+        """
         try:
             import pandas
         except ImportError as error:
             raise InputError("to_frame needs pandas; pip install pandas.") from error
-        return pandas.DataFrame(self._found.columns())
+        return pandas.DataFrame(self._found.columns(level), index=index)
 
     def __repr__(self) -> str:
         return "\n".join([f"Prediction({self._summary()})", *text_table(self._head())])
@@ -614,7 +619,7 @@ class Outputs(Predictive):
         """Return the spread."""
         return {"spread": self._spread}
 
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return mean and deviation of every output."""
         mean, std = (v.reshape(len(v), -1) for v in (self.mean, self.std))
         return {f"{n}_{i}": v[:, i].tolist() for i in range(mean.shape[1]) for n, v in (("mean", mean), ("std", std))}

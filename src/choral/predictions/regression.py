@@ -222,10 +222,10 @@ class Numbers(_Real):
         """Return the variance of the first target and its parts."""
         return {n: getattr(self, n).flatten(1)[:, 0].double() for n in ("variance", "epistemic", "aleatoric")}
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return mean, std, an interval of 95 % and both parts of the deviation, of each target if there are several."""
-        low, high = self.interval(0.95)
-        found = {"mean": self.mean, "std": self.std, "low_95": low, "high_95": high}
+    def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
+        """Return mean, std, an interval and both parts of the standard deviation, of each target if there are several."""
+        (low, high), percent = self.interval(level), f"{100 * level:g}"
+        found = {"mean": self.mean, "std": self.std, f"low_{percent}": low, f"high_{percent}": high}
         found |= {"aleatoric_std": self.aleatoric.sqrt(), "epistemic_std": self.epistemic.sqrt()}
         several = self.mean.flatten(1).shape[1]
         return {
@@ -556,12 +556,12 @@ class QuantileRegression(_Real):
         """Return width and disagreement of the first target."""
         return {"width": self.sureness()[1].double(), "epistemic": self.epistemic.flatten(1)[:, 0].double()}
 
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return each quantile of each target, and the deviation of the members' medians."""
         several = self.mean.shape[1]
         found = {
-            f"q_{level:g}" + (f"_{t}" if several > 1 else ""): self.quantiles[:, t, i].tolist()
+            f"q_{own:g}" + (f"_{t}" if several > 1 else ""): self.quantiles[:, t, i].tolist()
             for t in range(several)
-            for i, level in enumerate(self.levels)
+            for i, own in enumerate(self.levels)
         }
         return found | {"epistemic_std": self.epistemic.sqrt()[:, 0].tolist()}
