@@ -127,7 +127,7 @@ def test_few_modules_are_loose():
 
 
 def test_a_test_of_a_module_stands_where_the_module_stands():
-    tests, own = ROOT.parents[1] / "tests", {"conformance", "paper"}
+    tests, own = ROOT.parents[1] / "tests", {"benchmarks", "conformance", "paper"}
     if not tests.exists():
         return
     folders = {p.parent.relative_to(tests) for p in tests.rglob("test_*.py")}
