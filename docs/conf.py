@@ -61,6 +61,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 1000,
     "plot_gallery": os.environ.get("CHORAL_GALLERY", "True"),
     "image_srcset": [],
+    "reset_modules": ("gallery_look.look",),
 }
 if os.environ.get("CHORAL_GALLERY") == "False":  # tutorials are shown, not run
     sphinx_gallery_conf["filename_pattern"] = "(?!)"

@@ -47,6 +47,7 @@ for name, one in (("as trained", ensemble), ("calibrated", calibrated)):
 
 # %%
 # The ensemble is nearly calibrated as it is, so one temperature changes little here: NLL gains a bit, ECE does not.
+#
 # Reliability: on the dashed line confidence equals accuracy. Bars are the share of rows in each bin.
 import matplotlib.pyplot as plt
 

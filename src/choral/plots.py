@@ -28,22 +28,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    "agreement",
-    "confusion",
-    "cost_vs_score",
-    "dependence",
-    "ensemble_size",
-    "entropy_histograms",
-    "history",
-    "importance",
-    "intervals",
-    "pit",
-    "predicted_vs_actual",
-    "reliability",
-    "residuals",
-    "risk_coverage",
+    "agreement", "confusion", "cost_vs_score", "dependence", "ensemble_size", "entropy_histograms", "history",
+    "importance", "intervals", "pit", "predicted_vs_actual", "reliability", "residuals", "risk_coverage",
     "training_curves",
-]
+]  # fmt: skip
 
 Ax: TypeAlias = "Axes | None"
 _WORDS = {n: n.upper() for n in ("nll", "ece", "rmse", "mae", "crps", "ood", "auroc")} | {"brier": "Brier score"}

@@ -36,6 +36,7 @@ MEANINGS = {
     "train_flops": "floating-point operations of training, relative to the baseline",
     "predict_flops": "floating-point operations of one prediction, relative to the baseline",
 }
+DETAILS = "Engine and settings, below, says by how much."
 _MARKS = {"better": "\u25b2", "level": "=", "worse": "\u25bc"}
 _FILES = (".html", ".htm", ".csv", ".tsv", ".json", ".pdf", ".png", ".svg", ".md", ".txt", ".xlsx", ".parquet")
 _HALF, _SMALL = (340.0, 235.0), (178.0, 178.0)
@@ -250,8 +251,11 @@ def _notes(content: Content) -> Iterator[str]:
     if content.left_out:
         listed = ", ".join(short(p) for p in content.left_out[:5]) + (" and more" if len(content.left_out) > 5 else "")
         yield f"Left out, because the folder does not hold what it should: {listed}."
-    for name, why in said.get("below", {}).items():
-        yield f"{short(name)}: {short(why, 300)}"
+    below = said.get("below", {})
+    if len(below) > 2:
+        yield f"The budget is below what {len(below)} methods need: {', '.join(map(short, below))}. {DETAILS}"
+    else:
+        yield from (f"{short(name)}: {short(why, 300)}" for name, why in below.items())
     for row in content.results["rows"]:
         if isinstance(row.get("diverged"), str):
             yield f"{short(row['method'])} diverged: {short(row['diverged'], 300)}"
@@ -654,6 +658,10 @@ def _engine(content: Content) -> Section:
         parts.append(
             Section("choice", "How it was chosen", lines=[short(s, 400) for s in content.results["findings"][:40]])
         )
+    below = content.results["settings"].get("below", {})
+    if len(below) > 2:
+        lines = [f"{short(name)}: {short(why, 300)}" for name, why in below.items()]
+        parts.append(Section("budgets", "Budgets that are too small", lines=lines))
     figures = []
     for i, method in enumerate(m for m in content.methods if m in history):
         for of in ("loss", "validation"):
