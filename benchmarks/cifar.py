@@ -1,4 +1,4 @@
-"""CIFAR-10 at small, equal budgets: suites of methods on one network, several seeds, resumable.
+"""CIFAR-10 at small, equal budgets: suites of methods on one network, several seeds, resumable. Papers' tables: paper.py.
 
     CHORAL_DATA=... python benchmarks/cifar.py baselines --runs /some/folder [--seeds 3] [--threads 2]
 
@@ -31,11 +31,8 @@ from datasets import CIFAR10_MEAN, CIFAR10_STD, cifar10
 from machine import measured, write
 
 ADAM = Training(lr=0.001, optimizer=Adam(), batch_size=128, schedule="constant")
-MOVES = 100
-"""Steps between two moves of sparse connections. A member has 1,955 steps here and 58,650 in the paper, which moves every 1,000:
-with that interval they would move once."""
 Suite = tuple[Callable[[], torch.nn.Module], dict[str, Callable[[], Recipe]]]
-POINTS = {"sebays": 15_000, "sebays_clip": 15_000, "shared": 25_000}
+POINTS = {"sebays_clip": 15_000, "shared": 25_000}
 """Suites that train on the first images only (their order is random)."""
 AUGMENTED = ("sebays_clip",)
 """Suites that crop and flip."""
@@ -43,32 +40,14 @@ AUGMENTED = ("sebays_clip",)
 
 def suites() -> dict[str, Suite]:
     """Return every suite: its network and its recipes by label."""
-
-    def lenet(size: str) -> Callable[[], torch.nn.Module]:
-        return lambda: models.lenet(size)
-
     baselines: dict[str, Callable[[], Recipe]] = {
         "single": lambda: make("single", budget=16, training=ADAM),
         "deep_ensemble 8x2": lambda: make("deep_ensemble", budget=16, members=8, training=ADAM),
         "snapshot 4x4": lambda: make("snapshot", budget=16, members=4, training=ADAM),
     }
-    small = {
-        "single": baselines["single"],
-        "deep_ensemble 8x2": baselines["deep_ensemble 8x2"],
-        "pat anti_random": lambda: pat("anti_random"),
-        "pat random": lambda: pat("random"),
-        "dst": lambda: make("dst", budget=16, members=3, interval=MOVES, training=ADAM),
-        "edst": lambda: make("edst", budget=16, members=3, interval=MOVES, training=ADAM),
-    }
-    few = {n: small[n] for n in ("single", "pat anti_random", "pat random")}
-    bagged = {"bagged": lambda: make("bagged", budget=16, members=8, training=ADAM)}
     return {
-        "baselines": (lenet("S"), baselines),
-        "pat_s": (lenet("S"), small),
-        "pat_m": (lenet("M"), few),
-        "pat_l": (lenet("L"), few | bagged),
-        "shared": (lenet("M"), shared_weights(6)),
-        "sebays": (lambda: models.resnet_cifar(20, width=8), sequential_bayesian(16)),
+        "baselines": (lambda: models.lenet("S"), baselines),
+        "shared": (lambda: models.lenet("M"), shared_weights(6)),
         "sebays_clip": (lambda: models.resnet_cifar(20, width=8), gates_clipped(16)),
     }
 
@@ -138,11 +117,6 @@ def gates_clipped(epochs: int) -> dict[str, Callable[[], Recipe]]:
                 later = {} if name == "ssbnn" else {"members": 3, "reset": "redraw"}
                 rows[f"{name} {gamma} {clip}"] = lambda n=name, o=options | later: make(n, **o)
     return rows
-
-
-def pat(pruning: str) -> Recipe:
-    """Return Prune and Tune at its small budget: 8 + 8 x 1 epochs, constant rate."""
-    return make("prune_and_tune", budget=16, members=8, pruning=pruning, tuning="constant", training=ADAM)
 
 
 def pruning(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""UCI regression: two papers' tables again, on the 20 standard splits, all splits of a set trained as one stack.
-
-    CHORAL_DATA=... python benchmarks/uci.py [packed patched] --runs /some/folder [--names boston yacht]
+"""UCI regression as in two papers, on the 20 standard splits, all splits of a set trained as one stack; run by paper.py.
 
 `packed`: Packed-Ensembles (2, 3, 1) against a deep ensemble of 3, one hidden layer of 200, mean and variance outputs (Laurent et
 al., 2023, Table 11). They follow the protocol of Lakshminarayanan et al. (40 epochs, batch 100, Adam, a rate from a
@@ -9,16 +7,12 @@ grid), so the rate is chosen here for every split by itself, on a fifth of its t
 `patched`: EMP, ECMP, dropout and an explicit ensemble, one hidden layer of 50 (Chang et al., 2019, Tables 12 and 13):
 their fixed settings. What they do not say is fixed here: the loss is the mean squared error of the standardized target (the
 output precision 0.1 is in the target's own units and enters the log density), decay is Adam's, components of a norm start 10 %
-apart, and power gets a tenth of the epochs.
+apart, and power and protein get a tenth of the epochs.
 
-Inputs and target are standardized by the training rows of each split; errors are in the target's own units. Runs resume; the
-table is written to benchmarks/results/uci.json after every data set.
+Inputs and target are standardized by the training rows of each split; errors are in the target's own units. Runs resume.
 """
 
-import argparse
-import json
 import math
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,66 +35,19 @@ from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 from datasets import loaders
-from machine import RESULTS, write
 
-NAMES = ("yacht", "boston", "energy", "concrete", "wine", "power")
 RATES = (0.001, 0.003, 0.01, 0.03)
 PRECISION = 0.1  # of the output, in the target's own units
-PAPER: dict[str, dict[str, dict[str, tuple[float, float, float, float]]]] = {
-    "packed": {
-        "packed": {
-            "boston": (2.218, 0.099, 2.028, 0.034),
-            "concrete": (5.092, 0.225, 2.854, 0.028),
-            "energy": (1.675, 0.085, 1.543, 0.072),
-            "power": (3.127, 0.018, 2.607, 0.007),
-            "wine": (0.482, 0.006, 0.622, 0.014),
-            "yacht": (1.949, 0.215, 2.023, 0.075),
-        },
-        "deep_ensemble": {
-            "boston": (2.219, 0.098, 2.047, 0.028),
-            "concrete": (5.167, 0.234, 2.885, 0.032),
-            "energy": (1.712, 0.067, 1.553, 0.060),
-            "power": (3.097, 0.020, 2.600, 0.007),
-            "wine": (0.483, 0.006, 0.611, 0.013),
-            "yacht": (2.511, 0.283, 2.023, 0.074),
-        },
-    },
-    "patched": {
-        "ecmp": {
-            "boston": (3.48, 0.18, 2.65, 0.05),
-            "concrete": (5.61, 0.14, 3.46, 0.07),
-            "energy": (1.35, 0.06, 2.19, 0.01),
-            "power": (4.24, 0.05, 2.95, 0.02),
-            "wine": (0.60, 0.02, 2.09, 0.00),
-            "yacht": (1.59, 0.23, 2.25, 0.02),
-        },
-        "emp": {
-            "boston": (3.56, 0.22, 2.70, 0.07),
-            "concrete": (5.64, 0.15, 3.59, 0.08),
-            "energy": (1.24, 0.04, 2.15, 0.01),
-            "power": (4.29, 0.05, 2.99, 0.02),
-            "wine": (0.62, 0.02, 2.09, 0.00),
-            "yacht": (1.60, 0.28, 2.22, 0.05),
-        },
-        "dropout": {
-            "boston": (3.97, 0.26, 2.92, 0.11),
-            "concrete": (7.06, 0.19, 4.60, 0.14),
-            "energy": (2.63, 0.05, 2.42, 0.01),
-            "power": (4.07, 0.04, 2.90, 0.01),
-            "wine": (0.63, 0.01, 2.09, 0.00),
-            "yacht": (12.90, 1.26, 10.79, 1.66),
-        },
-        "explicit_ensemble": {
-            "boston": (4.29, 0.27, 2.81, 0.07),
-            "concrete": (8.81, 0.15, 5.09, 0.13),
-            "energy": (3.40, 0.31, 2.58, 0.03),
-            "power": (4.04, 0.04, 2.87, 0.01),
-            "wine": (0.88, 0.06, 2.14, 0.01),
-            "yacht": (29.48, 5.14, 5.24, 0.36),
-        },
-    },
+LARGE = ("power", "protein")  # these get a tenth of the epochs in `patched`
+LABELS = {
+    "packed": "Packed-Ensembles",
+    "deep_ensemble": "Deep Ensembles",
+    "ecmp": "ECMP",
+    "emp": "EMP",
+    "dropout": "Dropout",
+    "explicit_ensemble": "Ensemble",
 }
-"""RMSE, its standard error, NLL, its standard error (the patching paper predicts both targets of energy, here only the first)."""
+"""Lines of the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +143,7 @@ def passes(ensemble: Ensemble, splits: Splits, count: int) -> Iterator[Tensor]:
 
 
 def matched(ensemble: Ensemble, splits: Splits) -> dict[str, list[float]]:
-    """Return RMSE and NLL of every split under the Gaussian with the mixture's mean and variance, in own units."""
+    """Return RMSE, MAE and NLL of every split under the Gaussian with the mixture's mean and variance, in own units."""
     assert isinstance(ensemble.likelihood, LearnedGaussian)
     (outputs,) = passes(ensemble, splits, 1)
     means, variances = (m.squeeze(-1).double() for m in ensemble.likelihood.moments(outputs))
@@ -205,7 +152,11 @@ def matched(ensemble: Ensemble, splits: Splits) -> dict[str, list[float]]:
     mean, variance = mean * splits.std + splits.mean, variance * splits.std**2
     squares = (mean - splits.y_test).square()
     nll = 0.5 * (squares / variance + variance.log() + math.log(2 * math.pi))
-    return {"rmse": squares.mean(1).sqrt().tolist(), "nll": nll.mean(1).tolist()}
+    return {
+        "rmse": squares.mean(1).sqrt().tolist(),
+        "mae": squares.sqrt().mean(1).tolist(),
+        "nll": nll.mean(1).tolist(),
+    }
 
 
 def averaged(ensemble: Ensemble, splits: Splits, count: int) -> dict[str, list[float]]:
@@ -236,28 +187,29 @@ def train(
     )
 
 
-def packed(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def packed(name: str, runs: Path, *, epochs: int = 40) -> dict[str, dict[str, Any]]:
     """Return packed (2, 3, 1) and a deep ensemble of 3 on one data set, by method."""
     splits, halves = splits_of(name), splits_of(name, held_out=0.2)
 
     def build() -> nn.Module:
-        return models.mlp(splits.x.shape[1], 2, hidden=(200,))
+        return models.mlp(splits.x.shape[1], 2, hidden=(400 if name == "protein" else 200,))
 
     rows = {}
     for method, options, times in [("packed", {"width": 2.0}, 1), ("deep_ensemble", {}, 3)]:
         held, final, seconds = [], [], 0.0
         for rate in RATES:
             training = Training(lr=rate, optimizer=Adam(), batch_size=100, schedule="constant")
-            recipe = make(method, budget=40 * times, members=3, training=training, **options)
-            place = arguments.runs / "uci" / f"{name}-{method}-{rate}"
+            recipe = make(method, budget=epochs * times, members=3, training=training, **options)
+            place = runs / "uci" / f"{name}-{method}-{rate}-{epochs}"
             trial = train(place / "trial", build, recipe, halves, LearnedGaussian())
             ensemble = train(place / "final", build, recipe, splits, LearnedGaussian())
             held.append(matched(trial, halves)["nll"])
             final.append(matched(ensemble, splits))
             seconds += trial.info["seconds"] + ensemble.info["seconds"]
         chosen = np.argmin(np.asarray(held), 0).tolist()
-        scores = {m: [final[c][m][split] for split, c in enumerate(chosen)] for m in ("rmse", "nll")}
-        rows[method] = scores | {
+        scores = {m: [final[c][m][split] for split, c in enumerate(chosen)] for m in ("rmse", "mae", "nll")}
+        rows[LABELS[method]] = scores | {
+            "method": method,
             "parameters": ensemble._parameters // splits.count,
             "rates": [RATES[c] for c in chosen],
             "seconds": seconds,
@@ -265,9 +217,10 @@ def packed(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     return rows
 
 
-def small(inputs: int, between: Callable[[int], list[nn.Module]]) -> nn.Module:
-    """Return the network of the patching paper: one hidden layer of 50, some layer after the input and after it."""
-    return nn.Sequential(*between(inputs), nn.Linear(inputs, 50), nn.ReLU(), *between(50), nn.Linear(50, 1))
+def small(inputs: int, between: Callable[[int], list[nn.Module]], hidden: int = 50) -> nn.Module:
+    """Return the network of the patching paper: one hidden layer, some layer after the input and after it."""
+    layers = (nn.Linear(inputs, hidden), nn.ReLU(), *between(hidden), nn.Linear(hidden, 1))
+    return nn.Sequential(*between(inputs), *layers)
 
 
 def norm(width: int) -> list[nn.Module]:
@@ -277,73 +230,35 @@ def norm(width: int) -> list[nn.Module]:
     return [layer]
 
 
-def patched(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def patched(name: str, runs: Path, *, epochs: int = 4000, draws: int = 10_000) -> dict[str, dict[str, Any]]:
     """Return EMP, ECMP, dropout and the explicit ensemble on one data set, by method."""
     splits = splits_of(name)
-    inputs, epochs = splits.x.shape[1], arguments.epochs // (10 if name == "power" else 1)
+    inputs, epochs = splits.x.shape[1], max(1, epochs // (10 if name in LARGE else 1))
+    hidden = 100 if name == "protein" else 50
     training = Training(lr=0.001, optimizer=Adam(weight_decay=0.01), batch_size=100, schedule="constant")
     common: dict[str, Any] = {"epochs": epochs, "training": training}
     methods: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
-        "ecmp": (lambda: small(inputs, norm), make("ecmp", output=False, statistics="shared", **common)),
-        "emp": (lambda: small(inputs, norm), make("emp", output=False, statistics="shared", **common)),
-        "dropout": (lambda: small(inputs, lambda _: [nn.Dropout(0.005)]), make("mc_dropout", rate=None, **common)),
+        "ecmp": (lambda: small(inputs, norm, hidden), make("ecmp", output=False, statistics="shared", **common)),
+        "emp": (lambda: small(inputs, norm, hidden), make("emp", output=False, statistics="shared", **common)),
+        "dropout": (
+            lambda: small(inputs, lambda _: [nn.Dropout(0.005)], hidden),
+            make("mc_dropout", rate=None, **common),
+        ),
         "explicit_ensemble": (
-            lambda: small(inputs, lambda _: []),
+            lambda: small(inputs, lambda _: [], hidden),
             make("deep_ensemble", budget=5 * epochs, members=5, training=training),
         ),
     }
     rows = {}
     for method, (build, recipe) in methods.items():
-        folder = arguments.runs / "uci" / f"{name}-{method}"
+        folder = runs / "uci" / f"{name}-{method}-{epochs}"
         ensemble = train(folder, build, recipe, splits, FixedGaussian(precision=2.0))  # the squared error itself
-        count = arguments.draws if recipe.structure.draws > 1 else 1
-        rows[method] = averaged(ensemble, splits, count) | {
+        count = draws if recipe.structure.draws > 1 else 1
+        rows[LABELS[method]] = averaged(ensemble, splits, count) | {
+            "method": recipe.name,
             "draws": count,
             "epochs": epochs,
             "parameters": ensemble._parameters // splits.count,
             "seconds": ensemble.info["seconds"],
         }
     return rows
-
-
-def line(
-    name: str, method: str, row: dict[str, Any], paper: tuple[float, float, float, float] | None
-) -> dict[str, Any]:
-    """Return means and standard errors over splits, beside the paper's."""
-    ours = {}
-    for measure in ("rmse", "nll"):
-        values = row[measure]
-        ours |= {measure: statistics.mean(values), f"{measure}_error": statistics.stdev(values) / len(values) ** 0.5}
-    theirs = dict(zip(("paper_rmse", "paper_rmse_error", "paper_nll", "paper_nll_error"), paper or ()))
-    return {"data": name, "method": method} | ours | theirs
-
-
-def main() -> None:
-    """Run the tables that are asked for, data set by data set."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", default=["packed", "patched"], help="packed, patched")
-    parser.add_argument("--runs", type=Path, required=True, help="folder for the runs, outside the repository")
-    parser.add_argument("--names", nargs="+", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--epochs", type=int, default=4000, help="of the patched table; a tenth on power")
-    parser.add_argument("--draws", type=int, default=10_000, help="passes of EMP, ECMP and dropout at prediction")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    makers = {"packed": packed, "patched": patched}
-    for table in arguments.tables:
-        for name in arguments.names:
-            rows = makers[table](name, arguments)
-            lines = [line(name, method, row, PAPER[table][method].get(name)) for method, row in rows.items()]
-            for found in lines:
-                print(found, flush=True)
-            path = RESULTS / "uci.json"
-            content = json.loads(path.read_text()) if path.exists() else {}
-            for part, new in (("table", {f"{f['data']} {f['method']}": f for f in lines}), ("splits", rows)):
-                kept = content.get(part, {})
-                kept[table] = kept.get(table, {}) | (new if part == "table" else {name: new})
-                content[part] = kept
-            write("uci", {part: content[part] for part in ("table", "splits")})
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,8 @@ import json
 
 import pytest
 import torch
+from benchmarks.protocols.pyramidnet import pyramidnet
 from tests.structures.networks import NETWORKS, generator, make
-from tests.structures.pyramidnet import pyramidnet
 from torch import nn
 
 from choral import models

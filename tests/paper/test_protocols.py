@@ -1,0 +1,123 @@
+"""The 59 tables and figures as values, and the one command that runs them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.protocols import PROTOCOLS
+from benchmarks.protocols.networks import NETWORKS
+from tests.paper.test_official import write_cifar10
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "paper"
+
+
+def paper(*arguments: object, data: Path | None = None) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "CHORAL_DATA": str(data or "")}
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(ROOT / "benchmarks" / "paper.py"),
+        "--threads",
+        "1",
+        *map(str, arguments),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_all_tables_and_figures_are_there():
+    numbers = {"sebays": (10, range(1, 5)), "sae": (5, [1]), "emp": (13, range(1, 8)), "pat": (2, range(1, 4))}
+    wanted = {f"{p}-t{i}" for p, (tables, _) in numbers.items() for i in range(1, tables + 1)}
+    wanted |= {f"{p}-f{i}" for p, (_, figures) in numbers.items() for i in figures}
+    wanted |= {f"packed-t{i}" for i in range(3, 12)} | {f"packed-f{i}" for i in range(5, 10)}
+    assert set(PROTOCOLS) == wanted
+    assert len(PROTOCOLS) == 59
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rows_are_recipes_on_networks_and_claims_are_about_rows(name):
+    protocol = PROTOCOLS[name]
+    assert protocol.cpu or protocol.paper or protocol.compute or protocol.why
+    for scale in filter(None, (protocol.cpu, protocol.paper)):
+        groups = [(row.network, row.data, row.label) for row in scale.rows]
+        assert len(set(groups)) == len(groups)
+        for row in scale.rows:
+            assert row.network in NETWORKS
+            assert row.recipe(2 / scale.epochs).epochs <= row.recipe().epochs
+        labels = {row.label for row in scale.rows}
+        if labels:
+            assert {label for claim in protocol.claims for label in (claim.better, claim.worse)} <= labels
+        assert bool(scale.rows) != bool(scale.splits)
+
+
+@pytest.mark.parametrize("name", [n for n, p in PROTOCOLS.items() if p.compute])
+def test_results_of_tables_without_training_are_what_is_computed(name):
+    held = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    made = PROTOCOLS[name].compute()
+    assert [line["label"] for line in held] == [line["label"] for line in made]
+    for line, now in zip(held, made, strict=True):
+        for what in ("ours", "paper"):
+            then = line["measures"][what]
+            assert then == (now[what] if isinstance(then, str) else pytest.approx(now[what], rel=1e-12))
+
+
+@pytest.mark.full
+def test_a_trial_of_a_table_from_official_files_ends_with_the_table(tmp_path):
+    write_cifar10(tmp_path / "data", 16)
+    asked = ("pat-t1", "--scale", "cpu", "--only", "lenet_s", "--epochs", 2, "--seeds", 1)
+    places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    text = paper(*asked, *places, data=tmp_path / "data")
+    table = text.split("pat-t1: ")[1].splitlines()[1:]
+    assert table[0].split() == ["network", "data", "line", "seeds", "accuracy", "accuracy,", "paper"]
+    assert [line.split()[0] for line in table[1:6]] == ["lenet_s"] * 5
+    content = json.loads((tmp_path / "results" / "pat-t1.json").read_text())
+    assert [row["label"] for row in content["rows"]] == ["Independent", "Dropout", "Bagged", "PAT (R)", "PAT (AR)"]
+    assert all(row["epochs"] == 2 and row["commit"] is not None and row["settings"] for row in content["rows"])
+    again = paper(*asked, *places, data=tmp_path / "data")  # nothing is left to do
+    assert again.split("pat-t1: ")[1] == text.split("pat-t1: ")[1]
+    assert "seed 0" not in again
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_command_writes(tmp_path):
+    paper("--page", tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert text == (ROOT / "docs" / "fidelity.md").read_text(), "run python benchmarks/paper.py --page"
+    assert sum(line.startswith("| `") for line in text.splitlines()) == 59
+    assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|"))
+
+
+@pytest.mark.slow
+def test_broken_missing_wrong_and_stale_results_show_on_the_page_and_in_the_list(tmp_path):
+    results = tmp_path / "results"
+    shutil.copytree(RESULTS, results)
+    (results / "emp-t1.json").write_text("{")
+    (results / "emp-t2.json").unlink()
+    content = json.loads((results / "sae-t4.json").read_text())
+    content["rows"][0]["measures"]["ours"] = 3
+    (results / "sae-t4.json").write_text(json.dumps(content))
+    accuracies = {"Independent": 0.7, "PAT (AR)": 0.6}
+    row = {"scale": "cpu", "network": "lenet_s", "data": "cifar10", "seed": 0, "commit": "0123456789", "code": "other"}
+    rows = [row | {"label": n, "method": "single", "measures": {"accuracy": a}} for n, a in accuracies.items()]
+    (results / "pat-t1.json").write_text(json.dumps({"rows": rows}))
+    paper("--page", tmp_path / "page.md", "--results", results)
+    lines = {
+        line.split("`")[1]: line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| `")
+    }
+    assert "| broken |" in lines["emp-t1"]
+    assert "| open |" in lines["emp-t2"]
+    assert "| differs |" in lines["sae-t4"]
+    assert "| differs, stale |" in lines["pat-t1"]
+    assert "stale: other code since 0123456789" in lines["pat-t1"]
+    assert "PAT (AR) not better than Independent in accuracy, 60.00 against 70.00" in lines["pat-t1"]
+    assert "2 of 15 lines" in lines["pat-t1"]
+    listed = paper("--list", "--results", results)
+    assert "59 tables and figures" in listed
+    assert "broken" in listed
