@@ -86,8 +86,10 @@ class RankOneGaussianLayer(nn.Module, ABC):
         # rows are repeated rather than x unfolded: twice as fast where channels come last
         axes = (x.shape[0],) + (1,) * (x.dim() - 2 - self.operation.dims) + (-1,) + (1,) * self.operation.dims
         batch = x.shape[0] // self.members
-        scale = scale.repeat_interleave(batch, 0).view(axes)
-        return x * scale if shift is None else torch.addcmul(shift.repeat_interleave(batch, 0).view(axes), x, scale)
+        scale, shift = (
+            None if t is None else t.unsqueeze(1).expand(-1, batch, -1).reshape(axes) for t in (scale, shift)
+        )
+        return x * scale if shift is None else torch.addcmul(shift, x, scale)
 
     def plain(self, index: int) -> nn.Module:
         """Return member `index` as a plain layer, at the means of its factors."""
