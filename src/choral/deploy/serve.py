@@ -352,7 +352,8 @@ def inference(model: Model, asked: dict[str, Any], found: Arrays) -> tuple[bytes
     everything = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
     binary = dict.fromkeys(found, everything)
     if wanted:
-        if not isinstance(wanted, list) or not all(isinstance(o, dict) and o.get("name") in found for o in wanted):
+        named = [o.get("name") for o in wanted if isinstance(o, dict)] if isinstance(wanted, list) else []
+        if not named or len(named) < len(wanted) or not all(isinstance(n, str) and n in found for n in named):
             raise Refusal(422, f"outputs names what the model does not give; it gives {', '.join(found)}.")
         own = {o["name"]: o.get("parameters") or {} for o in wanted}
         binary = {n: p.get("binary_data", everything) is True if isinstance(p, dict) else False for n, p in own.items()}
