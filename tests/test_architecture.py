@@ -29,6 +29,7 @@ ORDER = [
     "engine",
     "callbacks",
     "cluster",
+    "deploy",
     "ensemble",
     "fit",
     "testing",
@@ -39,6 +40,7 @@ ORDER = [
     "tables.search",
     "tables.fit",
     "sklearn",
+    "deploy.serve",
     "cli",
     "__main__",
 ]
@@ -64,6 +66,7 @@ BUDGETS = {
     "tables": 2552,
     "engine": 6532,
     "cluster": 1220,
+    "deploy": 1030,  # 610 are the server
     "ensemble": 1769,
     "testing": 339,
     "report": 1083,

@@ -302,7 +302,7 @@ def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int 
     n = math.prod(shape)
     stream.drawn += n
     part = None if rows is None else _now.get().part
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass():  # whole numbers have no gradient
         if part is None or rows is None:
             return hashed(n, first, second, device).view(tuple(shape))
         blocks = math.prod(shape[:rows]) * (_now.get().folded if rows == 0 else 1)

@@ -11,7 +11,7 @@ import typer
 
 from choral import __version__
 from choral.base.errors import InputError
-from choral.cli import cluster_runs, prediction, reports
+from choral.cli import cluster_runs, deployment, prediction, reports
 from choral.cli.options import (
     Apart,
     Budget,
@@ -376,5 +376,13 @@ def _named(methods: str) -> list[str]:
     return names
 
 
-for command in (prediction.predict, reports.evaluate, reports.report, cluster_runs.leaves, cluster_runs.run_leaf):
+for command in (
+    prediction.predict,
+    reports.evaluate,
+    reports.report,
+    deployment.export,
+    deployment.serve,
+    cluster_runs.leaves,
+    cluster_runs.run_leaf,
+):
     app.command()(command)

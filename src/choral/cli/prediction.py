@@ -43,7 +43,7 @@ def predict(
     if out is not None:
         _check_out(out, data, ensemble)
     loaded = load(ensemble)
-    x, frame = _rows_to_predict(loaded, data)
+    x, frame = rows_to_predict(loaded, data)
     beside = _beside(loaded, frame, data, id or [], keep_columns)
     own = loaded._predictive(x).columns()
     _say_unit(loaded.table)
@@ -138,7 +138,7 @@ def _say_unit(table: Any) -> None:
         note(f"choral: '{table.target}' is predicted as training had it: {unit_in_words(table.unit)}.")
 
 
-def _rows_to_predict(loaded: Any, data: Path) -> tuple[Any, Any]:
+def rows_to_predict(loaded: Any, data: Path) -> tuple[Any, Any]:
     """Return inputs as the ensemble was trained on, and the table they come from (None for arrays)."""
     from choral.data.arrays import read_inputs
     from choral.tables.reading import ENDINGS, ending, read_table

@@ -23,6 +23,7 @@ from choral.calibration.members import Correction
 from choral.data.frames import arranged, names_of
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
+from choral.deploy.export import export
 from choral.engine.blueprint import Blueprint
 from choral.engine.compute import Compute
 from choral.engine.evaluate import Evaluation
@@ -30,7 +31,6 @@ from choral.engine.files import pack_tensors
 from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
 from choral.ensemble import corrections
-from choral.ensemble.export import export
 from choral.ensemble.saving import Saved, naming, save_bytes, save_file
 from choral.layers.attention import put_back
 from choral.layers.kernels import pointwise
@@ -437,18 +437,21 @@ class Ensemble:
         save_file(Path(path), self.states(), self._about())
 
     @guarded
-    def export(self, path: str | Path, x: Any) -> None:
-        """Write a program of torch.export that predicts as the ensemble does, without choral or the network's code.
+    def export(self, path: str | Path, x: Any = None, *, members: bool = False) -> None:
+        """Write one graph that predicts as the ensemble does, without choral or the network's code: .onnx, or .pt2 for torch.export.
 
-        `torch.export.load(path).module()(rows)` returns a dict of mean (probabilities of classes), variance, aleatoric and epistemic for
-        any number of rows, as tensors (of a table, `torch.as_tensor(ensemble.table.inputs(frame))`). It is compared with `predict` first.
+        It reads rows as numbers, any number of them (of a table, `ensemble.table.inputs(frame)`), and returns by name what
+        `choral.deploy.export.outputs_of` says: probs or mean, entropy or std, epistemic, aleatoric, and conformal sets or intervals.
+        Networks that draw keep the draws of `predict`, with which it is compared before it is written.
 
         Args:
-            path: ends in .pt2; written whole or not at all.
-            x: 2 rows or more, as `predict` takes them.
+            path: ends in .onnx or .pt2; written whole or not at all.
+            x: some rows, as `predict` takes them, by which the graph is tried; made-up ones if None.
+            members: whether what each member predicts is an output too, (row, member, ...).
         """
-        some = next(iter(inputs_of(self._arranged(x))))
-        export(self, Path(path), self._read(self._interface.chosen(some), "fp32"), self._blueprint.floats)
+        some = None if x is None else next(iter(inputs_of(self._arranged(x))))
+        rows = None if some is None else self._read(self._interface.chosen(some), "fp32")
+        export(self, Path(path), rows, members=members)
 
     def _to_bytes(self) -> bytes:
         """Return what `save` writes."""

@@ -63,8 +63,8 @@ class RankOneGaussianLayer(WeightLayer):
         # rows are repeated rather than x unfolded: twice as fast where channels come last
         axes = (x.shape[0],) + (1,) * (x.dim() - 2 - self.dims) + (-1,) + (1,) * self.dims
         batch = x.shape[0] // self.members
-        scale = scale.repeat_interleave(batch, 0).view(axes)
-        return x * scale if shift is None else torch.addcmul(shift.repeat_interleave(batch, 0).view(axes), x, scale)
+        each = [t.unsqueeze(1).expand(-1, batch, -1).reshape(axes) for t in (scale, shift) if t is not None]
+        return x * each[0] if shift is None else torch.addcmul(each[1], x, each[0])
 
     def plain(self, index: int) -> nn.Module:
         """Return member `index` as a plain layer, at the means of its factors."""

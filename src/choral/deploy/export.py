@@ -1,0 +1,419 @@
+"""Export: an ensemble as one graph from raw rows to the prediction with its uncertainty, without choral or the network's code.
+
+The graph runs every member as a plain network (one that draws, once for each of its draws, which become constants) and puts the outputs
+together as `predict` does, corrections included. It is a program of torch.export (.pt2) or a model of ONNX (.onnx), and is compared with
+`predict` before anything is written.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import math
+import operator
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from choral.base import batches, draws, rng
+from choral.base.batches import Batch
+from choral.base.errors import InputError
+from choral.calibration import ConformalLabels, ConformalQuantile, ConformalResidual, ConformalSets
+from choral.data.inputs import Normalize
+from choral.engine.files import write_bytes
+from choral.engine.task import Task
+from choral.predictions import Prediction, Predictive, QuantileRegression, Regression
+
+if TYPE_CHECKING:
+    from choral.ensemble.ensemble import Ensemble
+
+ABOUT = "choral.json"
+"""Where the description stands: a file in a .pt2, and under the same key the metadata of an .onnx."""
+_ALONE = threading.Lock()
+_TRACED, _TRIED = 5, 64  # rows that the graph is made with, and tried on
+_CLOSE = 1e-4  # of the largest value; a runtime rounds in its own way
+_HALVINGS = 40  # of the bracket around a quantile
+
+Run = Callable[[Batch], dict[str, Tensor]]
+"""A graph ready to be run, outputs by name."""
+
+
+class Program(nn.Module):
+    """The whole prediction as one module.
+
+    Args:
+        ensemble: whose members and corrections it holds.
+        task: of the ensemble's evaluation: structure and transforms.
+        drawn: whether networks draw when they predict.
+        members: whether what each member predicts is an output too.
+    """
+
+    def __init__(self, ensemble: "Ensemble", task: Task, *, drawn: bool, members: bool):
+        super().__init__()
+        structure = ensemble.recipe.structure
+        networks = [ensemble._network(i) for i in range(ensemble._count)]
+        if not drawn:
+            networks = [structure.member(network, i) for network in networks for i in range(structure.members)]
+        self.networks = nn.ModuleList(network.eval().requires_grad_(False) for network in networks)
+        self._held = (ensemble, task)  # a tuple, since it is no part of the graph
+        self._drawn, self._members = drawn, members
+
+    def forward(self, x: Batch) -> dict[str, Tensor]:
+        """Return the outputs of the graph for a batch."""
+        ensemble, task = self._held
+        ready = task.prepared(x, training=False)
+        if self._drawn:
+            found = torch.cat([part for number, _ in enumerate(self.networks) for part in self._passes(number, ready)])
+        else:
+            found = torch.stack([task.widened(network(ready)) for network in self.networks])
+        named = outputs_of(ensemble._corrected(found), ensemble._interface.target, members=self._members)
+        wide = torch.float64 if task.floats == torch.float64 else torch.float32
+        return {name: value.to(wide) if value.is_floating_point() else value for name, value in named.items()}
+
+    def _passes(self, number: int, ready: Batch) -> Iterator[Tensor]:
+        """Yield the outputs of each pass of a joint network, with the draws that `predict` makes."""
+        _, task = self._held
+        for draw in range(task.structure.draws):
+            with draws.keyed(rng.key(0, "predict", number), draw):
+                yield task.widened(task.run(self.networks[number], task.structure.feed(ready, None)[0]))
+
+
+def outputs_of(found: Predictive, target: tuple[int, ...] | None, *, members: bool = False) -> dict[str, Tensor]:
+    """Return what a graph gives, by name, the rows first.
+
+    Classes and labels: probs, entropy = aleatoric + epistemic, mutual_information (the same as epistemic), and of a conformal rule the set.
+    Numbers: mean, std with std² = aleatoric + epistemic, and of a conformal rule or fitted quantiles lower and upper.
+
+    Sets of classes take no random share, since that follows from the last bit of the probabilities: they hold the sets of `predict` and
+    at most one class more, so they cover what is promised.
+
+    Args:
+        found: the corrected predictive distribution.
+        target: the shape of one target.
+        members: whether to add what each member predicts (row, member, ...).
+    """
+    shown = Prediction(found, target)
+    if "probs" in found.offers:
+        named = {"probs": shown.probs, "entropy": shown.entropy}
+        split = {"epistemic": shown.mutual_information, "aleatoric": shown.expected_entropy}
+        split["mutual_information"] = shown.mutual_information * 1.0  # an output of its own
+    else:
+        named = {"mean": shown.mean, "std": shown.std}
+        split = {"epistemic": shown._like_y(found.epistemic), "aleatoric": shown._like_y(found.aleatoric)}
+    named |= split | {name: shown._like_y(ends) for name, ends in _interval(found).items()}
+    if isinstance(found.conformal, ConformalSets | ConformalLabels):
+        named["set"] = _set(found)
+    if members:
+        named["members"] = _by_member(found, shown)
+    return named
+
+
+def _by_member(found: Predictive, shown: Prediction) -> Tensor:
+    """Return what each member predicts (row, member, ...), its draws averaged; learners have equal weights on their draws."""
+    rows = [found.member_values[own].mean(0) for own in found.rows_by_member()]
+    return shown._like_y(torch.stack(rows), before=2).movedim(0, 1).clone()
+
+
+def _set(found: Any) -> Tensor:
+    """Return conformal sets by operations that a graph has."""
+    rule, probs = found.conformal, found.probs.double()
+    if isinstance(rule, ConformalLabels):
+        return rule.apply(probs)
+    if rule.threshold is None:
+        return probs >= 0
+    scores = _scores(probs, rule)
+    inside = scores <= rule.threshold
+    return inside | (probs >= probs.max(-1, keepdim=True).values) if rule.keeps_top else inside
+
+
+def _scores(probs: Tensor, rule: ConformalSets) -> Tensor:
+    shares = torch.full_like(probs[:, :1], 0.0 if rule.randomized else 1.0)
+    ordered, order = probs.topk(probs.shape[-1], dim=-1)
+    ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype)
+    before = ordered.cumsum(-1) - ordered
+    scores = before + shares * ordered + rule.penalty * (ranks - rule.free_classes).clamp_min(0.0)
+    return torch.zeros_like(scores).scatter(-1, order, scores)
+
+
+def _interval(found: Any) -> dict[str, Tensor]:
+    """Return the ends of the conformal interval, or of fitted quantiles, by operations that a graph has; nothing without either."""
+    rule = found.conformal
+    if isinstance(rule, ConformalResidual):
+        half = _thresholds(rule) * (found.std.double() if rule.scaled else 1.0)
+        return {"lower": found.mean.double() - half, "upper": found.mean.double() + half}
+    if isinstance(found, QuantileRegression):
+        lower, upper = (ends.double() for ends in found.interval())
+    elif not isinstance(rule, ConformalQuantile):
+        return {}
+    elif isinstance(found, Regression):
+        tail = 0.5 * (1 - rule.level)
+        lower, upper = (_quantile(found, level).double() for level in (tail, 1 - tail))
+    else:
+        raise InputError(
+            "conformal='quantile' needs the quantiles of this likelihood's mixture, which no graph can compute; calibrate with "
+            "conformal='scaled' or 'residual'."
+        )
+    if rule is None:
+        return {"lower": lower, "upper": upper}
+    shift, middle = _thresholds(rule), 0.5 * (lower + upper)
+    return {"lower": torch.minimum(lower - shift, middle), "upper": torch.maximum(upper + shift, middle)}
+
+
+def _thresholds(rule: ConformalResidual | ConformalQuantile) -> Tensor:
+    return torch.tensor([math.inf if t is None else t for t in rule.thresholds], dtype=torch.float64)
+
+
+def _quantile(found: Regression, level: float) -> Tensor:
+    """Return a quantile of a Gaussian mixture by halving a bracket so many times."""
+    means, scales = found.member_means, found.member_variances.sqrt()
+    each = means + scales * math.sqrt(2) * float(torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64)))
+    low, high = each.amin(0), each.amax(0)
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        below = found.average(0.5 * (1 + torch.erf((middle - means) / (scales * math.sqrt(2))))) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return 0.5 * (low + high)
+
+
+def export(ensemble: "Ensemble", path: Path, x: Batch | None, *, members: bool = False) -> None:
+    """Write the graph of an ensemble; raises InputError where there is none that predicts the same.
+
+    Args:
+        ensemble: any.
+        path: ends in .pt2 or .onnx.
+        x: some rows as the networks read them, by which the graph is made and tried; made-up ones if None.
+        members: whether what each member predicts is an output too.
+    """
+    kinds = {".pt2": _saved_program, ".onnx": _saved_onnx}
+    if path.suffix not in kinds:
+        raise InputError(f"{path} does not say what to write; give a name ending in {' or '.join(kinds)}.")
+    given = example(ensemble) if x is None else x
+    count = batches.rows(given)
+    few, tried = (batches.part(given, torch.arange(n) % count) for n in (_TRACED, min(count, _TRIED)))
+    ensemble.predict(few)  # says what is wrong with x
+    task = ensemble._evaluation_for(few, "cpu", "fp32")._task
+    drawn = task.structure.draws > 1 or _draws(ensemble, task, few)
+    program = _traced(Program(ensemble, task, drawn=drawn, members=members).eval(), few)
+    if drawn:
+        program = _traced(_folded(program.module()), few)
+    about = describe(ensemble) | {"inputs": described_inputs(few)}
+    content, run = kinds[path.suffix](program, few, about)
+    for rows in (tried, batches.part(given, slice(1))):
+        try:
+            found = run(rows)
+        except Exception as error:  # runtimes raise errors of their own
+            raise InputError(f"the graph fails for {batches.rows(rows)} row(s) ({_first_line(error)}).") from error
+        _check(found, ensemble, rows, members=members)
+    write_bytes(path, content)
+
+
+def describe(ensemble: "Ensemble") -> dict[str, Any]:
+    """Return what an exported file says about itself: method, task, versions, the level of its intervals or sets, and a digest."""
+    from choral import __version__
+
+    table, rule = ensemble.table, next((v for v in ensemble.posthoc if hasattr(v, "level")), None)
+    classes = table.classes if table is not None and table.classes else ()
+    return {
+        "method": ensemble.recipe.name,
+        "task": ensemble.task,
+        "members": ensemble.members,
+        "versions": {"choral": __version__, "torch": torch.__version__},
+        "level": None if rule is None else rule.level,
+        "digest": ensemble._digest,
+        "understood": {"task": ensemble.task} | ensemble.likelihood.understood(),
+        "classes": list(classes),
+        "table": None if table is None or not table.columns else table.to_dict(),
+    }
+
+
+def described_inputs(x: Batch) -> list[dict[str, Any]]:
+    """Return name, shape of one row and type of each input."""
+    return [
+        {"name": name, "shape": list(t.shape[1:]), "type": str(t.dtype).removeprefix("torch.")}
+        for name, t in zip(input_names(x), batches.leaves(x))
+    ]
+
+
+def input_names(x: Batch) -> list[str]:
+    """Return the names of a graph's inputs: x, the keys of a dict, or x_0, x_1, ... for a tuple.
+
+    >>> input_names({"image": torch.zeros(1), "age": torch.zeros(1)}), input_names((torch.zeros(1), torch.zeros(1)))
+    (['image', 'age'], ['x_0', 'x_1'])
+    """
+    if isinstance(x, dict) and all(isinstance(t, Tensor) for t in x.values()):
+        return list(x)
+    return ["x"] if isinstance(x, Tensor) else [f"x_{i}" for i, _ in enumerate(batches.leaves(x))]
+
+
+def example(ensemble: "Ensemble") -> Batch:
+    """Return made-up rows like those an ensemble was fitted on."""
+    interface = ensemble._interface
+    if interface.reads is None:
+        raise InputError("the ensemble does not know what its inputs look like; give some rows, export(path, x).")
+    generator = torch.Generator().manual_seed(0)
+    scale = next((t for t in ensemble._inputs if isinstance(t, Normalize)), None)
+
+    def filled(t: Tensor) -> Tensor:
+        if t.dtype == torch.uint8:
+            return torch.randint(256, t.shape, generator=generator, dtype=t.dtype)
+        if not t.is_floating_point():
+            return t  # the only number that every code or token has
+        if interface.scale == "unit":
+            return torch.rand(t.shape, generator=generator, dtype=t.dtype)
+        drawn = torch.randn(t.shape, generator=generator, dtype=t.dtype)
+        if scale is None or t.dim() < 2:
+            return drawn
+        mean, std = (torch.tensor(v, dtype=t.dtype).view(-1, *[1] * (t.dim() - 2)) for v in (scale.mean, scale.std))
+        return drawn * std + mean
+
+    return batches.mapped(filled, batches.made_up(interface.reads, _TRIED))
+
+
+def _draws(ensemble: "Ensemble", task: Task, x: Batch) -> bool:
+    """Return whether networks predict otherwise with other draws."""
+    network = ensemble._network(0)
+
+    def outputs(key: int) -> Tensor:
+        with torch.no_grad(), draws.keyed(key):
+            return task.run(network, task.structure.feed(task.prepared(x, training=False), None)[0])
+
+    return not torch.equal(outputs(0), outputs(1))
+
+
+def _traced(module: nn.Module, x: Batch) -> Any:
+    """Return the program of a module, for any number of rows."""
+    rows = torch.export.Dim("rows", min=1)
+    shapes: Any = batches.mapped(lambda t: {0: rows}, x)  # type: ignore[arg-type, return-value]  # a tree of shapes
+    try:
+        with _quietly(), torch.no_grad():
+            return torch.export.export(module, (x,), dynamic_shapes=(shapes,), strict=False)
+    except InputError:
+        raise
+    except Exception as error:  # torch.export raises what its parts raise
+        raise InputError(
+            f"torch.export cannot follow this network ({type(error).__name__}: {_first_line(error)}); it takes networks whose forward does the same for any "
+            "values and number of rows (x.shape[0] instead of len(x)), and draws nothing row by row. ensemble.save writes every ensemble."
+        ) from error
+
+
+def _folded(module: Any) -> Any:
+    """Return a graph in which all that follows from constants alone, such as drawn weights, is one constant."""
+    graph, known = module.graph, dict[Any, Any]()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            known[node] = operator.attrgetter(node.target)(module)
+        elif node.op == "call_function" and all(n in known for n in node.all_input_nodes):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            with torch.no_grad():
+                known[node] = node.target(*args, **kwargs)
+    for number, (node, value) in enumerate(known.items()):
+        used = any(user not in known for user in node.users)
+        if node.op == "call_function" and used and isinstance(value, Tensor):
+            module.register_buffer(f"constant_{number}", value.detach().clone())
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.get_attr(f"constant_{number}"))
+    for node in reversed(known):  # by name, since code that writes into a tensor never counts as dead
+        if not node.users:
+            graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Leave out what torch.export warns of, checks of distributions and fused attention, which it cannot follow."""
+    logger, attention = logging.getLogger("torch"), torch.backends.mha
+    with _ALONE:  # all of these belong to the process
+        level, checked, fast = logger.level, Distribution._validate_args, attention.get_fastpath_enabled()
+        try:
+            logger.setLevel(logging.CRITICAL)
+            Distribution.set_default_validate_args(False)
+            attention.set_fastpath_enabled(False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logger.setLevel(level)
+            Distribution.set_default_validate_args(checked)
+            attention.set_fastpath_enabled(fast)
+
+
+def _saved_program(program: Any, x: Batch, about: dict[str, Any]) -> tuple[bytes, Run]:
+    """Return a program of torch.export as bytes, and what runs those."""
+    held = io.BytesIO()
+    with _quietly():
+        torch.export.save(program, held, extra_files={ABOUT: json.dumps(about)})
+        module = torch.export.load(io.BytesIO(held.getvalue())).module()
+    return held.getvalue(), module
+
+
+def _saved_onnx(program: Any, x: Batch, about: dict[str, Any]) -> tuple[bytes, Run]:
+    """Return a model of ONNX as bytes, and what runs those."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401  # what torch.onnx writes by
+    except ImportError as error:
+        raise InputError(f"an .onnx needs {error.name}; pip install 'choral[onnx]'.") from error
+    names = input_names(x)
+    outputs = [*program.module()(x)]
+    try:
+        with _quietly(), contextlib.redirect_stdout(io.StringIO()):
+            found = torch.onnx.export(
+                program, (), dynamo=True, input_names=names, output_names=outputs, verbose=False, optimize=True
+            )
+        model = found.model_proto  # type: ignore[union-attr]  # with dynamo there is one
+    except Exception as error:  # torch.onnx raises what its parts raise
+        while error.__cause__ is not None:
+            error = error.__cause__  # type: ignore[assignment]  # the first says what the others wrap
+        raise InputError(
+            f"ONNX has no operation for something in this network ({_first_line(error)}); export a .pt2."
+        ) from error
+    onnx.helper.set_model_props(model, {ABOUT: json.dumps(about)})
+    content = model.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+    def run(rows: Batch) -> dict[str, Tensor]:
+        found = session.run(outputs, {n: t.numpy() for n, t in zip(names, batches.leaves(rows))})
+        return {name: torch.from_numpy(value) for name, value in zip(outputs, found)}
+
+    return content, run
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _check(found: dict[str, Tensor], ensemble: "Ensemble", x: Batch, *, members: bool) -> None:
+    """Raise InputError if a graph gives something else than the ensemble predicts."""
+    expected = ensemble._predictive(x)
+    named = outputs_of(expected, ensemble._interface.target, members=members)
+    for name, right in named.items():
+        if right.dtype == torch.bool:
+            near, far = (_set(_shifted(expected, by)) for by in (-_CLOSE, _CLOSE))
+            wrong = (near & ~found[name]) | (found[name] & ~far)  # a score at the threshold may round to either side
+            distance, right = wrong.double().max(), near.double()
+        else:
+            same = found[name].double() == right.double()  # infinite ends
+            distance = torch.where(same, 0.0, (found[name].double() - right.double()).abs()).max()
+        largest = right.double().abs().nan_to_num(0.0, 0.0, 0.0).max()
+        if found[name].shape != right.shape or not distance <= _CLOSE * (1 + largest):
+            raise InputError(
+                f"the graph's {name} differs by {float(distance):.2g} from what the ensemble predicts: forward draws, or does something else for "
+                "other rows; ensemble.save writes every ensemble."
+            )
+
+
+def _shifted(found: Any, by: float) -> Any:
+    """Return a prediction whose sets have another threshold."""
+    rule = found.conformal
+    if isinstance(rule, ConformalLabels):
+        return replace(found, conformal=replace(rule, thresholds=tuple(t and t + by for t in rule.thresholds)))
+    return replace(found, conformal=replace(rule, threshold=rule.threshold and rule.threshold + by))

@@ -1,0 +1,608 @@
+"""A server for one exported or saved ensemble: the Open Inference Protocol v2 over HTTP, rows of tables, metrics and a page.
+
+Requests that come within a short delay are answered as one batch. Everything that a request can ask for is bounded: its bytes, its rows,
+how many wait, and how long. Nothing in a request names a file, and nothing that could run is ever read.
+"""
+
+import asyncio
+import hmac
+import json
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from choral import __version__
+from choral.base.errors import ChoralError, InputError, RunError
+from choral.deploy.export import ABOUT, describe, described_inputs, example, outputs_of
+from choral.ensemble.ensemble import Ensemble
+from choral.tables.table import Table, table_from
+
+Arrays = dict[str, np.ndarray]
+_TYPES: dict[str, np.dtype[Any]] = {
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "UINT8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+_LENGTH = "Inference-Header-Content-Length"
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Refusal(Exception):  # an answer, not a mistake of ours
+    """A request that is not answered: a status code and one sentence."""
+
+    def __init__(self, status: int, sentence: str):
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a server takes.
+
+    Args:
+        body: bytes of one request, at most (413 above).
+        rows: of one request, and of one batch, at most (422 above).
+        queue: requests that wait, at most (429 above).
+        delay: seconds that a request waits for others to make one batch with.
+        timeout: seconds until a body must have come (408), and an answer must be there (503).
+    """
+
+    body: int = 16 << 20
+    rows: int = 1024
+    queue: int = 64
+    delay: float = 0.002
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a model: its name, type by the protocol, and shape of one row (None for an open size)."""
+
+    name: str
+    datatype: str
+    row: tuple[int | None, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the protocol describes it."""
+        shape = [-1, *(-1 if n is None else n for n in self.row)]
+        return {"name": self.name, "datatype": self.datatype, "shape": shape}
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether an array of a shape holds rows of it."""
+        same = len(shape) == len(self.row) + 1
+        return same and shape[0] > 0 and all(n is None or n == given for n, given in zip(self.row, shape[1:]))
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is served.
+
+    Args:
+        name: in the protocol's paths.
+        about: the description of an exported file.
+        inputs: what it reads.
+        outputs: what it returns.
+        run: answers a batch; may raise anything.
+        table: how rows of a table become numbers, if it was fitted on one.
+    """
+
+    name: str
+    about: dict[str, Any]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    run: Callable[[Arrays], Arrays]
+    table: Table | None
+
+
+def load_model(path: Path) -> Model:
+    """Return the model of a file: .onnx, or an ensemble of networks from choral's own zoo."""
+    if not path.exists():
+        raise RunError(f"{path} does not exist; give a file made by ensemble.export or ensemble.save.")
+    return _onnx(path) if path.suffix.lower() == ".onnx" else _saved(path)
+
+
+def _onnx(path: Path) -> Model:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError("serving an .onnx needs onnxruntime; pip install 'choral[onnx,serve]'.") from error
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        about = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
+    except Exception as error:  # onnxruntime raises errors of its own
+        raise RunError(f"{path} is no model that ensemble.export wrote ({str(error)[:200]}).") from error
+    names = {"float16": "FP16", "float": "FP32", "double": "FP64", "bool": "BOOL"}
+
+    def tensor(value: Any) -> Tensor:
+        kind = value.type.removeprefix("tensor(").removesuffix(")")
+        row = tuple(n if isinstance(n, int) else None for n in value.shape[1:])
+        return Tensor(value.name, names.get(kind, kind.upper()), row)
+
+    outputs = tuple(map(tensor, session.get_outputs()))
+
+    def run(inputs: Arrays) -> Arrays:
+        return dict(zip((o.name for o in outputs), session.run(None, inputs)))
+
+    return Model(
+        path.stem, about, tuple(map(tensor, session.get_inputs())), outputs, run, table_from(about["table"], str(path))
+    )
+
+
+def _saved(path: Path) -> Model:
+    import torch
+
+    from choral.fit import load
+
+    ensemble: Ensemble = load(path)
+    some = example(ensemble)
+    single = isinstance(some, torch.Tensor)
+    if not single and not (isinstance(some, dict) and all(isinstance(t, torch.Tensor) for t in some.values())):
+        raise InputError(f"{path} reads inputs without names; make it read a dict of arrays, or export it to .onnx.")
+
+    def run(inputs: Arrays) -> Arrays:
+        given = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in inputs.items()}
+        found = ensemble._predictive(given["x"] if single else given)
+        named = outputs_of(found, ensemble._interface.target, members=True)
+        return {n: (v.float() if v.is_floating_point() else v).numpy() for n, v in named.items()}
+
+    kinds = {str(dtype): name for name, dtype in _TYPES.items()}
+    inputs = [Tensor(i["name"], kinds[i["type"]], tuple(i["shape"])) for i in described_inputs(some)]
+    trial = run({i.name: np.zeros((2, *(n or 1 for n in i.row)), _TYPES[i.datatype]) for i in inputs})
+    outputs = [Tensor(name, kinds[str(value.dtype)], value.shape[1:]) for name, value in trial.items()]
+    table = ensemble.table if ensemble.table is not None and ensemble.table.columns else None
+    return Model(path.stem, describe(ensemble), tuple(inputs), tuple(outputs), run, table)
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A request that waits: its arrays, rows, and where its answer goes."""
+
+    inputs: Arrays
+    rows: int
+    answer: "asyncio.Future[Arrays]"
+
+    @property
+    def key(self) -> Any:
+        return tuple((name, value.shape[1:]) for name, value in self.inputs.items())
+
+
+class Batcher:
+    """Answers requests in batches, one batch at a time.
+
+    Args:
+        run: answers a batch.
+        limits: of rows, queue, delay and time.
+    """
+
+    def __init__(self, run: Callable[[Arrays], Arrays], limits: Limits):
+        self.run, self.limits = run, limits
+        self.stopping = False
+        self.batches = self.rows = 0
+        self._waiting: list[_Asked] = []
+        self._wake = asyncio.Event()
+        self._pool = ThreadPoolExecutor(1)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    async def ask(self, inputs: Arrays) -> Arrays:
+        """Return the answer to a request."""
+        if self.stopping:
+            raise Refusal(503, "the server is stopping; ask another one.")
+        if len(self._waiting) >= self.limits.queue:
+            raise Refusal(429, f"{len(self._waiting)} requests wait already; ask again in a moment.")
+        asked = _Asked(inputs, len(next(iter(inputs.values()))), asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        self._wake.set()
+        try:
+            return await asyncio.wait_for(asked.answer, self.limits.timeout)
+        except TimeoutError:
+            raise Refusal(503, f"there was no answer within {self.limits.timeout:g} seconds; ask later.") from None
+        finally:
+            if asked in self._waiting:
+                self._waiting.remove(asked)
+
+    async def work(self) -> None:
+        """Answer until cancelled."""
+        while True:
+            await self._wake.wait()
+            if sum(asked.rows for asked in self._waiting) < self.limits.rows:
+                await asyncio.sleep(self.limits.delay)
+            batch = self._next()
+            if batch:
+                found = await asyncio.get_running_loop().run_in_executor(self._pool, self._answers, batch)
+                for asked, answer in zip(batch, found):
+                    if asked.answer.done():  # whoever asked has gone
+                        continue
+                    if isinstance(answer, Refusal):
+                        asked.answer.set_exception(answer)
+                    else:
+                        asked.answer.set_result(answer)
+            if not self._waiting:
+                self._wake.clear()
+
+    def _next(self) -> list[_Asked]:
+        """Take requests of equal shapes out of the queue, up to as many rows as make a batch."""
+        batch, rows = list[_Asked](), 0
+        for asked in list(self._waiting):
+            if batch and (asked.key != batch[0].key or rows + asked.rows > self.limits.rows):
+                continue
+            batch.append(asked)
+            rows += asked.rows
+            self._waiting.remove(asked)
+        return batch
+
+    def _answers(self, batch: list[_Asked]) -> list[Arrays | Refusal]:
+        try:
+            joined = {n: np.concatenate([asked.inputs[n] for asked in batch]) for n in batch[0].inputs}
+            found = self.run(joined)
+        except Exception as error:  # a runtime raises what it likes about rows it cannot read
+            if len(batch) > 1:  # one of them may be wrong: each by itself
+                return [answer for asked in batch for answer in self._answers([asked])]
+            return [Refusal(422, f"the model cannot read these rows ({' '.join(str(error).split())[:200]}).")]
+        ends = np.cumsum([asked.rows for asked in batch])
+        self.batches, self.rows = self.batches + 1, self.rows + int(ends[-1])
+        return [{n: v[end - asked.rows : end] for n, v in found.items()} for asked, end in zip(batch, ends)]
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body; Refusal for anything else."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is no JSON ({str(error)[:100]}).") from None
+    if not isinstance(content, dict):
+        raise Refusal(400, f"the body is a JSON {type(content).__name__}; give an object.")
+    return content
+
+
+def read_inference(model: Model, body: bytes, length: str | None, most: int) -> tuple[dict[str, Any], Arrays]:
+    """Return an inference request of the protocol and its arrays; Refusal for what the model cannot read.
+
+    Args:
+        model: what is asked.
+        body: JSON, and after it the bytes of binary tensors.
+        length: the header that says where JSON ends.
+        most: rows, at most.
+    """
+    if length is not None and not (length.isascii() and length.isdigit() and int(length[:18]) <= len(body)):
+        raise Refusal(400, f"{_LENGTH} is {length[:20]!r}; give the number of bytes of the JSON part of the body.")
+    end = len(body) if length is None else int(length)
+    asked, binary = read_json(body[:end]), memoryview(body)[end:]
+    given = asked.get("inputs")
+    if not isinstance(given, list) or not all(isinstance(i, dict) for i in given):
+        raise Refusal(400, "inputs is missing, or no list of objects; give the model's inputs.")
+    known, found = {i.name: i for i in model.inputs}, Arrays()
+    for item in given:
+        name = item.get("name")
+        if not isinstance(name, str) or name not in known or name in found:
+            raise Refusal(422, f"inputs names {str(name)[:40]!r}; the model reads each of {', '.join(known)} once.")
+        found[name], used = _array(known[name], item, binary)
+        binary = binary[used:]
+    if len(found) < len(known) or len(binary):
+        what = f"{len(binary)} bytes after the last tensor" if len(binary) else "too few inputs"
+        raise Refusal(422, f"there are {what}; the model reads each of {', '.join(known)} once.")
+    check_rows(found, most)
+    return asked, {name: found[name] for name in known}
+
+
+def _array(tensor: Tensor, item: dict[str, Any], binary: memoryview) -> tuple[np.ndarray, int]:
+    """Return the array of a request's input, and how many binary bytes it took."""
+    shape, name = item.get("shape"), tensor.name
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+        raise Refusal(422, f"the shape of {name} is no list of sizes; give {tensor.to_dict()['shape']}.")
+    if not tensor.fits(tuple(shape)):
+        raise Refusal(
+            422, f"{name} has the shape {shape[:8]}; the model reads {tensor.to_dict()['shape']}, -1 for any."
+        )
+    if item.get("datatype") != tensor.datatype:
+        raise Refusal(422, f"{name} has the datatype {str(item.get('datatype'))[:20]!r}; give {tensor.datatype}.")
+    dtype, count, parameters = _TYPES[tensor.datatype], math.prod(shape), item.get("parameters")
+    size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
+    if size is None:
+        return _from_list(item.get("data"), dtype, shape, name), 0
+    if type(size) is not int or size != count * dtype.itemsize or size > len(binary):
+        raise Refusal(422, f"binary_data_size of {name} is {str(size)[:20]}; {shape} needs {count * dtype.itemsize}.")
+    values = np.frombuffer(binary[:size], "u1" if dtype.kind == "b" else dtype)
+    return (values != 0 if dtype.kind == "b" else values).reshape(shape), size
+
+
+def _from_list(data: Any, dtype: np.dtype, shape: list[int], name: str) -> np.ndarray:
+    """Return the numbers of a flat or nested list."""
+    try:
+        raw = np.asarray(data)
+        if not isinstance(data, list) or raw.dtype.kind not in ("b" if dtype.kind == "b" else "iufb"):
+            raise ValueError("they are no numbers")
+        with np.errstate(over="ignore"):
+            found = raw.astype(dtype)
+        if dtype.kind in "iu" and not np.array_equal(found, raw):
+            raise ValueError(f"some are no whole numbers of {dtype.itemsize} bytes")
+        return found.reshape(shape)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise Refusal(422, f"the data of {name} do not make {shape} ({str(error)[:100]}).") from None
+
+
+def check_rows(arrays: Arrays, most: int) -> None:
+    """Raise Refusal for inputs of different or too many rows."""
+    rows = {len(value) for value in arrays.values()}
+    if len(rows) > 1 or max(rows) > most:
+        raise Refusal(
+            422, f"the inputs have {' and '.join(map(str, sorted(rows)))} rows; give equally many, at most {most}."
+        )
+
+
+def inference(model: Model, asked: dict[str, Any], found: Arrays) -> tuple[bytes, dict[str, str]]:
+    """Return the protocol's answer, with binary tensors where they are asked for, and its headers."""
+    parameters, wanted = asked.get("parameters"), asked.get("outputs")
+    everything = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
+    binary = dict.fromkeys(found, everything)
+    if wanted:
+        named = [o.get("name") for o in wanted if isinstance(o, dict)] if isinstance(wanted, list) else []
+        if not named or len(named) < len(wanted) or not all(isinstance(n, str) and n in found for n in named):
+            raise Refusal(422, f"outputs names what the model does not give; it gives {', '.join(found)}.")
+        own = {o["name"]: o.get("parameters") or {} for o in wanted}
+        binary = {n: p.get("binary_data", everything) is True if isinstance(p, dict) else False for n, p in own.items()}
+    kinds, outputs, parts = {o.name: o.datatype for o in model.outputs}, [], []
+    for name, as_bytes in binary.items():
+        value = np.ascontiguousarray(found[name], _TYPES[kinds[name]])
+        about: dict[str, Any] = {"name": name, "datatype": kinds[name], "shape": list(value.shape)}
+        if as_bytes:
+            parts.append(value.tobytes())
+            about["parameters"] = {"binary_data_size": value.nbytes}
+        else:
+            about["data"] = plain(value.reshape(-1))
+        outputs.append(about)
+    answer: dict[str, Any] = {"model_name": model.name, "model_version": "1", "outputs": outputs}
+    if isinstance(asked.get("id"), str):
+        answer["id"] = asked["id"][:200]
+    text = json.dumps(answer).encode()
+    if not parts:
+        return text, {"content-type": "application/json"}
+    return b"".join([text, *parts]), {"content-type": "application/octet-stream", _LENGTH: str(len(text))}
+
+
+def plain(value: np.ndarray) -> Any:
+    """Return an array as JSON has it; numbers that JSON lacks become null.
+
+    >>> plain(np.array([[1.0, np.inf]]))
+    [[1.0, None]]
+    """
+    if value.dtype.kind != "f" or np.isfinite(value).all():
+        return value.tolist()
+    boxed = value.astype(object)
+    boxed[~np.isfinite(value)] = None
+    return boxed.tolist()
+
+
+def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
+    """Return the arrays of rows: objects by column for a table, else lists of numbers."""
+    rows = content.get("rows")
+    if not isinstance(rows, list) or not 0 < len(rows) <= most:
+        raise Refusal(422, f'rows is missing, empty or too long; give {{"rows": [...]}} with 1 to {most} of them.')
+    if model.table is None:
+        if len(model.inputs) != 1:
+            raise Refusal(422, f"the model reads several inputs; ask /v2/models/{model.name}/infer.")
+        only = model.inputs[0]
+        shape = [len(rows), *(-1 if n is None else n for n in only.row)]
+        return {only.name: _from_list(rows, _TYPES[only.datatype], shape, "rows")}
+    import pandas as pd
+
+    names = [c.name for c in model.table.columns if c.width]
+    for row in rows:
+        lacking = [n for n in names if n not in row] if isinstance(row, dict) else names
+        if lacking:
+            raise Refusal(422, f"a row lacks {lacking[0]!r}; give each of {', '.join(names[:20])}, null for no value.")
+        if not all(row[n] is None or isinstance(row[n], str | int | float) for n in names):
+            raise Refusal(422, "a row holds a list or an object; give texts, numbers or null.")
+    try:
+        with warnings.catch_warnings():  # of values that training did not have, which have a code of their own
+            warnings.simplefilter("ignore")
+            found = model.table.inputs(pd.DataFrame({n: [row[n] for row in rows] for n in names}), path="rows")
+    except (ChoralError, ValueError, TypeError, OverflowError, ArithmeticError) as error:
+        raise Refusal(422, str(error)[:300]) from None
+    return {model.inputs[0].name: found.astype(_TYPES[model.inputs[0].datatype])}
+
+
+def row_answers(model: Model, found: Arrays) -> list[dict[str, Any]]:
+    """Return one object for each row, probabilities by the names of classes where there are any."""
+    classes = model.about.get("classes") or []
+    columns = {name: plain(value) for name, value in found.items()}
+    answers = [dict(zip(columns, row)) for row in zip(*columns.values())]
+    for answer in answers:
+        probs = answer.get("probs")
+        if isinstance(probs, list) and len(probs) == len(classes):
+            best = max(range(len(probs)), key=lambda i: probs[i] or 0.0)
+            answer |= {"prediction": classes[best], "probs": dict(zip(classes, probs))}
+            if isinstance(answer.get("set"), list):
+                answer["set"] = [name for name, inside in zip(classes, answer["set"]) if inside is True]
+    return answers
+
+
+class Metrics:
+    """Counts of requests and their times, as Prometheus reads them."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.times: Counter[float] = Counter()
+        self.seconds = 0.0
+
+    def add(self, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self.requests[route, status] += 1
+        self.seconds += seconds
+        self.times[next((b for b in _BUCKETS if seconds <= b), math.inf)] += 1
+
+    def text(self, model: Model, batcher: Batcher) -> str:
+        """Return everything in Prometheus' text format."""
+        info = ",".join(f"{n}={json.dumps(str(model.about.get(n)))}" for n in ("method", "task", "digest"))
+        lines = ["# TYPE choral_model_info gauge", f"choral_model_info{{{info}}} 1"]
+        lines += ["# TYPE choral_requests_total counter"]
+        lines += [f'choral_requests_total{{route="{r}",code="{s}"}} {n}' for (r, s), n in sorted(self.requests.items())]
+        for name, value in (("rows_total", batcher.rows), ("batches_total", batcher.batches)):
+            lines += [f"# TYPE choral_{name} counter", f"choral_{name} {value}"]
+        lines += ["# TYPE choral_queue_requests gauge", f"choral_queue_requests {batcher.waiting}"]
+        lines += ["# TYPE choral_request_seconds histogram"]
+        for bucket in (*_BUCKETS, math.inf):
+            below = sum(n for b, n in self.times.items() if b <= bucket)
+            lines.append(f'choral_request_seconds_bucket{{le="{"+Inf" if bucket == math.inf else bucket}"}} {below}')
+        total = sum(self.times.values())
+        return "\n".join(
+            [*lines, f"choral_request_seconds_sum {self.seconds:.6f}", f"choral_request_seconds_count {total}", ""]
+        )
+
+
+def application(model: Model, *, limits: Limits | None = None, token: str | None = None) -> Any:
+    """Return the server as an ASGI application (Starlette's).
+
+    Args:
+        model: what is served.
+        limits: of requests.
+        token: what requests must bring as `Authorization: Bearer ...`, but for health and the page; None lets all in.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.requests import ClientDisconnect, Request
+        from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+        from starlette.routing import Route
+    except ImportError as error:
+        raise InputError("serving needs starlette and uvicorn; pip install 'choral[serve]'.") from error
+
+    bounds, metrics = limits or Limits(), Metrics()
+    batcher = Batcher(model.run, bounds)
+    page = Path(__file__).with_name("page.html").read_text()
+    Answer = Callable[[Request], Awaitable[Response]]
+
+    async def body_of(request: Request) -> bytes:
+        parts, size = [], 0
+        too_long = Refusal(413, f"the body is longer than {bounds.body:,} bytes; send fewer rows at a time.")
+        try:
+            if int(request.headers.get("content-length", "0")[:18] or 0) > bounds.body:
+                raise too_long
+            async with asyncio.timeout(bounds.timeout):
+                async for part in request.stream():
+                    parts.append(part)
+                    size += len(part)
+                    if size > bounds.body:
+                        raise too_long
+        except TimeoutError:
+            raise Refusal(408, f"the body did not come within {bounds.timeout:g} seconds.") from None
+        except (ValueError, ClientDisconnect):
+            raise Refusal(400, "the body cannot be read.") from None
+        return b"".join(parts)
+
+    def allowed(request: Request) -> bool:
+        given = request.headers.get("authorization", "").encode()
+        return token is None or hmac.compare_digest(given, f"Bearer {token}".encode())
+
+    def route(path: str, answer: Answer, *, method: str = "GET", free: bool = False) -> Route:
+        async def call(request: Request) -> Response:
+            started = time.perf_counter()
+            try:
+                if not free and not allowed(request):
+                    raise Refusal(401, "the token is missing or wrong; send it as Authorization: Bearer TOKEN.")
+                if "name" in request.path_params and request.path_params["name"] != model.name:
+                    raise Refusal(404, f"there is no such model; there is {model.name}.")
+                response = await answer(request)
+            except Refusal as refusal:
+                response = JSONResponse({"error": refusal.sentence}, refusal.status)
+                if refusal.status in (429, 503):
+                    response.headers["retry-after"] = "1"
+            metrics.add(path, response.status_code, time.perf_counter() - started)
+            return response
+
+        return Route(path, call, methods=[method])
+
+    async def live(request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(request: Request) -> Response:
+        return JSONResponse({"ready": not batcher.stopping}, 503 if batcher.stopping else 200)
+
+    async def server(request: Request) -> Response:
+        return JSONResponse({"name": "choral", "version": __version__, "extensions": ["binary_tensor_data"]})
+
+    async def metadata(request: Request) -> Response:
+        tensors = {"inputs": model.inputs, "outputs": model.outputs}
+        described = {name: [t.to_dict() for t in own] for name, own in tensors.items()}
+        platform = {"name": model.name, "versions": ["1"], "platform": "choral"}
+        return JSONResponse(platform | described)
+
+    async def infer(request: Request) -> Response:
+        body = await body_of(request)
+        asked, inputs = read_inference(model, body, request.headers.get(_LENGTH), bounds.rows)
+        content, headers = inference(model, asked, await batcher.ask(inputs))
+        return Response(content, headers=headers)
+
+    async def predict(request: Request) -> Response:
+        inputs = read_rows(model, read_json(await body_of(request)), bounds.rows)
+        return JSONResponse({"rows": row_answers(model, await batcher.ask(inputs))})
+
+    async def card(request: Request) -> Response:
+        shown = {
+            n: model.about.get(n) for n in ("method", "task", "members", "level", "digest", "versions", "understood")
+        }
+        columns = [] if model.table is None else [c for c in model.table.describe() if c["inputs"]]
+        tensors = [t.to_dict() for t in model.inputs]
+        return JSONResponse({"name": model.name, "about": shown, "columns": columns, "inputs": tensors})
+
+    async def measured(request: Request) -> Response:
+        return PlainTextResponse(metrics.text(model, batcher), media_type="text/plain; version=0.0.4")
+
+    async def home(request: Request) -> Response:
+        own = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+        return HTMLResponse(page, headers={"content-security-policy": own, "x-content-type-options": "nosniff"})
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        working = asyncio.create_task(batcher.work())
+        yield
+        batcher.stopping = True
+        working.cancel()
+
+    one = "/v2/models/{name}"
+    versions = (one, one + "/versions/1")
+    routes = [
+        route("/", home, free=True),
+        route("/card", card),
+        route("/metrics", measured),
+        route("/predict", predict, method="POST"),
+        route("/v2", server),
+        route("/v2/health/live", live, free=True),
+        route("/v2/health/ready", ready, free=True),
+        *(route(path, metadata) for path in versions),
+        *(route(path + "/ready", ready, free=True) for path in versions),
+        *(route(path + "/infer", infer, method="POST") for path in versions),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan)
+    app.state.batcher = batcher
+    return app
+
+
+def server(app: Any, *, host: str = "127.0.0.1", port: int = 8080) -> Any:
+    """Return a server of uvicorn for the application; `run()` answers until a signal, and finishes what it has begun."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Says that it stops before it does."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            app.state.batcher.stopping = True
+            super().handle_exit(sig, frame)
+
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    return Server(uvicorn.Config(app, host=host, port=port, timeout_graceful_shutdown=30, **options))

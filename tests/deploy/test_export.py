@@ -1,0 +1,270 @@
+"""Exported graphs: what they give is what the ensemble predicts, without choral; or a sentence, and no file."""
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.menagerie import MENAGERIE
+from torch import nn
+
+import choral
+from choral.base.errors import InputError
+from choral.calibration import fit_conformal_sets
+from choral.data.inputs import Normalize
+from choral.deploy.export import outputs_of
+from choral.recipes import METHODS, make
+from choral.recipes.training import Training
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(64, 3, 8, 8, generator=G)
+Y = torch.arange(64) % 3
+QUICK = Training(lr=0.05, optimizer="sgd", batch_size=32)
+
+
+class Attending(nn.Module):
+    """A small transformer encoder over the rows of a picture."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.body, self.last = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.body(x.mean(1)).mean(1))
+
+
+class Residual(nn.Module):
+    """Two residual blocks with BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(2)
+        )
+        self.drop, self.last = nn.Dropout(0.1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.first(x)
+        for block in self.blocks:
+            h = h + block(h)
+        return self.last(self.drop(h.mean((2, 3))))
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+
+
+def convnet():
+    body = (nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*body, nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+
+
+NETWORKS = {"mlp": mlp, "lenet": convnet, "resnet": Residual, "transformer": Attending}
+DRAWING = {"draws": 3}
+
+
+def few(method, **options):
+    drawn = make(method).structure.draws > 1
+    return make(method, budget=6, training=QUICK, **(DRAWING if drawn else {}), **options)
+
+
+def run(path, rows):
+    """Return what a file gives for some rows, by name."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(rows)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    given = rows if isinstance(rows, dict) else {"x": rows}
+    found = session.run(None, {name: value.numpy() for name, value in given.items()})
+    return {o.name: torch.from_numpy(value) for o, value in zip(session.get_outputs(), found)}
+
+
+def agrees(ensemble, path, x, rows, *, members=False, close=1e-5):
+    """Compare a file with the prediction of x; at random shares sets are compared with those without."""
+    found = run(path, rows)
+    expected = outputs_of(ensemble._predictive(x), ensemble._interface.target, members=members)
+    assert list(found) == list(expected)
+    for name, right in expected.items():
+        torch.testing.assert_close(found[name], right.to(found[name].dtype), rtol=close, atol=close, msg=name)
+    return found
+
+
+def needs(suffix):
+    if suffix == ".onnx":
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(name, reason=f"{name} is in the extra 'onnx'")
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("network", list(NETWORKS))
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_graph_predicts_what_the_ensemble_does_for_any_number_of_rows(method, network, suffix, tmp_path):
+    needs(suffix)
+    path = tmp_path / f"model{suffix}"
+    try:
+        ensemble = choral.fit(NETWORKS[network], (X, Y), few(method))
+    except choral.ChoralError as error:
+        pytest.skip(f"{method} refuses this network: {error}")
+    ensemble = ensemble.calibrated(X, Y, temperature="ensemble", level=0.8)
+    ensemble.export(path, X[:6], members=True)
+    for rows in (X[:1], X[:5], X):
+        agrees(ensemble, path, rows, rows, members=True)
+
+
+def lines(rows):
+    x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(1)) * 7 + 3
+    return x, 200_000 * x[:, 0] + 1000 * x[:, 1] ** 2
+
+
+def regression(method="deep_ensemble", outputs=2, **options):
+    build = lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))  # noqa: E731  # a factory
+    scale = Normalize(mean=(3.0, 3.0, 3.0), std=(7.0, 7.0, 7.0))
+    return choral.fit(build, lines(60), few(method), transforms=(scale,), **options)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("rule", ["scaled", "residual", "quantile"])
+def test_conformal_intervals_are_those_of_predict(rule, suffix, tmp_path):
+    needs(suffix)
+    path, (x, y) = tmp_path / f"model{suffix}", lines(60)
+    ensemble = regression().calibrated(x, y, level=0.8, conformal=rule, greedy=8)
+    ensemble.export(path)
+    found, (lower, upper) = run(path, x[:9]), ensemble.predict(x[:9]).conformal_interval()
+    assert found["lower"].shape == (9,)
+    torch.testing.assert_close(found["lower"], lower.float(), rtol=1e-4, atol=1.0)
+    torch.testing.assert_close(found["upper"], upper.float(), rtol=1e-4, atol=1.0)
+    torch.testing.assert_close(found["std"] ** 2, found["aleatoric"] + found["epistemic"], rtol=1e-4, atol=1e-2)
+
+
+def test_sets_without_a_random_share_are_equal_and_others_hold_those_of_predict(tmp_path):
+    path, ensemble = tmp_path / "model.pt2", choral.fit(mlp, (X, Y), few("deep_ensemble"))
+    plain = fit_conformal_sets(ensemble.predict(X).probs, Y, level=0.8, randomized=False)
+    fixed = ensemble.with_posthoc(plain)
+    fixed.export(path)
+    other = torch.randn(200, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(run(path, other)["set"], fixed.predict(other).sets())
+    shared = ensemble.calibrated(X, Y, level=0.8)
+    shared.export(path)
+    found, sets = run(path, other)["set"], shared.predict(other).sets()
+    assert not (sets & ~found).any()
+    assert (found.sum(1) - sets.sum(1)).max() <= 1
+    assert not torch.equal(found, sets)
+
+
+def test_it_runs_without_choral_and_says_what_it_is(tmp_path):
+    ensemble = choral.fit(convnet, (X, Y), few("packed")).calibrated(X, Y, level=0.9)
+    path = tmp_path / "program.pt2"
+    ensemble.export(path)
+    torch.save(X, tmp_path / "x.pt")
+    code = (
+        "import sys, torch; sys.modules['choral'] = None; x = torch.load('x.pt'); "
+        "torch.save(torch.export.load('program.pt2').module()(x)['probs'], 'y.pt')"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "y.pt"), ensemble.predict(X).probs, rtol=1e-4, atol=1e-6)
+    with zipfile.ZipFile(path) as held:
+        (name,) = (n for n in held.namelist() if n.endswith("choral.json"))
+        about = json.loads(held.read(name))
+    assert about["task"] == "classification"
+    assert about["method"] == "packed"
+    assert about["level"] == 0.9
+    assert about["digest"] == ensemble._digest
+    assert about["inputs"] == [{"name": "x", "shape": [3, 8, 8], "type": "float32"}]
+
+
+def test_an_onnx_file_says_what_it_is(tmp_path):
+    needs(".onnx")
+    import onnxruntime
+
+    ensemble = choral.fit(mlp, (X, Y), few("single"))
+    ensemble.export(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["choral.json"])
+    assert about["digest"] == ensemble._digest
+    assert [i.name for i in session.get_inputs()] == ["x"]
+    assert isinstance(session.get_inputs()[0].shape[0], str)
+
+
+LIKELIHOODS = {"gaussian": 1, "student_t": 2, "quantiles": 5, "poisson": 1, "bernoulli": 3}
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("likelihood", list(LIKELIHOODS))
+def test_every_task_has_its_outputs(likelihood, suffix, tmp_path):
+    needs(suffix)
+    x, path = X[:, :, 0, 0], tmp_path / f"model{suffix}"
+    y = {"poisson": (Y + 1).float(), "bernoulli": (x > 0).long()}.get(likelihood, 200_000 * x[:, 0])
+    build = lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, LIKELIHOODS[likelihood]))  # noqa: E731  # a factory
+    ensemble = choral.fit(build, (x, y), few("deep_ensemble"), likelihood=likelihood)
+    ensemble.export(path, x)
+    agrees(ensemble, path, x[:5], x[:5], close=1e-4)
+
+
+KINDS = ["two inputs", "embedded columns", "dense pixels", "lstm", "tied weights", "bytes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_awkward_networks_too(kind, tmp_path):
+    trial = MENAGERIE[kind]
+    x, y = trial.data()
+    ensemble = choral.fit(trial.build, (x, y), few("deep_ensemble"), **trial.options)
+    ensemble.export(tmp_path / "program.pt2", x)
+    agrees(ensemble, tmp_path / "program.pt2", x, x, close=1e-4)
+
+
+def test_networks_trained_elsewhere_and_tables(tmp_path):
+    given = choral.ensemble_of([convnet(), convnet()], data=(X, Y))
+    given.export(tmp_path / "given.pt2", X)
+    agrees(given, tmp_path / "given.pt2", X, X)
+    frame = pd.DataFrame(
+        {"size": np.arange(40.0), "town": ["Ulm", "Bonn"] * 20, "sold": ["yes", "no", "no", "yes"] * 10}
+    )
+    fitted = choral.fit_table(frame, "sold", members=2, epochs=4)
+    fitted.export(tmp_path / "table.pt2")
+    agrees(fitted, tmp_path / "table.pt2", frame, torch.as_tensor(fitted.table.inputs(frame, path="frame")))
+
+
+class Forgetful(nn.Module):
+    """Dropout that is never turned off, or a pass that is written for so many rows."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.last, self.how = nn.Linear(8, 3), forward
+
+    def forward(self, x):
+        return self.last(self.how(x.mean(1)[:, 0]))
+
+
+@pytest.mark.parametrize(
+    "forward", [lambda h: F.dropout(h, 0.5), lambda h: h.reshape(len(h), 8)], ids=["dropout", "fixed rows"]
+)
+def test_what_has_no_graph_is_refused_and_nothing_is_written(forward, tmp_path):
+    ensemble = choral.fit(lambda: Forgetful(forward), (X, Y), make("single", budget=3, training=QUICK))
+    with pytest.raises(InputError, match=r"torch.export cannot follow this network.*len\(x\)"):
+        ensemble.export(tmp_path / "program.pt2", X)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_predicts_something_else_is_refused(tmp_path, monkeypatch):
+    ensemble = choral.fit(mlp, (X, Y), make("single", budget=1, training=QUICK))
+    twin = ensemble.with_posthoc(choral.calibration.Temperature(temperatures=(3.0,)))
+    monkeypatch.setattr(ensemble, "_corrected", twin._corrected)
+    monkeypatch.setattr(ensemble, "_predictive", lambda x: ensemble._uncorrected(ensemble.outputs(x)))
+    with pytest.raises(InputError, match="the graph's probs differs by"):
+        ensemble.export(tmp_path / "program.pt2", X)
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_arguments_are_said(tmp_path):
+    ensemble = choral.fit(mlp, (X, Y), make("single", budget=1, training=QUICK))
+    with pytest.raises(InputError, match=r"ending in \.pt2 or \.onnx"):
+        ensemble.export(tmp_path / "program.pb", X)
+    with pytest.raises(InputError, match="3, 9, 9"):
+        ensemble.export(tmp_path / "program.pt2", torch.zeros(4, 3, 9, 9))

@@ -1,0 +1,292 @@
+"""The server: the protocol, rows of tables, limits, and refusals in one sentence; on loopback alone."""
+
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import choral
+from choral.base.errors import InputError, RunError
+from choral.deploy.serve import Limits, Model, Refusal, Tensor, application, load_model, plain, server
+from choral.models import mlp
+from choral.recipes import make
+from choral.recipes.training import Training
+
+pytest.importorskip("starlette", reason="starlette is in the extra 'serve'")
+pytest.importorskip("uvicorn", reason="uvicorn is in the extra 'serve'")
+
+ABOUT = {"method": "toy", "task": "regression", "digest": "d", "classes": [], "table": None}
+
+
+def toy(seen=None, wait=0.0):
+    """Return a model that sums its rows; a row that starts with 13 fails."""
+
+    def run(inputs):
+        x = inputs["x"]
+        if seen is not None:
+            seen.append(len(x))
+        time.sleep(wait)
+        if (x[:, 0] == 13).any():
+            raise RuntimeError("thirteen")
+        return {"mean": x.sum(1), "set": x > 0}
+
+    outputs = (Tensor("mean", "FP32", ()), Tensor("set", "BOOL", (3,)))
+    return Model("toy", ABOUT, (Tensor("x", "FP32", (3,)),), outputs, run, None)
+
+
+@contextmanager
+def serving(model, **options):
+    """Yield a function that asks a running server; it is stopped at the end."""
+    app = application(model, **options)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        running = server(app)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        port = listening.getsockname()[1]
+
+        def ask(method, path, body=None, headers=None):
+            sent = json.dumps(body).encode() if isinstance(body, dict | list) else body
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            try:
+                connection.request(method, path, sent, headers or {})
+                answer = connection.getresponse()
+                return answer.status, answer.read(), dict(answer.getheaders())
+            finally:
+                connection.close()
+
+        ask.port, ask.app = port, app
+        end = time.monotonic() + 20
+        while not running.started and time.monotonic() < end:
+            time.sleep(0.01)
+        try:
+            yield ask
+        finally:
+            running.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def tensor(values, **changes):
+    return {"name": "x", "shape": [len(values), 3], "datatype": "FP32", "data": values} | changes
+
+
+INFER = "/v2/models/toy/infer"
+
+
+def test_health_metadata_and_an_answer():
+    with serving(toy()) as ask:
+        assert [ask("GET", f"/v2/{p}")[0] for p in ("health/live", "health/ready", "models/toy/ready")] == [200] * 3
+        assert json.loads(ask("GET", "/v2")[1])["extensions"] == ["binary_tensor_data"]
+        about = json.loads(ask("GET", "/v2/models/toy")[1])
+        assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
+        assert [o["name"] for o in about["outputs"]] == ["mean", "set"]
+        status, body, _ = ask("POST", INFER, {"id": "7", "inputs": [tensor([[1, 2, 3], [0, -1, 0]])]})
+        answer = json.loads(body)
+        assert (status, answer["id"], answer["model_name"]) == (200, "7", "toy")
+        assert answer["outputs"][0] == {"name": "mean", "datatype": "FP32", "shape": [2], "data": [6.0, -1.0]}
+        assert answer["outputs"][1]["data"] == [True, True, True, False, False, False]
+        assert ask("GET", "/v2/models/other")[0] == 404
+
+
+def test_tensors_may_be_bytes_both_ways():
+    x = np.array([[1.5, 2, 3]], np.float32)
+    item = tensor(x) | {"parameters": {"binary_data_size": x.nbytes}}
+    del item["data"]
+    wanted = [{"name": "mean", "parameters": {"binary_data": True}}]
+    text = json.dumps({"inputs": [item], "outputs": wanted}).encode()
+    with serving(toy()) as ask:
+        status, body, headers = ask(
+            "POST", INFER, text + x.tobytes(), {"Inference-Header-Content-Length": str(len(text))}
+        )
+    end = int(headers["inference-header-content-length"])
+    (output,) = json.loads(body[:end])["outputs"]
+    assert (status, output["parameters"]) == (200, {"binary_data_size": 4})
+    assert np.frombuffer(body[end:], "<f4") == [6.5]
+
+
+BAD = [
+    (b"", 400),
+    (b"{", 400),
+    (b"[1]", 400),
+    (b"[" * 100_000, 400),
+    (b'{"inputs": [' + b"9" * 5000 + b"]}", 400),
+    ({}, 400),
+    ({"inputs": 3}, 400),
+    ({"inputs": [3]}, 400),
+    ({"inputs": []}, 422),
+    ({"inputs": [tensor([[1, 2, 3]], name="y")]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]], name=["x"])]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]])] * 2}, 422),
+    ({"inputs": [tensor([[1, 2, 3]], datatype="BYTES")]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]], shape=[1, 4])]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]], shape=[-1, 3])]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]], shape="all")]}, 422),
+    ({"inputs": [tensor([], shape=[0, 3])]}, 422),
+    ({"inputs": [tensor([[1, 2], [3]], shape=[1, 3])]}, 422),
+    ({"inputs": [tensor([["a", "b", "c"]])]}, 422),
+    ({"inputs": [tensor([[None, 1, 2]])]}, 422),
+    ({"inputs": [tensor([[1, 2, {}]])]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]], parameters={"binary_data_size": 12})]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]], parameters={"binary_data_size": "12"})]}, 422),
+    ({"inputs": [tensor([[13, 2, 3]])]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]])], "outputs": [{"name": "no"}]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]])], "outputs": [{"name": ["no"]}]}, 422),
+    ({"inputs": [tensor([[1, 2, 3]])], "outputs": 5}, 422),
+]
+
+
+def test_malformed_requests_get_one_sentence_and_never_500():
+    with serving(toy()) as ask:
+        for body, expected in BAD:
+            status, said, _ = ask("POST", INFER, body)
+            assert (status, body) == (expected, body)
+            assert json.loads(said)["error"]
+        for length in ("x", "-1", "9" * 30, "99999", "٣"):
+            headers = {"Inference-Header-Content-Length": length.encode().decode("latin-1")}
+            assert ask("POST", INFER, b"{}", headers)[0] == 400
+        draw = random.Random(0)
+        good = json.dumps({"inputs": [tensor([[1, 2, 3]])]}).encode()
+        for _ in range(200):
+            bad = bytearray(good)
+            for _ in range(draw.randint(1, 6)):
+                bad[draw.randrange(len(bad))] = draw.randrange(256)
+            assert ask("POST", INFER, bytes(bad))[0] in (200, 400, 422)
+        assert ask("POST", "/predict", {"rows": [[1, 2]]})[0] == 422
+        assert ask("GET", INFER)[0] == 405
+        assert ask("POST", INFER, good)[0] == 200
+
+
+def test_limits_of_body_rows_and_queue():
+    with serving(toy(wait=0.3), limits=Limits(body=2000, rows=4, queue=2)) as ask:
+        assert ask("POST", INFER, b" " * 2001)[0] == 413
+        assert ask("POST", INFER, iter([b" " * 1500] * 2))[0] == 413
+        assert ask("POST", INFER, {"inputs": [tensor([[1, 2, 3]] * 5)]})[0] == 422
+        assert ask("POST", "/predict", {"rows": [[1, 2, 3]] * 5})[0] == 422
+        codes = []
+        each = [
+            threading.Thread(target=lambda: codes.append(ask("POST", INFER, {"inputs": [tensor([[1, 2, 3]] * 4)]})[0]))
+            for _ in range(8)
+        ]
+        for thread in each:
+            thread.start()
+        for thread in each:
+            thread.join()
+        assert set(codes) == {200, 429}
+        ask.app.state.batcher.stopping = True
+        assert ask("POST", INFER, {"inputs": [tensor([[1, 2, 3]])]})[0] == 503
+        assert ask("GET", "/v2/health/ready")[0] == 503
+        assert ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_an_answer_that_takes_too_long_is_refused():
+    with serving(toy(wait=0.5), limits=Limits(timeout=0.1)) as ask:
+        assert ask("POST", INFER, {"inputs": [tensor([[1, 2, 3]])]})[0] == 503
+
+
+def test_requests_become_one_batch_and_a_bad_one_fails_alone():
+    seen, found = [], {}
+    with serving(toy(seen), limits=Limits(delay=0.3)) as ask:
+
+        def one(first):
+            found[first] = ask("POST", INFER, {"inputs": [tensor([[first, 0, 0]])]})[:2]
+
+        each = [threading.Thread(target=one, args=(n,)) for n in (1, 2, 13, 4)]
+        for thread in each:
+            thread.start()
+        for thread in each:
+            thread.join()
+        metrics = ask("GET", "/metrics")[1].decode()
+    assert [found[n][0] for n in (1, 2, 13, 4)] == [200, 200, 422, 200]
+    assert [json.loads(found[n][1])["outputs"][0]["data"] for n in (1, 2, 4)] == [[1.0], [2.0], [4.0]]
+    assert max(seen) > 1
+    assert 'choral_requests_total{route="/v2/models/{name}/infer",code="422"} 1' in metrics
+    assert "choral_rows_total 3" in metrics
+    assert "choral_request_seconds_count 4" in metrics
+
+
+def test_a_token_is_asked_for_everywhere_but_for_health_and_the_page():
+    with serving(toy(), token="sesam") as ask:
+        assert ask("GET", "/v2/health/ready")[0] == 200
+        assert ask("GET", "/")[0] == 200
+        right = {"Authorization": "Bearer sesam"}
+        for path in ("/v2", "/card", "/metrics", "/v2/models/toy"):
+            assert ask("GET", path)[0] == 401
+            assert ask("GET", path, headers={"Authorization": "Bearer sesamm"})[0] == 401
+            assert ask("GET", path, headers=right)[0] == 200
+        assert ask("POST", "/predict", {"rows": [[1, 2, 3]]})[0] == 401
+        assert ask("POST", "/predict", {"rows": [[1, 2, 3]]}, right)[0] == 200
+
+
+def test_no_path_of_a_request_is_opened():
+    with serving(toy()) as ask:
+        for path in ("/../pyproject.toml", "/page.html", "/v2/models/..%2f..%2fetc%2fpasswd", "//etc/passwd"):
+            assert ask("GET", path)[0] == 404
+
+
+def test_a_saved_ensemble_answers_as_it_predicts(tmp_path):
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    recipe = make("deep_ensemble", members=2, budget=4, training=Training(lr=0.1, optimizer="sgd", batch_size=16))
+    ensemble = choral.fit(lambda: mlp(3, 2, hidden=(8,)), (x, (x[:, 0] > 0).long()), recipe).calibrated(
+        x, (x[:, 0] > 0).long()
+    )
+    ensemble.save(tmp_path / "toy.choral")
+    with serving(load_model(tmp_path / "toy.choral")) as ask:
+        found = json.loads(ask("POST", "/predict", {"rows": x[:4].tolist()})[1])["rows"]
+        assert json.loads(ask("GET", "/card")[1])["about"]["method"] == "deep_ensemble"
+    expected = ensemble.predict(x[:4])
+    np.testing.assert_allclose([row["probs"] for row in found], expected.probs, atol=1e-6)
+    np.testing.assert_allclose([row["mutual_information"] for row in found], expected.mutual_information, atol=1e-6)
+    assert np.shape([row["members"] for row in found]) == (4, 2, 2)
+
+
+def test_rows_of_a_table_are_read_by_column_from_an_onnx_file(tmp_path):
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason=f"{name} is in the extra 'onnx'")
+    frame = pd.DataFrame(
+        {"size": np.arange(40.0), "town": ["Ulm", "Bonn"] * 20, "sold": ["yes", "no", "no", "yes"] * 10}
+    )
+    fitted = choral.fit_table(frame, "sold", members=2, epochs=4)
+    fitted.export(tmp_path / "houses.onnx", frame)
+    with serving(load_model(tmp_path / "houses.onnx")) as ask:
+        rows = [{"size": 3, "town": "Ulm"}, {"size": None, "town": "Rome"}]
+        status, body, _ = ask("POST", "/predict", {"rows": rows})
+        assert status == 200
+        found = json.loads(body)["rows"]
+        assert found[0]["prediction"] in ("yes", "no")
+        assert found[0]["probs"]["yes"] == pytest.approx(
+            float(fitted.predict(frame[3:4].assign(town="Ulm")).to_frame()["p_yes"][0]), abs=1e-5
+        )
+        for bad in (
+            [{"size": 3}],
+            [[3, "Ulm"]],
+            [{"size": [1], "town": "Ulm"}],
+            "rows",
+            [],
+            [{"size": "big", "town": 5}] * 2000,
+        ):
+            status, body, _ = ask("POST", "/predict", {"rows": bad})
+            assert status == 422
+            assert json.loads(body)["error"]
+        assert [c["column"] for c in json.loads(ask("GET", "/card")[1])["columns"]] == ["size", "town"]
+
+
+def test_wrong_files_are_said(tmp_path):
+    with pytest.raises(RunError, match="does not exist"):
+        load_model(tmp_path / "no.onnx")
+    (tmp_path / "odd.choral").write_bytes(b"odd")
+    with pytest.raises((RunError, InputError)):
+        load_model(tmp_path / "odd.choral")
+
+
+def test_numbers_that_json_lacks_are_null():
+    assert plain(np.array([np.nan, 1.0, -np.inf])) == [None, 1.0, None]
+    assert Refusal(413, "long").status == 413
