@@ -157,7 +157,7 @@ def calibration(probs: Tensor, labels: Tensor) -> dict[str, Any]:
 def losses(folder: Path) -> list[float]:
     """Return the training loss of every epoch, in the order of the log."""
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [float(np.mean(e["loss"])) for e in events if e["kind"] == "epoch" and "loss" in e]
+    return [statistics.mean(e["losses"]) for e in events if e["kind"] == "epoch"]
 
 
 def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tuple[str, ...]) -> dict[str, Any]:

@@ -146,7 +146,8 @@ def matched(ensemble: Ensemble, splits: Splits) -> dict[str, list[float]]:
     """Return RMSE, MAE and NLL of every split under the Gaussian with the mixture's mean and variance, in own units."""
     assert isinstance(ensemble.likelihood, LearnedGaussian)
     (outputs,) = passes(ensemble, splits, 1)
-    means, variances = (m.squeeze(-1).double() for m in ensemble.likelihood.moments(outputs))
+    moments = ensemble.likelihood.moments(outputs.flatten(0, 1))
+    means, variances = (m.squeeze(-1).double().unflatten(0, outputs.shape[:2]) for m in moments)
     mean = means.mean(1)
     variance = (variances + means.square()).mean(1) - mean.square()
     mean, variance = mean * splits.std + splits.mean, variance * splits.std**2

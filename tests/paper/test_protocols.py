@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks.protocols import PROTOCOLS
 from benchmarks.protocols.networks import NETWORKS
-from tests.paper.test_official import write_cifar10
+from tests.paper.test_official import write_cifar10, write_uci
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "paper"
@@ -121,3 +121,15 @@ def test_broken_missing_wrong_and_stale_results_show_on_the_page_and_in_the_list
     listed = paper("--list", "--results", results)
     assert "59 tables and figures" in listed
     assert "broken" in listed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["emp-t12", "packed-t11"])
+def test_a_trial_of_a_table_of_uci_sets_has_a_line_for_each_method_and_split(tmp_path, name):
+    write_uci(tmp_path, rows=40)
+    places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    paper(name, "--only", "boston", "--epochs", 2, *places, data=tmp_path)
+    rows = json.loads((tmp_path / "results" / f"{name}.json").read_text())["rows"]
+    labels = set(PROTOCOLS[name].figures["boston"])
+    assert {(row["label"], row["seed"]) for row in rows} == {(label, split) for label in labels for split in (0, 1)}
+    assert all(row["measures"]["rmse"] > 0 for row in rows)
