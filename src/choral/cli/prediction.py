@@ -45,7 +45,7 @@ def predict(
     loaded = load(ensemble)
     x, frame = rows_to_predict(loaded, data)
     beside = _beside(loaded, frame, data, id or [], keep_columns)
-    own = loaded._predictive(x).columns()
+    own = predicted(loaded, x, str(data)).columns()
     _say_unit(loaded.table)
     names = _free_names(list(beside), ("row", *own))
     found = pd.DataFrame({"row": range(len(x))} | {names[n]: v for n, v in beside.items()} | own)
@@ -62,6 +62,14 @@ def predict(
         say(f"{min(len(found), _SHOWN)} of {len(found):,} rows, rounded; --out predictions.csv writes all of them.")
     elif out is None:
         sys.stdout.write(_csv(found))
+
+
+def predicted(loaded: Any, x: Any, name: str) -> Any:
+    """Return the prediction of an ensemble; errors name the data."""
+    try:
+        return loaded._predictive(x)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
 
 
 def _check_out(path: Path, data: Path, ensemble: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 from choral.base.errors import InputError
 from choral.cli.options import Json, Saved, baseline_note
 from choral.cli.output import note, say, table, write_json
-from choral.cli.prediction import check_kind
+from choral.cli.prediction import check_kind, predicted
 
 _LISTED = 40  # columns of a table of importance
 
@@ -49,7 +49,7 @@ def evaluate(
     x, y = _not_trained_on(loaded, data, x, y, alone=held_out)
     other = None if ood is None else _rows_of(loaded, ood, holdout, targets=False)[0]
     if other is not None:
-        loaded._predictive(other[:1])  # says what is wrong with them before anything is measured
+        predicted(loaded, other[:1], str(ood))  # says what is wrong with them before anything is measured
     trial = make_trial(
         x, y, ood=other, ood_name=f"the inputs of {ood}", corruptions=corruptions or (), image_shape=shape
     )
@@ -159,7 +159,7 @@ def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, *, alone: bool) -> t
 
 def _check_labels(loaded: Any, x: Any, y: Any, data: str) -> None:
     """Raise InputError if targets are not of the kind that the ensemble predicts, or name classes it has not."""
-    prediction = loaded._predictive(x[:1])
+    prediction = predicted(loaded, x[:1], data)
     real = getattr(y, "dtype", None) is not None and y.dtype.kind == "f"
     if loaded.task == "classification":
         classes = prediction.probs.shape[-1]
