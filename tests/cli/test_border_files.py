@@ -157,7 +157,7 @@ def test_rows_of_another_shape_are_one_sentence(place, tmp_path):
         text = refused("predict", place / "arrays", tmp_path / f"{name}.npz")
         assert f"{name}.npz" in text, text
     np.savez(tmp_path / "narrow.npz", **GOOD | {"x_train": X[:30, :2], "x_test": X[30:, :2]})
-    assert "(2,)" in refused("evaluate", place / "arrays", tmp_path / "narrow.npz")
+    assert "(1, 2)" in refused("evaluate", place / "arrays", tmp_path / "narrow.npz")
     assert "digits" in refused("evaluate", place / "arrays", "digits")
     assert "diabetes" in refused("evaluate", place / "arrays", "diabetes")
     assert "wine" in refused("evaluate", place / "arrays", place / "good.npz", "--ood", "wine")
