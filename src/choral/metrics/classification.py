@@ -51,6 +51,22 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
     return float(correct_rows(*_checked(probs, labels)).mean())
 
 
+def top_accuracy(probs: Tensor, labels: Tensor, *, k: int = 5) -> float:
+    """Return the share of rows whose label is among the k most probable classes; all of them where there are no more than k.
+
+    Shapes: probs (batch, class), labels (batch,).
+
+    >>> import torch
+    >>> top_accuracy(torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), k=2)
+    0.5
+    """
+    if k < 1:
+        raise InputError(f"k is {k}; it must be at least 1.")
+    probs, labels = _checked(probs, labels)
+    named = probs.topk(min(k, probs.shape[-1]), dim=-1).indices
+    return float((named == labels.unsqueeze(-1)).any(-1).double().mean())
+
+
 def nll(probs: Tensor, labels: Tensor) -> float:
     """Return the mean negative log likelihood in nats.
 
