@@ -144,11 +144,9 @@ def calibration(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return top-5 accuracy and, over 20 bins of which those of at most five rows do not count, ECE, MCE and the curve."""
     table = metrics.reliability_table(probs, labels, bins=20)
     kept = table.counts > 5
-    gaps, counts = table.gaps[kept], table.counts[kept]
-    named = probs.topk(min(5, probs.shape[1]), dim=1).indices
     return {
-        "top5": float((named == labels.unsqueeze(1)).any(1).double().mean()),
-        "ece20": float((gaps * counts).sum() / counts.sum().clamp_min(1)),
+        "top5": metrics.top_accuracy(probs, labels),
+        "ece20": table.ece(drop_at_most=5),
         "mce20": table.mce(drop_at_most=5),
         "reliability": torch.stack([table.confidence[kept], table.accuracy[kept]], 1).tolist(),
     }

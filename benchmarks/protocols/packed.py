@@ -161,7 +161,7 @@ TABLE_11 = figures(
 )
 
 
-def _both(hours: float, rows: Any, *, paper_hours: float = 300, **options: Any) -> dict[str, Scale]:
+def _both(hours: float, rows: Any, *, paper_hours: float = 300, **options: Any) -> dict[str, Any]:
     return {
         "cpu": Scale(
             rows=rows("cpu"), epochs=10, hours=hours, **options | ({"ood": "cifar100"} if "ood" in options else {})
@@ -170,7 +170,7 @@ def _both(hours: float, rows: Any, *, paper_hours: float = 300, **options: Any) 
     }
 
 
-UCI = {"splits": "packed", "seeds": 20, "epochs": 40}
+UCI: dict[str, Any] = {"splits": "packed", "seeds": 20, "epochs": 40}
 SVHN = "the paper's second set is SVHN, which is not read; CIFAR-100 (for CIFAR-10) or CIFAR-10 takes its place"
 PROTOCOLS = (
     Protocol(id="packed-t3", title="Notation", why="a list of symbols"),

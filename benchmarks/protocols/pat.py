@@ -1,5 +1,7 @@
 """Prune and Tune Ensembles: Whitaker & Whitley, AAAI 2022, arXiv:2202.11782."""
 
+from typing import Any
+
 from choral.plan import Adam
 from choral.recipes.training import Training
 
@@ -27,7 +29,7 @@ def small_budget(network: str, data: str = "cifar10") -> tuple[Row, ...]:
     """Return the five lines of Table 1 for a network: 16 epochs, Adam at 0.001, ensembles of eight."""
     text = ACCURACY.get((network, data), "- - - - -").replace(" ", "\n")
     found = figures(LABELS, ("accuracy",), text)
-    methods = (
+    methods: tuple[tuple[str, dict[str, Any]], ...] = (
         ("single", {}),
         ("mc_dropout", {"rate": 0.5}),
         ("bagged", {"members": 8, "fraction": 0.9}),
@@ -115,7 +117,7 @@ LARGE_FIGURES = {
 def large_budget(data: str) -> tuple[Row, ...]:
     """Return the lines of Table 2 on a data set: WideResNet-28-10, 200 epochs and more."""
     found = figures(LARGE, LARGE_MEASURES, LARGE_FIGURES[data])
-    methods = (
+    methods: tuple[tuple[str, dict[str, Any], int], ...] = (
         ("single", {}, 200),
         ("mc_dropout", {"rate": None}, 200),
         ("treenet", {"members": 3, "start": "layer3"}, 250),

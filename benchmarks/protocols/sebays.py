@@ -264,7 +264,7 @@ def rates() -> list[dict[str, Any]]:
     ]
 
 
-def _pair(hours: float, rows: Any, *, paper_hours: float = 200, **options: Any) -> dict[str, Scale]:
+def _pair(hours: float, rows: Any, *, paper_hours: float = 200, **options: Any) -> dict[str, Any]:
     """Return both scales of the same lines."""
     quick = {"corruptions": options.get("corruptions", ()), "severities": (1, 3, 5), "corrupted_rows": 500}
     shared = {n: v for n, v in options.items() if n != "corruptions"}

@@ -42,8 +42,11 @@ def test_errors_agree_with_a_slow_reference(bins: int) -> None:
     gaps = slow_gaps(probs, labels, bins)
     assert ece(probs, labels, bins=bins) == pytest.approx(sum(n * gap for n, gap in gaps) / 300, abs=1e-12)
     for drop in (0, 5, 30):
-        kept = [gap for n, gap in gaps if n > drop]
-        assert mce(probs, labels, bins=bins, drop_at_most=drop) == pytest.approx(max(kept, default=0.0), abs=1e-12)
+        kept = [(n, gap) for n, gap in gaps if n > drop]
+        largest, rows = max((gap for _, gap in kept), default=0.0), max(1, sum(n for n, _ in kept))
+        assert mce(probs, labels, bins=bins, drop_at_most=drop) == pytest.approx(largest, abs=1e-12)
+        mean = sum(n * gap for n, gap in kept) / rows
+        assert ece(probs, labels, bins=bins, drop_at_most=drop) == pytest.approx(mean, abs=1e-12)
 
 
 def test_bins_are_closed_on_the_right_and_certainty_shares_the_last_bin() -> None:
@@ -53,7 +56,9 @@ def test_bins_are_closed_on_the_right_and_certainty_shares_the_last_bin() -> Non
     assert table.counts.tolist() == [1, 2]
     assert table.confidence.tolist() == pytest.approx([0.5, 0.95])
     assert table.accuracy.tolist() == [1.0, 0.5]
-    assert table.ece == pytest.approx((0.5 + 2 * 0.45) / 3)
+    assert table.ece() == pytest.approx((0.5 + 2 * 0.45) / 3)
+    assert table.ece(drop_at_most=1) == pytest.approx(0.45)
+    assert table.ece(drop_at_most=9) == 0.0
     assert table.mce() == pytest.approx(0.5)
     assert table.mce(drop_at_most=1) == pytest.approx(0.45)
     assert table.mce(drop_at_most=9) == 0.0

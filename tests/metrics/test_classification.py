@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from choral.base.errors import InputError
-from choral.metrics import PROB_FLOOR, accuracy, brier, logits_nll, nll
+from choral.metrics import PROB_FLOOR, accuracy, brier, logits_nll, nll, top_accuracy
 
 
 def random_case(seed: int, batch: int = 200, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,3 +76,14 @@ def test_wrong_arguments_are_refused_with_what_is_wrong(probs: torch.Tensor, lab
     with pytest.raises(InputError) as caught:
         nll(probs, labels)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_top_accuracy_counts_labels_of_rank_k_or_better(k: int) -> None:
+    probs = torch.rand(200, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    probs, labels = probs / probs.sum(1, keepdim=True), torch.arange(200) % 7
+    ranks = [
+        sum(other > row[label] for other in row) for row, label in zip(probs.tolist(), labels.tolist(), strict=True)
+    ]
+    assert top_accuracy(probs, labels, k=k) == sum(rank < k for rank in ranks) / 200
+    assert top_accuracy(probs, labels, k=9) == 1.0

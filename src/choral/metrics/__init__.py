@@ -17,6 +17,7 @@ from choral.metrics.classification import (
     mce,
     nll,
     reliability_table,
+    top_accuracy,
 )
 from choral.metrics.corruption import (
     corrupted_means,
@@ -113,6 +114,7 @@ __all__ = [
     "relative_mean_corruption_error",
     "reliability_table",
     "rmse",
+    "top_accuracy",
     "variation_ratio",
 ]
 

@@ -51,6 +51,22 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
     return float(correct_rows(*_checked(probs, labels)).mean())
 
 
+def top_accuracy(probs: Tensor, labels: Tensor, *, k: int = 5) -> float:
+    """Return the share of rows whose label is among the k most probable classes; all of them where there are no more than k.
+
+    Shapes: probs (batch, class), labels (batch,).
+
+    >>> import torch
+    >>> top_accuracy(torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), k=2)
+    0.5
+    """
+    if k < 1:
+        raise InputError(f"k is {k}; it must be at least 1.")
+    probs, labels = _checked(probs, labels)
+    named = probs.topk(min(k, probs.shape[-1]), dim=-1).indices
+    return float((named == labels.unsqueeze(-1)).any(-1).double().mean())
+
+
 def nll(probs: Tensor, labels: Tensor) -> float:
     """Return the mean negative log likelihood in nats.
 
@@ -121,10 +137,10 @@ class ReliabilityTable:
         """Return |accuracy - confidence| of each bin."""
         return (self.accuracy - self.confidence).abs()
 
-    @property
-    def ece(self) -> float:
-        """Return the gaps' mean weighted by count."""
-        return float((self.counts * self.gaps).sum() / self.counts.sum().clamp_min(1))
+    def ece(self, *, drop_at_most: int = 0) -> float:
+        """Return the gaps' mean weighted by count, over bins with more rows than `drop_at_most`; 0 when there is none."""
+        counts = self.counts * (self.counts > drop_at_most)
+        return float((counts * self.gaps).sum() / counts.sum().clamp_min(1))
 
     def mce(self, *, drop_at_most: int = 0) -> float:
         """Return the largest gap among bins with more rows than `drop_at_most`; 0 when there is none."""
@@ -166,13 +182,14 @@ def reliability_table(probs: Tensor, labels: Tensor, *, bins: int = 15) -> Relia
     return binned(*_confidence_and_correct(probs, labels), bins=bins)
 
 
-def ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
+def ece(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0) -> float:
     """Return the expected calibration error: the gap of accuracy and confidence averaged over rows, bin by bin.
 
     Args:
         probs: (batch, class).
         labels: (batch,).
         bins: number of equally wide bins; 15 in most papers, 20 in Ensemble Model Patching.
+        drop_at_most: bins with at most this many rows are left out; 5 in Ensemble Model Patching (appendix D.2).
 
     Reference: Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599, equation 3.
     Bins are (a, b] as there; torchmetrics uses [a, b) and gives a confidence of exactly 1 a bin of its own, so the two
@@ -181,7 +198,7 @@ def ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
     >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
     0.25
     """
-    return reliability_table(probs, labels, bins=bins).ece
+    return reliability_table(probs, labels, bins=bins).ece(drop_at_most=drop_at_most)
 
 
 def mce(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0) -> float:

@@ -68,7 +68,7 @@ def evaluate_classification(
     confidence = rows.pop("confidence")
     table = binned(confidence, rows["accuracy"], bins=bins)
     found = {name: float(values.mean()) for name, values in rows.items()} | {
-        "ece": table.ece,
+        "ece": table.ece(),
         "mce": table.mce(drop_at_most=drop_at_most),
         "adaptive_ece": equal_count_gap(confidence, rows["accuracy"], bins=bins),
     }
