@@ -31,7 +31,7 @@ def export(
     if to.suffix.lower() == ".choral":
         raise InputError(f"--to {to} is a saved ensemble already; give a name ending in .onnx or .pt2.")
     loaded = load(ensemble)
-    loaded.export(to, None if data is None else rows_to_predict(loaded, data)[0], members=members)
+    loaded.export(to, None if data is None else rows_to_predict(loaded, data)[0], with_members=members)
     about = describe(loaded)
     if json:
         write_json({name: about[name] for name in ("method", "task", "members", "level", "digest")} | {"path": str(to)})
