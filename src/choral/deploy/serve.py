@@ -600,6 +600,8 @@ def server(app: Any, *, host: str = "127.0.0.1", port: int = 8080) -> Any:
     class Server(uvicorn.Server):
         """Says that it stops before it does, and ends well then; a second signal ends it at once."""
 
+        should_exit: bool
+
         def handle_exit(self, sig: int, frame: Any) -> None:
             app.state.batcher.stopping = True
             self.force_exit, self.should_exit = self.should_exit, True
