@@ -113,7 +113,7 @@ def test_a_graph_predicts_what_the_ensemble_does_for_any_number_of_rows(method, 
     except choral.ChoralError as error:
         pytest.skip(f"{method} refuses this network: {error}")
     ensemble = ensemble.calibrated(X, Y, temperature="ensemble", level=0.8)
-    ensemble.export(path, X[:6], members=True)
+    ensemble.export(path, X[:6], with_members=True)
     for rows in (X[:1], X[:5], X):
         agrees(ensemble, path, rows, rows, members=True)
 

@@ -23,7 +23,7 @@ from choral.recipes.training import Training
 pytest.importorskip("starlette", reason="starlette is in the extra 'serve'")
 pytest.importorskip("uvicorn", reason="uvicorn is in the extra 'serve'")
 
-ABOUT = {"method": "toy", "task": "regression", "digest": "d", "classes": [], "table": None}
+ABOUT: dict[str, object] = {"method": "toy", "task": "regression", "digest": "d", "classes": [], "table": None}
 
 
 def toy(seen=None, wait=0.0):

@@ -31,7 +31,7 @@ def export(
     if to.suffix.lower() == ".choral":
         raise InputError(f"--to {to} is a saved ensemble already; give a name ending in .onnx or .pt2.")
     loaded = load(ensemble)
-    loaded.export(to, None if data is None else rows_to_predict(loaded, data)[0], members=members)
+    loaded.export(to, None if data is None else rows_to_predict(loaded, data)[0], with_members=members)
     about = describe(loaded)
     if json:
         write_json({name: about[name] for name in ("method", "task", "members", "level", "digest")} | {"path": str(to)})
@@ -49,6 +49,7 @@ def serve(
     rows: Annotated[int, typer.Option(min=1, help="Rows of one request, and of one batch, at most.")] = 1024,
     queue: Annotated[int, typer.Option(min=1, help="Requests that wait, at most.")] = 64,
     body: Annotated[int, typer.Option(min=1, help="Megabytes of one request, at most.")] = 16,
+    json: Json = False,
 ) -> None:
     """Answer over HTTP: the Open Inference Protocol v2, rows of tables (/predict), /metrics, and a page at /.
 
@@ -63,5 +64,8 @@ def serve(
         note(f"choral: everyone who reaches {host} may ask; set CHORAL_TOKEN to ask for a token.")
     limits = Limits(body=body << 20, rows=rows, queue=queue, delay=delay / 1000)
     app = application(load_model(model), limits=limits, token=token)
-    note(f"choral: {model} at http://{host}:{port}/ (stop with Ctrl-C)")
+    if json:
+        write_json({"model": str(model), "url": f"http://{host}:{port}/"})
+    else:
+        note(f"choral: {model} at http://{host}:{port}/ (stop with Ctrl-C)")
     server(app, host=host, port=port).run()

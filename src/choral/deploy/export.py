@@ -362,29 +362,44 @@ def _saved_onnx(program: Any, x: Batch, about: dict[str, Any]) -> tuple[bytes, R
         import onnxscript  # noqa: F401  # what torch.onnx writes by
     except ImportError as error:
         raise InputError(f"an .onnx needs {error.name}; pip install 'choral[onnx]'.") from error
-    names = input_names(x)
-    outputs = [*program.module()(x)]
+    names, outputs = input_names(x), [*program.module()(x)]
     try:
         with _quietly(), contextlib.redirect_stdout(io.StringIO()):
-            found = torch.onnx.export(
-                program, (), dynamo=True, input_names=names, output_names=outputs, verbose=False, optimize=True
-            )
-        model = found.model_proto  # type: ignore[union-attr]  # with dynamo there is one
-    except Exception as error:  # torch.onnx raises what its parts raise
-        while error.__cause__ is not None:
-            error = error.__cause__  # type: ignore[assignment]  # the first says what the others wrap
+            known = program.run_decompositions({torch.ops.aten.softplus.default: _softplus})
+            found: Any = torch.onnx.export(known, (), dynamo=True, verbose=False)
+        _name(found.model.graph, names, outputs)
+        model = found.model_proto
+        onnx.helper.set_model_props(model, {ABOUT: json.dumps(about)})
+        content = model.SerializeToString()
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # torch.onnx and the runtime raise what their parts raise
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__  # what the others wrap
         raise InputError(
-            f"ONNX has no operation for something in this network ({_first_line(error)}); export a .pt2."
+            f"ONNX has no operation for something in this network ({_first_line(first)}); export a .pt2."
         ) from error
-    onnx.helper.set_model_props(model, {ABOUT: json.dumps(about)})
-    content = model.SerializeToString()
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(rows: Batch) -> dict[str, Tensor]:
         found = session.run(outputs, {n: t.numpy() for n, t in zip(names, batches.leaves(rows))})
         return {name: torch.from_numpy(value) for name, value in zip(outputs, found)}
 
     return content, run
+
+
+def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """Return softplus by what onnxruntime has for float64 too."""
+    if x.dtype != torch.float64:
+        return NotImplemented
+    return x.clamp_min(0) + torch.log(1 + torch.exp(-beta * x.abs())) / beta
+
+
+def _name(graph: Any, inputs: list[str], outputs: list[str]) -> None:
+    """Give the inputs and outputs of an ONNX graph their names, and other ones to values within it."""
+    for number, value in enumerate(value for node in graph for value in node.outputs):
+        value.name = f"value_{number}"
+    for value, name in (*zip(graph.inputs, inputs), *zip(graph.outputs, outputs)):
+        value.name = name
 
 
 def _first_line(error: BaseException) -> str:

@@ -437,7 +437,7 @@ class Ensemble:
         save_file(Path(path), self.states(), self._about())
 
     @guarded
-    def export(self, path: str | Path, x: Any = None, *, members: bool = False) -> None:
+    def export(self, path: str | Path, x: Any = None, *, with_members: bool = False) -> None:
         """Write one graph that predicts as the ensemble does, without choral or the network's code: .onnx, or .pt2 for torch.export.
 
         It reads rows as numbers, any number of them (of a table, `ensemble.table.inputs(frame)`), and returns by name what
@@ -447,11 +447,11 @@ class Ensemble:
         Args:
             path: ends in .onnx or .pt2; written whole or not at all.
             x: some rows, as `predict` takes them, by which the graph is tried; made-up ones if None.
-            members: whether what each member predicts is an output too, (row, member, ...).
+            with_members: whether what each member predicts is an output too, (row, member, ...).
         """
         some = None if x is None else next(iter(inputs_of(self._arranged(x))))
         rows = None if some is None else self._read(self._interface.chosen(some), "fp32")
-        export(self, Path(path), rows, members=members)
+        export(self, Path(path), rows, members=with_members)
 
     def _to_bytes(self) -> bytes:
         """Return what `save` writes."""
