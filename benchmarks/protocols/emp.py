@@ -175,6 +175,7 @@ UCI_CPU = Scale(splits="patched", names=("boston", "yacht", "concrete", "energy"
 UCI_PAPER = Scale(splits="patched", names=SETS, seeds=20, epochs=4000, hours=30, settings={"draws": 10_000})
 PATCHED_BETTER = tuple(Claim(better=b, worse="Dropout", measure="rmse") for b in ("EMP", "ECMP"))
 IMAGENET = "ImageNet is not read; at 'cpu' ResNet-20 on CIFAR-10 takes its place"
+SHARED = "at 'cpu' from the runs of emp-t4"
 
 
 def _cpu(rows: tuple[Row, ...], hours: float, **options: Any) -> Scale:
@@ -194,19 +195,19 @@ PROTOCOLS = (
              why="asymptotic sizes are not computed; of the MLP the overhead is"),
     Protocol(id="emp-t4", title="ResNet-18 on ImageNet", measures=MEASURES, claims=CALIBRATED, why=IMAGENET,
              cpu=_cpu(all_lines("cpu", TABLE_4), 4)),
-    Protocol(id="emp-t5", title="Mean corruption error", measures=("mce",), why=IMAGENET,
+    Protocol(id="emp-t5", title="Mean corruption error", measures=("mce",), why=f"{IMAGENET}, {SHARED}",
              cpu=_cpu(all_lines("cpu", TABLE_7), 1, **ROBUST),
              claims=(Claim(better="EMP (BN+out)", worse="Vanilla", measure="mce"),)),
-    Protocol(id="emp-t6", title="PyramidNet on CIFAR-100", measures=MEASURES,
+    Protocol(id="emp-t6", title="PyramidNet on CIFAR-100", why=SHARED, measures=MEASURES,
              cpu=_cpu(tuple(line("cpu", SHORT[n], n, TABLE_6[n]) for n in SHORT), 0.3),
              paper=Scale(rows=tuple(line("paper", SHORT[n], n, TABLE_6[n]) for n in SHORT), epochs=400, seeds=1, hours=300, gpu=True),
              claims=(Claim(better="ECMP", worse="Vanilla", measure="ece20"), Claim(better="EMP", worse="Vanilla", measure="ece20"))),
-    Protocol(id="emp-t7", title="Corruption errors, all variants", measures=("mce", "mce_by_corruption"), why=IMAGENET,
+    Protocol(id="emp-t7", title="Corruption errors, all variants", measures=("mce", "mce_by_corruption"), why=f"{IMAGENET}, {SHARED}",
              cpu=_cpu(all_lines("cpu", TABLE_7), 0.1, **ROBUST)),
-    Protocol(id="emp-t8", title="Relative corruption errors", measures=("rmce",), why=IMAGENET,
+    Protocol(id="emp-t8", title="Relative corruption errors", measures=("rmce",), why=f"{IMAGENET}, {SHARED}",
              cpu=_cpu(all_lines("cpu", TABLE_8), 0.1, **ROBUST)),
     *(
-        Protocol(id=f"emp-t{number}", title=f"Passes of {method}", measures=MEASURES,
+        Protocol(id=f"emp-t{number}", title=f"Passes of {method}", why=SHARED, measures=MEASURES,
                  cpu=_cpu(by_samples("cpu", method), 0.3),
                  paper=Scale(rows=by_samples("paper", method), epochs=400, seeds=1, hours=150, gpu=True),
                  claims=(Claim(better=f"{method}, S = 20", worse=f"{method}, S = 1", measure="ece20"),))
@@ -219,15 +220,15 @@ PROTOCOLS = (
     Protocol(id="emp-f1", title="Memory of GPUs by year", why="a survey of products"),
     Protocol(id="emp-f2", title="Assignment of weights", why="a diagram; the assignments are those of emp-t2"),
     Protocol(id="emp-f3", title="Functions from the implicit prior", missing=True, why="sampling from the prior is not in choral"),
-    Protocol(id="emp-f4", title="Calibration curve, ResNet-18", measures=("reliability",), why=IMAGENET,
+    Protocol(id="emp-f4", title="Calibration curve, ResNet-18", measures=("reliability",), why=f"{IMAGENET}, {SHARED}",
              cpu=_cpu(tuple(line("cpu", SHORT[n]) for n in SHORT), 0.1)),
-    Protocol(id="emp-f5", title="Calibration curve, PyramidNet", measures=("reliability",),
+    Protocol(id="emp-f5", title="Calibration curve, PyramidNet", why=SHARED, measures=("reliability",),
              cpu=_cpu(tuple(line("cpu", SHORT[n], n) for n in SHORT), 0.1),
              paper=Scale(rows=tuple(line("paper", SHORT[n], n) for n in SHORT), epochs=400, seeds=1, hours=300, gpu=True)),
-    Protocol(id="emp-f6", title="Calibration by passes", measures=("ece20",),
+    Protocol(id="emp-f6", title="Calibration by passes", why=SHARED, measures=("ece20",),
              cpu=_cpu(tuple(r for m in BY_SAMPLES for r in by_samples("cpu", m)[:-1]), 0.1),
              paper=Scale(rows=tuple(r for m in BY_SAMPLES for r in by_samples("paper", m)[:-1]), epochs=400, seeds=1, hours=300, gpu=True),
              claims=tuple(Claim(better=f"{m}, S = 20", worse=f"{m}, S = 1", measure="ece20") for m in BY_SAMPLES)),
-    Protocol(id="emp-f7", title="Calibration curves, all variants", measures=("reliability",), why=IMAGENET,
+    Protocol(id="emp-f7", title="Calibration curves, all variants", measures=("reliability",), why=f"{IMAGENET}, {SHARED}",
              cpu=_cpu(all_lines("cpu", {}), 0.1)),
 )  # fmt: skip

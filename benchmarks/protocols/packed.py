@@ -177,10 +177,9 @@ PROTOCOLS = (
     Protocol(id="packed-t4", title="Hyperparameters", compute=rates, why="mixup, cutmix and RandAugment are not in choral"),
     Protocol(id="packed-t5", title="alpha and gamma, four members", measures=MEASURES, **_both(8, grid, ood="cifar10"), why=SVHN,
              claims=(Claim(better="PE-(3, 4, 1)", worse="PE-(1, 4, 1)"),)),
-    Protocol(id="packed-t6", title="Criteria of strangeness", measures=OOD, **_both(3, criteria, ood="cifar10"), why=SVHN,
-             earlier="ood_digits.json"),
+    Protocol(id="packed-t6", title="Criteria of strangeness", measures=OOD, **_both(3, criteria, ood="cifar10"), why="digits: `ood_digits.json`; " + SVHN),
     Protocol(id="packed-t7", title="Sources of stochasticity", missing=True, why="packed has no switches for equal starts and own batches"),
-    Protocol(id="packed-t8", title="Training and prediction speed", why="CPU: `shared_speed.json`, `prediction.json`; GPU: gpu.py",
+    Protocol(id="packed-t8", title="Training and prediction speed", why="on CPUs; `prediction.json` has predictions; on a GPU `gpu.py --device cuda`",
              earlier="shared_speed.json"),
     Protocol(id="packed-t9", title="Packed ResNet-50 and ResNeXt-50 on CIFAR-10", measures=("accuracy", "nll", "ece", "ood_aupr", "ood_auroc"),
              paper=Scale(epochs=200, seeds=5, hours=150, gpu=True, ood="cifar100", rows=tuple(
