@@ -72,7 +72,7 @@ BUDGETS = {
     "report": 1081,
     "comparison": 1402,
     "sklearn": 950,
-    "cli": 1786,
+    "cli": 1980,  # 190 are export, serve and predictions by chunks
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 
