@@ -69,10 +69,17 @@ BUDGETS = {
     "deploy": 1030,  # 610 are the server
     "ensemble": 1769,
     "testing": 339,
+<<<<<<< HEAD
     "report": 1083,
     "comparison": 1392,
     "sklearn": 891,
     "cli": 1773,
+=======
+    "report": 1081,
+    "comparison": 1402,
+    "sklearn": 950,
+    "cli": 1980,  # 190 are export, serve and predictions by chunks
+>>>>>>> refs/heads/deploy
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 

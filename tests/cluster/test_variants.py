@@ -139,6 +139,7 @@ def test_an_attempt_that_ends_in_the_middle_goes_on_with_its_settings(tmp_path):
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_three_shells_train_what_one_process_does(tmp_path):
     """Another process knows nothing but the plan: every setting must follow from it."""

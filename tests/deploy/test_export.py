@@ -1,5 +1,6 @@
 """Exported graphs: what they give is what the ensemble predicts, without choral; or a sentence, and no file."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -67,12 +68,14 @@ def convnet():
 
 
 NETWORKS = {"mlp": mlp, "lenet": convnet, "resnet": Residual, "transformer": Attending}
-DRAWING = {"draws": 3}
 
 
-def few(method, **options):
-    drawn = make(method).structure.draws > 1
-    return make(method, budget=6, training=QUICK, **(DRAWING if drawn else {}), **options)
+def few(method):
+    """Return a short recipe of a method, with two members or three draws where it has a choice."""
+    choice = METHODS[method].options.get("members")
+    several = choice is not None and choice.default not in (1, None, inspect.Parameter.empty)
+    drawn = {"draws": 3} if make(method).structure.draws > 1 else {}
+    return make(method, budget=12, training=QUICK, members=2 if several else None, **drawn)
 
 
 def run(path, rows):

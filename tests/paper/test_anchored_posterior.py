@@ -121,6 +121,7 @@ class Place:
         return torch.Generator().manual_seed(self.seed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_thinned_anchors_of_a_long_chain_pass_a_kolmogorov_smirnov_test_against_the_prior(seed):
     walk = GuidedWalk(step_std=0.3, relative_step=True)

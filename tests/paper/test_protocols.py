@@ -94,6 +94,7 @@ def test_the_page_is_what_the_command_writes(tmp_path):
     assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|"))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_broken_missing_wrong_and_stale_results_show_on_the_page_and_in_the_list(tmp_path):
     results = tmp_path / "results"

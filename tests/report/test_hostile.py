@@ -226,6 +226,7 @@ def test_damaged_files_are_refused_with_a_sentence(tmp_path, text):
         collect(tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(executable() is None, reason="no chromium here; `make browser` installs it")
 @pytest.mark.parametrize("width", [1440, pytest.param(390, marks=pytest.mark.full)])
 def test_no_name_runs_in_a_browser(browser, comparison, tmp_path, width):

@@ -12,6 +12,7 @@ import typer
 from choral.base.errors import InputError, did_you_mean
 from choral.cli.options import Json, Saved
 from choral.cli.output import json_text, note, say, write_json
+from choral.cli.streaming import is_large, predict_chunks
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".json", ".parquet", ".xlsx")
 _SHOWN = 10  # rows in a terminal
@@ -43,11 +44,16 @@ def predict(
     if out is not None:
         _check_out(out, data, ensemble)
     loaded = load(ensemble)
+    if out is not None and not json and is_large(data, out):
+        count = predict_chunks(loaded, data, out, id or [], everything=keep_columns)
+        _say_unit(loaded.table)
+        note(f"choral: {count} predictions written to {out}")
+        return
     x, frame = rows_to_predict(loaded, data)
     beside = _beside(loaded, frame, data, id or [], keep_columns)
     own = predicted(loaded, x, str(data)).columns()
     _say_unit(loaded.table)
-    names = _free_names(list(beside), ("row", *own))
+    names = free_names(list(beside), ("row", *own))
     found = pd.DataFrame({"row": range(len(x))} | {names[n]: v for n, v in beside.items()} | own)
     if out is not None:
         from choral.engine.files import write_bytes
@@ -180,19 +186,23 @@ def _beside(loaded: Any, frame: Any, data: Path, ids: list[str], everything: boo
                 f"{'--id' if ids else '--keep-columns'} is about a table, but {data} holds arrays; leave it out."
             )
         return {}
-    names = [str(c) for c in frame.columns]
+    wanted = beside_names(loaded, [str(c) for c in frame.columns], data, ids, everything)
+    return {name: frame[name].array for name in wanted}
+
+
+def beside_names(loaded: Any, names: list[str], data: Path, ids: list[str], everything: bool) -> list[str]:
+    """Return which of a table's columns to show beside predictions."""
     for name in ids:
         if name not in names:
             shown = ", ".join(names[:20])
             raise InputError(f"--id: {data} has no column '{name}'; it has {shown}.{did_you_mean(name, names)}")
-    wanted = names if everything else dict.fromkeys([*(n for n in loaded.table.beside if n in names), *ids])
-    return {name: frame[name].array for name in wanted}
+    return names if everything else [*dict.fromkeys([*(n for n in loaded.table.beside if n in names), *ids])]
 
 
-def _free_names(names: list[str], own: tuple[str, ...]) -> dict[str, str]:
+def free_names(names: list[str], own: tuple[str, ...]) -> dict[str, str]:
     """Return a name of its own for each column of the table: another one where predictions have one of the same name.
 
-    >>> _free_names(["mean", "input_mean", "size"], ("mean",))
+    >>> free_names(["mean", "input_mean", "size"], ("mean",))
     {'mean': 'input_mean_2', 'input_mean': 'input_mean', 'size': 'size'}
     """
     taken, found = {*names, *own}, {}

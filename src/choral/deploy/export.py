@@ -116,9 +116,14 @@ def outputs_of(found: Predictive, target: tuple[int, ...] | None, *, members: bo
 
 
 def _by_member(found: Predictive, shown: Prediction) -> Tensor:
-    """Return what each member predicts (row, member, ...), its draws averaged; learners have equal weights on their draws."""
-    rows = [found.member_values[own].mean(0) for own in found.rows_by_member()]
-    return shown._like_y(torch.stack(rows), before=2).movedim(0, 1).clone()
+    """Return what each member predicts (row, member, ...), its draws averaged by their weights."""
+    each = []
+    for rows in found.rows_by_member():
+        weights = [1.0 if found.weights is None else found.weights[i] for i in rows]
+        if not sum(weights):  # a member that does not count is described by all its draws
+            weights = [1.0] * len(rows)
+        each.append(sum(found.member_values[i] * (w / sum(weights)) for i, w in zip(rows, weights)))
+    return shown._like_y(torch.stack(each), before=2).movedim(0, 1).clone()  # type: ignore[arg-type]  # sums of tensors
 
 
 def _set(found: Any) -> Tensor:
@@ -218,14 +223,15 @@ def describe(ensemble: "Ensemble") -> dict[str, Any]:
     """Return what an exported file says about itself: method, task, versions, the level of its intervals or sets, and a digest."""
     from choral import __version__
 
-    table, rule = ensemble.table, next((v for v in ensemble.posthoc if hasattr(v, "level")), None)
+    rules = ConformalSets | ConformalLabels | ConformalResidual | ConformalQuantile
+    table, levels = ensemble.table, [value.level for value in ensemble.posthoc if isinstance(value, rules)]
     classes = table.classes if table is not None and table.classes else ()
     return {
         "method": ensemble.recipe.name,
         "task": ensemble.task,
         "members": ensemble.members,
         "versions": {"choral": __version__, "torch": torch.__version__},
-        "level": None if rule is None else rule.level,
+        "level": levels[0] if levels else None,
         "digest": ensemble._digest,
         "understood": {"task": ensemble.task} | ensemble.likelihood.understood(),
         "classes": list(classes),
@@ -409,7 +415,12 @@ def _first_line(error: BaseException) -> str:
 def _check(found: dict[str, Tensor], ensemble: "Ensemble", x: Batch, *, members: bool) -> None:
     """Raise InputError if a graph gives something else than the ensemble predicts."""
     expected = ensemble._predictive(x)
+    shown = Prediction(expected, ensemble._interface.target)
     named = outputs_of(expected, ensemble._interface.target, members=members)
+    if "lower" in named and expected.conformal is not None:
+        named |= dict(zip(("lower", "upper"), shown.conformal_interval()))
+    if members:
+        named["members"] = shown.members.movedim(0, 1)
     for name, right in named.items():
         if right.dtype == torch.bool:
             near, far = (_set(_shifted(expected, by)) for by in (-_CLOSE, _CLOSE))
