@@ -48,11 +48,11 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1195,  # the modules beside the packages; 350 are choral.plots
+    "": 1183,  # the modules beside the packages; 350 are choral.plots
     "base": 2703,
     "masks": 734,
     "corruptions": 703,
-    "metrics": 1318,
+    "metrics": 1337,
     "calibration": 945,
     "predictions": 1708,
     "objectives": 2015,
@@ -66,20 +66,13 @@ BUDGETS = {
     "tables": 2552,
     "engine": 6532,
     "cluster": 1220,
-    "deploy": 1030,  # 610 are the server
-    "ensemble": 1769,
+    "deploy": 1056,  # 610 are the server
+    "ensemble": 1610,
     "testing": 339,
-<<<<<<< HEAD
-    "report": 1083,
+    "report": 1091,
     "comparison": 1392,
     "sklearn": 891,
-    "cli": 1773,
-=======
-    "report": 1081,
-    "comparison": 1402,
-    "sklearn": 950,
-    "cli": 1980,  # 190 are export, serve and predictions by chunks
->>>>>>> refs/heads/deploy
+    "cli": 1967,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 
