@@ -34,10 +34,11 @@ class Attending(nn.Module):
     def __init__(self):
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-        self.body, self.last = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, x):
-        return self.last(self.body(x.mean(1)).mean(1))
+        return self.last(self.body(self.first(x.mean(1))).mean(1))
 
 
 class Residual(nn.Module):
