@@ -179,6 +179,7 @@ def test_cycles_and_sizes_are_bounded():
         assert len(portrait(value)) <= 250
 
 
+@pytest.mark.full
 def test_portraits_are_those_of_the_next_process():
     code = (
         "from tests.base.test_portrait import AROUND, KINDS, named; from choral.base.portrait import Function\n"

@@ -214,6 +214,7 @@ def test_every_task_has_its_outputs(likelihood, suffix, tmp_path):
 KINDS = ["two inputs", "embedded columns", "dense pixels", "lstm", "tied weights", "bytes"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_awkward_networks_too(kind, tmp_path):
     trial = MENAGERIE[kind]

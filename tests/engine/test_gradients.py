@@ -204,6 +204,7 @@ def test_losses_of_joint_networks_are_shown_as_means_over_members():
         assert 0.9 < loss < 1.6  # about log 3, for one member and for four
 
 
+@pytest.mark.full
 def test_shared_networks_learn_digits_at_the_rate_of_a_single_one():
     problem = load_problem("digits")
     training, accuracy = Training(lr=0.1, optimizer=SGD(momentum=0.9), batch_size=128), {}

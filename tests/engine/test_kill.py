@@ -64,6 +64,7 @@ def often(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "setting", ["sequential member", "sequential ensemble", "vectorized member", "vectorized ensemble"]
 )

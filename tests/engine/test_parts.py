@@ -231,6 +231,7 @@ def test_a_scale_too_large_is_halved_until_gradients_are_finite():
 UNLIKE = Path(__file__).parent / "unlike_run.py"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_processes_that_are_given_different_calls_all_stop(tmp_path):
     command = [sys.executable, str(UNLIKE), str(tmp_path / "meeting")]

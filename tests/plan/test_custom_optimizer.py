@@ -70,6 +70,7 @@ def test_an_optimizer_that_mixes_numbers_trains_members_one_at_a_time():
             assert torch.equal(p, q)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -324,6 +324,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("optimizer", "executor"),
     [

@@ -41,6 +41,7 @@ def test_every_number_is_on_the_page(folder):
     assert {"88", "2", "6", "4"} <= set(page.texts)  # the confusion matrix
 
 
+@pytest.mark.full
 def test_columns_and_classes_may_have_any_name(folder):
     plain = Page(rendered(put(folder, **found())))
     for kind in ("end", "steering", "backslash", "long"):

@@ -192,6 +192,7 @@ def test_a_part_that_cannot_be_made_is_left_out_and_named(comparison, tmp_path):
     assert "Confusion matrix" in page.values["aria-label"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("value", WRONG, ids=lambda v: repr(v)[:5])
 def test_a_score_that_is_no_number_is_a_dash(comparison, tmp_path, value):
     page = Page(rendered(spoilt(comparison, tmp_path, ("rows", 0, "nll"), value)))

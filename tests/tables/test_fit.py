@@ -295,6 +295,7 @@ choral.fit_table(pd.read_csv(sys.argv[1] + ".csv"), "price", callbacks=hear, **o
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_search_that_is_killed_ends_with_the_same_members(tmp_path: Path) -> None:
     houses(110).drop(columns="sold").to_csv(tmp_path / "run.csv", index=False)
