@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError, did_you_mean
+from choral.cli.chunks import is_large, predict_chunks
 from choral.cli.options import Json, Saved
 from choral.cli.output import json_text, note, say, write_json
-from choral.cli.streaming import is_large, predict_chunks
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".json", ".parquet", ".xlsx")
 _SHOWN = 10  # rows in a terminal

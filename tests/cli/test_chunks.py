@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from tests.cli.shell import choral, sentence
 
-from choral.cli import streaming
+from choral.cli import chunks
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_chunks_give_what_the_whole_file_gives(houses, monkeypatch):
     whole, parts = houses / "whole.parquet", houses / "parts.parquet"
     call = ["predict", houses / "houses.choral", houses / "new.parquet", "--keep-columns", "--out"]
     choral(*call, whole)
-    monkeypatch.setattr(streaming, "CHUNK", 16)
+    monkeypatch.setattr(chunks, "CHUNK", 16)
     assert "60 predictions written" in choral(*call, parts).stderr
     found, expected = pd.read_parquet(parts), pd.read_parquet(whole)
     pd.testing.assert_frame_equal(found, expected, check_dtype=False, rtol=1e-5)
@@ -42,7 +42,7 @@ def test_chunks_give_what_the_whole_file_gives(houses, monkeypatch):
 
 
 def test_a_mistake_leaves_no_file(houses, monkeypatch):
-    monkeypatch.setattr(streaming, "CHUNK", 16)
+    monkeypatch.setattr(chunks, "CHUNK", 16)
     pd.read_parquet(houses / "new.parquet").drop(columns="size").to_parquet(houses / "less.parquet")
     done = choral("predict", houses / "houses.choral", houses / "less.parquet", "--out", houses / "p.parquet", expect=2)
     assert "has no column 'size'" in sentence(done)
