@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from choral.base import batches, devices, draws, rng, tree
 from choral.base.batches import Batch
-from choral.base.streams import Kept, under
+from choral.base.draws import Kept, under
 from choral.base.tree import vmap
 from choral.engine.blueprint import filled
 from choral.engine.compute import operations, threads_for, using
