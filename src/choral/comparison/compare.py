@@ -28,10 +28,10 @@ from choral.comparison.evaluation import (
     rows_of,
     shuffled,
 )
-from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
 from choral.data.sources import source_of
+from choral.data.tensors import arranged, columns_in
 from choral.engine.compute import Compute, is_far
 from choral.engine.events import Callback
 from choral.engine.files import read_json, write_json

@@ -237,7 +237,7 @@ class PlainEvaluator:
         self.catch = stream.caught > 0
         self.manners = Manners(
             reads_only=batches.equal(given, few),
-            draws_by_key=lent.count == 0,
+            draws_by_key=not lent,
             remembers_nothing=all(torch.equal(before[n], now[n]) for n in before),
         )
         self._draws = stream.site > 0 or self.task.structure.draws > 1 or self.catch

@@ -374,7 +374,7 @@ class PlainTrainer(Trainer):
                     self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing
                 )
                 loss = self.sharing.likelihood(total)
-            self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
+            self.catch, self.lend = stream.caught > 0, bool(lent)
             self._add(loss, piece, pace.progress)
         if part is not None:
             task.parts.gather(self.trained)

@@ -16,11 +16,9 @@ from choral.base import batches, tree
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, InputError, NotFiniteError, warn
 from choral.calibration.members import Loss
-from choral.data.frames import arranged
-from choral.data.given import cast_targets
 from choral.data.sources import Source, source_of
 from choral.data.splitting import held_out
-from choral.data.tensors import hashed
+from choral.data.tensors import arranged, cast_targets, hashed
 from choral.engine.evaluate import Evaluator, PlainEvaluator, copied, suited
 from choral.engine.store import MemberStore
 from choral.engine.task import Task
