@@ -119,7 +119,7 @@ def test_objects_that_are_numbers_are_numbers():
     holes.iloc[3, 2] = pd.NA
     with pytest.raises(InputError, match=r"x has missing values in 1 row\(s\), the first at \[3\]"):
         fitted(data=(holes, Y))
-    with pytest.raises(InputError, match="x holds values of type <U.*, not numbers"):
+    with pytest.raises(InputError, match=r"x holds values of type <U.*, not numbers"):
         fitted(data=(X.numpy().astype(str).astype(object), Y))
 
 

@@ -154,7 +154,7 @@ def _say_unit(table: Any) -> None:
 
 def rows_to_predict(loaded: Any, data: Path) -> tuple[Any, Any]:
     """Return inputs as the ensemble was trained on, and the table they come from (None for arrays)."""
-    from choral.data.arrays import read_inputs
+    from choral.data.problems import read_inputs
     from choral.tables.reading import ENDINGS, ending, read_table
 
     check_kind(loaded, str(data))

@@ -112,8 +112,7 @@ def _show_importance(measure: str, columns: list[dict[str, Any]], **_: Any) -> N
 
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
     """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
-    from choral.data.arrays import read_inputs, read_labeled
-    from choral.data.problems import origin_of
+    from choral.data.problems import origin_of, read_inputs, read_labeled
     from choral.tables.problems import load_problem
     from choral.tables.reading import ending, read_table
     from choral.tables.table import with_target

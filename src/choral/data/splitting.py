@@ -86,7 +86,8 @@ class Seen(Value):
 
 def row_hashes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return hashes of inputs and targets together, as float32 holds them."""
-    return hashes(np.column_stack([np.asarray(part, np.float32).reshape(len(x), -1) for part in (x, y)]))
+    with np.errstate(over="ignore"):
+        return hashes(np.column_stack([np.asarray(part, np.float32).reshape(len(x), -1) for part in (x, y)]))
 
 
 def _places(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from choral.base.errors import InputError
 from choral.base.text import short
 from choral.plan.cost import batches_in
 
+LARGEST = 1e30  # of a number in a table; beyond it float32 cannot square what a network sees
 _MISSING = ("NoneType", "NAType")  # the latter of pandas, which need not be there
 _LOST = 1e-2  # share of the targets' deviation that rounding may take, at most
 _WIDEST = 1e16  # deviation of targets in float32, at most; one over it, at least
