@@ -126,7 +126,9 @@ class Stream:
     """
 
     def __init__(self, key: int | Tensor | tuple[Word, Word], step: int | Tensor):
-        self.low, self.high = (_signed(key), _signed(key >> 32)) if isinstance(key, int) else (key[0], key[1])
+        words = (_signed(key), _signed(key >> 32)) if isinstance(key, int) else (key[0], key[1])
+        self.low: Word = words[0]
+        self.high: Word = words[1]
         self.step = step
         self.site = 0
         self.caught = 0  # calls of torch's random functions
@@ -234,6 +236,10 @@ class Circumstances(NamedTuple):
     folded: int = 1  # members laid one after the other on the batch axis
     rows: int = 1  # of each of them there, at the beginning
     dropout: Rate | None = None  # what dropout layers drop, whatever they say themselves
+    ends: tuple[tuple[str, ...], str] = (
+        (),
+        "",
+    )  # layers that read the inputs, and the one that gives the output, for conversions
     # gives a part of a network, which is computed again later, the tensors that are put in now
     holding: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
@@ -444,30 +450,17 @@ def common() -> AbstractContextManager[None]:
     return nullcontext() if outer is None else under(stream=outer, outer=None)
 
 
-def _in_training(drop: Callable[[Tensor, float], Tensor]) -> Callable[..., Any]:
-    """Return what stands for a dropout function, whose arguments torch gives all by name."""
-    return lambda input, p, training, **_: drop(input, p) if training else NotImplemented
+def _dropping(dims: int) -> Callable[..., Any]:
+    """Return what stands for a dropout function, whose arguments torch gives all by name.
 
+    It drops elements or, with `dims` axes after theirs, whole channels, at the layer's rate or the one that is given from outside.
+    """
 
-def _dropping(dims: int) -> Callable[[Tensor, float], Tensor]:
-    """Drop elements or, with `dims` axes after theirs, whole channels, at the layer's rate or the one that is given from outside."""
-    return lambda x, rate: dropout(x, now().dropout or rate, shape=(*x.shape[: x.dim() - dims], *[1] * dims))
+    def drop(input: Tensor, p: float, training: bool, **_: Any) -> Any:
+        shape = (*input.shape[: input.dim() - dims], *[1] * dims)
+        return dropout(input, now().dropout or p, shape=shape) if training else NotImplemented
 
-
-def _alpha_dropout(x: Tensor, rate: float, *, by_channel: bool = False) -> Tensor:
-    """Drop to the negative saturation value of SELU and correct mean and variance (Klambauer et al., 2017)."""
-    if rate <= 0:
-        return x
-    saturation = -1.7580993408473766
-    shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if by_channel else x.shape
-    keep = keep_mask(shape, rate, device=x.device, rows=0).to(x.dtype)
-    a = ((1 - rate) * (1 + rate * saturation**2)) ** -0.5
-    return a * (x * keep + saturation * (1 - keep)) - a * saturation * rate
-
-
-def _rrelu(input: Tensor, lower: float, upper: float, training: bool, **_: Any) -> Any:
-    slope = lower + (upper - lower) * uniform(input.shape, like=input, rows=0) if training else input
-    return torch.where(input >= 0, input, input * slope) if training else NotImplemented
+    return drop
 
 
 def _like(draw: Callable[..., Tensor], x: Tensor) -> Tensor:
@@ -564,21 +557,19 @@ _LENT = (
     *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial),
 )
 _CAUGHT: dict[Any, Callable[..., Any]] = {
-    torch.dropout: lambda input, p, train: _dropping(0)(input, p) if train else NotImplemented,
-    F.dropout: _in_training(_dropping(0)),
-    F.dropout1d: _in_training(_dropping(1)),
-    F.dropout2d: _in_training(_dropping(2)),
-    F.dropout3d: _in_training(_dropping(3)),
-    F.alpha_dropout: _in_training(_alpha_dropout),
-    F.feature_alpha_dropout: _in_training(partial(_alpha_dropout, by_channel=True)),
-    F.rrelu: _rrelu,
+    torch.dropout: lambda input, p, train: _dropping(0)(input, p, train),
+    F.dropout: _dropping(0),
+    F.dropout1d: _dropping(1),
+    F.dropout2d: _dropping(2),
+    F.dropout3d: _dropping(3),
     torch.rand_like: lambda x, **_: _like(uniform, x),
     torch.randn_like: lambda x, **_: _like(normal, x),
     torch.bernoulli: lambda x, **_: (_like(uniform, x) < x).to(x.dtype),
     F.embedding: _embedding,
     F.multi_head_attention_forward: _multi_head,
     F.scaled_dot_product_attention: _attention,
-} | {function: partial(_lend, function) for function in _LENT}
+}
+_CAUGHT.update({function: partial(_lend, function) for function in _LENT})
 """What stands for functions of torch in keyed blocks; NotImplemented where torch's own does as well."""
 
 
@@ -623,7 +614,7 @@ def _replaying() -> Iterator[None]:
     global _blocks
     with _counting:
         _blocks += 1
-        checkpoint._checkpoint_without_reentrant_generator = lambda f, *args, **kwargs: _prepare(  # type: ignore[assignment]
+        checkpoint._checkpoint_without_reentrant_generator = lambda f, *args, **kwargs: _prepare(
             replayed(f), *args, **kwargs
         )
     try:

@@ -5,9 +5,8 @@ generators are set by a key before each item and given back afterwards, in worke
 found out by their generators standing still, and pay for that look alone.
 """
 
-import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -21,7 +20,18 @@ from choral.base import batches, rng
 from choral.base.batches import Batch
 from choral.base.draws import under
 from choral.base.errors import InputError, did_you_mean, warn
-from choral.data.tensors import Source, arrays_of, as_inputs, as_targets, bounds, cast_targets, hashed
+from choral.data.tensors import (
+    Batches,
+    Keys,
+    Share,
+    Source,
+    arrays_of,
+    as_inputs,
+    as_targets,
+    bounds,
+    cast_targets,
+    hashed,
+)  # fmt: skip
 
 _LOOKED_AT = 4096  # items that identify a dataset without a name, at most; and of their bytes:
 _BYTES = 64 << 20
@@ -95,28 +105,27 @@ class DatasetSource(Source):
         weight: str | int | None = None,
         options: Mapping[str, Any] | None = None,
     ):
-        self.dataset, self.workers, self.collate = dataset, workers, collate
-        self.target, self.weight = target, weight
-        self._items, self._options = Keyed(dataset), dict(options or {})
-        self._floats = torch.float32
-        self._next: list[list[Numbered]] = []  # the batches that the lasting workers read next
-        self._lasting: DataLoader[Any] | None = None
+        self.workers, self.collate, self.target, self.weight = workers, collate, target, weight
+        self.is_ragged = collate not in (None, default_collate)
+        self._options, self._floats = dict(options or {}), torch.float32
         self._read: Callable[[Tensor], Tensor] | None = None
-        self._reading = threading.Lock()  # only one epoch at a time can be read by the lasting workers
-        self.points = len(dataset)  # type: ignore[arg-type]  # checked to be map-style by source_of
+        self._take(dataset)
+
+    def _take(self, dataset: Any) -> Self:
+        """Read this dataset from now on."""
+        self.dataset, self._items, self.points = dataset, Keyed(dataset), len(dataset)
         if not self.points:
             raise InputError("the dataset is empty; give at least one item.")
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether it has a collate function of its own."""
-        return self.collate not in (None, default_collate)
+        self._next: list[list[Numbered]] = []  # the batches that the lasting workers read next
+        self._lasting: DataLoader[Any] | None = None
+        self._reading = threading.Lock()  # only one epoch at a time can be read by the lasting workers
+        return self
 
     def settle(self, floats: torch.dtype) -> None:
         """Cast every batch."""
         self._floats = floats
 
-    def _load(self, numbers: list[list[Numbered]]) -> Iterator[tuple[Batch, Tensor]]:
+    def _load(self, numbers: list[list[Numbered]]) -> Batches:
         lasting = self.workers > 0 and self._reading.acquire(blocking=False)
         try:
             for batch in self._lasting_loader(numbers) if lasting else self._loader(numbers):
@@ -154,14 +163,7 @@ class DatasetSource(Source):
         """Return the first items as a batch."""
         return next(self._load([[(0, i, i) for i in range(min(count, self.points))]]))
 
-    def epoch(
-        self,
-        order: Tensor,
-        batch_size: int,
-        *,
-        keys: Sequence[int] | None = None,
-        among: tuple[int, int] = (0, 1),
-    ) -> Iterator[tuple[Batch, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
         """Yield batches made by the loader."""
         rows = order if order.dim() == 2 else order.unsqueeze(0)
         keyed = zip(keys or [0] * len(rows), rows.tolist())
@@ -174,28 +176,13 @@ class DatasetSource(Source):
         for _ in places:
             yield _stacked([next(made) for _ in each])
 
-    def targets(self) -> Tensor | None:
-        """Return None: they are not in memory."""
-        return None
-
     def part(self, rows: Tensor) -> "Source":
         """Return some of the items, read by workers of their own."""
-        twin = DatasetSource(
-            Subset(self.dataset, rows.tolist()),
-            workers=self.workers,
-            collate=self.collate,
-            target=self.target,
-            weight=self.weight,
-            options=self._options,
-        )
-        twin._floats, twin._read, twin.loader = self._floats, self._read, self.loader
-        return twin
+        return self._with()._take(Subset(self.dataset, rows.tolist()))
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         """Return the same items, their targets read as they come."""
-        twin = copy.copy(self)
-        twin._read = read
-        return twin
+        return self._with(_read=read)
 
     def digest(self) -> str:
         """Return the length and class with what tells two datasets apart: a name given by the user, or the items.
@@ -221,9 +208,8 @@ class DatasetSource(Source):
 
     def _hashed(self, numbers: Sequence[int]) -> str:
         wanted = [[(0, n, n) for n in numbers[a : a + _READ]] for a in range(0, len(numbers), _READ)]
-        raw = copy.copy(self)
-        raw._read = None
-        return hashed([array for x, y in raw._load(wanted) for array in arrays_of(x, y)], self.weights)
+        raw = self._with(_read=None)._load(wanted)
+        return hashed([array for x, y in raw for array in arrays_of(x, y)], self.weights)
 
 
 def _stacked(each: Sequence[tuple[Batch, Tensor]]) -> tuple[Batch, Tensor]:

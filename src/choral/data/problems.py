@@ -3,6 +3,7 @@
 import math
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,27 +235,19 @@ def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Proble
 
 
 def _given(asked: str | Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    """Return weights by class, given as a dict or as CLASS=WEIGHT with commas between."""
+    pairs = asked.items() if isinstance(asked, Mapping) else (p.rpartition("=")[::2] for p in asked.split(","))
     found: dict[str, float] = {}
-    pairs = list(asked.items()) if isinstance(asked, Mapping) else [_pair(part) for part in asked.split(",")]
     for name, weight in pairs:
-        key = str(name)
-        if key not in names:
+        key = str(name or weight).strip()
+        if key not in names or key in found:
             known = ", ".join(short(n, 20) for n in names[:10])
-            raise InputError(f"class weights name {short(key)!r}; the classes are {known}.{did_you_mean(key, names)}")
-        if key in found or not 0 <= weight < math.inf:
-            what = "twice" if key in found else f"with {weight:g}"
             raise InputError(
-                f"class weights name {short(key)!r} {what}; give each class once, with a number of 0 or more."
+                f"class weights name {short(key)!r}{' twice' if key in found else ''}; the classes are {known}; write balanced, or each class once "
+                f"with its weight, such as yes=5,no=1.{did_you_mean(key, names)}"
             )
-        found[key] = float(weight)
+        with suppress(ValueError):
+            found[key] = float(weight)
+        if not 0 <= found.get(key, math.nan) < math.inf:
+            raise InputError(f"class weights name {short(key)!r} with {weight}; give a number of 0 or more.")
     return found
-
-
-def _pair(text: str) -> tuple[str, float]:
-    name, sign, weight = text.rpartition("=")
-    try:
-        return (name if sign else text).strip(), float(weight)
-    except ValueError:
-        raise InputError(
-            f"class weights hold {short(text)!r}; write balanced, or CLASS=WEIGHT with commas between, such as yes=5,no=1."
-        ) from None

@@ -65,20 +65,22 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
 
 
 def _source(data: Any, target: str | int | None, key: str | int | None) -> Source:
-    if isinstance(data, Source):
-        return data
     if _is_list_of_items(data, target):
         return DatasetSource(data, target=target, weight=key)
-    if target is not None and isinstance(data, tuple | list):
-        raise InputError(f"target={target!r}, but data is a pair (x, y), whose second is the target; leave it out.")
-    if isinstance(data, DataLoader):
-        return _of_loader(data, target, key)
-    if isinstance(data, Mapping):
-        source = TensorSource(*parted(data, target, key))
-        return source if key is None else source.weighing(weight_in(data, key))
-    if isinstance(data, tuple | list) and len(data) in (2, 3 if isinstance(data, tuple) else 2):
-        source = TensorSource(*data[:2])
-        return source.weighing(data[2]) if len(data) == 3 else source
+    match data:
+        case Source():
+            return data
+        case tuple() | list() if target is not None:
+            raise InputError(f"target={target!r}, but data is a pair (x, y), whose second is the target; leave it out.")
+        case DataLoader():
+            return _of_loader(data, target, key)
+        case Mapping():
+            source = TensorSource(*parted(data, target, key))
+            return source if key is None else source.weighing(weight_in(data, key))
+        case tuple() | list() if len(data) == 2:
+            return TensorSource(*data)
+        case tuple() if len(data) == 3:
+            return TensorSource(*data[:2]).weighing(data[2])
     if is_dataset(data):
         return _in_memory(data, target, key) or DatasetSource(data, target=target, weight=key)
     raise InputError(
@@ -132,17 +134,15 @@ def _sampled(loader: DataLoader[Any]) -> tuple[Any, Sampling | None]:
             f"data is a DataLoader with {kind}, which choral would replace by batches of its own; give one with a batch_size, or the dataset."
         )
     points = len(dataset)  # type: ignore[arg-type]  # map-style
-    if isinstance(sampler, WeightedRandomSampler):
-        weights = as_weights(sampler.weights, points)
-        return dataset, Sampling(weights, sampler.num_samples, sampler.replacement)
-    if isinstance(sampler, SubsetRandomSampler):
-        return Subset(dataset, list(sampler.indices)), None
-    if isinstance(sampler, RandomSampler):
-        if not sampler.replacement and sampler.num_samples == points:
+    match sampler:
+        case WeightedRandomSampler():
+            return dataset, Sampling(as_weights(sampler.weights, points), sampler.num_samples, sampler.replacement)
+        case SubsetRandomSampler():
+            return Subset(dataset, list(sampler.indices)), None
+        case RandomSampler() if sampler.replacement or sampler.num_samples != points:
+            return dataset, Sampling(torch.ones(points).double(), sampler.num_samples, sampler.replacement)
+        case RandomSampler() | SequentialSampler():  # the latter unless it is told otherwise; every epoch is shuffled
             return dataset, None
-        return dataset, Sampling(torch.ones(points, dtype=torch.float64), sampler.num_samples, sampler.replacement)
-    if isinstance(sampler, SequentialSampler):  # what a loader has unless it is told otherwise; every epoch is shuffled
-        return dataset, None
     raise InputError(
         f"the DataLoader's sampler is {type(sampler).__name__}, which choral would replace by draws of its own, so that runs are exact; "
         "give a WeightedRandomSampler, SubsetRandomSampler or RandomSampler, shuffle=True, or the dataset."

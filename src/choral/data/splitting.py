@@ -2,7 +2,6 @@
 
 import base64
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -14,8 +13,6 @@ from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.data.tensors import Source, hashes
 
-_BITS = 24  # for each row, of which each sets these many: one strange row in 70,000 is taken for a known one
-_PLACES = 12
 _FEW = 20  # distinct rows, fewer of which are no sample of anything
 
 
@@ -55,9 +52,9 @@ def split_by_time(when: np.ndarray, holdout: float) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Value):
-    """Which rows were trained on: a Bloom filter over hashes of inputs and targets.
+    """Which rows were trained on, by 32-bit hashes of inputs and targets.
 
-    A row that was there is always found; one in 70,000 others is found as well.
+    A row that was there is always found; of n remembered rows another one is taken for one of them with probability n / 2^32.
 
     >>> x, y = np.eye(3, dtype=np.float32), np.arange(3)
     >>> Seen.of(x[:2], y[:2]).find(x, y).tolist()
@@ -65,37 +62,26 @@ class Seen(Value):
     """
 
     rows: int
-    bits: str
+    hashes: str
 
     @classmethod
     def of(cls, x: np.ndarray, y: np.ndarray) -> Self:
         """Return the memory of some rows."""
-        size = 1 << min(int(np.ceil(np.log2(max(_BITS * len(x), 64)))), 27)
-        held = np.zeros(size, bool)
-        held[_places(x, y) % np.uint64(size)] = True
-        return cls(rows=len(x), bits=base64.b85encode(np.packbits(held).tobytes()).decode())
-
-    @cached_property
-    def _filter(self) -> np.ndarray:
-        return np.unpackbits(np.frombuffer(base64.b85decode(self.bits), np.uint8))
+        return cls(rows=len(x), hashes=base64.b85encode(np.unique(_short_hashes(x, y)).tobytes()).decode())
 
     def find(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return which rows are among those remembered."""
-        return np.asarray(self._filter[_places(x, y) % np.uint64(len(self._filter))].all(1)).astype(bool)
+        return np.isin(_short_hashes(x, y), np.frombuffer(base64.b85decode(self.hashes), "<u4"))
+
+
+def _short_hashes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return (row_hashes(x, y) >> np.uint64(32)).astype("<u4")
 
 
 def row_hashes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return hashes of inputs and targets together, as float32 holds them."""
     with np.errstate(over="ignore"):
         return hashes(np.column_stack([np.asarray(part, np.float32).reshape(len(x), -1) for part in (x, y)]))
-
-
-def _places(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return some numbers for each row that depend on all its bytes (row, place)."""
-    key = row_hashes(x, y)[:, None] + np.arange(1, _PLACES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
-    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return key ^ (key >> np.uint64(31))
 
 
 def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:

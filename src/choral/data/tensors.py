@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -266,6 +266,11 @@ class Sampling:
         return hashed([np.array([self.count, self.replacement])], self.weights)
 
 
+Keys: TypeAlias = Sequence[int] | None
+Share: TypeAlias = tuple[int, int]
+Batches: TypeAlias = Iterator[tuple[Batch, Tensor]]
+
+
 class Source(ABC):
     """Training points by index.
 
@@ -278,6 +283,9 @@ class Source(ABC):
     folds: Tensor | None = None  # the part of cross-validation that each point belongs to (point,), from 0 on
     sampling: Sampling | None = None
     loader: DataLoader[Any] | None = None  # what the user gave, if it was one
+    is_ragged: bool = (
+        False  # whether code of the user's makes batches, so that equally many points may make different shapes
+    )
     columns: dict[str, tuple[str, ...]] | None = None  # names of the columns of data frames, by x and y
 
     def drawn(self, subset: Tensor | None = None) -> int:
@@ -295,12 +303,9 @@ class Source(ABC):
     def weighing(self, weights: Any) -> "Source":
         """Return the same points with weights: 2 counts as the point twice, 0 as if it were not there."""
         checked = as_weights(weights, self.points)
-        if bool((checked == 0).any()):
-            kept = checked.nonzero().flatten()
-            return self.piece(kept).weighing(checked[kept])
-        twin = copy.copy(self)
-        twin.weights = checked
-        return twin
+        kept = checked.nonzero().flatten()
+        whole = self if len(kept) == self.points else self.piece(kept)
+        return whole._with(weights=checked[kept])
 
     def grouped(self, groups: Any) -> "Source":
         """Return the same points, those with equal values of `groups` belonging together."""
@@ -314,32 +319,27 @@ class Source(ABC):
             raise InputError(
                 f"groups has no value for {len(missing)} point(s), the first at {missing[:5]}; give each one."
             )
-        twin = copy.copy(self)
-        twin.groups = torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1))
-        return twin
+        return self._with(groups=torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1)))
 
     def folded(self, folds: Tensor) -> "Source":
         """Return the same points, each with the part of cross-validation it belongs to."""
-        twin = copy.copy(self)
-        twin.folds = folds
-        return twin
+        return self._with(folds=folds)
 
     def piece(self, rows: Tensor) -> "Source":
         """Return a source of some of the points with their weights and groups, drawn from as all of them are."""
-        twin = self.part(rows)
-        twin.sampling = None if self.sampling is None else self.sampling.of_rows(rows)
-        twin.weights = None if self.weights is None else self.weights[rows]
-        twin.groups = None if self.groups is None else self.groups[rows]
+        weights, groups = (None if t is None else t[rows] for t in (self.weights, self.groups))
+        sampling = None if self.sampling is None else self.sampling.of_rows(rows)
+        return self.part(rows)._with(sampling=sampling, weights=weights, groups=groups)
+
+    def _with(self, **changes: Any) -> Self:
+        """Return a copy with other attributes."""
+        twin = copy.copy(self)
+        vars(twin).update(changes)
         return twin
 
     @abstractmethod
     def part(self, rows: Tensor) -> "Source":
         """Return a source of some of the points, without what `piece` adds."""
-
-    @property
-    @abstractmethod
-    def is_ragged(self) -> bool:
-        """Whether batches are made by code of the user's, so that equally many points may make batches of different shapes."""
 
     @abstractmethod
     def settle(self, floats: torch.dtype) -> None:
@@ -353,14 +353,7 @@ class Source(ABC):
         """Return the first points as one batch."""
 
     @abstractmethod
-    def epoch(
-        self,
-        order: Tensor,
-        batch_size: int,
-        *,
-        keys: Sequence[int] | None = None,
-        among: tuple[int, int] = (0, 1),
-    ) -> Iterator[tuple[Batch, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
         """Yield the batches of one epoch in an order given as indices.
 
         Args:
@@ -380,9 +373,9 @@ class Source(ABC):
     def digest(self) -> str:
         """Return a short text that changes when the data changes."""
 
-    @abstractmethod
     def targets(self) -> Tensor | None:
         """Return all targets when they are in memory."""
+        return None
 
     def row_hashes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return a 64-bit hash of each point's input and of its target when they are in memory."""
@@ -396,7 +389,7 @@ class Source(ABC):
         """
 
 
-def bounds(points: int, batch_size: int, among: tuple[int, int] = (0, 1)) -> list[tuple[int, int]]:
+def bounds(points: int, batch_size: int, among: Share = (0, 1)) -> list[tuple[int, int]]:
     """Return where the batches of an epoch begin and end, or the parts of them that one of several processes takes.
 
     >>> bounds(10, 6), bounds(10, 6, (1, 2))
@@ -423,11 +416,6 @@ class TensorSource(Source):
         self._floats = torch.float32
         self.x = batches.mapped(lambda t: t.permute(0, 2, 3, 1).contiguous() if t.dim() == 4 else t, self.x)
 
-    @property
-    def is_ragged(self) -> bool:
-        """No: rows are cut from arrays."""
-        return False
-
     def settle(self, floats: torch.dtype) -> None:
         """Cast the inputs once."""
         self.x, self._floats = as_inputs(self.x, floats), floats
@@ -437,10 +425,8 @@ class TensorSource(Source):
         if devices.is_processor(device):
             return self
         resident = devices.holds(device, sum(t.nbytes for t in (*batches.leaves(self.x), self.y)))
-        twin = copy.copy(self)
-        twin.x = batches.mapped(lambda t: devices.placed(t, device, resident=resident), self.x)
-        twin.y = devices.placed(self.y, device, resident=resident)
-        return twin
+        x, y = batches.mapped(lambda t: devices.placed(t, device, resident=resident), (self.x, self.y))
+        return self._with(x=x, y=y)
 
     def _pick(self, index: Tensor) -> Batch:
         return batches.mapped(lambda t: _rows(t, index).movedim(-1, -3) if t.dim() == 4 else _rows(t, index), self.x)
@@ -450,14 +436,7 @@ class TensorSource(Source):
         index = torch.arange(min(count, self.points))
         return self._pick(index), self.y[index]
 
-    def epoch(
-        self,
-        order: Tensor,
-        batch_size: int,
-        *,
-        keys: Sequence[int] | None = None,
-        among: tuple[int, int] = (0, 1),
-    ) -> Iterator[tuple[Batch, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
         """Yield batches by indexing; arrays draw nothing."""
         for start, end in bounds(order.shape[-1], batch_size, among):
             index = devices.moved(order[..., start:end], self.y.device)
@@ -471,21 +450,18 @@ class TensorSource(Source):
         """Return hashes of the bytes of each row."""
         arrays = arrays_of(self.x, self.y)[: len(batches.leaves(self.x)) + 1]
         *x, y = [hashes(array, number) for number, array in enumerate(arrays)]
-        return np.sum(x, 0, dtype=np.uint64), y
+        return np.asarray(np.sum(x, 0, dtype=np.uint64)), y
 
     def part(self, rows: Tensor) -> "Source":
         """Return some of the rows."""
-        twin = copy.copy(self)
-        twin.x, twin.y, twin.points = batches.mapped(lambda t: t[rows], self.x), self.y[rows], len(rows)
-        return twin
+        return self._with(x=batches.part(self.x, rows), y=self.y[rows], points=len(rows))
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         """Return the same inputs with targets that were read once."""
-        twin = copy.copy(self)
         exact = read(self.y)
-        twin._given, twin.y = self.y, cast_targets(exact, self._floats)
-        _check_resolution(exact, twin.y)
-        return twin
+        y = cast_targets(exact, self._floats)
+        _check_resolution(exact, y)
+        return self._with(_given=self.y, y=y)
 
     def digest(self) -> str:
         """Return a hash over shapes, types and values."""

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from choral.base.arguments import is_whole
 from choral.base.errors import InputError, did_you_mean
-from choral.base.portrait import Function
 from choral.base.text import grows
-from choral.base.values import Value
+from choral.base.values import Function, Value
 from choral.plan.state import slot
 from choral.predictions import Predictive, means_of
 

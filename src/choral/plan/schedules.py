@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 
 from choral.base.errors import InputError
-from choral.base.portrait import Function
-from choral.base.values import Value
+from choral.base.values import Function, Value
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.portrait import Function
-from choral.base.values import Value
+from choral.base.values import Function, Value
 from choral.predictions import Outputs, Predictive
 
 
