@@ -323,8 +323,9 @@ def index(high: int, *, device: torch.device) -> int | Tensor:
     4
     """
     stream = now().stream
-    if stream is not None and stream.by_number:
-        return int(integers(high, (), device=torch.device("cpu")))
+    if stream is not None and stream.by_number:  # a tenth of the time
+        first, second = stream.next_words()
+        return (_mix(_mix(first) + second) & 0xFFFFFFFF) * high >> 32
     return integers(high, (1,), device=device)
 
 
