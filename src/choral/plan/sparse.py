@@ -4,7 +4,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from choral.base.batches import Batch, leaves
 from choral.base.errors import InputError, PlanError
 from choral.base.order import Called
 from choral.base.types import Params
-from choral.base.values import Value
 from choral.compaction import compact, neuron_param_mask, tied_groups
 from choral.layers.features import Skippable
 from choral.masks import (
@@ -26,6 +25,7 @@ from choral.masks import (
     random_masks,
     regrow,
 )
+from choral.objectives.limits import BELOW_ONE, Limited, Limits
 from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
 
@@ -35,7 +35,7 @@ Scope = Literal["layer", "global"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masks(Value, ABC):
+class Masks(Limited, ABC):
     """How the weights that stay are chosen."""
 
     @abstractmethod
@@ -60,11 +60,8 @@ class _Sparse(Masks, ABC):
         sparsity: share removed.
     """
 
+    limits: ClassVar[Limits] = {"sparsity": BELOW_ONE}
     sparsity: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.sparsity < 1:
-            raise InputError(f"sparsity is {self.sparsity}; give a share from 0 up to, but not including, 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,15 +145,6 @@ class Prune(Operator):
     exclude: tuple[str, ...] = ()
     gives: ClassVar[tuple[str, ...]] = (MASK,)
     foreseen: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.masks, Masks):
-            raise InputError(
-                f"Prune: masks is {self.masks!r}; give RandomMasks(), AntiRandom(), Partition(), Magnitude() or ErdosRenyi()."
-            )
-        for name, accepted in (("unit", get_args(Unit)), ("scope", get_args(Scope))):
-            if getattr(self, name) not in accepted:
-                raise InputError(f"Prune: {name} is {getattr(self, name)!r}; give one of {', '.join(accepted)}.")
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its mask, removed weights at zero."""
