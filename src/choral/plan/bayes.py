@@ -213,11 +213,8 @@ class _Walking(Operator, ABC):
         scaled: divide it, and the steps of the walk, by the root of a weight's inputs (`choral.objectives.penalties.scale`).
     """
 
-    draws: ClassVar[bool] = False  # from the prior, or one step from the last
-    names: ClassVar[tuple[str, str]] = (
-        "anchor",
-        "direction",
-    )  # slots of what walks, and of the directions of walks that keep them
+    draws: ClassVar[bool] = False  # whether from the prior, or one step from the last
+    names: ClassVar[tuple[str, str]] = ("anchor", "direction")  # slots of what walks, and of directions that are kept
 
     limits: ClassVar[Limits] = {"prior_std": POSITIVE}
     walk: Walk
@@ -234,15 +231,15 @@ class _Walking(Operator, ABC):
         """What it moves, and directions."""
         return () if self.draws else self.names[: 1 + self.walk.directed]
 
-    def _walked(self, state: State, like: Params, generator: torch.Generator) -> Chain:
-        """Return the next of the chain in units of the prior: from its start, shaped as `like`, or from `like`."""
+    def _walked(
+        self, state: State, like: Params, generator: torch.Generator, convert: Callable[[Params], Params]
+    ) -> State:
+        """Return the state with the next of the chain: its start, shaped as `like`, or a step from `like`."""
         if self.draws:
-            return self.walk.start(like, self.prior_std, generator)
-        return self.walk.step(like, state.slots.get(self.names[1], {}), self.prior_std, generator)
-
-    def _with(self, state: State, *held: Params) -> State:
-        """Set slots; an empty one (the memory of a walk without any) is left out."""
-        return state.with_slots(**{name: one for name, one in zip(self.names, held) if one})
+            held, memory = self.walk.start(like, self.prior_std, generator)
+        else:
+            held, memory = self.walk.step(like, state.slots.get(self.names[1], {}), self.prior_std, generator)
+        return state.with_slots(**{name: one for name, one in zip(self.names, (convert(held), memory)) if one})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,8 +253,7 @@ class StepAnchor(_Walking):
         """Return the state with a new anchor."""
         held = state.params if self.draws else state.slots["anchor"]
         like = in_units(held) if self.scaled and not self.draws else held
-        anchor, memory = self._walked(state, like, context.generator("anchor"))
-        return self._with(state, in_parameters(anchor) if self.scaled else anchor, memory)
+        return self._walked(state, like, context.generator("anchor"), in_parameters if self.scaled else dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +276,7 @@ class StepTargetShift(_Walking):
         """Return the state with new noise."""
         scale = _noise(context) / self.prior_std
         like = {TARGETS: torch.empty(context.target_shape)} if self.draws else _scaled(state.slots[SHIFT], 1 / scale)
-        noise, memory = self._walked(state, like, context.generator("target shift"))
-        return self._with(state, _scaled(noise, scale), memory)
+        return self._walked(state, like, context.generator("target shift"), lambda noise: _scaled(noise, scale))
 
 
 @dataclass(frozen=True, kw_only=True)

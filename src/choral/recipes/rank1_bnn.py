@@ -4,8 +4,6 @@ Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with 
 arXiv:2005.07186.
 """
 
-from typing import Any
-
 from choral.objectives.kl import GaussianKL
 from choral.recipes.recipe import Combine, Recipe, joint
 from choral.recipes.training import Paper, Training, settings_of
@@ -41,8 +39,6 @@ def rank1_bnn(
 
     Differs from the paper: gradients are clipped, because the losses of members add up in the weights they share.
     """
-    kl = GaussianKL(prior_mean=1.0, prior_std=prior_std, anneal=anneal)
-    shared: dict[str, Any] = {"epochs": epochs, "budget": budget, "combine": combine}
-    options: dict[str, Any] = {"members": members, "draws": draws, "rho": rho}
-    clipped = settings_of(training).clipped(1.0)
-    return joint("rank1_bnn", RankOneGaussian, training=clipped, penalties=(kl,), **shared, **options)
+    options = locals() | {"training": settings_of(training).clipped(1.0)}
+    kl = GaussianKL(prior_mean=1.0, prior_std=options.pop("prior_std"), anneal=options.pop("anneal"))
+    return joint("rank1_bnn", RankOneGaussian, penalties=(kl,), **options)

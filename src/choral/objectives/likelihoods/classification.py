@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from choral.base import devices
 from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
 from choral.objectives.limits import BELOW_ONE, NOT_NEGATIVE, Limit, Limits
@@ -68,10 +69,11 @@ class Categorical(ClassLikelihood):
         logits = outputs.flatten(0, 1)
         if logits.dim() > 2:
             logits = logits.movedim(-1 if self.axis is None else self.axis, 1)
+        weights = self.class_weights
         each = F.cross_entropy(
             logits,
             targets.flatten(0, 1),
-            weight=torch.tensor(self.class_weights).to(logits) if self.class_weights else None,
+            weight=devices.constant(weights, logits.dtype, logits.device) if weights else None,
             reduction="none",
             ignore_index=-100 if self.ignore is None else self.ignore,
             label_smoothing=self.smoothing,
