@@ -61,8 +61,8 @@ def test_other_budgets_are_split_by_the_same_rule(options, shape):
     ("options", "message"),
     [
         ({"epochs": 20, "members": 5, "chains": 2}, "a multiple of 2"),
-        ({"epochs": 20, "members": 30}, "too few for a first member of 10 and 29 more"),
-        ({"epochs": 20, "first_epochs": 21}, "too few for a first member of 21"),
+        ({"epochs": 20, "members": 30}, "too few for .* a first member of 10 and 29 more"),
+        ({"epochs": 20, "first_epochs": 21}, "too few for .* a first member of 21"),
         ({"epochs": 20, "members": 0}, "members is 0"),
         ({"epochs": 3, "chains": 4}, "too few for 4 members"),
     ],

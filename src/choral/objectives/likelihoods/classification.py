@@ -92,12 +92,7 @@ class Categorical(ClassLikelihood):
 
     def classes(self, outputs: Tensor) -> int | None:
         """Return the length of the axis of classes."""
-        axis = -1 if self.axis is None else self.axis
-        if not 2 - outputs.dim() <= axis <= -1:
-            raise InputError(
-                f"the classes stand on axis {axis} of outputs of shape (batch, ...) = {tuple(outputs.shape[1:])}."
-            )
-        return outputs.shape[axis]
+        return outputs.shape[-1 if self.axis is None else self.axis]
 
     def outputs_for(self, targets: Tensor) -> int:
         """Return one for each class."""
