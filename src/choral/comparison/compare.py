@@ -40,7 +40,7 @@ from choral.engine.folder import folder_name
 from choral.engine.job import OPTIONS, Call, call_of
 from choral.engine.task import make_task
 from choral.fit import check_options, train
-from choral.plan.cost import short, warning
+from choral.plan.cost import short, steps_of, warning
 from choral.recipes import FEW, METHODS, make, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
@@ -147,7 +147,8 @@ def _possible(name: str, options: dict[str, Any], spending: Spending) -> Recipe 
 
 def _sufficiency(recipe: Recipe, points: int) -> float:
     """Return the part of the steps it needs that the worst training phase of a recipe has, at most 1."""
-    return min((one.steps / one.least_steps for one in short(recipe.settled(points).plan, points)), default=1.0)
+    found = short(recipe.settled(points).plan, points)
+    return min((steps_of(phase, points) / phase.least_steps for phase in found), default=1.0)
 
 
 def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -> Recipe:
