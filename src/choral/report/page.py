@@ -13,10 +13,10 @@ import numpy as np
 from choral import __version__, plots
 from choral.base.errors import InputError
 from choral.base.text import short, visible
-from choral.comparison.comparison import difference
+from choral.comparison.comparison import by_method, difference, is_number
 from choral.engine.files import write_bytes, write_json
 from choral.plots import label
-from choral.report.content import WRONG, Content, collect, is_number
+from choral.report.content import WRONG, Content, collect
 from choral.report.figures import COLORS, Picture, look, picture, settings, variables
 
 if TYPE_CHECKING:
@@ -115,11 +115,9 @@ def _pictures(sections: Sequence[Section]) -> Iterator[Picture]:
 
 def render(content: Content, sections: Sequence[Section]) -> str:
     """Return the page as text; everything that is not this package's own markup is escaped by the template engine."""
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise InputError("a report needs jinja2, which is not installed; pip install 'choral[plots]'.") from error
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
     here = Path(__file__).parent
     classes: dict[str, str] = {}
     drawn = {p.name: Markup(p.inline(classes)) for p in _pictures(sections)}  # written by an XML writer
@@ -128,9 +126,7 @@ def render(content: Content, sections: Sequence[Section]) -> str:
     style = f"{variables()}\n{(here / 'style.css').read_text('utf8')}\n{rules}{tints}"
     script = (here / "script.js").read_text("utf8")
     assert "</" not in style + script
-    made: dict[str, Any] = next(
-        (p["made"] for p in content.results["plans"].values() if isinstance(p.get("made"), dict)), {}
-    )
+    made = next((p["made"] for p in content.results["plans"].values() if isinstance(p.get("made"), dict)), {})
     shown = Environment(
         loader=FileSystemLoader(here),
         autoescape=True,
@@ -333,31 +329,26 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     if content.alone is not None:
         return
     rows = {m: content.row(m) for m in content.methods}
-    by_seed = list(content.results.get("by_seed", {}).values()) or [list(rows.values())]
+    values = by_method(list(content.results.get("by_seed", {}).values()) or [list(rows.values())])
     wanted = ("accuracy", "rmse", "ece", "coverage_95", "c_nll", "ood_auroc", "train_flops", "predict_flops")
     names = [n for n in (content.score, *wanted) if any(row.get(n) is not None for row in rows.values())]
     told = str(content.results["settings"].get("baseline"))
     base = next((m for m in (told, "single") if m in rows), content.methods[-1])
 
-    def values(method: str, name: str) -> list[float]:
-        held = [row.get(name) for part in by_seed for row in part if row["method"] == method]
-        return [float(v) for v in held if is_number(v)] if all(map(is_number, held)) else []
-
     def cell(method: str, name: str) -> Cell:
-        value, own, other = rows[method].get(name), values(method, name), values(base, name)
+        value, own, other = rows[method].get(name), values[method].get(name), values[base].get(name, [])
         if not is_number(value) or not own:
             return _cell(value)
         if name.endswith("_flops"):
-            ratio = value / other[0] if other and other[0] else None
-            return Cell(shown(value) if ratio is None else f"{ratio:.3g}\u00d7", value, "", f"{shown(value)} FLOPs")
+            text = f"{value / other[0]:.3g}\u00d7" if other and other[0] else shown(value)
+            return Cell(text, value, "", f"{shown(value)} FLOPs")
         spread = f" \u00b1 {shown(statistics.stdev(own))}" if len(own) > 1 else ""
         if name == "coverage_95":
-            own, other = ([abs(v - 0.95) for v in held] for held in (own, other))
-        word = difference("coverage_error" if name == "coverage_95" else name, own, other).word if other else "level"
-        mark = "" if method == base or len(own) != len(other) else _MARKS[word]
-        return Cell(
-            f"{mark} {shown(value)}{spread}".strip(), value, word if mark else "", mark and f"{word} than {base}"
-        )
+            name, own, other = "coverage_error", *([abs(v - 0.95) for v in held] for held in (own, other))
+        if method == base or len(own) != len(other):
+            return Cell(f"{shown(value)}{spread}", value)
+        word = difference(name, own, other).word
+        return Cell(f"{_MARKS[word]} {shown(value)}{spread}", value, word, f"{word} than {base}")
 
     head = [("method", ""), *((label(n).replace(" FLOPs", " cost"), MEANINGS.get(n, "")) for n in names)]
     table = Table("All methods, best first", head, [(m, [cell(m, n) for n in names]) for m in rows], methods=True)
@@ -367,19 +358,15 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     )
     costs = []
     for cost in ("predict_flops", "train_flops"):
-        held = [r[cost] for r in rows.values() if is_number(r.get(cost)) and is_number(r.get(content.score))]
+        sound = [r for r in rows.values() if is_number(r.get(cost)) and is_number(r.get(content.score))]
+        held = [r[cost] for r in sound]
         if len(held) > 1 and max(held) > 1.3 * min(held) > 0:  # equal budgets are equal by construction
-            draw = _cost(content, list(rows.values()), cost)
-            title = f"{label(content.score)} by {label(cost)}"
+            spreads, title = content.results.get("deviations"), f"{label(content.score)} by {label(cost)}"
+            known: dict[str, Any] = {"cost": cost, "score": content.score, "spreads": spreads}
+            drawn = [{"method": m} | (r if r in sound else {}) for m, r in rows.items()]
+            draw = lambda ax, drawn=drawn, known=known: plots.cost_vs_score(drawn, **known, ax=ax)  # noqa: E731
             costs.append(picture(f"cost-{cost}", title, draw, _tall(content.methods), methods=content.methods))
     yield Section("grid", "Methods", text, tables=[table], pictures=[*costs, *_risk(content, content.methods)])
-
-
-def _cost(content: Content, rows: Sequence[dict[str, Any]], cost: str) -> Callable[["Axes"], Any]:
-    names = (cost, content.score)
-    sound = [{"method": r["method"]} | {n: r.get(n) if is_number(r.get(n)) else None for n in names} for r in rows]
-    spreads = content.results.get("deviations")
-    return lambda ax: plots.cost_vs_score(sound, cost=cost, score=content.score, spreads=spreads, ax=ax)
 
 
 def _each(
