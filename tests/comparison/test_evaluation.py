@@ -11,7 +11,7 @@ import choral
 from choral import metrics, models
 from choral.base.errors import InputError
 from choral.comparison import evaluation as evaluation
-from choral.comparison.evaluation import corruption_errors, evaluate, judge, keep, make_trial, measure, row_of
+from choral.comparison.evaluation import evaluate, judge, keep, make_trial, measure, row_of
 from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
 from choral.plan import Adam
@@ -138,19 +138,6 @@ def test_diversity_of_members(ensemble, found):
     matrix = np.array(found["diversity"]["matrix"])
     labels = ensemble._predictive(X).logits.argmax(-1)
     assert matrix[0, 2] == pytest.approx(float((labels[0] != labels[2]).float().mean()), abs=1e-5)
-
-
-def test_corruption_errors_are_one_for_the_baseline(found):
-    harder = json.loads(json.dumps(found))
-    for cells in harder["corruptions"]["table"].values():
-        for cell in cells:
-            cell["accuracy"] = 1 - 2 * (1 - cell["accuracy"])
-    errors = corruption_errors({"single": found, "worse": harder}, baseline="single")
-    assert errors is not None
-    assert errors["methods"]["single"]["corruption_error"] == pytest.approx(1)
-    assert errors["methods"]["single"]["relative_corruption_error"] == pytest.approx(1)
-    assert errors["methods"]["worse"]["corruption_error"] == pytest.approx(2)
-    assert corruption_errors({"single": {"scores": {}}}, baseline="single") is None
 
 
 def test_regression_has_coverage_intervals_and_scores_of_strangeness(regression):

@@ -16,16 +16,7 @@ from choral.base.errors import DivergedError, InputError
 from choral.base.types import Build
 from choral.callbacks import Bars, one_of
 from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
-from choral.comparison.evaluation import (
-    Trial,
-    corruption_errors,
-    judged,
-    make_trial,
-    measure,
-    row_of,
-    rows_of,
-    shuffled,
-)
+from choral.comparison.evaluation import Trial, judged, make_trial, measure, row_of, rows_of, shuffled
 from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
@@ -51,13 +42,7 @@ _SLACK = 1.005
 
 
 class Spending:
-    """Counts what recipes would spend on a network and data, in epochs of the plain network.
-
-    Args:
-        build: the network.
-        data: the training data (x, y).
-        options: those of `choral.fit`; the ones that say how data and outputs are read are used.
-    """
+    """Counts what recipes would spend on a network and training data, in epochs of the plain network; `options` as in `choral.fit`."""
 
     def __init__(self, build: Build | nn.Module, data: Any, options: Mapping[str, Any]):
         self._build = build
@@ -90,15 +75,13 @@ def within(
 ) -> Recipe:
     """Return the recipe of a method that takes at most a budget.
 
-    The budget is the operations of so many epochs of the plain network: a method that runs several members on each batch gets
-    fewer epochs. Members that the user leaves open are as many as the method has by default, or as many as have the steps they
-    need. A sparse method is not given more epochs for the operations that it saves.
+    A method that runs several members on each batch gets fewer epochs; a sparse one does not get more for the operations that it saves.
 
     Args:
         name: of the method.
-        budget: epochs of the plain network in all.
+        budget: the operations of so many epochs of the plain network.
         epochs: length of one training instead.
-        members: members where the method has a choice; None leaves it open.
+        members: where the method has a choice; None is its default, or as many as have the steps they need.
         training: settings shared by all methods but those that have their own.
         spending: counts operations; None takes the budget for epochs, whatever they cost, and every default as it is.
         points: training points, if they are known: of few, a method may have options of its own (`Method.for_few`).
@@ -349,25 +332,13 @@ def _measured(
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
     if not evaluations:
         raise DivergedError("; ".join(f"{row['method']}: {row[DIVERGED]}" for row in rows))
-    details: dict[str, Any] = {"evaluation": evaluations}
-    errors = corruption_errors(evaluations, baseline="single" if "single" in evaluations else next(iter(evaluations)))
-    if errors is not None:
-        details["corruption_errors"] = errors
-        rows = [row | errors["methods"].get(row["method"], {}) for row in rows]
-    return rows, details
+    return rows, {"evaluation": evaluations}
 
 
 def trial_of(
     problem: Problem, *, weights: Any = None, ood: Any = None, corruptions: Sequence[str] | str = "all"
 ) -> Trial:
-    """Return what all methods are judged by: the test rows, strange ones, and corrupted ones if they are images.
-
-    Args:
-        problem: gives the test rows.
-        weights: what each test row counts.
-        ood: inputs of another data set; made from the test rows if None.
-        corruptions: names of corruptions, 'all' (of images; none of others) or none.
-    """
+    """Return what all methods are judged by: the test rows, strange ones (`ood`, or made from them), and corrupted ones of images."""
     x, shape, name = problem.x_test, problem.image_shape, "the given second data set"
     several = not isinstance(x, np.ndarray)
     if ood is None:

@@ -88,12 +88,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def findings(by_seed: BySeed, *, baseline: str) -> list[str]:
-    """Return what a comparison found: first what to use, then a sentence for each method, best first.
-
-    Args:
-        by_seed: the rows of every seed, the same methods in each.
-        baseline: the method that others are held against.
-    """
+    """Return what a comparison found: first what to use, then a sentence for each method beside the baseline, best first."""
     values = by_method(by_seed)
     score = next((n for n in ("nll", "pinball", "loss") if n in values.get(baseline, {})), None)
     if score is None or len(values) < 2:
@@ -169,7 +164,7 @@ class Comparison:
     Attributes:
         rows: one flat dict for each method; over several seeds, of means.
         settings: data, budget, seed and training.
-        details: evaluation (by method, see `choral.comparison.evaluation.judge`), corruption_errors; over several seeds, deviations and differences (`choral.comparison.comparison.over_seeds`).
+        details: evaluation (by method, see `choral.comparison.evaluation.judge`), findings; over several seeds `over_seeds`.
     """
 
     rows: list[dict[str, Any]]
@@ -256,12 +251,7 @@ class Comparison:
 
 
 def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:
-    """Return one comparison of several: means of every measure, deviations, and differences paired by seed.
-
-    Args:
-        parts: the comparison of each seed, all of the same methods.
-        baseline: the method that others are held against.
-    """
+    """Return one comparison of several seeds: means of every measure, deviations, and differences to the baseline, paired by seed."""
     first = next(iter(parts.values()))
     values = by_method([part.rows for part in parts.values()])
     rows, deviations, differences = [], {}, {}

@@ -152,14 +152,9 @@ _LONG = 10.0  # seconds of a prediction that is not taken twice
 
 
 def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> dict[str, Any]:
-    """Return everything that is measured about an ensemble, as plain JSON types.
+    """Return everything that is measured about an ensemble on test inputs and their targets, as plain JSON types.
 
-    Args:
-        ensemble: the ensemble.
-        x: test inputs.
-        y: their labels or targets.
-        batch_size: points evaluated at once.
-        options: sample_weight, ood, corruptions, severities, ... as in `make_trial`.
+    Further options (sample_weight, ood, corruptions, severities, ...) are those of `make_trial`.
     """
     options |= {"ood": ensemble._arranged(options["ood"])} if "ood" in options else {}
     y = ensemble._arranged_targets(x, y)
@@ -169,9 +164,8 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
 def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[str, Any]:
     """Return everything that is measured about an ensemble on a trial.
 
-    Keys: task, rows, members, scores, cost, reliability or coverage and intervals, sizes (measures with members added
-    one by one, all draws of a stochastic member at once), diversity (between members, draws averaged), and with a second set or corruptions: histograms, ood, corruptions.
-    With weights of the rows, scores are the means by weight; what is no mean over rows, curves of calibration among them, is left out.
+    Keys: task, rows, members, scores, cost, sizes, diversity, histograms, what the kind of prediction has (reliability, or coverage and
+    intervals), ood and corruptions. With weights of the rows, what is no mean over rows is left out.
     """
     prediction, seconds = _timed(ensemble, trial.x, batch_size)
     targets, weights = prediction.targets(trial.y), None if trial.weights is None else torch.from_numpy(trial.weights)
@@ -235,11 +229,7 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
 
 def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Trial) -> None:
     """Write an ensemble's evaluation into the evaluation.json of its run folder, where `choral report` finds it."""
-    found = {
-        "evaluation": {ensemble.recipe.name: evaluation},
-        "judged_by": trial.digest,
-        "ensemble": ensemble._digest,
-    }
+    found = {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest, "ensemble": ensemble._digest}
     write_json(folder / "evaluation.json", found, within=folder)
 
 
@@ -257,46 +247,16 @@ def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, A
     return found
 
 
-def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: str) -> dict[str, Any] | None:
-    """Return each method's mean corruption error and relative one against a baseline (1 = the baseline), or None.
-
-    Corruptions that cost the baseline less than half a point on average are left out of the relative error, whose
-    divisor they would bring near zero.
-
-    Args:
-        evaluations: by method, from `judge`; None is returned where they hold no corruptions.
-        baseline: the method compared with.
-    """
-    tables = {n: e["corruptions"]["table"] for n, e in evaluations.items() if "corruptions" in e}
-    if baseline not in tables:
-        return None
-    errors = {n: {c: [1 - cell["accuracy"] for cell in cells] for c, cells in t.items()} for n, t in tables.items()}
-    clean = {n: 1 - evaluations[n]["corruptions"]["clean"]["accuracy"] for n in tables}  # of the same rows
-    own = errors[baseline]
-    hurt = {c: rates for c, rates in own.items() if sum(rates) / len(rates) - clean[baseline] >= 0.005}
-    wrong = {c: rates for c, rates in own.items() if sum(rates) > 0}
-    found: dict[str, dict[str, float]] = {name: {} for name in errors}
-    for name, table in errors.items():
-        if wrong:
-            found[name]["corruption_error"] = metrics.mean_corruption_error({c: table[c] for c in wrong}, wrong)
-        if hurt:
-            rates = {"clean_error": clean[name], "baseline_clean_error": clean[baseline]}
-            relative = metrics.relative_mean_corruption_error({c: table[c] for c in hurt}, hurt, **rates)
-            found[name]["relative_corruption_error"] = relative
-    return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
-
-
 def plain(values: Any, digits: int = 6) -> Any:
     """Return tensors, in dicts and lists, as nested lists of floats with a few significant digits."""
-    if isinstance(values, dict):
-        return {name: plain(v, digits) for name, v in values.items()}
-    if isinstance(values, list):
-        return [plain(v, digits) for v in values]
-    if not isinstance(values, Tensor):
-        return values
-    if values.dim():
-        return [plain(v, digits) for v in values]
-    return float(f"{float(values):.{digits}g}")
+    match values:
+        case dict():
+            return {name: plain(v, digits) for name, v in values.items()}
+        case list():
+            return [plain(v, digits) for v in values]
+        case Tensor():
+            return [plain(v, digits) for v in values] if values.dim() else float(f"{float(values):.{digits}g}")
+    return values
 
 
 def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:

@@ -325,7 +325,7 @@ def contrast(images: Array, severity: int, draws: RowDraws) -> Array:
 def saturate(images: Array, severity: int, draws: RowDraws) -> Array:
     """Drain or deepen the colors; for RGB images only."""
     if images.shape[-1] != 3:
-        raise InputError(f"images have {images.shape[-1]} channels; saturate is for 3 (RGB): leave it out.")
+        raise InputError(f"images have {images.shape[-1]} channels; saturate needs 3 (RGB): leave it out.")
     return with_saturation(images, *_SATURATE[severity - 1])
 
 

@@ -54,10 +54,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its headings with what they mean, and rows of a name and cells; rows may be of methods."""
+    """A table: its headings, and rows of a name and cells; rows may be of methods."""
 
     caption: str
-    head: Sequence[tuple[str, str]]
+    head: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
     methods: bool = False
 
@@ -145,6 +145,7 @@ def render(content: Content, sections: Sequence[Section]) -> str:
         facts=list(_facts(content)),
         sections=sections,
         drawn=drawn,
+        meanings={label(n).replace(" FLOPs", " cost"): text for n, text in MEANINGS.items()},
         methods=[] if content.alone else content.methods,
         places={m: i for i, m in enumerate(content.methods)},
         short=short,
@@ -295,10 +296,14 @@ def sections_of(content: Content) -> Iterator[Section]:
     yield _engine(content)
 
 
-def _lines(
-    content: Content, subjects: Sequence[str], draw: Callable[["Axes", str, dict[str, Any]], tuple[float, float] | None]
-) -> Callable[["Axes"], None]:
-    """Return what draws a line for each method, in its color and with its name at its end."""
+def _curves(
+    content: Content,
+    name: str,
+    title: str,
+    subjects: Sequence[str],
+    draw: Callable[["Axes", str, dict[str, Any]], tuple[float, float]],
+) -> list[Picture]:
+    """Return a picture with a line for each method, in its color and with its name at its end; none without methods."""
 
     def run(ax: "Axes") -> None:
         ends: list[tuple[float, float, str, Any]] = []
@@ -307,11 +312,11 @@ def _lines(
             end = draw(ax, method, style)
             for artist in set(ax.get_children()) - before:
                 artist.set_gid(f"series:{len(ends)}")
-            ends.append((*(end or (float("nan"), float("nan"))), method, style["color"]))
+            ends.append((*end, method, style["color"]))
         if len(subjects) > 1:
             plots.label_ends(ax, ends)
 
-    return run
+    return [picture(name, title, run, _tall(subjects), methods=subjects)] if subjects else []
 
 
 def _tall(subjects: Sequence[str]) -> tuple[float, float]:
@@ -350,7 +355,7 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         word = difference(name, own, other).word
         return Cell(f"{_MARKS[word]} {shown(value)}{spread}", value, word, f"{word} than {base}")
 
-    head = [("method", ""), *((label(n).replace(" FLOPs", " cost"), MEANINGS.get(n, "")) for n in names)]
+    head = ["method", *(label(n).replace(" FLOPs", " cost") for n in names)]
     table = Table("All methods, best first", head, [(m, [cell(m, n) for n in names]) for m in rows], methods=True)
     text = (
         f"Compared with {short(base)}: \u25b2 better, = level (within noise over seeds), \u25bc worse. Cost is relative to {short(base)}. "
@@ -441,9 +446,7 @@ def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]
             ax.set(xlabel="level of the interval", ylabel="share of rows inside", xlim=(0, 1), ylim=(0, 1))
             return levels[-1], float(mean[-1])
 
-        figures = [
-            picture("coverages", "Coverage of intervals", _lines(content, drawn, coverage), _tall(drawn), methods=drawn)
-        ]
+        figures = _curves(content, "coverages", "Coverage of intervals", drawn, coverage)
         if len(subjects) == 1 and content.parts(drawn[0], "pit"):
             shares = content.parts(drawn[0], "pit")[0]
             figures.append(picture("pit", "Probability integral transform", lambda ax: plots.pit(shares, ax=ax), _HALF))
@@ -458,7 +461,7 @@ def _worst(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     if not names:
         return
     words = {"target": "actual", "mean": "predicted", "low": "interval from", "high": "to"}
-    head = [("test row", "counted from 0, in the order of the test rows"), *((words.get(n, n), "") for n in names)]
+    head = ["test row", *(words.get(n, n) for n in names)]
     made = [(shown(r.get("row")), [_cell(r.get(n), words=True) for n in names]) for r in rows]
     yield Section(
         "worst", "Worst rows", "The test rows with the largest errors.", tables=[Table("Worst rows", head, made)]
@@ -479,12 +482,7 @@ def _importance(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         draw = lambda ax, c=curve, o=output, w=what: plots.dependence(c, output=o, ax=ax, unit=w)  # noqa: E731
         figures.append(picture(f"dependence-{i}", f"Prediction by {short(curve['column'], 40)}", draw, (300, 200)))
     names = [measure, *(n for n in rows[0]["worse"] if n != measure)]
-    head = [
-        ("column", ""),
-        *((f"{label(n)} worse by", "") for n in names),
-        ("lowest member", ""),
-        ("highest member", ""),
-    ]
+    head = ["column", *(f"{label(n)} worse by" for n in names), "lowest member", "highest member"]
     made = [
         (r["column"], [_cell(r["worse"][n]) for n in names] + [_cell(f(r["members"][measure])) for f in (min, max)])
         for r in rows[:40]
@@ -500,11 +498,8 @@ def _columns(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     table = content.results.get("table") or {}
     if len(subjects) > 1 or not table.get("columns"):
         return
-    head = [("column", ""), ("read as", ""), ("inputs", "numbers that the network gets"), ("detail", "")]
-    rows = [
-        (c["column"], [_cell(c[n], words=True) for n in ("read_as", "inputs", "detail")])
-        for c in table["columns"][:200]
-    ]
+    head, names = ["column", "read as", "inputs", "detail"], ("read_as", "inputs", "detail")
+    rows = [(c["column"], [_cell(c[n], words=True) for n in names]) for c in table["columns"][:200]]
     yield Section("columns", "How columns were read", tables=[Table("How columns were read", head, rows)])
 
 
@@ -521,7 +516,7 @@ def _classes(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         figures.append(picture("confusion", "Confusion matrix", draw, (side, side)))
     of = [n for n in ("counts", "recall", "precision", "average_precision") if told.get(n)]
     rows = [(name, [_cell(told[n][i]) for n in of]) for i, name in enumerate(told["names"][:50])]
-    head = [("class", ""), *(("rows" if n == "counts" else label(n), "") for n in of)]
+    head = ["class", *("rows" if n == "counts" else label(n) for n in of)]
     whose = f" of {short(best)}, the best by {label(content.score)}" if len(subjects) > 1 else ""
     seeds = " The matrix sums all seeds; the table is of the first." if _seeds(content) > 1 else ""
     text = f"Predictions{whose}. Shades are shares of the true class.{seeds}"
@@ -538,8 +533,7 @@ def _risk(content: Content, subjects: Sequence[str]) -> list[Picture]:
         plots.risk_coverage({**parts[0], "risk": mean, "spread": spread}, ax=ax, **style)
         return parts[0]["kept"][-1], float(mean[-1])
 
-    title = "Error when the least certain rows are left out"
-    return [picture("risk", title, _lines(content, drawn, draw), _tall(drawn), methods=drawn)] if drawn else []
+    return _curves(content, "risk", "Error when the least certain rows are left out", drawn, draw)
 
 
 def _strange(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
@@ -560,7 +554,7 @@ def _strange(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     scores = {m: content.parts(m, "ood")[0]["scores"] for m in judged}
     known = list(dict.fromkeys(s for held in scores.values() for s in held))[:8]
     rows = [(m, [_cell(scores[m].get(s, {}).get("auroc")) for s in known]) for m in judged]
-    head = [("method", ""), *((label(s), "AUROC of this score") for s in known)]
+    head = ["method", *map(label, known)]
     table = Table("AUROC of each score of uncertainty (higher is better)", head, rows, methods=True)
     text = f"Blue: test rows. Orange: rows out of distribution ({short(first['name'], 80)}). The further apart, the better.{_first(content)}"
     figures = _each(content, "histograms", list(shown_of), draw, "ood_auroc")
@@ -585,19 +579,12 @@ def _corrupted(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             ax.set(xlabel="severity of the corruption", ylabel=label(measure), xticks=levels)
             return levels[-1], float(mean[-1])
 
-        title = f"{label(measure)} by severity"
-        figures.append(
-            picture(f"corruption-{measure}", title, _lines(content, judged, draw), _tall(judged), methods=judged)
-        )
+        figures += _curves(content, f"corruption-{measure}", f"{label(measure)} by severity", judged, draw)
     cells = {m: content.parts(m, "corruptions")[0]["by_corruption"] for m in judged}
     names = [n for n in cells[judged[0]] if any(is_number(c.get(n)) for c in cells.values())][:40]
-    head = [("method", ""), *((label(n), "NLL, mean over severities") for n in names)]
-    table = Table(
-        "NLL by corruption (lower is better)",
-        head,
-        [(m, [_cell(cells[m].get(n)) for n in names]) for m in judged],
-        True,
-    )
+    head = ["method", *map(label, names)]
+    rows = [(m, [_cell(cells[m].get(n)) for n in names]) for m in judged]
+    table = Table("NLL by corruption, mean over severities (lower is better)", head, rows, methods=True)
     folded = [Section("corruptions", "By corruption", _first(content), tables=[table], folded=True)]
     text = "Means over common corruptions of test images. Curves that stay flat are robust."
     yield Section("corruption", "Corrupted inputs", text, figures, parts=folded)
@@ -608,8 +595,6 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     grown = [m for m in subjects if held[m] and len(held[m][0]) > 1]
     for measure in (content.score, "accuracy", "rmse"):
         drawn = [m for m in grown if measure in held[m][0][0]]
-        if not drawn:
-            continue
 
         def draw(ax: "Axes", method: str, style: dict[str, Any], measure: str = measure) -> tuple[float, float]:
             rows = held[method][0]
@@ -617,8 +602,7 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             plots.ensemble_size([row | {measure: v} for row, v in zip(rows, mean)], measure=measure, ax=ax, **style)
             return rows[-1]["members"], float(mean[-1])
 
-        title = f"{label(measure)} by number of members"
-        figures.append(picture(f"size-{measure}", title, _lines(content, drawn, draw), _tall(drawn), methods=drawn))
+        figures += _curves(content, f"size-{measure}", f"{label(measure)} by number of members", drawn, draw)
     if figures:
         text = "Ensembles of some of the members, chosen at random; bands are one standard deviation over choices."
         yield Section("size", "Ensemble size", text, figures)
@@ -661,7 +645,7 @@ def _engine(content: Content) -> Section:
     names = [
         n for n in dict.fromkeys(n for r in rows.values() for n in r) if any(is_number(r.get(n)) for r in rows.values())
     ]
-    head = [("measure", ""), *((short(m), "") for m in rows)]
+    head = ["measure", *map(short, rows)]
     made = [(label(short(n)), [_cell(r.get(n)) for r in rows.values()]) for n in names]
     parts.append(Section("measures", "All measures", tables=[Table("All measures", head, made)]))
     trees = [(m, "\n".join(_tree(plans[m]["tree"]))) for m in content.methods if m in plans]
@@ -671,7 +655,7 @@ def _engine(content: Content) -> Section:
     said = {n: v for n, v in held if n not in ("below", "seeds") and v not in (None, "", [], {})}
     said |= next((p["environment"] for p in plans.values()), {})
     settled = [(label(short(n)), [_cell(v if is_number(v) else _words(v), words=True)]) for n, v in said.items()]
-    parts.append(Section("settings", "Settings", tables=[Table("Settings", [("setting", ""), ("value", "")], settled)]))
+    parts.append(Section("settings", "Settings", tables=[Table("Settings", ["setting", "value"], settled)]))
     return Section("engine", "Engine and settings", parts=parts, folded=True)
 
 
