@@ -351,7 +351,7 @@ def test_labels_that_cannot_be_are_refused(plain, tmp_path):
     never = ["fit", folder / "houses.csv", "--out", tmp_path / "never", "--target"]
     assert "too many to be classes" in refused(*never, "price", "--task", "classification")
     assert "too many to be classes" in refused(*never, "houseID")
-    assert "holds text" in refused(*never, "town", "--task", "regression")
+    assert "which is not a number" in refused(*never, "town", "--task", "regression")
     assert "task is 'guess'" in refused(*never, "price", "--task", "guess")
     frame = houses()
     frame.loc[3, "price"] = 1e300

@@ -28,10 +28,10 @@ from choral.cli.options import (
     read_problem,
     spread,
 )
-from choral.cli.output import progress, say, show_comparison, table, write_json
+from choral.cli.output import note, progress, say, show_comparison, table, write_json
 from choral.cli.prediction import export, predict, serve
 from choral.cli.process import place
-from choral.cli.reports import evaluate, report, report_of_comparison, told
+from choral.cli.reports import evaluate, report, told
 
 app = typer.Typer(
     name="choral",
@@ -130,7 +130,7 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
         say(f"cv: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself")
     elif ready.shares and ready.validation:
         say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
-    spec = models.spec_of(ready.build())
+    spec = models.spec_of(ready.build()) or {}
     shown = {k: str(v) if len(str(v)) <= 40 else f"{len(v)} of them" for k, v in spec["arguments"].items()}
     say(f"network: {spec['name']}({', '.join(f'{k}={v}' for k, v in shown.items())})")
     for candidate in ready.candidates:
@@ -196,7 +196,7 @@ def fit(
     silent = running.silent or rank > 0
     with progress(silent, running.shown) as bar, cluster_runs.results_only(apart.cluster):
         run: dict[str, Any] = {"run_dir": where, "on_existing": on_existing, "compute": compute}
-        ensemble = ready.run(seed=running.seed, **run, hearing=bar, progress=False)
+        ensemble = ready.run(seed=running.seed, **run, callbacks=bar, progress=False)
     if rank:
         return
     saved = folder / "ensemble.choral"
@@ -237,6 +237,7 @@ def compare(
     from choral.comparison.compare import compare as run
     from choral.engine.compute import Compute
     from choral.recipes import make
+    from choral.report import write_report
     from choral.tables.defaults import factory, training_for
 
     names: Any = [make(n.strip()).name for n in methods.split(",") if n.strip()] if methods != "all" else "all"
@@ -269,9 +270,13 @@ def compare(
         title = f"{problem.name}: {rows}, each with the {equal} of {budget} epoch{'' if budget == 1 else 's'} of one network"
         show_comparison(title, comparison)
     if out is not None:
-        page = report_of_comparison(Path(out))
+        try:
+            page = f"; the report is {write_report(out)}"
+        except InputError as error:  # matplotlib is missing
+            page = ""
+            note(f"choral: no report was written: {error}")
         if not running.json:
-            say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
+            say(f"everything is in {out}{page}")
 
 
 for command in (predict, evaluate, report, export, serve, cluster_runs.leaves, cluster_runs.run_leaf):

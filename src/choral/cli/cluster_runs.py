@@ -42,9 +42,7 @@ def check_apart(apart: Apart, time_limit: float | None, *, extend: bool, overwri
     given = {"--prepare": apart.prepare, "--cluster": apart.cluster is not None, "--time-limit": time_limit is not None}
     named = [name for name, here in (given | {"--extend": extend and apart.prepare}).items() if here]
     if len(named) > 1:
-        raise InputError(
-            f"{named[0]} trains in other processes, which cannot go with {named[1]}; leave one of them out."
-        )
+        raise InputError(f"{named[0]} trains elsewhere, which cannot go with {named[1]}; leave one of them out.")
 
 
 def cluster_of(word: str | None) -> Any:
@@ -161,12 +159,12 @@ def _chosen(run: str, rows: list[dict[str, Any]], path: str | None, index: int |
     """Return the leaf that is asked for by its path or its number."""
     if (path is None) == (index is None):
         raise InputError(
-            f"give one leaf of {run}: its path, or its number with --index; choral leaves {run} lists them."
+            f"give one leaf of {run}: its path, or --index and its number; choral leaves {run} lists them."
         )
     if index is not None and index >= len(rows):
         raise InputError(f"--index is {index}; {run} has leaves 0 to {len(rows) - 1}.")
-    known = {row["path"]: row for row in rows} if index is None else {path: rows[index]}
+    known: dict[Any, Any] = {row["path"]: row for row in rows} if index is None else {path: rows[index]}
     if path not in known:
         near = did_you_mean(str(path), known)
         raise InputError(f"{run} has no leaf {path!r}; choral leaves {run} lists its {len(rows)}.{near}")
-    return known[path]
+    return dict(known[path])

@@ -171,13 +171,7 @@ def prepare_fit(
     class_weight: str | None = None,
     **asked: Any,
 ) -> Any:
-    """Return what `choral fit` does with some data, a `choral.tables.fit.Ready`; say how a table is read.
-
-    Args:
-        data, reading, settings, watching, class_weight: as typed.
-        quiet: do not print how columns are read.
-        asked: method, epochs, budget and members.
-    """
+    """Return what `choral fit` does with some data, a `choral.tables.fit.Ready`; say how a table is read, unless `quiet`."""
     from choral.data.problems import balanced
     from choral.tables.fit import prepared
 
@@ -185,9 +179,7 @@ def prepare_fit(
     if class_weight is not None:
         problem, each = balanced(problem, class_weight)
         shown = ", ".join(f"{name} {weight:.4g}" for name, weight in list(each.items())[:_SHOWN])
-        note(
-            f"choral: rows count by their classes: {shown}; probabilities are of classes as common as that, not as in the data."
-        )
+        note(f"choral: rows count by their classes: {shown}; probabilities are of classes as common as that.")
     watched = asdict(watching)
     return prepared(problem, **asked, model=reading.model, folds=watched.pop("cv"), **watched, **asdict(settings))
 
@@ -196,14 +188,9 @@ def read_problem(data: str, reading: Reading, *, quiet: bool) -> Any:
     """Return the data; say how a table is read."""
     from choral.tables.problems import Columns, load_problem
 
-    columns = Columns(
-        target=reading.target,
-        drop=reading.drop or (),
-        ids=reading.id or (),
-        orders=_orders(reading.order or []),
-        group=reading.group,
-        time=reading.time,
-    )
+    named: dict[str, Any] = {name: getattr(reading, name) for name in ("target", "group", "time")}
+    named |= {"drop": reading.drop or (), "ids": reading.id or (), "orders": _orders(reading.order or [])}
+    columns = Columns(**named)
     asked: dict[str, Any] = {"task": reading.task, "likelihood": reading.likelihood, "holdout": reading.holdout}
     problem = load_problem(data, columns=columns, **asked)
     read = problem.table

@@ -106,11 +106,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
 
 
 def progress(quiet: bool, wanted: bool | None = None) -> "AbstractContextManager[Bars]":
-    """Return a context with what shows how far training is; warnings are always said.
+    """Return a context with what shows how far training is: a bar in a terminal, elsewhere a line now and then if it is wanted.
 
-    Args:
-        quiet: show nothing, unless it is wanted.
-        wanted: True shows a bar in a terminal and a line now and then elsewhere, False nothing, None a bar in a terminal.
+    Warnings are always said.
     """
     from choral.callbacks import bars
 

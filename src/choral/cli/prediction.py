@@ -182,8 +182,6 @@ def export(
     from choral.deploy.export import describe
     from choral.fit import load
 
-    if to.suffix.lower() == ".choral":
-        raise InputError(f"--to {to} is a saved ensemble already; give a name ending in .onnx or .pt2.")
     loaded = load(ensemble)
     loaded.export(to, None if data is None else read_rows(loaded, data)[0], with_members=members)
     about = describe(loaded)

@@ -47,7 +47,7 @@ def evaluate(
     if other is not None:
         with called(ood):
             loaded.outputs(other[:1])  # says what is wrong with them before anything is measured
-    strange = {"ood": other, "ood_name": f"the inputs of {ood}"}
+    strange: dict[str, Any] = {"ood": other, "ood_name": f"the inputs of {ood}"}
     trial = evaluation.make_trial(x, y, **strange, corruptions=corruptions or (), image_shape=shape)
     found = evaluation.judge(loaded, trial)
     found |= {"importance": columns.importance(loaded, x, y)} if importance else {}
@@ -120,7 +120,7 @@ def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, *, alone: bool) -> t
     seen = loaded.table.seen if loaded.table is not None else None
     if seen is None and not alone:
         return x, y
-    known = None if seen is None else seen.find(x, y)
+    known: Any = None if seen is None else seen.find(x, y)
     if alone:
         if known is None or known.all():
             why = "the training rows are not known" if known is None else f"every row of {data} was trained on"
@@ -150,9 +150,7 @@ def report(
     else:
         say(f"report: {page}")
     if show:
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
+        typer.launch(str(page.resolve()))
 
 
 def told(
@@ -221,14 +219,3 @@ def endings(info: dict[str, Any]) -> list[str]:
         covered = "coverage" in held and f"; intervals or sets of {held['level']:.0%} cover {held['coverage']:.1%}"
         said.append(f"out of fold, over {held['rows']:,} training rows: {', '.join(scores)}{covered or ''}.")
     return said
-
-
-def report_of_comparison(folder: Path) -> Path | None:
-    """Write the report of a finished comparison and return its path; None, with a note, where matplotlib is missing."""
-    from choral.report import write_report
-
-    try:
-        return write_report(folder)
-    except InputError as error:
-        note(f"choral: no report was written: {error}")
-        return None

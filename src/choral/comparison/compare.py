@@ -16,7 +16,7 @@ from choral.base.errors import DivergedError, InputError
 from choral.base.types import Build
 from choral.callbacks import Bars, one_of
 from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
-from choral.comparison.evaluation import Trial, judged, make_trial, measure, row_of, rows_of, shuffled
+from choral.comparison.evaluation import Trial, judged, make_trial, row_of, rows_of, shuffled
 from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
@@ -33,8 +33,6 @@ from choral.plan.cost import short, warning
 from choral.recipes import FEW, METHODS, make, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
-
-__all__ = ["Comparison", "compare", "measure", "recipes_for", "trial_of"]
 
 _OF_TASK = {"transforms": "inputs", "output": "output", "likelihood": "likelihood", "device": "device"}
 """Options of `choral.fit` that say how data and outputs are read, with their names in `make_task`."""
@@ -92,10 +90,11 @@ def within(
     known = points if spending is None else spending.points
     options |= METHODS[name].for_few if known is not None and known < FEW else {}
     chosen = METHODS[name].options.get("members")
-    choice = chosen is not None and chosen.default != 1
-    if members is not None and choice:
+    if chosen is not None and chosen.default == 1:
+        chosen = None
+    if members is not None and chosen is not None:
         options["members"] = members
-    if spending is None or members is not None or not choice:
+    if spending is None or members is not None or chosen is None:
         return _affordable(name, options, spending)
     best, most = _attempt(name, options, spending)
     count = chosen.default if best is None else best.members
@@ -148,11 +147,13 @@ def recipes_for(
         raise InputError(f"methods is {methods!r}; give names of methods, recipes, or 'all'.")
     found = []
     for method in methods:
+        if not isinstance(method, str):
+            found.append(recipe_of(method))
+            continue
         try:
-            named = isinstance(method, str)
-            found.append(within(method, **options, **(said or {})) if named else recipe_of(method))
+            found.append(within(method, **options, **(said or {})))
         except InputError as error:
-            raise InputError(f"{method}: {error}" if named else str(error)) from error
+            raise InputError(f"{method}: {error}") from error
     return found
 
 
@@ -172,7 +173,7 @@ def compare(
     corruptions: Sequence[str] | str = "all",
     **options: Any,
 ) -> Comparison:
-    """Fit several methods with the same budget and return one table.
+    """Fit several methods with the same budget and return one table: `rows`, and `findings` in words.
 
     >>> x, y = np.random.default_rng(0).normal(size=(80, 3)).astype("f"), np.arange(80) % 2
     >>> data = x[:60], y[:60], x[60:], y[60:]
@@ -196,9 +197,6 @@ def compare(
         ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
         corruptions: names of corruptions, 'all' or none; images only.
         options: further arguments of `fit`, for every method; `sample_weight` may be a pair, of training rows and of test rows; a cluster in `compute` trains all methods and seeds side by side.
-
-    Returns:
-        The table as `rows`, `findings` in words, and what the report shows.
     """
     check_options("compare", list(inspect.signature(compare).parameters)[:-1], options)
     problem, compute = _problem(data), options.get("compute") or Compute()

@@ -73,8 +73,8 @@ def by_method(by_seed: BySeed) -> Values:
     found: Values = {}
     for row in by_seed[0]:
         own = [r for rows in by_seed for r in rows if r["method"] == row["method"]]
-        each = {n: [r.get(n) for r in own] for n in row}
-        found[row["method"]] = {n: list(v) for n, v in each.items() if all(map(is_number, v))}
+        each: dict[str, list[Any]] = {n: [r.get(n) for r in own] for n in row}
+        found[row["method"]] = {n: v for n, v in each.items() if all(map(is_number, v))}
     return found
 
 
@@ -159,7 +159,7 @@ _MARKS = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitild
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of measures, one for each method, the settings they share, and what a report shows beyond them.
+    """What several methods measure, and what a report shows beyond that.
 
     Attributes:
         rows: one flat dict for each method; over several seeds, of means.

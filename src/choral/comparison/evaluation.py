@@ -38,11 +38,8 @@ class Trial:
 
     Attributes:
         x, y: clean test data.
-        ood: inputs from elsewhere, or None.
-        ood_name: what they are.
-        corrupted: corruption -> inputs at each of the severities.
-        corrupted_rows: the numbers of the rows that are corrupted.
-        severities: the severities.
+        ood, ood_name: inputs from elsewhere, or None, and what they are.
+        corrupted: corruption -> inputs at each of the severities, of the rows with the numbers `corrupted_rows`.
         weights: what each test row counts (row,), float64; None counts all alike.
     """
 
@@ -217,7 +214,7 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Return the flat row of an evaluation, with the means over corruptions and the AUROC."""
     # members chosen after training have no plan of it
     epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get("epochs", 0)
-    row = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
+    row: dict[str, Any] = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
     row |= evaluation["scores"] | evaluation["cost"] | evaluation.get("corruptions", {}).get("means", {})
     row |= {n: evaluation["classes"][n] for n in ("balanced_accuracy", "majority_accuracy") if "classes" in evaluation}
     if "coverage_95" in row:

@@ -47,7 +47,7 @@ def parts_of(ensemble: Ensemble, inputs: Batch) -> list[Part]:
             "and several inputs by name."
         )
     names = (ensemble._interface.columns or {}).get("x", ())
-    names = names if len(names) == shape[1] else [f"x{i}" for i in range(shape[1])]
+    names = names if len(names) == shape[1] else tuple(f"x{i}" for i in range(shape[1]))
     return [Part(name, 0, slice(i, i + 1)) for i, name in enumerate(names)]
 
 
@@ -60,7 +60,6 @@ def permutation_importance(
     standard error) and `members` (the same mean for each member alone).
 
     Args:
-        ensemble: the ensemble.
         x: labeled inputs as given to predict, best ones that were not trained on.
         y: their targets; of a table's data frame its own target column if None.
         repeats: times that each column is permuted.
@@ -114,7 +113,6 @@ def partial_dependence(
     the names of what is predicted; `mean` (value, output) of the ensemble and `members` (member, value, output).
 
     Args:
-        ensemble: the ensemble.
         x: inputs as given to predict.
         column: its name; `x0`, `x1`, ... of an array.
         points: values, at most: quantiles of numbers, the most frequent categories.

@@ -126,7 +126,7 @@ def render(content: Content, sections: Sequence[Section]) -> str:
     style = f"{variables()}\n{(here / 'style.css').read_text('utf8')}\n{rules}{tints}"
     script = (here / "script.js").read_text("utf8")
     assert "</" not in style + script
-    made = next((p["made"] for p in content.results["plans"].values() if isinstance(p.get("made"), dict)), {})
+    made: Any = next((p["made"] for p in content.results["plans"].values() if isinstance(p.get("made"), dict)), {})
     shown = Environment(
         loader=FileSystemLoader(here),
         autoescape=True,
@@ -378,16 +378,12 @@ def _each(
     content: Content, name: str, subjects: Sequence[str], draw: Callable[["Axes", str], Any], note: str = ""
 ) -> list[Picture]:
     """Return a small picture for each method, a large one for one alone."""
-    size = _SMALL if len(subjects) > 1 else _HALF
-    found = []
+    found, several = [], len(subjects) > 1
     for method in subjects:
-        place, value = content.methods.index(method), content.row(method).get(note)
-        said = f"{label(note)} {shown(value)}" if is_number(value) else ""
-        more: dict[str, Any] = {
-            "method": method if len(subjects) > 1 else None,
-            "note": said if len(subjects) > 1 else "",
-        }
-        title = f"{name} of {short(method)}" if len(subjects) > 1 else name.capitalize()
+        place, value, more = content.methods.index(method), content.row(method).get(note), dict[str, Any]()
+        if several:
+            more = {"method": method, "note": f"{label(note)} {shown(value)}" if is_number(value) else ""}
+        title, size = (f"{name} of {short(method)}", _SMALL) if several else (name.capitalize(), _HALF)
         found.append(picture(f"{name}-{place}", title, lambda ax, m=method: draw(ax, m), size, **more))  # type: ignore[misc]
     return found
 
@@ -399,12 +395,8 @@ def _numbers(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         return
     held, unit = {m: content.parts(m, "intervals")[0] for m in drawn}, _target(content)[1]
     level, best = f"{held[drawn[0]]['level']:.0%}", drawn[0]
-    if len(drawn) == 1:
-        text = (
-            f"On the dashed line a prediction is exact. Bars are {level} intervals; orange points lie outside of them."
-        )
-    else:
-        text = f"Of {short(best)}, the best by {label(content.score)}.{_first(content)} Bars are {level} intervals."
+    whose = "" if len(drawn) == 1 else f"Of {short(best)}, the best by {label(content.score)}.{_first(content)} "
+    text = f"{whose}On the dashed line a prediction is exact. Bars are {level} intervals; orange points lie outside of them."
     shown_of = {
         "predicted": ("Predicted and actual", lambda ax: plots.predicted_vs_actual(held[best], ax=ax, unit=unit)),
         "residuals": ("Residuals", lambda ax: plots.residuals(held[best], ax=ax, unit=unit)),
