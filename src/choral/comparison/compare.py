@@ -238,9 +238,7 @@ def compare(
     return comparison
 
 
-def spending_of(
-    build: Build | nn.Module, problem: Problem, options: Mapping[str, Any], *, equal: str = "operations"
-) -> Spending | None:
+def spending_of(build: Any, problem: Problem, options: Mapping[str, Any], equal: str = "operations") -> Spending | None:
     """Return what counts the operations of methods on a problem; None where budgets are counted in epochs."""
     return None if equal == "epochs" else Spending(build, problem.points, options)
 

@@ -3,8 +3,8 @@
 The first candidate is what is done without a search. If it did not take long, the others are trained for at most 1.5 times its
 epochs, and all of them again from other seeds where a time limit leaves time. Everything trained goes into a pool, from which bagged
 greedy selection by held-out rows chooses. A log score by few rows can prefer members that are too confident, so the result is never
-worse on these rows than the first candidate, in log score or in point score (squared error, accuracy). All of it is decided by the seed, unless there is a time
-limit. Constants: `choral.tables.defaults`.
+worse on these rows than the first candidate, in log score or in point score (squared error, accuracy). All of it is decided by the
+seed, unless there is a time limit. Constants: `choral.tables.defaults`.
 """
 
 import contextlib
@@ -374,15 +374,11 @@ def search(
         raise InputError("there are no candidates to choose from; name at least one method.")
     folder = None if run_dir is None else Path(run_dir)
     if folder is not None and (folder / "plan.json").exists():
-        raise RunError(
-            f"{folder} holds the run of one method, and a search makes a folder for each; give another one, or name that method."
-        )
+        raise RunError(f"{folder} holds the run of one method; give another folder for a search, or name that method.")
     with claimed(folder):
         found = _Search(train, judge, folder, time_limit, overwrite, tell)
         first = found.attempt(candidates[0], candidates[0].epochs)
-        for run in (
-            folder.iterdir() if folder is not None and overwrite else ()
-        ):  # runs of candidates that another search had
+        for run in folder.iterdir() if folder is not None and overwrite else ():  # of candidates of another search
             if run not in found.begun and not run.is_symlink() and (run / "plan.json").exists():
                 clear(run)
         others = found.others(first, candidates[1:])
