@@ -51,7 +51,7 @@ BUDGETS = {
     "": 1183,  # the modules beside the packages; 350 are choral.plots
     "base": 2703,
     "masks": 734,
-    "corruptions": 703,
+    "corruptions": 637,
     "metrics": 1337,
     "calibration": 945,
     "predictions": 1708,
@@ -63,16 +63,16 @@ BUDGETS = {
     "plan": 3199,
     "recipes": 2274,
     "data": 2112,
-    "tables": 2552,
+    "tables": 2447,
     "engine": 6532,
     "cluster": 1220,
     "deploy": 1056,  # 610 are the server
     "ensemble": 1610,
     "testing": 339,
-    "report": 1091,
-    "comparison": 1392,
-    "sklearn": 891,
-    "cli": 1967,
+    "report": 1000,
+    "comparison": 1150,
+    "sklearn": 670,
+    "cli": 1399,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 
