@@ -59,7 +59,7 @@ BUDGETS = {
     "layers": 4001,
     "compaction": 1551,
     "structures": 1492,
-    "models": 1167,
+    "models": 1009,
     "plan": 3402,
     "recipes": 2603,
     "data": 2112,
