@@ -281,6 +281,8 @@ def wide_resnet(
     """
     length, widths = blocks(depth, layers=6, extra=4), [16 * width, 32 * width, 64 * width]
     layers: Layers = OrderedDict(conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False))
-    layers |= _stages(lambda *sizes: WideBlock(*sizes, dropout), 16, [length] * 3, widths)
+    layers |= _stages(
+        lambda inputs, outputs, stride: WideBlock(inputs, outputs, stride, dropout), 16, [length] * 3, widths
+    )
     layers |= {"bn_final": nn.BatchNorm2d(widths[-1]), "relu_final": nn.ReLU()}
     return he(nn.Sequential(layers | _ending(widths[-1], classes)))

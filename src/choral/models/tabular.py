@@ -92,7 +92,6 @@ def _periodic(inputs: int, frequencies: int, scale: float, width: int) -> tuple[
     """Return waves of each feature, or with a width what a map of its own makes of them."""
     waves = Apiece(inputs, 1, frequencies)
     nn.init.normal_(waves.maps.weight, std=scale)
-    assert waves.maps.bias is not None
     nn.init.uniform_(waves.maps.bias, 0.0, 1.0)
     if not width:
         return nn.Sequential(waves, Waves()), inputs * frequencies

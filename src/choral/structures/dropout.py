@@ -43,10 +43,7 @@ class Stochastic(OneMember):
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise InputError(
-                f"Stochastic: members={self.members}, draws={self.draws}; it is one member and has at least 1 draw."
-            )
+        super().__post_init__()
         if self.rate is not None:
             checked_rate(self.rate)
         elif self.connections:
