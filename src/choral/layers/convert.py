@@ -20,6 +20,7 @@ from torch.func import functional_call
 
 from choral.base.errors import ConversionError, did_you_mean
 from choral.base.streams import under
+from choral.layers.functional import Twin
 
 
 def ties_of(network: nn.Module) -> dict[str, str]:
@@ -195,6 +196,11 @@ def convert(
             "kinds whose weights are neither frozen nor tied, within include and exclude, and may leave out the one that gives the output."
         )
     return tree
+
+
+def plain_network(network: nn.Module) -> nn.Module:
+    """Return a copy of a network with plain layers in the places of their twins."""
+    return swap(network, lambda _, module: module.plain() if isinstance(module, Twin) else None)
 
 
 def layers_of(

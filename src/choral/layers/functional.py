@@ -7,6 +7,7 @@ moment. Padding modes, strides, momentum and all other settings are torch's own.
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -110,8 +111,16 @@ def spatial(layer: nn.Module) -> int:
     return len(layer.kernel_size) if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) else 0
 
 
-class Converted(nn.Module):
-    """A layer in the place of a plain one, whose settings it keeps, and shows, as its own.
+class Twin(nn.Module, ABC):
+    """A layer, or a network, in the place of a plain one."""
+
+    @abstractmethod
+    def plain(self) -> nn.Module:
+        """Return the plain one; of a layer with draws or several components, at their mean."""
+
+
+class Converted(Twin):
+    """A layer whose settings are those of a plain one, which it keeps, and shows, as its own.
 
     Args:
         layer: the plain layer; not changed.

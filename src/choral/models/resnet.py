@@ -221,15 +221,11 @@ def resnext50(
 ) -> nn.Module:
     """Return ResNeXt-50 (32x4d): ResNet-50 with grouped 3x3 convolutions.
 
+    Args not listed are those of `resnet18`.
+
     Args:
-        classes: number of classes.
-        channels: channels of the images.
-        stem: as in `resnet18`.
         groups: groups of the 3x3 convolutions, the paper's cardinality C.
         group_width: channels of one group in the first stage, the paper's d.
-        activation: as in `mlp`.
-
-    Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
     Reference: Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", 2017, arXiv:1611.05431,
     Table 1.
@@ -266,16 +262,12 @@ class WideBlock(nn.Module):
 def wide_resnet(
     depth: int = 28, width: int = 10, *, classes: int = 10, channels: int = 3, dropout: float = 0.0
 ) -> nn.Module:
-    """Return a wide ResNet for small images.
+    """Return a wide ResNet for small images; classes, channels and shapes as in `resnet_cifar`.
 
     Args:
         depth: 6n+4 layers with n blocks in each of the three stages: 16, 22, 28, 40.
         width: factor on the 16, 32 and 64 channels of the stages, the paper's k.
-        classes: number of classes.
-        channels: channels of the images.
         dropout: rate between the two convolutions of a block.
-
-    Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
     Reference: Zagoruyko & Komodakis, "Wide Residual Networks", 2016, arXiv:1605.07146, Table 1.
     """

@@ -16,6 +16,7 @@ from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.base.types import Params
 from choral.base.values import Value
+from choral.layers.convert import plain_network
 from choral.layers.joint.network import Joint
 
 
@@ -131,6 +132,10 @@ class OneMember(Structure, ABC):
     def unfold(self, outputs: Tensor) -> Tensor:
         """Add the member axis."""
         return outputs.unsqueeze(0)
+
+    def member(self, network: nn.Module, index: int) -> nn.Module:
+        """Return the network with plain layers, at the mean of their draws."""
+        return plain_network(network)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,6 @@ from choral.layers.bayesian.sampling import (
     GAMMA_START,
     RHO_START,
     SAMPLED,
-    GaussianNorm,
-    SampledLayer,
     SpikeSlabLayer,
     gaussian_twin,
 )
@@ -28,8 +26,6 @@ from choral.layers.functional import BATCH_NORMS, own_kind
 from choral.layers.packed.networks import named
 from choral.objectives.kl import gate_keep
 from choral.structures.base import OneMember, Structure
-
-_BAYESIAN = (SampledLayer, GaussianNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +63,6 @@ class Sampled(OneMember, ABC):
     @abstractmethod
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         """Return what `swap` asks: the Bayesian layer for a named plain layer, or None."""
-
-    def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the plain network at the posterior means, with zeros for nodes that are out."""
-        return swap(network, lambda _, module: module.plain() if isinstance(module, _BAYESIAN) else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,11 +79,6 @@ class Stochastic(OneMember):
             network = open_attention(network, include=self.include, exclude=self.exclude)
         return swap(network, drop, include=self.include, exclude=self.exclude)
 
-    def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the plain network; in evaluation its dropout is off."""
-        kinds = (Dropped, DroppedOutput, DropConnect)
-        return swap(network, lambda _, module: module.plain() if isinstance(module, kinds) else None)
-
     def learn(self, network: nn.Module, run: Callable[[int], object]) -> None:
         """Let dropout find the axis of rows."""
         find_rows(network, run)

@@ -122,8 +122,3 @@ class Patched(OneMember):
             p.numel() for name in self._wanted(network) for p in network.get_submodule(name).parameters(recurse=False)
         )
         return (self.mixture.components - 1) * count
-
-    def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the plain network at the mean over components."""
-        tree = network.network if isinstance(network, PatchedNetwork) else network
-        return swap(tree, lambda _, m: m.plain() if isinstance(m, PatchedLayer | DrawnNorm) else None)

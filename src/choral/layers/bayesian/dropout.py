@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.arguments import typed
 from choral.base.errors import ConversionError, InputError
+from choral.layers.functional import Twin
 from choral.layers.joint.layers import WeightLayer
 
 _UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
@@ -73,7 +74,7 @@ def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
             )
 
 
-class Dropped(RowAware):
+class Dropped(RowAware, Twin):
     """Dropout that is on in training and in evaluation.
 
     Args:

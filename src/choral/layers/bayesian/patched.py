@@ -35,7 +35,18 @@ from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.streams import now, under
 from choral.base.values import Value
-from choral.layers.functional import BATCH_NORMS, TRANSPOSED, WEIGHTED, Converted, Tensors, filled, operate, own_kind
+from choral.layers.convert import plain_network
+from choral.layers.functional import (
+    BATCH_NORMS,
+    TRANSPOSED,
+    WEIGHTED,
+    Converted,
+    Tensors,
+    Twin,
+    filled,
+    operate,
+    own_kind,
+)
 from choral.layers.packed.layers import PACKABLE
 from choral.layers.packed.narrow import redrawn
 
@@ -321,7 +332,7 @@ class PatchedLayer(Converted):
         return filled(self.settings, self._with(means))
 
 
-class PatchedNetwork(nn.Module):
+class PatchedNetwork(Twin):
     """A network of patched layers whose assignments are all the same: one draw for every pass.
 
     Args:
@@ -340,6 +351,10 @@ class PatchedNetwork(nn.Module):
             component = draws.index(self.components, device=x.device)
         with under(component=component):
             return self.network(x)
+
+    def plain(self) -> nn.Module:
+        """Return the plain network at the mean over components."""
+        return plain_network(self.network)
 
 
 def draws_by_pass(key: int | None, training: bool) -> AbstractContextManager[None]:

@@ -10,7 +10,6 @@ Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and appendix A
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -23,7 +22,7 @@ from torch.func import functional_call
 from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.streams import now, under
-from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, Converted, filled, own_kind
+from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, Converted, Twin, filled, own_kind
 from choral.objectives.kl import MEAN, RHO, std_of
 
 RHO_START = -6.0
@@ -83,7 +82,7 @@ def _size(name: str, place: str = "settings") -> Any:
     )
 
 
-class SampledLayer(Converted, ABC):
+class SampledLayer(Converted):
     """A linear map or convolution whose weight and bias have a Gaussian posterior each.
 
     It states its sizes as the plain layer does, and can be given others by compaction.
@@ -135,10 +134,6 @@ class SampledLayer(Converted, ABC):
         copies = {"weight": weight.detach().clone(), "bias": None if bias is None else bias.detach().clone()}
         return filled(self.settings, copies)
 
-    @abstractmethod
-    def plain(self) -> nn.Module:
-        """Return a plain layer with the center of the posterior as its weights."""
-
 
 class GaussianLayer(SampledLayer):
     """A linear map or convolution with Gaussian weights and bias.
@@ -162,7 +157,7 @@ class GaussianLayer(SampledLayer):
 _NORMS = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-class GaussianNorm(nn.Module):
+class GaussianNorm(Twin):
     """A normalization layer whose scale and shift are Gaussian.
 
     The statistics are those of the plain layer, kept without scale and shift in `norm`; means start at the layer's own

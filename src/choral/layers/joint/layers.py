@@ -5,18 +5,16 @@ their own names. It says which axis of the weight belongs to the inputs and whic
 convolutions included, so that a factor for each channel can be multiplied into the weight instead of into the activations.
 """
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor, nn
 
 from choral.base.arguments import typed
 from choral.base.errors import ConversionError, InputError
 from choral.base.streams import now
-from choral.layers.functional import TRANSPOSED, WEIGHTED, Converted, filled, spatial
+from choral.layers.functional import TRANSPOSED, WEIGHTED, Converted, Twin, filled, spatial
 
 
-class Foldable(nn.Module, ABC):
+class Foldable(Twin):
     """A layer that reads a folded batch (member * batch, ...) whenever its tensors carry the member axis.
 
     With tensors of one member only it is the plain layer, and `plain` returns that layer. `own` names its tensors that
@@ -25,10 +23,6 @@ class Foldable(nn.Module, ABC):
 
     own: tuple[str, ...] = ()
     dims: int = 0  # spatial axes of a convolution
-
-    @abstractmethod
-    def plain(self) -> nn.Module:
-        """Return the plain layer that does the same, when the tensors hold one member only."""
 
 
 def fold(x: Tensor) -> Tensor:

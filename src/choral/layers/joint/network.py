@@ -28,7 +28,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.order import evaluating
 from choral.base.tree import vmap
-from choral.layers.convert import call_with, holds, swap, ties_of
+from choral.layers.convert import call_with, holds, plain_network, ties_of
 from choral.layers.functional import BATCH_NORMS, spatial
 from choral.layers.joint.layers import CutError, Foldable, fold, unfold
 
@@ -222,7 +222,7 @@ class Joint(nn.Module):
             for name, held in {**module._parameters, **module._buffers}.items():
                 if id(held) in slices:  # set as an attribute: recurrent layers keep a second list of their weights
                     setattr(module, name, slices[id(held)])
-        return swap(copied, lambda _, module: module.plain() if isinstance(module, Foldable) else None)
+        return plain_network(copied)
 
     def extra_repr(self) -> str:
         """Return the members and how they are run."""
