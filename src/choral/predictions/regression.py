@@ -24,7 +24,7 @@ from choral.calibration import (
     fit_residual_intervals,
 )
 from choral.calibration.members import Correction, Loss, mixture
-from choral.metrics.inputs import check_level, checked_weights
+from choral.metrics.inputs import average, check_level, mixture_log
 from choral.metrics.regression import crps_rows, gaussian_log_scores
 from choral.predictions.prediction import Predictive, means_of
 
@@ -84,6 +84,7 @@ class Numbers(_Real):
     """Numbers with a mean and a variance from each member, (member, batch, target)."""
 
     shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "mae", "coverage_95")
+    alarming: ClassVar[tuple[str, ...]] = ("variance", "epistemic", "aleatoric")
     alarm: ClassVar[str] = "variance"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
     rules: ClassVar[tuple[str, ...]] = ("scaled", "residual", "quantile")
@@ -139,17 +140,11 @@ class Numbers(_Real):
     def _drawn(self, which: Tensor) -> Tensor:
         """Return one draw of each of these members, (draw,) -> (draw, batch, target)."""
 
-    @cached_property
-    def _intervals(self) -> dict[float, tuple[Tensor, Tensor]]:
-        return {}
-
     def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval of the mixture itself, from its quantiles, in float64 (batch, target)."""
         check_level(level)
-        if level not in self._intervals:
-            tail = 0.5 * (1.0 - level)
-            self._intervals[level] = self.quantile(tail), self.quantile(1.0 - tail)
-        return self._intervals[level]
+        tail = 0.5 * (1.0 - level)
+        return self.quantile(tail), self.quantile(1.0 - tail)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval of the mixture (batch, target): as much of it lies below as above."""
@@ -163,11 +158,9 @@ class Numbers(_Real):
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
         """Return the interval that holds the target with the promised probability (batch, target)."""
         rule = self.rule
-        low, high = (
-            rule.apply(*self.mixture_interval(rule.level))
-            if isinstance(rule, ConformalQuantile)
-            else rule.apply(self.mean.double(), scales=self.std.double() if rule.scaled else None)
-        )
+        if isinstance(rule, ConformalQuantile):
+            return rule.apply(*self.mixture_interval(rule.level))
+        low, high = rule.apply(self.mean, scales=self.std if rule.scaled else None)
         return low, high
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
@@ -186,10 +179,7 @@ class Numbers(_Real):
 
     def nll_rows(self, targets: Tensor) -> Tensor:
         """Return minus the log score of the mixture, the mean over targets (batch,)."""
-        found = self.log_densities(targets).double()
-        shares = checked_weights(self.shares, members=len(found), like=found)
-        logs = found + shares.log().reshape(-1, *[1] * (found.dim() - 1))
-        return -logs.logsumexp(0).flatten(1).mean(1)
+        return -mixture_log(self.log_densities(targets), self.shares).flatten(1).mean(1)
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
         """Return squared and absolute errors, nll and coverage of each point."""
@@ -213,14 +203,6 @@ class Numbers(_Real):
             **self._drawn_intervals(targets, self.mixture_interval(0.9), 0.9),
             "baseline": {"rmse": apart.square().mean().sqrt(), "mae": apart.abs().mean()},  # of predicting the mean
         }
-
-    def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the deviation of the first target."""
-        return "deviation", self.std.flatten(1)[:, 0], None
-
-    def alarms(self) -> dict[str, Tensor]:
-        """Return the variance of the first target and its parts."""
-        return {n: getattr(self, n).flatten(1)[:, 0].double() for n in ("variance", "epistemic", "aleatoric")}
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return mean, std, an interval and both parts of the standard deviation, of each target if there are several."""
@@ -295,26 +277,19 @@ def member_cdf(found: Distribution, values: Tensor) -> Tensor:
     >>> round(float(member_cdf(Poisson(torch.tensor(1.0)), torch.tensor(0.0))), 4)
     0.3679
     """
-    if isinstance(found, StudentT):
-        from scipy.special import stdtr
+    from scipy import special
 
-        z = (values - found.loc) / found.scale
-        return torch.as_tensor(stdtr(found.df.numpy(), z.numpy()))
-    if isinstance(found, Poisson):
-        whole = values.floor()
-        return torch.where(whole < 0, 0.0, torch.special.gammaincc(whole.clamp_min(0) + 1, found.rate))
-    if isinstance(found, NegativeBinomial):
-        from scipy.special import betainc
-
-        whole = values.floor()
-        inside = betainc(found.total_count.numpy(), whole.clamp_min(0).numpy() + 1, 1 - found.probs.numpy())
-        return torch.where(whole < 0, 0.0, torch.as_tensor(inside))
-    try:
-        return found.cdf(values)
-    except NotImplementedError as error:
-        raise InputError(
-            f"{type(found).__name__} has no distribution function, which intervals and coverage need; use mean, variance and nll."
-        ) from error
+    whole = values.floor().clamp_min(0)
+    match found:
+        case StudentT():
+            z = (values - found.loc) / found.scale
+            return torch.as_tensor(special.stdtr(found.df.numpy(), z.numpy()))
+        case Poisson():
+            return torch.where(values < 0, 0.0, torch.special.gammaincc(whole + 1, found.rate))
+        case NegativeBinomial():
+            inside = special.betainc(found.total_count.numpy(), whole.numpy() + 1, 1 - found.probs.numpy())
+            return torch.where(values < 0, 0.0, torch.as_tensor(inside))
+    return found.cdf(values)
 
 
 @dataclass(frozen=True)
@@ -362,8 +337,7 @@ class _Mixed(Numbers):
         """Return the mixture's distribution function."""
         shift, size = self._shift_and_size
         each = member_cdf(self._found, ((values.double() - shift) / size).expand(self._found.mean.shape))
-        shares = checked_weights(self.shares, members=len(each), like=each)
-        return torch.einsum("m,m...->...", shares, each).clamp(0.0, 1.0)
+        return average(each, self.shares).clamp(0.0, 1.0)
 
     def _reached(self, level: float) -> Tensor:
         """Return where the mixture's distribution function reaches a level, by bisection (batch, target)."""
@@ -437,6 +411,8 @@ class QuantileRegression(_Real):
     held: ClassVar[tuple[str, ...]] = ("member_quantiles",)
     score: ClassVar[str] = "pinball"
     shown: ClassVar[tuple[str, ...]] = ("pinball", "mae", "coverage", "width")
+    unsure: ClassVar[str] = "width"
+    alarming: ClassVar[tuple[str, ...]] = ("width", "epistemic")
     alarm: ClassVar[str] = "width"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles")
     rules: ClassVar[tuple[str, ...]] = ("quantile",)
@@ -469,8 +445,12 @@ class QuantileRegression(_Real):
     def aleatoric(self) -> Tensor:
         """Squared half width between the outermost levels, in deviations of a Gaussian (batch, target)."""
         first, last = (NormalDist().inv_cdf(level) for level in (self.levels[0], self.levels[-1]))
-        width = self.quantiles[..., -1] - self.quantiles[..., 0]
-        return (width / (last - first)).square() if len(self.levels) > 1 else torch.zeros_like(width)
+        return (self.width / (last - first)).square() if last > first else torch.zeros_like(self.width)
+
+    @property
+    def width(self) -> Tensor:
+        """Distance of the outermost quantiles (batch, target)."""
+        return self.quantiles[..., -1] - self.quantiles[..., 0]
 
     def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
         """Return the quantiles of some of the fitted levels, of all if None (batch, target, level)."""
@@ -498,17 +478,6 @@ class QuantileRegression(_Real):
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         return fit_quantile_intervals(*self.interval(), targets, level=level)
 
-    def check_mixture(self) -> None:
-        """Refuse: quantiles have no density, so no log score."""
-        raise InputError(
-            "quantiles have no log score by which members could be weighed or selected; leave select and stacking out."
-        )
-
-    def log_scores(self, targets: Tensor) -> Tensor:
-        """Refuse: there is no density."""
-        self.check_mixture()
-        raise AssertionError
-
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return the members' quantiles, and the pinball loss of averaged ones."""
         return self.member_quantiles.double(), lambda average: self._pinball(average, targets).flatten(2).mean(-1)
@@ -525,7 +494,7 @@ class QuantileRegression(_Real):
             "mse": (targets - self.mean.double()).square().flatten(1).mean(1),
             "mae": (targets - self.mean.double()).abs().flatten(1).mean(1),
             "coverage": ((low <= targets) & (targets <= high)).double().flatten(1).mean(1),
-            "width": (high - low).double().flatten(1).mean(1),
+            "width": self.width.double().flatten(1).mean(1),
         }
 
     def scores(self, targets: Tensor) -> dict[str, float]:
@@ -546,15 +515,6 @@ class QuantileRegression(_Real):
         intervals = self._drawn_intervals(targets, self.interval(), self.levels[-1] - self.levels[0])["intervals"]
         coverage = [{"level": n, "coverage": b} for n, b in zip(self.levels, below)]
         return {"coverage": coverage, "intervals": intervals}
-
-    def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the width of the first target's outermost quantiles."""
-        low, high = self.interval()
-        return "width", (high - low).flatten(1)[:, 0], None
-
-    def alarms(self) -> dict[str, Tensor]:
-        """Return width and disagreement of the first target."""
-        return {"width": self.sureness()[1].double(), "epistemic": self.epistemic.flatten(1)[:, 0].double()}
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return each quantile of each target, and the deviation of the members' medians."""
