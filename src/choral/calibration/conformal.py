@@ -218,8 +218,8 @@ class ConformalLabels(_Rule):
     [[[True, True]], [[False, True]]]
     """
 
-    def apply(self, probs: Tensor) -> Tensor:
-        """Return whether no and yes are in the set of each label. Shapes: probs (batch, label) -> (batch, label, 2)."""
+    def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
+        """Return whether no and yes are in the set of each label, without draws. Shapes: probs (batch, label) -> (batch, label, 2)."""
         return torch.stack([double(probs), 1 - double(probs)], -1) <= self._row(probs).unsqueeze(-1)
 
 

@@ -101,6 +101,15 @@ class Probabilities(Predictive):
         """The same as epistemic."""
         return self.epistemic
 
+    def sets(self, *, seed: int = 0) -> Tensor:
+        """Return conformal sets as booleans: classes of each point (batch, class), or no and yes of each label (batch, label, 2)."""
+        found: Tensor = self.rule.apply(self.probs, seed=seed)
+        return found
+
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether each set holds its label or answer (batch, ...)."""
+        return self.sets().gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
+
     def cooled(self, temperature: Temperature) -> Self:
         """Return the prediction with its logits divided by a fitted temperature."""
         return replace(self, logits=temperature.apply(self.logits))
@@ -163,15 +172,6 @@ class Classification(Probabilities):
 
     def _entropies(self, probs: Tensor) -> Tensor:
         return torch.special.entr(probs).sum(self.axis)
-
-    def sets(self, *, seed: int = 0) -> Tensor:
-        """Return the conformal set of each point as booleans (batch, class)."""
-        found: Tensor = self.rule.apply(self.probs, seed=seed)
-        return found
-
-    def covered(self, targets: Tensor) -> Tensor:
-        """Return whether the set of each point holds its label (batch,)."""
-        return self.sets().gather(1, targets.unsqueeze(1)).squeeze(1)
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out labels."""
@@ -366,15 +366,6 @@ class MultiLabel(Probabilities):
 
     def _entropies(self, probs: Tensor) -> Tensor:
         return torch.special.entr(probs) + torch.special.entr(1 - probs)
-
-    def sets(self, *, seed: int = 0) -> Tensor:
-        """Return for each label whether no and whether yes are in its conformal set (batch, label, 2)."""
-        found: Tensor = self.rule.apply(self.probs)
-        return found
-
-    def covered(self, targets: Tensor) -> Tensor:
-        """Return whether the set of each label holds its answer (batch, label)."""
-        return self.sets().gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out labels, one for all labels."""

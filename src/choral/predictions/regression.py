@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, NegativeBinomial, Poisson, StudentT
+from torch.distributions import Distribution, NegativeBinomial, Normal, Poisson, StudentT
 
 from choral import metrics
 from choral.base.batches import tensor_of
@@ -24,8 +24,8 @@ from choral.calibration import (
     fit_residual_intervals,
 )
 from choral.calibration.members import Correction, Loss, mixture
-from choral.metrics.inputs import average, check_level, mixture_log
-from choral.metrics.regression import crps_rows, gaussian_log_scores
+from choral.metrics.inputs import check_level, mixture_log
+from choral.metrics.regression import crps_rows
 from choral.predictions.prediction import Predictive, means_of
 
 LEVELS = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
@@ -81,7 +81,7 @@ class _Real(Predictive):
 
 
 class Numbers(_Real):
-    """Numbers with a mean and a variance from each member, (member, batch, target)."""
+    """Numbers with a distribution from each member, (member, batch, target), that are mixed; scores are computed in float64."""
 
     shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "mae", "coverage_95")
     alarming: ClassVar[tuple[str, ...]] = ("variance", "epistemic", "aleatoric")
@@ -94,9 +94,20 @@ class Numbers(_Real):
         ConformalResidual,
         ConformalQuantile,
     )
+    counted: ClassVar[bool] = False  # whether targets are counts
 
     member_means: Tensor
     member_variances: Tensor
+
+    @property
+    @abstractmethod
+    def _each(self) -> Distribution:
+        """The members' distributions in float64, in units of training."""
+
+    @property
+    def _units(self) -> tuple[Tensor, Tensor]:
+        """What training subtracted from targets, and divided them by."""
+        return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
 
     @property
     def member_values(self) -> Tensor:
@@ -113,38 +124,56 @@ class Numbers(_Real):
         """Mean of the member variances (batch, target): noise in the data."""
         return self.average(self.member_variances)
 
-    @abstractmethod
     def log_densities(self, targets: Tensor) -> Tensor:
         """Return each member's log density, or log probability, of each target. Shapes: (batch, target) -> (member, batch, target)."""
+        shift, size = self._units
+        return self._each.log_prob((targets.double() - shift) / size) - size.log()
 
-    @abstractmethod
     def cdf(self, values: Tensor) -> Tensor:
-        """Return the mixture's distribution function. Shapes: (batch, target) -> (batch, target)."""
+        """Return the mixture's distribution function. Shapes: (..., batch, target) -> the same."""
+        shift, size = self._units
+        each = member_cdf(self._each, ((values.double() - shift) / size).unsqueeze(-3))  # (..., member, batch, target)
+        return (each * self._shares.view(-1, 1, 1)).sum(-3).clamp(0.0, 1.0)
 
-    @abstractmethod
-    def quantile(self, level: float) -> Tensor:
-        """Return the value below which the mixture puts probability `level` (batch, target)."""
+    @property
+    def _shares(self) -> Tensor:
+        return torch.full((len(self),), 1 / len(self), dtype=torch.float64) if self.shares is None else self.shares
+
+    def _reached(self, levels: Sequence[float]) -> Tensor:
+        """Return where the mixture reaches each level, by bisection; of counts the smallest that does (level, batch, target)."""
+        for level in levels:
+            check_level(level)
+        wanted = torch.tensor(levels, dtype=torch.float64).view(-1, 1, 1)
+        tail = min(min(level, 1 - level) for level in levels)
+        reach = self.member_variances.double().sqrt() * (2.0 / tail) ** 0.5  # Chebyshev's inequality
+        low, high = (self.member_means - reach).amin(0), (self.member_means + reach).amax(0)
+        for _ in range(_STEPS):
+            middle = 0.5 * (low + high)
+            below = self.cdf(middle) < wanted
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        if not self.counted:
+            return high
+        found = (high - 1e-9).ceil().clamp_min(0) + 0.0
+        before = (found > 0) & (self.cdf(found - 1) >= wanted)  # a wide bracket ends above the step
+        return torch.where(before, found - 1, found)
 
     def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
         """Return quantiles of the mixture (batch, target, level); of 5, 50 and 95 % if None."""
-        found = [self.quantile(level) for level in ((0.05, 0.5, 0.95) if levels is None else levels)]
-        return torch.stack(found, -1).to(self.mean.dtype)
+        return self._reached((0.05, 0.5, 0.95) if levels is None else levels).movedim(0, -1).to(self.mean.dtype)
 
     def samples(self, count: int, *, seed: int = 0) -> Tensor:
         """Return draws of the mixture (draw, batch, target): one member for each draw."""
-        shares = torch.ones(len(self)) if self.weights is None else torch.tensor(self.weights)
+        shift, size = self._units
         with seeded(seed, "samples"):
-            return self._drawn(torch.multinomial(shares, count, replacement=True))
-
-    @abstractmethod
-    def _drawn(self, which: Tensor) -> Tensor:
-        """Return one draw of each of these members, (draw,) -> (draw, batch, target)."""
+            chosen = torch.multinomial(self._shares, count, replacement=True).tolist()
+            drawn = torch.stack([self.of_rows([i])._each.sample()[0] for i in chosen])
+        return (drawn * size + shift).to(self.mean.dtype)
 
     def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval of the mixture itself, from its quantiles, in float64 (batch, target)."""
         check_level(level)
-        tail = 0.5 * (1.0 - level)
-        return self.quantile(tail), self.quantile(1.0 - tail)
+        low, high = self._reached((0.5 * (1.0 - level), 0.5 * (1.0 + level)))
+        return low, high
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval of the mixture (batch, target): as much of it lies below as above."""
@@ -152,8 +181,12 @@ class Numbers(_Real):
         return low.to(self.mean.dtype), high.to(self.mean.dtype)
 
     def ranks(self, targets: Tensor) -> Tensor:
-        """Return the share of the mixture below each target (batch, target): uniform if the ensemble is calibrated."""
-        return self.cdf(targets)
+        """Return the share of the mixture below each target (batch, target), uniform if the ensemble is calibrated; of counts a draw."""
+        high = self.cdf(targets)
+        if not self.counted:
+            return high
+        low = self.cdf(targets - 1)
+        return low + torch.rand(low.shape, dtype=torch.float64, generator=generator(0, "ranks")) * (high - low)
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
         """Return the interval that holds the target with the promised probability (batch, target)."""
@@ -166,8 +199,7 @@ class Numbers(_Real):
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         if rule == "quantile":
             return fit_quantile_intervals(*self.mixture_interval(level), targets, level=level)
-        scales = self.std.double() if rule == "scaled" else None
-        return fit_residual_intervals(self.mean.double(), targets, level=level, scales=scales)
+        return fit_residual_intervals(self.mean, targets, level=level, scales=self.std if rule == "scaled" else None)
 
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log density each member gives to each row of targets (member, batch)."""
@@ -182,10 +214,28 @@ class Numbers(_Real):
         return -mixture_log(self.log_densities(targets), self.shares).flatten(1).mean(1)
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return squared and absolute errors, nll and coverage of each point."""
+        """Return squared and absolute errors, nll and coverage of each point, and of Gaussians the crps."""
         errors, at = (self.mean.double() - targets).flatten(1), (self.ranks(targets) - 0.5).abs().flatten(1)
         found = {"mse": errors.square().mean(1), "mae": errors.abs().mean(1), "nll": self.nll_rows(targets)}
-        return found | {f"coverage_{round(100 * n)}": (at <= 0.5 * n).double().mean(1) for n in SHOWN_LEVELS}
+        found |= {f"coverage_{round(100 * n)}": (at <= 0.5 * n).double().mean(1) for n in SHOWN_LEVELS}
+        if "crps" in self.shown:
+            each = crps_rows(self.member_means, self.member_variances, targets, weights=self.shares)
+            found["crps"] = each.flatten(1).mean(1)
+        return found
+
+    def scores(self, targets: Tensor) -> dict[str, float]:
+        """Return errors, nll, coverage and width of intervals, and the measures of members alone, each the mixture of its draws."""
+        found = means_of(self.row_scores(targets))
+        for level in SHOWN_LEVELS:
+            found[f"width_{round(100 * level)}"] = metrics.interval_width(*self.mixture_interval(level))
+        alone = [means_of(self.of_rows(rows).row_scores(targets)) for rows in self.rows_by_member()]
+        names = [name for name in ("rmse", "nll", "crps") if name in found]
+        found |= {f"member_{name}": sum(one[name] for one in alone) / len(alone) for name in names}
+        return found | {
+            "aleatoric": float(self.aleatoric.double().mean()),
+            "epistemic": float(self.epistemic.double().mean()),
+            "residual_correlation": metrics.member_correlation(self.by_member(self.member_means).double() - targets),
+        }
 
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return rmse and nll."""
@@ -233,42 +283,12 @@ class Regression(Numbers):
     member_means: Tensor
     member_variances: Tensor
 
-    def log_densities(self, targets: Tensor) -> Tensor:
-        """Return Gaussian log densities."""
-        return gaussian_log_scores(self.member_means, self.member_variances, targets)
-
-    def cdf(self, values: Tensor) -> Tensor:
-        """Return the mixture's distribution function."""
-        return metrics.mixture_cdf(self.member_means, self.member_variances, values, weights=self.shares)
-
-    def quantile(self, level: float) -> Tensor:
-        """Return a quantile of the mixture (batch, target)."""
-        return metrics.mixture_quantile(self.member_means, self.member_variances, level, weights=self.shares)
-
-    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return errors, nll, coverage and crps of each point."""
-        score = crps_rows(self.member_means, self.member_variances, targets, weights=self.shares)
-        return super().row_scores(targets) | {"crps": score.flatten(1).mean(1)}
-
-    def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return every measure of `choral.metrics.evaluate_regression`; a member alone is the mixture of its draws."""
-        found = metrics.evaluate_regression(self.member_means, self.member_variances, targets, weights=self.shares)
-        if self.learners is None:
-            return found
-        parts = [(self.member_means[rows], self.member_variances[rows]) for rows in self.rows_by_member()]
-        count = len(parts)
-        return found | {
-            "member_rmse": sum(metrics.rmse(m, targets) for m, _ in parts) / count,
-            "member_nll": sum(metrics.mixture_nll(m, v, targets) for m, v in parts) / count,
-            "member_crps": sum(metrics.crps(m, v, targets) for m, v in parts) / count,
-            "residual_correlation": metrics.member_correlation(self.by_member(self.member_means) - targets),
-        }
-
-    def _drawn(self, which: Tensor) -> Tensor:
-        return torch.normal(self.member_means[which], self.member_variances[which].sqrt())
+    @property
+    def _each(self) -> Distribution:
+        return Normal(self.member_means.double(), self.member_variances.double().sqrt(), validate_args=False)
 
 
-_STEPS = 48  # halvings until an interval is as exact as its numbers
+_STEPS = 52  # halvings until an interval is as exact as its numbers
 
 
 def member_cdf(found: Distribution, values: Tensor) -> Tensor:
@@ -293,8 +313,8 @@ def member_cdf(found: Distribution, values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Mixed(Numbers):
-    """Members whose outputs describe torch distributions; float64 throughout.
+class Mixture(Numbers):
+    """A mixture of real distributions; float64 throughout.
 
     Args:
         outputs: raw outputs (member, batch, output).
@@ -302,6 +322,7 @@ class _Mixed(Numbers):
         scale: mean and deviation of each target, by which training divided; None for none.
     """
 
+    task: ClassVar[str] = "regression"
     held: ClassVar[tuple[str, ...]] = ("outputs",)
 
     outputs: Tensor
@@ -309,93 +330,32 @@ class _Mixed(Numbers):
     scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @cached_property
-    def _found(self) -> Distribution:
+    def _each(self) -> Distribution:
         return self.distribution(self.outputs.double())
 
     @cached_property
-    def _shift_and_size(self) -> tuple[Tensor, Tensor]:
+    def _units(self) -> tuple[Tensor, Tensor]:
         mean, std = ((0.0,), (1.0,)) if self.scale is None else self.scale
         return torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
 
     @cached_property
     def member_means(self) -> Tensor:  # type: ignore[override]  # a field elsewhere, computed here
         """Means of each member."""
-        shift, size = self._shift_and_size
-        return self._found.mean * size + shift
+        shift, size = self._units
+        return self._each.mean * size + shift
 
     @cached_property
     def member_variances(self) -> Tensor:  # type: ignore[override]  # a field elsewhere, computed here
         """Variances of each member."""
-        return self._found.variance * self._shift_and_size[1].square()
-
-    def log_densities(self, targets: Tensor) -> Tensor:
-        """Return each member's log density in units of the data."""
-        shift, size = self._shift_and_size
-        return self._found.log_prob((targets.double() - shift) / size) - size.log()
-
-    def cdf(self, values: Tensor) -> Tensor:
-        """Return the mixture's distribution function."""
-        shift, size = self._shift_and_size
-        each = member_cdf(self._found, ((values.double() - shift) / size).expand(self._found.mean.shape))
-        return average(each, self.shares).clamp(0.0, 1.0)
-
-    def _reached(self, level: float) -> Tensor:
-        """Return where the mixture's distribution function reaches a level, by bisection (batch, target)."""
-        check_level(level)
-        reach = self.member_variances.sqrt() * (2.0 / min(level, 1 - level)) ** 0.5  # Chebyshev's inequality
-        low, high = (self.member_means - reach).min(0).values, (self.member_means + reach).max(0).values
-        for _ in range(_STEPS):
-            middle = 0.5 * (low + high)
-            below = self.cdf(middle) < level
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high
-
-    def _drawn(self, which: Tensor) -> Tensor:
-        shift, size = self._shift_and_size
-        return torch.stack([self._found.sample()[i] for i in which]) * size + shift
-
-    def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return errors, nll, coverage and width of intervals, and the measures of members alone."""
-        found = means_of(self.row_scores(targets)) | {"width_90": metrics.interval_width(*self.mixture_interval(0.9))}
-        parts = [self.of_rows(rows) for rows in self.rows_by_member()]
-        errors = self.by_member(self.member_means).double() - targets
-        return found | {
-            "member_rmse": sum(float((p.mean.double() - targets).square().mean()) ** 0.5 for p in parts) / len(parts),
-            "member_nll": sum(float(p.nll_rows(targets).mean()) for p in parts) / len(parts),
-            "aleatoric": float(self.aleatoric.double().mean()),
-            "epistemic": float(self.epistemic.double().mean()),
-            "residual_correlation": metrics.member_correlation(errors),
-        }
+        return self._each.variance * self._units[1].square()
 
 
 @dataclass(frozen=True)
-class Mixture(_Mixed):
-    """A mixture of real distributions; arguments as in its base."""
-
-    task: ClassVar[str] = "regression"
-
-    def quantile(self, level: float) -> Tensor:
-        """Return the value below which the mixture puts probability `level`."""
-        return self._reached(level)
-
-
-@dataclass(frozen=True)
-class Counts(_Mixed):
+class Counts(Mixture):
     """A mixture of distributions of counts, which have no scale; arguments as in its base."""
 
     task: ClassVar[str] = "counts"
-
-    def quantile(self, level: float) -> Tensor:
-        """Return the smallest count at which the mixture's distribution function reaches `level`."""
-        found = (self._reached(level) - 1e-9).ceil().clamp_min(0) + 0.0
-        return torch.where(
-            (found > 0) & (self.cdf(found - 1) >= level), found - 1, found
-        )  # a wide bracket ends above the step
-
-    def ranks(self, targets: Tensor) -> Tensor:
-        """Return a uniform draw from the step of the distribution function at each target."""
-        low, high = self.cdf(targets - 1), self.cdf(targets)
-        return low + torch.rand(low.shape, dtype=torch.float64, generator=generator(0, "ranks")) * (high - low)
+    counted: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
