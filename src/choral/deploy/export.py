@@ -45,14 +45,7 @@ Run = Callable[[Batch], dict[str, Tensor]]
 
 
 class Program(nn.Module):
-    """The whole prediction as one module.
-
-    Args:
-        ensemble: whose members and corrections it holds.
-        task: of the ensemble's evaluation: structure and transforms.
-        drawn: whether networks draw when they predict.
-        members: whether what each member predicts is an output too.
-    """
+    """The whole prediction of an ensemble as one module; `drawn` if networks draw when they predict, `members` to return theirs too."""
 
     def __init__(self, ensemble: "Ensemble", task: Task, *, drawn: bool, members: bool):
         super().__init__()
@@ -91,12 +84,7 @@ def outputs_of(found: Predictive, target: tuple[int, ...] | None, *, members: bo
     Numbers: mean, std with std² = aleatoric + epistemic, and of a conformal rule or fitted quantiles lower and upper.
 
     Sets of classes take no random share, since that follows from the last bit of the probabilities: they hold the sets of `predict` and
-    at most one class more, so they cover what is promised.
-
-    Args:
-        found: the corrected predictive distribution.
-        target: the shape of one target.
-        members: whether to add what each member predicts (row, member, ...).
+    at most one class more, so they cover what is promised. `members` adds what each member predicts (row, member, ...).
     """
     shown, rule = Prediction(found, target), found.conformal
     if "probs" in found.offers:
@@ -117,19 +105,8 @@ def outputs_of(found: Predictive, target: tuple[int, ...] | None, *, members: bo
     elif rule is not None or isinstance(found, QuantileRegression):
         named |= dict(zip(("lower", "upper"), shown.interval() if rule is None else shown.conformal_interval()))
     if members:
-        named["members"] = _by_member(found, shown)
+        named["members"] = shown.members.movedim(0, 1).clone()
     return named
-
-
-def _by_member(found: Predictive, shown: Prediction) -> Tensor:
-    """Return what each member predicts (row, member, ...), its draws averaged by their weights."""
-    each = []
-    for rows in found.rows_by_member():
-        weights = [1.0 if found.weights is None else found.weights[i] for i in rows]
-        if not sum(weights):  # a member that does not count is described by all its draws
-            weights = [1.0] * len(rows)
-        each.append(sum(found.member_values[i] * (w / sum(weights)) for i, w in zip(rows, weights)))
-    return shown._like_y(torch.stack(each), before=2).movedim(0, 1).clone()  # type: ignore[arg-type]  # sums of tensors
 
 
 def _set(rule: Any, found: Any, by: float = 0.0) -> Tensor:
@@ -374,10 +351,7 @@ def _first_line(error: BaseException) -> str:
 def _check(found: dict[str, Tensor], ensemble: "Ensemble", x: Batch, *, members: bool) -> None:
     """Raise InputError if a graph gives something else than the ensemble predicts."""
     expected = ensemble._predictive(x)
-    shown = Prediction(expected, ensemble._interface.target)
     named = outputs_of(expected, ensemble._interface.target, members=members)
-    if members:
-        named["members"] = shown.members.movedim(0, 1)
     for name, right in named.items():
         if right.dtype == torch.bool:
             near, far = (_set(expected.conformal, expected, by) for by in (-_CLOSE, _CLOSE))

@@ -101,11 +101,11 @@ def load_model(path: Path) -> Model:
 def _onnx(path: Path) -> Model:
     try:
         import onnxruntime
-    except ImportError as error:
-        raise InputError("serving an .onnx needs onnxruntime; pip install 'choral[onnx,serve]'.") from error
-    try:
+
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         about = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
+    except ImportError as error:
+        raise InputError("serving an .onnx needs onnxruntime; pip install 'choral[onnx,serve]'.") from error
     except Exception as error:  # onnxruntime raises errors of its own
         raise RunError(f"{path} is no model that ensemble.export wrote ({str(error)[:200]}).") from error
     kinds = {"float16": "FP16", "float": "FP32", "double": "FP64"}
@@ -162,12 +162,7 @@ class _Asked:
 
 
 class Batcher:
-    """Answers requests in batches, one batch at a time.
-
-    Args:
-        run: answers a batch.
-        limits: of rows, queue, delay and time.
-    """
+    """Answers requests in batches, one batch at a time."""
 
     def __init__(self, run: Callable[[Arrays], Arrays], limits: Limits):
         self.run, self.limits = run, limits
@@ -254,14 +249,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def read_inference(model: Model, body: bytes, length: str | None, most: int) -> tuple[dict[str, Any], Arrays]:
-    """Return an inference request of the protocol and its arrays; Refusal for what the model cannot read.
-
-    Args:
-        model: what is asked.
-        body: JSON, and after it the bytes of binary tensors.
-        length: the header that says where JSON ends.
-        most: rows, at most.
-    """
+    """Return an inference request and its arrays: JSON that ends at a length, then the bytes of binary tensors; at most so many rows."""
     if length is not None and not (length.isascii() and length.isdigit() and int(length[:18]) <= len(body)):
         raise Refusal(400, f"{_LENGTH} is {length[:20]!r}; give the number of bytes of the JSON part of the body.")
     end = len(body) if length is None else int(length)
@@ -288,7 +276,8 @@ def read_inference(model: Model, body: bytes, length: str | None, most: int) -> 
 
 def _array(tensor: Tensor, item: dict[str, Any], binary: memoryview) -> tuple[np.ndarray, int]:
     """Return the array of a request's input, and how many binary bytes it took."""
-    shape, name, wanted = item.get("shape"), tensor["name"], tensor["shape"]
+    shape: Any = item.get("shape")
+    name, wanted = tensor["name"], tensor["shape"]
     sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
     same = sizes and len(shape) == len(wanted) and all(n in (-1, given) for n, given in zip(wanted, shape))
     if not same or not shape[0]:

@@ -92,7 +92,13 @@ class Predictive(ABC):
         """Return what each member says, its draws averaged. Shapes: (row, ...) -> (member, ...)."""
         if self.learners is None:
             return values
-        return metrics.average_draws(values, self.learners, weights=self.shares)
+        each = []
+        for rows in self.rows_by_member():
+            weights = [1.0 if self.weights is None else self.weights[i] for i in rows]
+            if not sum(weights):  # a member that does not count is described by all its draws
+                weights = [1.0] * len(rows)
+            each.append(torch.stack([values[i] * (w / sum(weights)) for i, w in zip(rows, weights)]).sum(0))
+        return torch.stack(each)
 
     def of_rows(self, rows: Sequence[int]) -> Self:
         """Return the prediction of some member rows alone; their weights are brought to sum 1 again."""
