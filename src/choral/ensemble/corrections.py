@@ -79,13 +79,13 @@ def fit_corrections(
         seed: of the random shares in sets of classes.
     """
     found: list[Correction] = []
+    targets = prediction.targets(y)
 
     def add(value: Correction) -> None:
         nonlocal prediction
         found.append(value)
-        prediction = correct(prediction, [value])
+        prediction = value.corrected(prediction)
 
-    targets = prediction.targets(y)
     if conformal is not None and level is None:
         raise InputError(
             f"conformal is {conformal!r}, but no level says how much is to be covered; give level=0.9, say."

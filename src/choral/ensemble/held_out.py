@@ -76,25 +76,15 @@ FOLDS = "out_of_fold.safetensors"
 
 @dataclass(frozen=True)
 class OutOfFold:
-    """Predictions for training points by members that were not trained on them.
+    """Predictions for training points by members that were not trained on them."""
 
-    Attributes:
-        outputs: raw outputs (row, point, ...), as `Ensemble.outputs`, of as many members as hold each point out.
-        y: the targets of these points, as they are in the data.
-        folds: the fold that each point belongs to.
-        points: their numbers among all training points (those of weight 0 are not counted); all, unless time was up.
-        weights: of the points, None if all count alike.
-        networks: how many networks hold each point out.
-        shares: what each row counts, None if all count alike.
-    """
-
-    outputs: Tensor
-    y: Tensor
-    folds: Tensor
-    points: Tensor
-    weights: Tensor | None
-    networks: int
-    shares: tuple[float, ...] | None = None
+    outputs: Tensor  # raw (row, point, ...), as `Ensemble.outputs`, of as many members as hold each point out
+    y: Tensor  # the targets, as they are in the data
+    folds: Tensor  # the fold that each point belongs to
+    points: Tensor  # their numbers among all training points (those of weight 0 are not counted)
+    weights: Tensor | None  # of the points, None if all count alike
+    networks: int  # how many hold each point out
+    shares: tuple[float, ...] | None = None  # what each row counts, None if all count alike
 
     def prediction(self, ensemble: Ensemble) -> Predictive:
         """Return what is predicted of the points, without corrections."""
@@ -147,13 +137,10 @@ def complete(ensemble: Ensemble, found: OutOfFold) -> None:
 def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
     """Write the out-of-fold predictions of an ensemble into its folder, with the digest of the run they belong to."""
     found: OutOfFold = ensemble._out_of_fold
-    tensors = {"outputs": found.outputs, "y": found.y, "folds": found.folds, "points": found.points}
-    tensors |= {} if found.weights is None else {"weights": found.weights}
-    header = {"run": run, "networks": found.networks, "about": ensemble.info["out_of_fold"]}
+    tensors = {name: value for name, value in vars(found).items() if isinstance(value, Tensor)}
+    header = {"run": run, "networks": found.networks, "shares": found.shares, "about": ensemble.info["out_of_fold"]}
     header |= {"posthoc": [value.to_dict() for value in ensemble.posthoc]}
-    header |= {} if found.shares is None else {"shares": list(found.shares)}
-    content = pack_tensors({n: t.contiguous() for n, t in tensors.items()}, header)
-    write_bytes(folder / FOLDS, content, within=folder)
+    write_bytes(folder / FOLDS, pack_tensors(tensors, header), within=folder)
 
 
 def digest_of(path: Path) -> str:
@@ -191,9 +178,8 @@ def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
         if header.get("run") != run:
             return
         rules = tuple(from_dict(rule) for rule in header["posthoc"])
-        held = {name: tensors[name] for name in ("outputs", "y", "folds", "points")}
-        shares = tuple(map(float, header["shares"])) if "shares" in header else None
-        found = OutOfFold(**held, weights=tensors.get("weights"), networks=int(header["networks"]), shares=shares)
+        shares = header["shares"] and tuple(map(float, header["shares"]))
+        found = OutOfFold(**{"weights": None} | tensors, networks=int(header["networks"]), shares=shares)
         fitted = ensemble.with_posthoc(*rules)
     except (OSError, RunError, InputError, KeyError, TypeError, ValueError) as error:
         warn(f"the out-of-fold predictions in {path} are not loaded ({error}); call fit again to make them anew.")

@@ -158,11 +158,9 @@ def _file(path: Path, where: str) -> dict[str, Tensor]:
 
 
 class Converted:
-    """A joint network with its loss, to be trained by any loop.
+    """A joint network with its loss, to be trained by any loop: give the parameters of `network` to an optimizer.
 
-    Attributes:
-        network: the joint network; give its parameters to an optimizer.
-        points: training points, or the sum of their weights, by which a penalty such as a KL is divided.
+    `points` are the training points, or the sum of their weights, by which a penalty such as a KL is divided.
     """
 
     def __init__(self, task: Task, recipe: Recipe, given: nn.Module, source: Source, seed: int):
