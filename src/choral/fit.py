@@ -28,9 +28,9 @@ from choral.engine.resume import carry_out, in_agreement
 from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
 from choral.ensemble import saving
-from choral.ensemble.ensemble import Ensemble, ensemble_from, said_of
+from choral.ensemble.ensemble import Ensemble, said_of
 from choral.ensemble.held_out import digest_of, read_folds, settle_folds, settle_noise, warn_if_constant
-from choral.ensemble.saving import Saved, check_same, in_memory, load_file, load_folder
+from choral.ensemble.saving import load_file, load_folder
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import warning
 from choral.plan.early_stopping import EarlyStopping
@@ -249,31 +249,23 @@ def load(
         check_build: whether a network with other layers, settings or forward code than the one it was fitted with is refused;
             False trusts `build` as long as the weights fit.
     """
+    options: dict[str, Any] = {"output": output, "likelihood": likelihood, "check_build": check_build}
     if is_far(path):
         from choral.cluster.run import fetched
 
         with fetched(path) as folder:
-            saved = in_memory(load_folder(folder, build, partial=partial, output=output, likelihood=likelihood))
-        return _ensemble(saved, str(path), build, check_build)
+            ensemble = load_folder(folder, build, partial=partial, **options)
+            ensemble._keep_in_memory()  # the folder will be gone
+        return ensemble
     path = Path(str(path)).absolute()  # members are read later, perhaps in another working folder
     if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search
-        found = load(path / "ensemble.choral", build, output=output, likelihood=likelihood, check_build=check_build)
+        found = load_file(path / "ensemble.choral", build, **options)
         read_folds(found, path, digest_of(path / "ensemble.choral"))
         return found
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
     if path.is_file():
-        saved = load_file(path, build, output=output, likelihood=likelihood)
-    else:
-        saved = load_folder(path, build, partial=partial, output=output, likelihood=likelihood)
-    ensemble = _ensemble(saved, str(path), build, check_build)
-    if path.is_dir():
-        read_folds(ensemble, path, saved.store.run or "")
+        return load_file(path, build, **options)
+    ensemble = load_folder(path, build, partial=partial, **options)
+    read_folds(ensemble, path, ensemble._store.run or "")
     return ensemble
-
-
-def _ensemble(saved: Saved, where: str, build: Builds | None, check_build: bool) -> Ensemble:
-    """Return the ensemble that saved parts make."""
-    if build is not None and check_build:
-        check_same(saved, where)
-    return ensemble_from(saved, where)
