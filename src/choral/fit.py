@@ -21,10 +21,10 @@ from choral.data.inputs import Transforms
 from choral.engine.compute import Compute, OnExisting, Store, is_far, using
 from choral.engine.events import Callback
 from choral.engine.folder import claimed, run_of
-from choral.engine.job import Call, Job, call_of
+from choral.engine.job import Call, Job, call_of, in_agreement
 from choral.engine.parts import Parts, parts_of
 from choral.engine.preparation import settle
-from choral.engine.resume import carry_out, in_agreement
+from choral.engine.run import carry_out
 from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
 from choral.ensemble import saving

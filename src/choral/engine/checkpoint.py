@@ -7,7 +7,7 @@ files, so a damaged one is noticed and the one before is used.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,11 +78,11 @@ class Branch:
 
 @dataclass
 class Stack:
-    """Branches that walk together; `version` is the (position, epoch) of the last change."""
+    """Branches that are trained together, and the places of those they go on from; `version` is the (position, epoch) of the last change."""
 
     branches: list[Branch]
+    origins: Sequence[Place]
     version: tuple[int, int] = (-1, 0)
-    parents: list[Branch] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -160,6 +160,7 @@ class Checkpoints:
     """
 
     folder: Path
+    changed: Callable[[], None] | None = None  # called after every change
     messages: list[str] = field(default_factory=list)
     _whole: dict[str, str] = field(default_factory=dict)  # files known to be whole, with their checksums
     _trusted: list[Path] = field(default_factory=list)  # manifests known to be whole, oldest first
@@ -199,6 +200,8 @@ class Checkpoints:
             if _STACK.fullmatch(path.name) and path.name not in needed:
                 path.unlink(missing_ok=True)
                 self._whole.pop(path.name, None)
+        if self.changed is not None:
+            self.changed()
 
     def clear(self) -> None:
         """Remove all checkpoints: the run is complete."""

@@ -21,7 +21,7 @@ from choral.data.sources import Source
 from choral.engine.blueprint import state_of
 from choral.engine.compute import threads_for
 from choral.engine.context import for_members
-from choral.engine.run import WIDEST
+from choral.engine.leaf import WIDEST
 from choral.engine.task import Task
 from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, explained
 from choral.layers.convert import holds

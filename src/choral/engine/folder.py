@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
 from choral.engine.checkpoint import Checkpoints
@@ -188,6 +190,11 @@ def _clear_leaves(folder: Path) -> None:
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+def environment(threads: int) -> dict[str, Any]:
+    """Return what decides the last bits of sums."""
+    return {"threads": threads, "torch": torch.__version__}
 
 
 def run_of(plan: dict[str, Any]) -> str:

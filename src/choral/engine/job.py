@@ -1,8 +1,11 @@
 """Job: all that a run needs, understood and checked before anything is trained."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch.distributed as dist
 
 from choral.base.arguments import is_whole
 from choral.base.errors import InputError, PlanError, unknown_argument, warn
@@ -11,6 +14,7 @@ from choral.data.sources import Source, check_batches, source_of
 from choral.data.splitting import partition
 from choral.engine.compute import Compute
 from choral.engine.flops import rehearse
+from choral.engine.identity import differences, identity_of
 from choral.engine.inspect import left_plain
 from choral.engine.parts import Parts, parts_of
 from choral.engine.task import Task, check_runnable, make_task, some_points
@@ -39,6 +43,44 @@ class Job:
     def judged_on(self) -> Source:
         """The points that tell how far off predictions are: held-out ones, or else those trained on."""
         return self.source if self.validation is None else self.validation.source
+
+    @property
+    def selects(self) -> bool:
+        """Whether networks are chosen while they train."""
+        return self.validation is not None and any(phase.select for phase in trainings(self.recipe.plan))
+
+    @property
+    def is_together(self) -> bool:
+        """Whether branches must be trained side by side, stacked or in turns: they stop together, or are chosen among."""
+        return (self.rules.stop is not None and self.rules.stop.by == "ensemble") or self.selects
+
+
+def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
+    """Return the job that this process makes; InputError in all processes that share batches if one fails, or makes another job."""
+    if parts.group is None:
+        return make()
+    job, failed, own = None, None, None
+    try:
+        job = make()
+        own = identity_of(job, executor=job.executor)
+    except Exception as error:  # the others wait to hear of it, whatever it is
+        failed = error
+    told: list[Any] = [None] * parts.group.size
+    dist.all_gather_object(told, (None if failed is None else str(failed), own))
+    if failed is not None:
+        raise failed
+    assert job is not None
+    for rank, (said, other) in enumerate(told):
+        if said is not None:
+            raise InputError(f"process {rank} of {parts.group.size} cannot take part: {said}")
+        apart = differences(told[0][1], other)
+        if apart:
+            how = apart[0].replace(" was changed", " is another").replace(" was ", " is ").replace(", now ", " and ")
+            raise InputError(
+                f"processes 0 and {rank} are to share every batch of one run, but were given different ones ({how}); give every process the same call "
+                "with all of the data: choral shares batches out itself."
+            )
+    return job
 
 
 def folds_of(cv: Any) -> tuple[int | None, Any]:

@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from choral import __version__
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
@@ -24,9 +22,20 @@ from choral.engine.checkpoint import Checkpoints
 from choral.engine.compute import OnExisting, using
 from choral.engine.executor import Settled, choose, choose_threads
 from choral.engine.files import digest_of, write_json
-from choral.engine.folder import MADE_AGAIN, check_ours, check_table, clear, keep_table, read_costs, read_plan, run_of
+from choral.engine.folder import (
+    MADE_AGAIN,
+    check_ours,
+    check_table,
+    clear,
+    environment,
+    keep_table,
+    read_costs,
+    read_plan,
+    run_of,
+)
 from choral.engine.identity import differences, identity_of
 from choral.engine.job import Job
+from choral.engine.leaf import WIDEST
 from choral.engine.store import MemberStore
 from choral.plan.walk import collected, trainings
 from choral.tables.table import Table
@@ -42,7 +51,7 @@ def settle(
     table: Table | None,
     threads: int | None = None,
     on_existing: OnExisting = "resume",
-    cut: Callable[[Settled], dict[str, Any]] | None = None,
+    cut: Callable[[Settled], int] | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Return the plan of a run and how many branches are trained together; RunError if the folder holds another run.
 
@@ -52,7 +61,8 @@ def settle(
         table: how a table's columns became inputs.
         threads: as many as the user asked for; None keeps those the run was begun with, or settles them.
         on_existing: as in `choral.fit`.
-        cut: gives how a new run is cut into leaves, from its executor; None leaves it whole. A run that was begun stays as it is.
+        cut: gives the width of the leaves into which a new run is cut, from its executor; None leaves it whole. A run that was begun
+            stays as it is.
     """
     task, source, recipe, parts = job.task, job.source, job.recipe, job.task.parts
     overwrite, executor = on_existing == "overwrite", job.executor
@@ -66,7 +76,8 @@ def settle(
         executor = "sequential"
     if not parts.writes:  # what the first process settles holds for all
         plan: dict[str, Any] = parts.agreed({})
-        return plan, choose(plan["executor"], task, source, recipe.plan, settled=plan["executor"]).width
+        settled = choose(plan["executor"], task, source, recipe.plan, settled=plan["executor"])
+        return plan, WIDEST if job.is_together else settled.width
     stored, identity = None, None
     if folder is not None:
         identity = identity_of(job, executor=executor)
@@ -90,7 +101,7 @@ def settle(
         "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": _command(), "choral": __version__},
     }
     if stored is None:
-        plan |= {} if cut is None else {"leaves": cut(settled)}
+        plan |= {} if cut is None else {"leaves": {"stack": WIDEST if job.is_together else cut(settled)}}
         plan |= {} if job.rules.time_limit is None else {"time_limit": job.rules.time_limit}
     if folder is not None:
         if overwrite:
@@ -98,7 +109,7 @@ def settle(
         keep_table(folder, table)
         if stored is None:
             write_json(folder / "plan.json", plan, within=folder)
-    return parts.agreed(plan), settled.width
+    return parts.agreed(plan), WIDEST if job.is_together else settled.width
 
 
 def _gone_on(
@@ -203,11 +214,6 @@ def _prolonged(folder: Path, stored: dict[str, Any], limit: float | None) -> dic
     plan |= {} if limit is None else {"time_limit": limit}
     write_json(folder / "plan.json", plan, within=folder)
     return plan
-
-
-def environment(threads: int) -> dict[str, Any]:
-    """Return what decides the last bits of sums."""
-    return {"threads": threads, "torch": torch.__version__}
 
 
 def _command() -> str:
