@@ -14,7 +14,7 @@ from torch import Tensor
 
 from choral.base import batches, devices, rng, tree
 from choral.base.batches import Batch
-from choral.base.errors import DivergedError, RunError, warn
+from choral.base.errors import ChoralError, DivergedError, RunError, warn
 from choral.data.sources import Source
 from choral.engine import selection
 from choral.engine.checkpoint import Branch, Watch
@@ -31,7 +31,7 @@ from choral.engine.context import (
 from choral.engine.events import Ledger
 from choral.engine.flops import Flops
 from choral.engine.task import Task
-from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, explained
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, stopped
 from choral.engine.validation import Folds, Rules, Validation
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
@@ -144,15 +144,21 @@ class Group:
         among = self.setting.task.parts.among
         read = self.setting.source.epoch(order, phase.batch_size, keys=keys, among=among)
         places = parts_in(order.shape[-1], phase.batch_size, among)
-        for i, ((x, y), (start, part)) in enumerate(zip(read, places)):
-            step = epoch * self.per_epoch + i
+        before, annealed = epoch * self.per_epoch, phase.annealing
+        rates = [phase.schedule.rate(before + i, self.steps) for i in range(len(places))]
+        for i, ((x, y), (start, part), rate) in enumerate(zip(read, places, rates)):
+            step = before + i
             if self.shift is not None:
                 y = y + devices.moved(picked(self.shift, order, start, y), y.device)
-            progress = step / self.steps if phase.annealing else 1.0
             own = None if self.weights is None else picked(self.weights, order, start, y)
             x, y, own = self._by_branch(x, y, own)
-            with explained(f"in epoch {epoch + 1}, batch {i + 1},", x, stacked=isinstance(trainer, StackedTrainer)):
-                trainer.step(x, y, Pace(step, progress, phase.schedule.rate(step, self.steps)), own, part)
+            try:
+                trainer.step(x, y, Pace(step, step / self.steps if annealed else 1.0, rate), own, part)
+            except ChoralError:
+                raise
+            except Exception as error:  # code of the user's may fail in any way
+                where, stacked = f"in epoch {epoch + 1}, batch {i + 1},", len(self.branches) > 1
+                raise stopped(error, where, x, stacked=stacked) from error
             if step == 0:
                 self._say_undropped()
             self._apply("steps", step + 1, self.steps)

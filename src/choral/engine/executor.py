@@ -7,7 +7,6 @@ fewer than 200,000 parameters without convolutions: stacks of four perceptrons o
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from choral.engine.compute import threads_for
 from choral.engine.context import for_members
 from choral.engine.leaf import WIDEST
 from choral.engine.task import Task
-from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, explained
+from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, stopped
 from choral.layers.convert import holds
 from choral.plan.phases import Fork, Phase, Train
 from choral.plan.walk import Place, Visitor, once, trainings, walk
@@ -138,8 +137,12 @@ def _gradients(kind: type[Trainer], task: Task, source: Source, phase: Train, *,
     x, y = next(iter(source.epoch(rows, phase.batch_size)))
     if task.structure.own_batches and stacked:
         x, y = batches.mapped(lambda t: t.unflatten(0, (len(keys), -1)), x), y.unflatten(0, (len(keys), -1))
-    with nullcontext() if stacked else explained("on a first batch,", x):
+    try:
         trainer.step(x, y, Pace(0, 0.0, 0.0))
+    except Exception as error:  # code of the user's may fail in any way
+        if stacked or isinstance(error, ChoralError):
+            raise
+        raise stopped(error, "on a first batch,", x) from error
     return trainer.gradients()
 
 

@@ -57,9 +57,9 @@ class Piece:
     x: Batch
     y: Tensor
     weights: Tensor | None
-    part: Part | None  # None for a whole batch
-    share: Tensor | float  # of the loss
-    first: bool  # whether penalties are counted with this one
+    part: Part | None = None  # None for a whole batch
+    share: Tensor | float = 1.0  # of the loss
+    first: bool = True  # whether penalties are counted with this one
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,6 @@ class Parts:
         self, x: Batch, y: Tensor, weights: Tensor | None, likelihood: Likelihood, part: Part | None
     ) -> Sequence[Piece]:
         """Return what this process is given of a batch in parts; `part` says where that lies in the batch, None that it is all of it."""
-        if part is None and self.accumulate == 1:
-            return (Piece(x, y, weights, None, 1.0, first=True),)
         begin, whole = (0, len(y)) if part is None else (part.start, part.of)
         cuts = [len(y) * i // self.accumulate for i in range(self.accumulate + 1)]
         found = [

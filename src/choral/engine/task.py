@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,6 +62,10 @@ class Task:
     # recorded stacked steps
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(default_factory=dict, compare=False)
 
+    @cached_property
+    def _own_batches(self) -> bool:
+        return self.structure.own_batches
+
     @property
     def parameters(self) -> int:
         """Parameters of the network that is trained, for each of its members."""
@@ -89,8 +94,10 @@ class Task:
 
     def run(self, network: Callable[[Batch], Tensor], ready: Batch) -> Tensor:
         """Return the outputs of every member (member, batch, ...) for inputs as the structure feeds them."""
+        if not self.structure.folds_members:
+            return self.structure.unfold(network(ready))
         each = self.structure.members
-        with draws.folded(each, batches.rows(ready) // each) if self.structure.folds_members else nullcontext():
+        with draws.folded(each, batches.rows(ready) // each):
             return self.structure.unfold(network(ready))
 
     def forward_loss(
@@ -110,7 +117,7 @@ class Task:
 
         Shapes: y (batch, ...), weights (batch,), 1 on average over the points a network is trained on.
         """
-        if self.structure.own_batches:
+        if self._own_batches:
             return self._loss_by_member(network, x, y, weights, by_member=by_member, smoothing=smoothing)
         given = y if weights is None else torch.arange(len(y), device=y.device)
         with self.autocast():

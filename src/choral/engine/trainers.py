@@ -7,8 +7,8 @@ A trainer holds the networks of one training phase: `mount` puts states in, `ste
 import threading
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -223,25 +223,19 @@ _STACKED = "members are trained together here, which such code may not allow; us
 _OWN = "mend it and give the same call again; finished parts of a run folder are kept"
 
 
-@contextmanager
-def explained(where: str, x: Batch, *, stacked: bool = False) -> Iterator[None]:
-    """Raise InputError for any error of a block that is not choral's own; says where in training, and which batch was read."""
-    try:
-        yield
-    except ChoralError:
-        raise
-    except Exception as error:  # code of the user's may fail in any way
-        said = (str(error).strip().splitlines() or [""])[0]
-        if any(word in str(error) for word in _GROUP):
-            raise RunError(
-                f"training stopped {where} where another process of the group was no longer heard of ({said}): it died, or stopped with an error of its "
-                "own; start all of them again, and the run goes on from its last checkpoint."
-            ) from error
-        advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
-        raise InputError(
-            f"training stopped {where} where the network or the loss gave {type(error).__name__} {said!r} for a batch {batches.in_words(x)}; "
-            f"{advice}."
-        ) from error
+def stopped(error: Exception, where: str, x: Batch, *, stacked: bool = False) -> ChoralError:
+    """Return what to raise for an error of a training step: where in training it was, and which batch was read."""
+    said = (str(error).strip().splitlines() or [""])[0]
+    if any(word in str(error) for word in _GROUP):
+        return RunError(
+            f"training stopped {where} where another process of the group was no longer heard of ({said}): it died, or stopped with an error of its "
+            "own; start all of them again, and the run goes on from its last checkpoint."
+        )
+    advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
+    return InputError(
+        f"training stopped {where} where the network or the loss gave {type(error).__name__} {said!r} for a batch {batches.in_words(x)}; "
+        f"{advice}."
+    )
 
 
 class Pace(NamedTuple):
@@ -274,6 +268,13 @@ class Trainer(ABC):
         apart, undecayed = any(v.settings for v in self.variants), self.task.structure.undecayed
         led = _led(self.network)
         return Stepper(self.trained, members, stacked=stacked, apart=apart, undecayed=undecayed, led=led)
+
+    def _moved(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
+        """Return a batch on the device of the networks."""
+        device = self.task.device
+        if y.device == device:  # so is the rest
+            return x, y, weights
+        return batches.moved(x, device), devices.moved(y, device), weights if weights is None else weights.to(device)
 
     def _drop_gradients(self) -> None:
         for p in self.trained.values():
@@ -359,15 +360,15 @@ class PlainTrainer(Trainer):
     def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step, as a hand-written loop would."""
         task = self.task
-        x, y = batches.moved(x, task.device), devices.moved(y, task.device)
-        weights = None if weights is None else devices.moved(weights, task.device)
+        x, y, weights = self._moved(x, y, weights)
         self._drop_gradients()
         catch, lend = self.catch, self.lend
-        for piece in task.parts.of(x, y, weights, task.likelihood, part):
+        whole = part is None and task.parts.accumulate == 1
+        for piece in (Piece(x, y, weights),) if whole else task.parts.of(x, y, weights, task.likelihood, part):
             lending = rng.seeded(self.key, "unkeyed", pace.step) if lend else nullcontext()
             with (
                 lending as lent,
-                task.parts.norms(part),
+                nullcontext() if part is None else task.parts.norms(part),
                 draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(
@@ -500,11 +501,10 @@ class StackedTrainer(Trainer):
 
     def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step for all networks."""
-        device = self.task.device
         self._pace = pace
         points = self._points
-        x, y = batches.moved(x, device), devices.moved(y, device)
-        own = () if weights is None else (devices.moved(weights, device),)
+        x, y, weights = self._moved(x, y, weights)
+        own = () if weights is None else (weights,)
         traced = self._recorded(x, y, points, *own)
         if traced is not None:
             with torch.no_grad():
