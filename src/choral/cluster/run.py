@@ -28,7 +28,6 @@ from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
 from choral.engine.compute import OnExisting, Store, is_far
 from choral.engine.events import Callback, Log, events_in
-from choral.engine.executor import Settled
 from choral.engine.files import write_bytes, write_json
 from choral.engine.folder import claimed, read_plan
 from choral.engine.job import Call, Job, call_of
@@ -55,7 +54,7 @@ def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> C
     return call
 
 
-def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], int]:
+def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[int], int]:
     """Return what says how a run is cut: branches stacked in a leaf, at most.
 
     `stack` is what the user asked for; None takes all that fit into memory, or shares the branches of the largest fork among `slots`.
@@ -63,11 +62,8 @@ def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable
     forks = [1]
     walk(plan, None, Visitor(enter=lambda phase, _: forks.append(phase.branches if isinstance(phase, Fork) else 1)))
 
-    def cut(settled: Settled) -> int:
-        shared = -(-max(forks) // slots) if slots else WIDEST
-        return min(settled.width, stack or shared)
-
-    return cut
+    shared = -(-max(forks) // slots) if slots else WIDEST
+    return lambda width: min(width, stack or shared)
 
 
 def settle_leaves(
