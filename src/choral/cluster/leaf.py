@@ -20,6 +20,7 @@ from choral.engine.checkpoint import (
     Branch,
     Checkpoints,
     Stack,
+    Watch,
     failed_from,
     failed_list,
     pack_branches,
@@ -209,7 +210,7 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
         run.train()
     state = None
     if leaf.is_parent:
-        parts = pack_branches([replace(branch, watch=None) for branch in run.open[leaf.path].branches])
+        parts = pack_branches([replace(branch, watch=Watch()) for branch in run.open[leaf.path].branches])
         state = write_bytes(storage.folder / _state(leaf), parts, within=storage.folder)
     ledger, where = run.ledger, environment(plan["environment"]["threads"])
     made = Manifest(_members(store, leaf), state, ledger.failed, ledger.counted, ledger.stopped, where)

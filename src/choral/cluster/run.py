@@ -213,7 +213,7 @@ def carry_out_leaves(
     `call` and `job` are what is to be done, as it was said and as it was understood; the call began at `started`, by time.perf_counter.
     """
     storage = where if isinstance(where, Storage) else Storage(where)
-    if on_existing == "extend" or job.task.parts.group is not None:
+    if on_existing == "extend" or job.task.parts.size > 1:
         what = "extended" if on_existing == "extend" else "trained by processes that share batches (data_parallel)"
         raise RunError(f"{storage.where} is a run in leaves, which cannot be {what}; use another run_dir.")
     publish(storage, overwrite=on_existing == "overwrite")

@@ -54,14 +54,14 @@ class Watch:
 class Branch:
     """One network on its way: its place in the plan (up to its last fork) and its state.
 
-    `is_new` says whether it was trained since it began or was last collected; `watch` is there while a phase is validated; `variant`, which
+    `is_new` says whether it was trained since it began or was last collected; `watch` is of its present training phase; `variant`, which
     follows from the place, says in what it differs from other branches.
     """
 
     place: Place
     state: State | None = None
     is_new: bool = False
-    watch: Watch | None = None
+    watch: Watch = field(default_factory=Watch)
     variant: Variant = field(default_factory=Variant)
 
     @property
@@ -73,7 +73,7 @@ class Branch:
     @property
     def goes_on(self) -> bool:
         """Whether it has not stopped in its training phase."""
-        return self.watch is None or self.watch.stopped is None
+        return self.watch.stopped is None
 
 
 @dataclass
@@ -110,14 +110,13 @@ class Snapshot:
 
 def pack_branches(branches: Sequence[Branch]) -> list[Part]:
     """Return the file of a stack: the states of its branches, then the best and the chosen ones of those that are validated."""
-    states = [branch.state for branch in branches] + [b.watch.state if b.watch else None for b in branches]
-    states += [b.watch.held if b.watch else None for b in branches]
+    states = [b.state for b in branches] + [b.watch.state for b in branches] + [b.watch.held for b in branches]
     tensors = {f"{i}/{n}": t for i, s in enumerate(states) if s is not None for n, t in s.flat().items()}
     header = {
         "forms": [None if s is None else s.form for s in states],
         "empty": [s is None for s in states],
         "new": [branch.is_new for branch in branches],
-        "watches": [branch.watch and branch.watch.to_dict() for branch in branches],
+        "watches": [branch.watch.to_dict() for branch in branches],
     }
     return pack_parts(tensors, header)
 
@@ -134,10 +133,7 @@ def unpack_branches(data: bytes, name: str, places: Sequence[Place]) -> list[Bra
         for part, form, empty in zip(parts, header["forms"], header["empty"])
     ]
     best, held = states[len(places) : 2 * len(places)], states[2 * len(places) :]
-    watches = [
-        None if about is None else Watch(**about, state=one, held=other)
-        for about, one, other in zip(header["watches"], best, held)
-    ]
+    watches = [Watch(**about, state=a, held=b) for about, a, b in zip(header["watches"], best, held)]
     return [Branch(*parts) for parts in zip(places, states, header["new"], watches)]
 
 

@@ -133,7 +133,7 @@ class Flops:
         calls = Calls(network)
         predict, train = Counting(calls, _FORMULAS), Counting(calls, _FORMULAS)
         with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad(), calls, predict:
-            network.eval()(task.structure.feed(task.prepared(x, training=False), None)[0])
+            network.eval()(task.fed(x))
         if task.structure.members > 1:  # a joint network looks once at every new number of rows
             with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad():
                 task.forward_loss(network.train(), x, y)

@@ -57,7 +57,7 @@ class Job:
 
 def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
     """Return the job that this process makes; InputError in all processes that share batches if one fails, or makes another job."""
-    if parts.group is None:
+    if parts.size == 1:
         return make()
     job, failed, own = None, None, None
     try:
@@ -65,14 +65,14 @@ def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
         own = identity_of(job, executor=job.executor)
     except Exception as error:  # the others wait to hear of it, whatever it is
         failed = error
-    told: list[Any] = [None] * parts.group.size
+    told: list[Any] = [None] * parts.size
     dist.all_gather_object(told, (None if failed is None else str(failed), own))
     if failed is not None:
         raise failed
     assert job is not None
     for rank, (said, other) in enumerate(told):
         if said is not None:
-            raise InputError(f"process {rank} of {parts.group.size} cannot take part: {said}")
+            raise InputError(f"process {rank} of {parts.size} cannot take part: {said}")
         apart = differences(told[0][1], other)
         if apart:
             how = apart[0].replace(" was changed", " is another").replace(" was ", " is ").replace(", now ", " and ")
@@ -93,15 +93,6 @@ def folds_of(cv: Any) -> tuple[int | None, Any]:
     if folds is not None and not is_whole(folds, 2):
         raise InputError(f"cv is {cv!r}; give a whole number of 2 or more, (number, groups), or None.")
     return folds, groups
-
-
-def _check_watched_apart(recipe: Recipe) -> None:
-    """Raise PlanError for a plan that chooses among networks by points which all of them hold out."""
-    if any(phase.select is not None for phase in trainings(recipe.plan)):
-        raise PlanError(
-            f"'{recipe.name}' chooses among networks while they are trained, by points that none of them sees, but every fold sees others; "
-            "give validation=0.2 instead of cv."
-        )
 
 
 OPTIONS: dict[str, Any] = {
@@ -155,17 +146,10 @@ class Call:
         source, held = set_apart(whole, validation, seed, target, weight if is_key(weight) else None)
         if folds is not None:
             source = source.folded(partition(source, folds, seed))
-        task = make_task(
-            self.build,
-            source,
-            recipe,
-            inputs=self["transforms"],
-            output=self["output"],
-            likelihood=self["likelihood"],
-            device=compute.device,
-            precision=compute.precision,
-            parts=parts or parts_of(replace(compute, data_parallel=False)),
-        )
+        given = {name: self[name] for name in ("output", "likelihood")} | {"inputs": self["transforms"]}
+        how = {"device": compute.device, "precision": compute.precision}
+        parts = parts or parts_of(replace(compute, data_parallel=False))
+        task = make_task(self.build, source, recipe, **given, **how, parts=parts)
         recipe = recipe.settled(whole.points, task.parameters)
         _say_doubts(task, source, recipe)
         raw, source = source, source.reading(task.likelihood.read)
@@ -174,7 +158,11 @@ class Call:
         watch: Validation | Folds | None = None
         watched = rules.identity(validation, held)
         if folds is not None:
-            _check_watched_apart(recipe)
+            if any(phase.select is not None for phase in trainings(recipe.plan)):
+                raise PlanError(
+                    f"'{recipe.name}' chooses among networks by points that none of them sees, but every fold sees others; give "
+                    "validation=0.2 instead of cv."
+                )
             watch = Folds(task, raw, rules.measure, recipe.combination.word)
             watched = watch.identity(rules)
         elif held is not None:
@@ -188,11 +176,9 @@ def _say_doubts(task: Task, source: Source, recipe: Recipe) -> None:
     doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
     for said in ([f"y: {doubt}"] if doubt else []) + [*task.findings.doubts]:
         warn(said)
-    plain = left_plain(task.blueprint.network(), task.structure)
-    if plain:
-        _LOG.warning(
-            "%s leaves the weights of %s as they are, the same for every member and draw", recipe.name, ", ".join(plain)
-        )
+    if plain := left_plain(task.blueprint.network(), task.structure):
+        said = "%s leaves the weights of %s as they are, the same for every member and draw"
+        _LOG.warning(said, recipe.name, ", ".join(plain))
 
 
 def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:

@@ -82,7 +82,7 @@ def settle(
     parts, overwrite, executor = job.task.parts, on_existing == "overwrite", job.executor
     if folder is not None:
         check_ours(folder, overwrite=overwrite)
-    if parts.group is not None:
+    if parts.size > 1:
         if executor == "vectorized":
             raise InputError(
                 "executor='vectorized' trains stacks of networks in one process; with data_parallel=True leave it out, or give 'sequential'."

@@ -17,8 +17,8 @@ import torch
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError, warn
 from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
-from choral.engine.context import applied, begun
-from choral.engine.epochs import Epochs, Setting, alike
+from choral.engine.context import BranchContext, acted
+from choral.engine.epochs import Epochs, alike
 from choral.engine.events import Callback, Ledger, Log, last_counted
 from choral.engine.files import write_json
 from choral.engine.flops import Flops
@@ -26,7 +26,7 @@ from choral.engine.folder import environment, read_costs, run_of
 from choral.engine.job import Job
 from choral.engine.leaf import Leaf, cut
 from choral.engine.store import MemberStore
-from choral.plan.phases import Collect, Operator, Phase, Starter, Train
+from choral.plan.phases import Collect, Operator, Starter, Train
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place, Visitor, collected, forks_to, walk
@@ -49,9 +49,9 @@ class Run:
 
     def __post_init__(self) -> None:
         job = self.job
-        self.task, self.plan, self.seed = job.task, job.recipe.plan, job.seed
+        self.task, self.source, self.plan, self.seed = job.task, job.source, job.recipe.plan, job.seed
+        self.validation, self.rules = job.validation, job.rules
         self.flops, self.ledger = Flops(job.task, job.source), Ledger(self.log, job.task.blueprint)
-        self.setting = Setting(job.task, job.source, job.seed, self.flops, self.ledger, job.validation, job.rules)
         self.position = 0
         self.snapshot: Snapshot | None = None
         self.skip_to = 0
@@ -61,9 +61,31 @@ class Run:
         self.cut: list[int] = []  # members that were collected after the time was up
         self._is_winding_up = False  # the checkpoint from which a call with more time goes on is there, and stays
         self.member_of = collected(self.plan)
-        self._visitor: Visitor[Stack] = Visitor(
-            start=self._start, change=self._change, train=self._train, collect=self._collect
-        )
+        visits = Visitor(start=self._act, change=self._act, train=self._train, collect=self._collect)
+        self._visitor: Visitor[Stack] = visits
+
+    def context(self, place: Place, variant: Variant, state: State | None = None) -> BranchContext:
+        """Return what an operator at this place is lent; points held out of a state are not among it."""
+        held = None if state is None else state.held
+        return BranchContext(self.task, self.source, self.seed, place, variant, held)
+
+    def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
+        """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
+        shares = []
+        for state in states:
+            left = self.task.structure.remaining(state.params, state.buffers)
+            if left is None:
+                return None
+            shares.append(self.flops.remaining(state, left))
+        return shares
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up, that of all parts of a resumed run; one epoch is trained in any case."""
+        counted, limit = self.ledger.counted, self.rules.time_limit
+        if limit is None or not counted["epochs"]:
+            return False
+        return sum(counted.get(f"{what}_seconds", 0.0) for what in ("setup", "train", "validation")) >= limit
 
     def begin(self) -> None:
         """Go to the last whole checkpoint, if there is one; the log forgets what came after it."""
@@ -90,14 +112,10 @@ class Run:
         self.refuse_lost()
 
     def mend(self, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[Place] = ()) -> None:
-        """Train lost or damaged members again, to the same bytes, past every whole branch; the run has not begun to train.
+        """Train lost members (`MemberStore.lost`) again, to the same bytes, past every whole branch; the run has not begun to train.
 
-        Branches that are stacked are trained in the same stack. What the run has counted and logged stays as it is.
-
-        Args:
-            lost: numbers of the members, each with what became of it (`MemberStore.lost`).
-            until: only members collected before this position; the others come anyway.
-            failed: places of branches that diverged, whose members are not expected.
+        Only those collected before the position `until`, the others come anyway, and not those of branches that `failed`. What the run
+        has counted and logged stays as it is.
         """
         steps = [(leaf, phase, suffix) for leaf in self.leaves for phase, suffix in leaf.steps]
         places = {
@@ -106,8 +124,8 @@ class Run:
             if isinstance(phase, Collect) and position < until
             for place in leaf.branches
         }
-        failed = list(failed)
-        wanted = {n: p for n, p in places.items() if n in lost and not any(gone.holds(p) for gone in failed)}
+        gone = list(failed)
+        wanted = {n: p for n, p in places.items() if n in lost and not any(place.holds(p) for place in gone)}
         for number in wanted:
             message = f"member {number} is lost ({lost[number]}); training it again from the start of its branch"
             self.log.event(kind="warning", message=message)
@@ -187,31 +205,25 @@ class Run:
             self._checkpoint(stack, self.position, 0)
         return stack
 
-    def _start(self, phase: Starter, suffix: Place, stack: Stack) -> Stack:
+    def _act(self, phase: Starter | Operator, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            context = self.setting.context(branch.place + suffix, branch.variant)
-            branch.state, branch.is_new = begun(phase, context), False
-            self._tell(phase, branch.place + suffix, branch.state)
-        return self._end(stack)
-
-    def _change(self, phase: Operator, suffix: Place, stack: Stack) -> Stack:
-        for branch in self._sound(stack, suffix):
-            context = self.setting.context(branch.place + suffix, branch.variant, branch.state)
-            if self.setting.is_late and not set(phase.needs) <= branch.reached.slots.keys():
+            place, needs = branch.place + suffix, phase.needs if isinstance(phase, Operator) else ()
+            if self.is_late and needs and not set(needs) <= branch.reached.slots.keys():
                 raise RunError(
                     f"the time was up before training had given what {type(phase).__name__} makes members of; give a larger time_limit."
                 )
-            branch.state = applied(phase, branch.reached, context)
-            self._tell(phase, branch.place + suffix, branch.state)
+            context = self.context(place, branch.variant, branch.state)
+            branch.state = state = acted(phase, branch.state, context)
+            branch.is_new = branch.is_new and isinstance(phase, Operator)
+            total = sum(m.numel() for m in state.mask.values())
+            density = {"density": sum(int(m.sum()) for m in state.mask.values()) / total} if total else {}
+            self.log.event(kind="operator", name=type(phase).__name__, place=str(place), **density)
         return self._end(stack)
-
-    def _tell(self, phase: Phase, place: Place, state: State) -> None:
-        self.log.event(kind="operator", name=type(phase).__name__, place=str(place), **_density(state))
 
     def _collect(self, phase: Collect, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
             number = self.member_of[branch.place + suffix]
-            if self.setting.is_late and not branch.is_new:
+            if self.is_late and not branch.is_new:
                 continue  # nothing came of it before the time was up
             branch.is_new = False
             if self.wanted is None or self.wanted.pop(number, None) is not None:
@@ -260,8 +272,8 @@ class Run:
 
             if number:
                 late(max(begin - before, 0))
-            epochs = Epochs(self.setting, phase, some, suffix, apart=self.job.is_together and self.apart)
-            epochs.run(max(begin - before, 0), self._checkpoint_due, finished, late)
+            epochs = Epochs(self, phase, some, suffix, apart=self.job.is_together and self.apart)
+            epochs.execute(max(begin - before, 0), self._checkpoint_due, finished, late)
         return self._end(stack)
 
     def _is_wanted(self, stack: Stack) -> bool:
@@ -284,7 +296,7 @@ class Run:
 
     def _keep_late(self, stack: Stack, position: int, epoch: int) -> None:
         """Take the last checkpoint once the time is up: from there a call with more time goes on."""
-        if self.setting.is_late and not self._is_winding_up:
+        if self.is_late and not self._is_winding_up:
             stack.version = max(stack.version, (position, epoch))
             self._checkpoint(stack, position, epoch, due=True)
             self._is_winding_up = True
@@ -307,13 +319,6 @@ class Run:
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
 
 
-def _density(state: State) -> dict[str, float]:
-    """Return the share of maskable weights that are at work, if the state has a mask."""
-    mask = state.mask
-    total = sum(m.numel() for m in mask.values())
-    return {"density": sum(int(m.sum()) for m in mask.values()) / total} if total else {}
-
-
 def carry_out(
     job: Job,
     folder: Path | None,
@@ -324,16 +329,10 @@ def carry_out(
     seconds: float,
     started: float,
 ) -> tuple[MemberStore, dict[str, Any]]:
-    """Run a job, or what is left of it; return its members and what it cost.
+    """Run a job by its settled plan, or what is left of it; return its members and what it cost.
 
-    Args:
-        job: what is to be done.
-        folder: the claimed run folder; None keeps members in memory and takes no checkpoints.
-        plan: the settled plan.
-        width: branches of a fork that are walked together, at most.
-        listener: called with every event.
-        seconds: least time between two checkpoints.
-        started: when the call began, by time.perf_counter.
+    Without a folder, members are kept in memory and no checkpoints are taken. At most `width` branches are trained together, and so
+    many `seconds` pass between two checkpoints. The call `started` by time.perf_counter.
     """
     store = MemberStore() if folder is None else MemberStore(folder / "members", run=run_of(plan))
     checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
@@ -394,16 +393,15 @@ def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple
         lost = {}
     begun, now = plan["environment"], environment(torch.get_num_threads()) | run.task.parts.environment
     if lost and begun != now:
-        warn(
-            f"{folder} was begun with {begun} and goes on with {now}; members agree with an unbroken run to rounding, not bit for bit.",
-        )
+        said = f"{folder} was begun with {begun} and goes on with {now}"
+        warn(f"{said}; members agree with an unbroken run to rounding, not bit for bit.")
     return finished or not (lost or run.checkpoints), costs, lost
 
 
 def _hand_out(run: Run, present: list[int], costs: dict[str, Any]) -> None:
     """Give the members that are there to processes without the folder, so that each returns the whole ensemble."""
     parts = run.task.parts
-    for number in costs.get("kept", present) if parts.group is not None else ():
+    for number in costs.get("kept", present) if parts.size > 1 else ():
         state = parts.agreed(run.store.get(number) if parts.writes else None)
         if state is not None and not parts.writes:
             run.store.put(number, state)
@@ -425,12 +423,10 @@ def costs_of(run: Run, started: float) -> dict[str, Any]:
     kept = [number for number in range(count) if number not in missing]
     if not kept:
         raise RunError("the time was up before any member had been trained; give a larger time_limit.")
-    if missing and not run.setting.is_late:
-        raise RunError(
-            f"member {missing[0]} was not trained again; run the same call once more, or use another run_dir."
-        )
+    if missing and not run.is_late:
+        raise RunError(f"member {missing[0]} was not trained; run the same call once more, or use another run_dir.")
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
-    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.setting.is_late else {}
+    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.is_late else {}
     ended |= {"stopped": run.ledger.stopped} if run.ledger.stopped else {}
     return ended | {
         "counted": run.ledger.counted,
