@@ -406,7 +406,7 @@ def test_overwrite_keeps_tensors_of_others_under_the_names_of_members(tmp_path):
     (members / "00007.safetensors").unlink()
     (members / "00000 (copy).safetensors").write_bytes(held)
     (members / "00003.safetensors").write_bytes(held[:40])  # cut short, and no plan to say whose it was
-    with pytest.raises(RunError, match=r"00003\.safetensors is no member"):
+    with pytest.raises(RunError, match=r"00003\.safetensors, which no run of choral wrote"):
         choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, on_existing="overwrite")
     (members / "00003.safetensors").unlink()
     choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, seed=1, on_existing="overwrite")

@@ -84,12 +84,10 @@ def inspect_plain(
 
     Transforms of `inputs` and the choice of an `output` are as the user gave them.
     """
-    with rng.seeded(0, "look"), draws.keyed(0):
+    with rng.seeded(0, "look"):
         with rng.elsewhere(rng.key(0, "look")):
             network = bare(build)
-        built = (
-            None if is_lazy(network) else copy.deepcopy(network)
-        )  # before it is called, which may leave something behind
+        built = None if is_lazy(network) else copy.deepcopy(network)  # a call may leave something behind
         network = nn.Module.to(network, device)  # a network may have a `to` of its own
         _refuse_modules(network, structure)
         floats = floats_of(network)
@@ -106,10 +104,10 @@ def inspect_plain(
             scale=_scale(x),
         )
         if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 2 and holds(network, nn.Embedding):
-            warn(
-                "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images: give tokens as x.long().",
-            )
-        reads, found, calls, wrote = _called(network, reads, batch)
+            said = "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images"
+            warn(f"{said}: give tokens as x.long().")
+        with draws.keyed(0):
+            reads, found, calls, wrote = _called(network, reads, batch)
     if structure.members > 1 and wrote:
         raise InputError(
             f"the network writes into its input, which the {structure.members} members of {type(structure).__name__} share; let "

@@ -185,10 +185,9 @@ class Run:
         done = 0
         if self.snapshot is not None:
             self._restore(stack)
-            here = (
-                self.position - 1 == self.skip_to
-            )  # else the branch that was trained then is there, and was passed over
-            done, self.snapshot = self.snapshot.epoch if here else 0, None
+            # else the branch that was trained then is there, and was passed over
+            done = self.snapshot.epoch if self.position - 1 == self.skip_to else 0
+            self.snapshot = None
         self._keep_late(stack, self.position - 1, done)
         return [branch for branch in stack.branches if not self.ledger.is_lost(branch)], done
 

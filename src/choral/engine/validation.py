@@ -49,7 +49,8 @@ class Rules:
     @cached_property
     def measure(self) -> Measure:
         """What is measured."""
-        return (self.stop and self.stop.monitor) or Measure.of(self.score)
+        asked = None if self.stop is None else self.stop.monitor
+        return asked or Measure.of(self.score)
 
     def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
         """Return what a later call into the same folder must repeat; nothing if nothing was asked for, and never the limit."""
