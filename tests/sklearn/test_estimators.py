@@ -403,7 +403,11 @@ class TestHoldingOut:
         for found in (model.ensemble_, table):
             assert [one.split(",")[0] for one in found.info["auto"]["tried"]] == ["deep_ensemble", "periodic", "linear"]
             assert found.info["out_of_fold"]["rows"] == 110
-        own = EnsembleClassifier(random_state=0).fit(x[:80], y[:80], X_val=x[80:], y_val=y[80:])
+
+    @pytest.mark.full
+    def test_own_rows_take_the_place_of_folds(self):
+        x = pd.DataFrame(DRAW.normal(size=(110, 2)), columns=["a", "b"])
+        own = EnsembleClassifier(random_state=0).fit(x[:80], x["a"][:80] > 0, X_val=x[80:], y_val=x["a"][80:] > 0)
         assert "out_of_fold" not in own.ensemble_.info
 
     def test_own_rows_say_when_to_stop(self):
