@@ -8,7 +8,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-CASES = 4
+CASES = 3
 """Cases of one test that the quick suite runs, about."""
 
 

@@ -150,6 +150,7 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.full
 def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
     call = [
         sys.executable,

@@ -60,7 +60,7 @@ def test_serve_answers_and_ends_well_when_it_is_told_to(saved):
         end = time.monotonic() + 120
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/predict", body, timeout=10) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/predict", body, timeout=60) as answer:
                     rows = json.load(answer)["rows"]
                 break
             except OSError:

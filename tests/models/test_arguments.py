@@ -8,7 +8,7 @@ from choral.models.spec import blocks, choice, count, counts, rate
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, "3", True, None])
 def test_only_whole_numbers_are_counts(value):
-    with pytest.raises(InputError, match=r"classes=.* is not accepted; give a whole number of at least 1"):
+    with pytest.raises(InputError, match=r"classes=.* is not accepted"):
         count("classes", value)
 
 
@@ -29,9 +29,7 @@ def test_rates_are_below_one(value):
 
 def test_choices_offer_the_nearest():
     choice("norm", None, (None, "batch"))
-    with pytest.raises(
-        InputError, match=r"norm='bach' is not accepted; give one of None, 'batch'\. Did you mean 'batch'"
-    ):
+    with pytest.raises(InputError, match=r"norm='bach' is not accepted.*Did you mean 'batch'"):
         choice("norm", "bach", (None, "batch"))
     with pytest.raises(InputError, match="size=5"):
         choice("size", 5, ("5", "S"))  # type: ignore[arg-type]  # wrong on purpose

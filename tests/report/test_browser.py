@@ -11,9 +11,7 @@ pytestmark = pytest.mark.skipif(
 WIDTHS = [390, 1440]
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "dark"), [("comparison", 390, False), ("comparison", 1440, True), ("regression", 1440, False)]
-)
+@pytest.mark.parametrize(("name", "width", "dark"), [("comparison", 390, False), ("regression", 1440, True)])
 def test_it_opens_without_a_complaint_or_a_request(browser, request, name, width, dark):
     page = request.getfixturevalue(name) / "report.html"
     browser.open(page, width=width, dark=dark)

@@ -218,6 +218,7 @@ def test_colors_can_be_read(colors):
         assert name in ("grid", "surface") or (light + 0.05) / (dark + 0.05) >= 4.5, name
 
 
+@pytest.mark.parametrize("folder", ["comparison", pytest.param("regression", marks=pytest.mark.full)], indirect=True)
 def test_every_color_of_a_figure_is_a_variable_and_every_axis_has_a_label(folder):
     text = (folder / "report.html").read_text()
     style = text[text.index("<style>") : text.index("</style>")]

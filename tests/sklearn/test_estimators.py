@@ -28,11 +28,11 @@ WORDS = np.where(X[:, 1] > 0, "up", "down")
 
 
 def regressor(**options):
-    return EnsembleRegressor(**{"method": "packed", "random_state": 0} | options)
+    return EnsembleRegressor(**{"method": "packed", "random_state": 0, "epochs": 60} | options)
 
 
 def classifier(**options):
-    return EnsembleClassifier(**{"method": "packed", "random_state": 0} | options)
+    return EnsembleClassifier(**{"method": "packed", "random_state": 0, "epochs": 60} | options)
 
 
 @pytest.fixture(scope="module")

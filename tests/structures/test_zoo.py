@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.networks import NETWORKS, generator
 from tests.structures.independence import check_independence
-from tests.structures.networks import NETWORKS, generator
 
 from choral import models
 from choral.layers.packed.networks import ends_of
